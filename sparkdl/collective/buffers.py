@@ -28,6 +28,8 @@ DTYPES = (
     "bool",
 )
 
+FLOAT_DTYPES = tuple(name for name in DTYPES if "float" in name)
+
 _CPU_DEVICES = (1, 3)
 """``kDLCPU`` and ``kDLCUDAHost`` (pinned host memory)."""
 

@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 
 _VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
-"""What Open MPI tells its processes, and what MPICH and its relatives do."""
+"""The variables of Open MPI, and those of MPICH and libraries derived from it."""
 
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-"""How many ranks this machine has, in their words."""
+"""Their variables for the number of ranks on this machine."""
 
 _INVITATION_BYTES = 8192
 _MEET_TIMEOUT_S = 300.0
 _NAP_S = 1e-3
-"""Between two questions whether it has come: MPI's own waits have no deadline."""
+"""Pause between two polls: MPI's own waits have no deadline."""
 
 
 def find_mpi_world(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
-    """What opens the communicator of the ranks that an ``mpiexec`` started together with this one; None without one.
+    """A function that opens the communicator of the ranks that ``mpiexec`` started; None if it did not start this one.
 
     Raises:
         LaunchError: if variables are missing that it sets.
@@ -87,21 +87,21 @@ def _wrong_library(size: int, variable: str) -> str:
 
 
 Finder = Callable[[Mapping[str, str]], "Callable[[], Communicator] | None"]
-"""Reads environment variables; gives what opens the communicator of all ranks, or None if it knows nothing of them."""
+"""Takes environment variables; returns a function that opens the communicator of all ranks, or None."""
 
 _added: list[Finder] = []
 
 
 def add_finder(finder: Finder) -> None:
-    """Have another launcher's variables understood, too. Doing it again changes nothing."""
+    """Add a finder for another launcher's variables. Idempotent."""
     if finder not in _added:
         _added.append(finder)
 
 
 def find_job(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
-    """What opens the communicator of the job that a launcher made this process a rank of; None if none did.
+    """A function that opens the communicator of the job that this process is a rank of; None outside a job.
 
-    ``sparkdl run`` comes first, ``mpiexec`` last: what it set is inherited by all that its processes start.
+    ``sparkdl run`` is looked for first and ``mpiexec`` last, whose variables all child processes inherit.
 
     Raises:
         LaunchError: if a launcher's variables are there only in part; the message names the missing ones.
@@ -134,10 +134,10 @@ def _find_own(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
 
 
 _sources: list[tuple[Callable[[], Communicator], Callable[[], bool]]] = []
-"""Holds what gives the communicator of this process, if there is one, and says whether it is open."""
+"""At most one entry: returns the communicator of this process, and whether it is open."""
 
 _jobs: list[tuple[Job, Rendezvous]] = []
-"""Holds the job that a launcher has provided, with its rendezvous."""
+"""At most one entry: the job that a launcher has provided, and its rendezvous."""
 
 _lock = threading.RLock()
 
@@ -169,7 +169,7 @@ def provided_communicator() -> Communicator | None:
 
 
 def provide_communicator(open_once: Callable[[], Communicator], is_open: Callable[[], bool]) -> None:
-    """Have the communicator of this process opened by ``open_once`` when somebody asks for it first."""
+    """Have the communicator of this process opened by ``open_once`` at the first use."""
     _sources[:] = [(open_once, is_open)]
 
 

@@ -101,7 +101,7 @@ class Job:
     timeout_s: float = 300.0
 
     def to_variables(self) -> dict[str, str]:
-        """The environment variables of the rank's process; nobody but its user can read them."""
+        """The environment variables of the rank's process, which only its user can read."""
         return {
             RANK: str(self.rank),
             WORLD_SIZE: str(self.world_size),
@@ -210,7 +210,7 @@ def is_own_run(environ: Mapping[str, str]) -> bool:
     return environ.get(TORCHRUN_RUN_ID, "").startswith(_OWN_RUN)
 
 
-def find_all(environ: Mapping[str, str], names: Sequence[str], advice: str) -> list[str] | None:
+def find_all(environ: Mapping[str, str], names: Sequence[str], remedy: str) -> list[str] | None:
     """The values of variables that come together; None if none of them is set.
 
     Raises:
@@ -220,7 +220,7 @@ def find_all(environ: Mapping[str, str], names: Sequence[str], advice: str) -> l
     missing = [name for name in names if name not in there]
     if there and missing:
         raise LaunchError(
-            f"{', '.join(there)} {'is' if len(there) == 1 else 'are'} set, but not {', '.join(missing)}. {advice}"
+            f"{', '.join(there)} {'is' if len(there) == 1 else 'are'} set, but not {', '.join(missing)}. {remedy}"
         )
     return [environ[name] for name in there] or None
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.collective.buffers import DTYPES
+from sparkdl.collective.operation_queue import MessageHandle
 from sparkdl.collective.telemetry.monitor import Arrival, OperationMonitor, OperationRecord
 from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer, numbered, warn_of_stall
-from sparkdl.collective.turns import MessageHandle
 from sparkdl.errors import (
     CommunicatorAbortedError,
     CommunicatorError,
@@ -51,11 +51,11 @@ class PendingMessage:
         peer: rank of the other end; -1 for any, until :meth:`comes_from` says which.
         tag: the message's.
         array: what is sent, or where it is received.
-        envelope: what this end says of it.
+        envelope: dtype and size at this end.
         dtype: of the elements.
         num_bytes: the array's size.
         timeout_s: its deadline.
-        monitor: what is told of it.
+        monitor: records it.
 
     Attributes:
         handle: for the caller.
@@ -86,28 +86,28 @@ class PendingMessage:
         self._wait: NotedWait | None = None
 
     def comes_from(self, peer: int) -> None:
-        """Say which rank sends what may come from any."""
+        """Set the sender of a message from any rank."""
         self.peer = self.handle.source = peer
 
     def matched(self) -> None:
-        """Say that the other end has called, too."""
+        """Note that the other end has called as well."""
         self._timing.both_here()
         self._end_wait()
 
     def complete(self) -> None:
-        """Say that it has arrived."""
+        """Note that it has arrived."""
         self._timing.end(is_ok=True)
         self._future.set_result(None)
         self._end_wait()
 
     def fail(self, error: Exception) -> None:
-        """Say that it never will."""
+        """Note that it has failed."""
         self._timing.end(is_ok=False)
         self._future.set_exception(error)
         self._end_wait()
 
     def late(self, name: str) -> CommunicatorTimeoutError:
-        """The error of its deadline on the communicator of that name."""
+        """The error when its deadline has passed."""
         why = "no rank has sent one" if self.peer < 0 else f"rank {self.peer} has not answered"
         return CommunicatorTimeoutError(
             f"{self.what} on {name!r} was not complete within {self.timeout_s:g} s: {why}"
@@ -125,7 +125,7 @@ class PendingMessage:
             both = [parent.world_ranks[rank] for rank in ranks]
             self._wait = NotedWait(parent.name, both, self.what, self.timeout_s)
             if self._timing.is_ready or self._future.done():
-                self._wait.end()  # it has gone on meanwhile, in another thread
+                self._wait.end()  # another thread has matched or completed it meanwhile
         if self._deadline.expired:
             raise self.late(parent.name)
         if self._timing.is_ready:
@@ -164,11 +164,11 @@ def check_stall(
 
 
 Envelope = np.ndarray[Any, np.dtype[np.int64]]
-"""Two numbers: the dtype's place in :data:`DTYPES`, and the elements."""
+"""Two numbers: the dtype's index in :data:`DTYPES`, and the number of elements."""
 
 
 def envelope_of(buffer: FlatBuffer | DeviceBuffer) -> Envelope:
-    """What is sent, or what there is room for."""
+    """The dtype and number of elements of an array that is sent or received into."""
     return np.array([DTYPES.index(buffer.dtype), buffer.data.size], np.int64)
 
 
@@ -183,7 +183,7 @@ def check_peer(peer: int, rank: int, world_size: int) -> None:
 
 
 def compare(sent: Envelope, expected: Envelope, *, source: int, to: int, tag: int) -> None:
-    """Compare what both ends of a message say.
+    """Compare the envelopes of both ends of a message.
 
     Raises:
         MismatchError: if they disagree; the same on both.
@@ -201,21 +201,21 @@ def _describe(envelope: Envelope) -> str:
 
 
 NEWS_S = 3.0
-"""How long the communicator may take to learn by itself why a link failed."""
+"""How long to wait for the communicator to notice by itself why a link failed."""
 
 _LOOK_S = 0.02
-"""Between two looks at whether it has learned: a communicator tells only those who wait in an operation of it."""
+"""Pause between two polls of its failure: a communicator raises it only in operations."""
 
 
 def explain(
     message: PendingMessage, error: Exception, parent: Communicator | None, parent_name: str
 ) -> CommunicatorError:
-    """Say what went wrong with a message; its communicator can be used no further either.
+    """The error of a failed message; its communicator fails with it.
 
     Args:
-        message: which failed.
-        error: of the link that it should have travelled on.
-        parent: the communicator, if it is still there.
+        message: the failed one.
+        error: what its link failed with.
+        parent: the communicator, if it still exists.
         parent_name: its name.
     """
     what = f"{message.what} on {parent_name!r}"
@@ -227,7 +227,7 @@ def explain(
     is_news = isinstance(error, RankLostError | CommunicatorAbortedError)
     if _failed_by_itself(parent, NEWS_S if is_news else 0.0):
         try:
-            parent.barrier()  # refused with what the parent failed with
+            parent.barrier()  # raises what the parent failed with
         except CommunicatorError as failure:
             return type(failure)(f"{message.what}: {failure}")
     reason = str(error) if late else f"{what} failed: {error}"
@@ -264,11 +264,11 @@ class MessageMonitor(OperationMonitor):
         return MessageTiming(self, kind, f"tag {tag}", num_bytes, dtype)
 
     def arrivals(self) -> Sequence[Arrival]:
-        """Nothing: ranks do not come to the same messages."""
+        """Empty: a message is not an operation of all ranks."""
         return []
 
     def exposed_ns(self, now_ns: int) -> int:
-        """For how long some thread has waited for messages until now."""
+        """How long some thread has waited for messages until now."""
         return self._blocked_until(now_ns)
 
     def take(self, record: OperationRecord, exposed_ns: int) -> None:
@@ -277,7 +277,7 @@ class MessageMonitor(OperationMonitor):
 
 
 class MessageTiming:
-    """The edges of a message on its way."""
+    """Times of one message under way."""
 
     def __init__(self, monitor: MessageMonitor, kind: str, name: str, num_bytes: int, dtype: str) -> None:
         self._monitor = monitor
@@ -288,15 +288,15 @@ class MessageTiming:
 
     @property
     def is_ready(self) -> bool:
-        """Whether both ends are there."""
+        """Whether both ends have called."""
         return self._ready_ns > 0
 
     def both_here(self) -> None:
-        """Say that the other end is there."""
+        """Note that the other end has called."""
         self._ready_ns = time.monotonic_ns()
 
     def end(self, *, is_ok: bool) -> None:
-        """Say that the message has ended."""
+        """Note that the message has ended."""
         done_ns = time.monotonic_ns()
         record = OperationRecord(
             sequence=0,
@@ -316,7 +316,7 @@ class MessageTiming:
         self._monitor.take(record, min(exposed_ns, done_ns - self._begun_ns))
 
 
-class BothMonitors:
+class CombinedMonitor:
     """The monitor of a communicator's operations and messages together."""
 
     def __init__(self, operations: Monitor, messages: MessageMonitor) -> None:

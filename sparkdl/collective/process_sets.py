@@ -1,7 +1,7 @@
-"""What a communicator was opened with, and the process sets that are split from it.
+"""Process sets, and the arguments that a communicator was opened with. Runs on ranks.
 
-Runs on ranks. A process set is a communicator of some ranks of another one, opened as that one was. A rank that is
-not in a process set gets a :class:`NonMember` in place of its communicator.
+A process set is a communicator of some ranks of another one, which opens it by the function that it was opened by
+itself. A rank that is not in the process set gets a :class:`NonMember` in place of the communicator.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class Opening:
 
     Attributes:
         rendezvous: the store that the communicator shows to its users.
-        own_rendezvous: a view of it that this opening has for itself.
+        own_rendezvous: the part of it that is for this opening alone.
         rank: number of this rank.
         world_size: how many ranks there are.
         secret: the job's secret.
-        transport: what was asked for; what carries the data may differ, as ``"auto"`` may make do.
+        transport: the one that was asked for; ``"auto"`` may end with another one.
         deadline: of the opening.
         timeout_s: the default deadline of every operation.
         name: what the communicator is called in messages.
-        host_of_rank: which ranks share a host; found out by trying when None.
+        host_of_rank: which ranks share a host; found by trying when None.
         wire: how sums and averages of float32 travel between hosts.
         stall_check: when ranks that do not join are reported.
-        telemetry: what measures the communicator, together with others.
-        world_ranks: the ranks, by their numbers in the first communicator of the telemetry.
+        telemetry: collects the measurements of the communicator together with those of others.
+        world_ranks: the ranks' numbers in the first communicator of the telemetry.
         open: opens another communicator, such as a process set.
     """
 
@@ -65,7 +65,7 @@ class Opening:
     open: Callable[..., Communicator]
 
     def find_topology(self) -> Topology:
-        """Where the ranks stand: as the caller said, or found out by trying; all ranks take part.
+        """Which ranks share a host: as the caller said, or found by trying, in which all ranks take part.
 
         Raises:
             CommunicatorTimeoutError: if some rank does not take part in time; the message names it.
@@ -105,7 +105,7 @@ class NonMember:
         return None
 
     def close(self) -> None:
-        """Nothing: it holds nothing."""
+        """Do nothing."""
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
@@ -114,11 +114,11 @@ class NonMember:
 
 
 class Splittable(Observed):
-    """The part of a :class:`~sparkdl.collective.communicator.Communicator` that process sets are made of.
+    """The part of a :class:`~sparkdl.collective.communicator.Communicator` that opens process sets.
 
     Attributes:
-        is_member: True; False in what a rank outside of a process set has of it.
-        topology: which ranks share a host, whatever carries the data between them.
+        is_member: True; False in a :class:`NonMember`.
+        topology: which ranks share a host, whatever the transport.
         name: what the communicator is called in messages.
         rendezvous: the store it was opened over.
         secret: the job's secret.
@@ -204,7 +204,7 @@ class Splittable(Observed):
             world_ranks=[self.world_ranks[rank] for rank in members],
         )
 
-    def _open_aside(self, name: str) -> Communicator:
+    def _open_duplicate(self, name: str) -> Communicator:
         all_ranks = list(range(self.world_size))
         return self._open_subset(all_ranks, name, stall_check=None, telemetry=None)
 

@@ -1,12 +1,12 @@
 """Mutual proof that both ends of a connection know the job's secret, and framed byte strings over a socket.
 
 The proof comes before anything else is read on a connection, on drivers, barrier tasks and ranks alike. The client
-speaks first: it sends a fresh random nonce with an HMAC-SHA256 over it (the *knock*), which a listener checks without
-having stored or sent anything, so that a stranger costs it one read. Then both ends prove themselves by HMAC-SHA256
-over both nonces and the purpose of the connection. Each of the three codes is made under a label of its own, so that
-none can be reflected or used for another purpose; the listener's fresh nonce prevents the replay of a recorded
-conversation. All messages have a fixed size. What follows on the connection is neither encrypted nor signed: the
-secret keeps out strangers, but not an attacker who can rewrite the traffic.
+speaks first: it sends a fresh random nonce with an HMAC-SHA256 over it (the *knock*). A listener checks the knock
+before it stores or sends anything, so that a client without the secret costs it one read. Then both ends prove
+themselves by HMAC-SHA256 over both nonces and the purpose of the connection. Each of the three codes is made under a
+label of its own, so that none can be reflected or used for another purpose; the listener's fresh nonce prevents the
+replay of a recorded conversation. All messages have a fixed size. Later traffic on the connection is neither encrypted
+nor signed: the secret protects against strangers, but not against an attacker who can change the traffic.
 
 ========  =========================================  ===========================================
 message   from the client                            from the listener
@@ -55,9 +55,9 @@ _CLIENT_LABEL = b"sparkdl client proof\x00"
 _SERVER_LABEL = b"sparkdl server proof\x00"
 
 VERSION_NOTICE = _MAGIC + bytes(_NONCE_BYTES)
-"""What a listener tells a client that it refuses, as long as it has nothing proven: its version, and no nonce.
+"""What a listener sends a client that it refuses before the client has proved anything: its version, and no nonce.
 
-The first version of the handshake had the listener speak first, so a client of that version hears this and no silence.
+In the first version of the handshake the listener spoke first: a client of that version gets this answer.
 """
 
 
@@ -155,7 +155,7 @@ class ServerHandshake:
     Attributes:
         missing: how many bytes of the client are still expected, which must not be exceeded; 0 when both ends have
             proved themselves.
-        has_knocked: whether the client has shown that it knows the secret, or what somebody with the secret once sent.
+        has_knocked: whether the client has sent a valid knock, its own or a recorded one.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ def authenticate_server(
 
 
 def peer_name(sock: socket.socket) -> str:
-    """Whom a socket is connected to, in words."""
+    """The address of a socket's peer, for messages."""
     try:
         name = sock.getpeername()
     except OSError:
@@ -318,7 +318,7 @@ def send_frame(sock: socket.socket, payload: bytes, *, deadline: Deadline | None
         OSError: if the connection is lost, or was closed on this side.
     """
     unsent = memoryview(HEADER.pack(len(payload)) + payload)
-    # The wait is here and not in the socket, whose one timeout belongs to the receiving thread.
+    # Waits by select: the socket has one timeout, which belongs to the receiving thread.
     poller = select.poll()
     try:
         poller.register(sock, select.POLLOUT)
@@ -347,7 +347,7 @@ def receive_frame(sock: socket.socket, *, max_bytes: int, deadline: Deadline | N
 
 
 def receive_exactly(sock: socket.socket, num_bytes: int, *, deadline: Deadline | None = None) -> bytes:
-    """Receive exactly ``num_bytes`` bytes; the deadline holds for all of them, however slowly they drip.
+    """Receive exactly ``num_bytes`` bytes; the deadline holds for all of them together.
 
     Raises:
         TimeoutError: if they do not arrive before the deadline.

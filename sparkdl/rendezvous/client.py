@@ -41,10 +41,10 @@ _ANSWER_TIMEOUT_S = 60.0
 """How long the coordinator may take for something that it answers at once."""
 
 _LEAST_PATIENCE_S = 1.0
-"""What it has where a caller's deadline is over, as when somebody cleans up behind an opening that came too late."""
+"""The time for a request whose caller's deadline has passed, as in the cleanup after an opening that was too late."""
 
 _GRACE_S = 5.0
-"""How much later than the deadline the answer to a wait may come: it is then that the coordinator says what is late."""
+"""How much later than its deadline a wait may be answered: the coordinator answers at the deadline who is late."""
 
 _GOODBYE_TIMEOUT_S = 5.0
 
@@ -156,7 +156,7 @@ class RendezvousClient:
 
     def close(self) -> None:
         """Say goodbye and close; waits of other threads end with an error. May be called again."""
-        # The error: closed before, or the coordinator is gone and nobody is left to be told.
+        # An error means that it was closed before, or that the coordinator is gone.
         with contextlib.suppress(CommunicatorError):
             self._request(Operation.GOODBYE, patience_s=_GOODBYE_TIMEOUT_S)
         self._end("this rank closed its rendezvous")

@@ -58,7 +58,7 @@ class KeyValues:
         self._wait_numbers = itertools.count()
 
     def set(self, key: str, value: bytes) -> None:
-        """Store a value and answer everyone who waits for it.
+        """Store a value and answer all clients that wait for it.
 
         Raises:
             ValueError: if the value is larger than 64 MiB.
@@ -176,7 +176,7 @@ class KeyValues:
 
 
 def _exchange_key(key: str) -> str:
-    # Nobody sets such a key.
+    # Clients cannot set such a key.
     return f"{key}\0"
 
 

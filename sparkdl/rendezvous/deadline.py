@@ -8,7 +8,7 @@ from datetime import timedelta
 from sparkdl.errors import ParamError
 
 MAX_TIMEOUT_S = 2e6
-"""About three weeks, which is what the system's calls can wait for."""
+"""About three weeks, the longest wait of the system calls."""
 
 
 def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
@@ -25,9 +25,9 @@ def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
 
 
 def to_seconds(timeout: timedelta) -> float:
-    """What another library was told to wait in seconds, :data:`MAX_TIMEOUT_S` at most.
+    """The seconds of another library's timeout, :data:`MAX_TIMEOUT_S` at most.
 
-    Scripts that want to wait for ever say so by years, such as ``ddp_timeout=180000000``.
+    Scripts that want no timeout pass years, such as ``ddp_timeout=180000000``.
     """
     return min(timeout.total_seconds(), MAX_TIMEOUT_S)
 

@@ -1,7 +1,7 @@
 """Connecting to a listener with several candidate addresses, not all of which need to work from here.
 
-All attempts proceed at the same time, the handshake included, so that none delays the others. A listener that
-hangs up or does not answer may be pressed by others: it is tried again, ever less often, until the deadline.
+All attempts, with their handshakes, run at the same time, so that none delays the others. A listener that hangs up or
+does not answer may be overloaded: it is tried again, with growing pauses, until the deadline.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 _STAGGER_S = 0.25
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
-"""Before a listener that hung up is tried again. Doubled from try to try, so that many ranks that come at once soon
-press less on it."""
+"""Pause before a listener that hung up is tried again; doubled from try to try, to spread many ranks that connect at
+once."""
 
 _FIRST_PATIENCE_S, _LONGEST_PATIENCE_S = 0.5, 5.0
-"""After which a listener that does not answer is tried again, while the earlier attempt continues: a kernel whose queue
-of connections was full drops what has come, and repeats itself only after a second. Doubled likewise."""
+"""Time after which a listener that does not answer is tried again while the earlier attempt continues; doubled
+likewise. A kernel whose queue of connections is full drops new ones, and TCP repeats only after a second."""
 
 _TRY_AGAIN = frozenset(
     {errno.EADDRNOTAVAIL, errno.EAGAIN, errno.ECONNABORTED, errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT}
 )
-"""What a crowd at the listener's door makes of a connection; other failures stay."""
+"""The failures of a connection to an overloaded listener, which is tried again; other failures are final."""
 
 
 def connect_any(address: Address, *, timeout_s: float) -> socket.socket:
@@ -58,8 +58,7 @@ def connect_authenticated(
     """Connect to that host of the address where a listener proves that it knows secret and purpose.
 
     An address can lead to another process than the one that published it: every machine has a loopback, and many have
-    the same bridge address. So a host that answers but fails the proof is passed over, not taken for an
-    attack.
+    the same bridge address. A host that answers without the proof is therefore skipped.
 
     Raises:
         AuthenticationError: if some host answered and none of those that did proved itself.

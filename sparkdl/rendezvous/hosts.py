@@ -52,7 +52,7 @@ def nameless_file() -> int:
 
 
 def folder_identity() -> tuple[int, int] | None:
-    """What tells this process's ``/dev/shm`` from others of the same kernel; None if it cannot be used."""
+    """An identity of this process's ``/dev/shm`` among those of the same kernel; None if it cannot be used."""
     try:
         os.close(nameless_file())
         found = FOLDER.stat()
@@ -137,7 +137,7 @@ def find_hosts(rendezvous: Rendezvous, *, rank: int, world_size: int, timeout_s:
         seen = [
             other for other in range(world_size) if other == rank or (same[other] and is_marked(marks[other]))
         ]
-        # The marks stay until everyone has said what it saw.
+        # The marks stay until all ranks have published what they saw.
         sightings = all_gather_bytes(
             rendezvous,
             key="hosts/sightings",
@@ -152,8 +152,8 @@ def find_hosts(rendezvous: Rendezvous, *, rank: int, world_size: int, timeout_s:
 def group_by_sight(seen: Sequence[set[int]]) -> tuple[int, ...]:
     """Group ranks so that within a group each sees every other; ``seen[r]`` holds the ranks that rank r sees.
 
-    Sight need be neither mutual nor transitive (a user, a mount and a container each can stand in the way).
-    Every rank computes this from the same sightings, so all of them agree.
+    That a rank sees another is neither symmetric nor transitive: users, mounts and containers can hide marks. All ranks
+    compute the groups from the same input, so they get the same result.
     """
     groups: list[list[int]] = []
     host_of_rank = []

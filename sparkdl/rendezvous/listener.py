@@ -1,10 +1,10 @@
 """A listener that hands out only connections whose peer has proved that it knows the job's secret.
 
-One thread accepts connections and carries all handshakes, none of which it waits for. A peer speaks first, and what it
-says is either proof of the secret or not (see :mod:`sparkdl.rendezvous.channel`): strangers that send anything
-else are dropped at their first bytes. Silent ones have a few seconds; when there are too many, those that came first
-are dropped, but never a peer that has proved itself already. So a flood of strangers costs a peer no more than the time
-in which they are accepted, and a peer that is dropped all the same tries again (see :mod:`sparkdl.rendezvous.dialing`).
+One thread accepts connections and runs all handshakes without blocking. A peer speaks first, and its first message
+proves the secret (see :mod:`sparkdl.rendezvous.channel`): a connection that sends anything else is dropped at its first
+bytes. Silent connections have a few seconds; when there are too many, the oldest of them are dropped, but never one
+whose peer has proved itself. A flood of connections thus delays a peer only by the time that accepting them takes, and
+a peer that is dropped all the same tries again (see :mod:`sparkdl.rendezvous.dialing`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ACCEPTS_AT_ONCE = 256
-"""So many connections are accepted before those that are there are heard again."""
+"""How many connections are accepted before the open ones are read again."""
 
 _MOST_STRANGERS, _LEAST_STRANGERS = 2048, 16
 _TELL_EVERY_S = 60.0
 _REST_S = 0.05
-"""How long nothing is accepted where the process has no descriptor left, and no stranger to take one from."""
+"""How long no connection is accepted when the process has no descriptor left and no unproven connection to drop."""
 
 _MAX_KNOCKS = 1 << 16
-"""So many knocks are remembered, to recognize one that somebody recorded and sends again."""
+"""How many knocks are remembered, to recognize one that was recorded and sent again."""
 
 _RESET_ON_CLOSE, _AS_USUAL = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
 """Of a connection that is closed by a reset, nothing is left in the kernel."""
@@ -302,7 +302,7 @@ class _Stranger:
 
 
 class _Refusals:
-    """Tells of refused connections: of the first at once, of those that follow by their number, once in a while."""
+    """Logs refused connections: the first one at once, later ones as a count at most once per period."""
 
     def __init__(self, where: str) -> None:
         self._where = where

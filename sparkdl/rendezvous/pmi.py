@@ -45,9 +45,9 @@ def pmi_environment(fd: int, rank: int, world_size: int) -> dict[str, str]:
 
 
 def process_mapping(host_of_rank: Sequence[int]) -> str | None:
-    """Say who shares a host as MPICH wants to hear it, ``(vector,(first host, hosts, ranks on each),...)``.
+    """Which ranks share a host in MPICH's format, ``(vector,(first host, hosts, ranks on each),...)``.
 
-    None where the format cannot express it; MPICH then finds out for itself, by host name.
+    None if the format cannot express it; MPICH then compares host names.
     """
     blocks: list[list[int]] = []
     for rank, host in enumerate(host_of_rank):
@@ -132,7 +132,7 @@ class PmiServer:
                     if not self._handle(_parse(line)):
                         return
         except (OSError, ValueError, CommunicatorError) as error:
-            # Hanging up is the only way in PMI-1 to tell a waiting rank that it waits in vain.
+            # PMI-1 has no other way than to hang up to end the wait of a rank.
             self.failure = f"MPI start-up of rank {self._rank} failed: {error}"
             logger.warning("%s", self.failure)
             with contextlib.suppress(OSError):

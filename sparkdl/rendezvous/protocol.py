@@ -20,7 +20,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class Operation(IntEnum):
-    """What a client asks for; the fields that go with it in brackets."""
+    """A client's request; in brackets its fields."""
 
     SET = 1
     """[key, value]"""

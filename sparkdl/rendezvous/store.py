@@ -55,7 +55,7 @@ class Rendezvous(Protocol):
 
 @runtime_checkable
 class Posts(Protocol):
-    """What a rendezvous can do besides when it can serve :func:`post` by one request."""
+    """A rendezvous that serves :func:`post` by one request."""
 
     def post(self, queue: str, value: bytes) -> int:
         """Set the next numbered key of a queue and return its number."""
@@ -63,7 +63,7 @@ class Posts(Protocol):
 
 @runtime_checkable
 class LossNotices(Protocol):
-    """What a rendezvous can do besides when it knows that a rank's process has died."""
+    """A rendezvous that notices when a rank's process has died."""
 
     def post_if_lost(self, queue: str, value: bytes) -> None:
         """Have ``value`` posted to a queue (see :func:`post`) if this process ends without a goodbye.
@@ -74,7 +74,7 @@ class LossNotices(Protocol):
 
 @runtime_checkable
 class Exchanges(Protocol):
-    """What a rendezvous can do besides when it can serve :func:`all_gather_bytes` by one request of each rank."""
+    """A rendezvous that serves :func:`all_gather_bytes` by one request of each rank."""
 
     def exchange(
         self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
@@ -87,7 +87,7 @@ class Exchanges(Protocol):
 
 @runtime_checkable
 class Located(Protocol):
-    """What a rendezvous can do besides when it knows how this machine and that of its store reach each other."""
+    """A rendezvous that knows by which addresses this machine and that of its store reach each other."""
 
     def hosts_here(self) -> tuple[str, ...]:
         """The addresses of this machine by which ranks on other machines are known, or likely, to reach it."""
@@ -100,7 +100,7 @@ def hosts_here(rendezvous: Rendezvous) -> tuple[str, ...]:
 
 @contextmanager
 def answered_by(deadline: Deadline) -> Iterator[None]:
-    """What this thread asks of a rendezvous meanwhile is wanted by the deadline, not only what says so itself."""
+    """Within this context the requests of this thread to a rendezvous end with the deadline at the latest."""
     token = _deadline.set(deadline)
     try:
         yield
@@ -109,7 +109,7 @@ def answered_by(deadline: Deadline) -> Iterator[None]:
 
 
 def time_for_answers_s(longest_s: float) -> float:
-    """Seconds that are left to a request of this thread that could take ``longest_s``; see :func:`answered_by`."""
+    """The timeout of a request of this thread: ``longest_s``, or less within :func:`answered_by`."""
     deadline = _deadline.get()
     return longest_s if deadline is None else min(longest_s, deadline.remaining_s())
 

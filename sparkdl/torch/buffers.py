@@ -12,29 +12,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from sparkdl.collective.buffers import DTYPES
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ELEMENT_DTYPES = frozenset(
-    {
-        torch.float32,
-        torch.float64,
-        torch.bfloat16,
-        torch.float16,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.uint8,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.bool,
-    }
-)
+ELEMENT_DTYPES = frozenset(getattr(torch, name) for name in DTYPES)
 """The element types that a communicator knows."""
+
+FLOAT_DTYPES = frozenset(dtype for dtype in ELEMENT_DTYPES if dtype.is_floating_point)
+
 
 PLAIN_OPS: dict[Any, str] = {
     dist.ReduceOp.SUM: "sum",

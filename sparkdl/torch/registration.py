@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
-"""Between two questions whether a key is set: soon at first, as most are, then ever less often."""
+"""Pauses between two polls for a key: short at first, then longer."""
 
 
 class RendezvousStore(Store):
@@ -215,7 +215,7 @@ _KEY = "sparkdl/invitation"
 _stores: list[Store] = []
 
 _met = [False]
-"""Whether this rank was asked for a store."""
+"""Whether this rank has opened a store."""
 
 
 class JobStore(RendezvousStore):
@@ -226,15 +226,15 @@ class JobStore(RendezvousStore):
     """
 
     def __init__(self, job: Job, rank: int, world_size: int, *, timeout_s: float) -> None:
-        everyones = job_rendezvous(job)
+        store = job_rendezvous(job)
         # torch numbers its groups from zero again after destroy_process_group; the ranks initialize equally often.
-        count = everyones.add(f"torchrun/stores/{rank}/{world_size}", 1)
-        super().__init__(PrefixRendezvous(everyones, f"torchrun/{world_size}/{count}"), timeout_s=timeout_s)
+        count = store.add(f"torchrun/stores/{rank}/{world_size}", 1)
+        super().__init__(PrefixRendezvous(store, f"torchrun/{world_size}/{count}"), timeout_s=timeout_s)
         self.job = job
 
 
 def find_torchrun(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
-    """What opens the communicator of the ranks that ``torchrun`` started together with this one; None without it.
+    """A function that opens the communicator of the ranks that ``torchrun`` started; None if it did not start this one.
 
     Raises:
         LaunchError: if variables are missing that it sets.
@@ -248,7 +248,7 @@ def find_torchrun(environ: Mapping[str, str]) -> Callable[[], Communicator] | No
 
 
 def register_rendezvous() -> None:
-    """Have torch's rendezvous ask the functions below. Doing it again changes nothing."""
+    """Register the handlers below with torch's rendezvous. Idempotent."""
     # torch refuses to register a second handler of a scheme.
     _rendezvous_handlers.update(HANDLERS)
 
@@ -314,7 +314,7 @@ def _job_store(job: Job, rank: int, world_size: int, timeout: timedelta) -> JobS
 
 
 def has_met() -> bool:
-    """Whether torch.distributed of this rank has looked for the others."""
+    """Whether this rank has run a rendezvous of torch.distributed."""
     return _met[0]
 
 
@@ -326,7 +326,7 @@ def job_of(store: Any) -> Job | None:
 
 
 def _note_elsewhere(job: Job) -> None:
-    """Have the launcher know that the ranks meet at an address of the program's own."""
+    """Tell the launcher that the ranks meet at an address of the program's own."""
     _met[0] = True
     if is_own_run(os.environ):
         with suppress(SparkdlError, ConnectionError):  # what comes now goes without our coordinator
@@ -366,7 +366,7 @@ _cuda_roads: WeakKeyDictionary[Communicator, str | None] = WeakKeyDictionary()
 
 
 def register() -> None:
-    """Make the backend ``"sparkdl"`` known to torch.distributed. Doing it again changes nothing."""
+    """Register the backend ``"sparkdl"`` with torch.distributed. Idempotent."""
     if BACKEND_NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(
             BACKEND_NAME, create_process_group, extended_api=True, devices=["cpu", "cuda"]

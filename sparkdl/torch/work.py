@@ -1,8 +1,8 @@
 """What a collective returns to torch: a ``Work`` over the communicator's handles, and futures of it.
 
-Runs on the *rank*. Waiting on a ``Work`` waits on the handle on the caller's own thread. A future has nobody
-who waits in Python, as in the reducer of ``DistributedDataParallel``, so threads of the process group complete
-those; see :class:`FutureCompleter`.
+Runs on the *rank*. Waiting on a ``Work`` waits on the handle on the caller's own thread. Futures are often waited for
+in C++, as in the reducer of ``DistributedDataParallel``, so threads of the process group complete them; see
+:class:`FutureCompleter`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LastingWork(Work):
     """A ``Work`` whose Python object lasts as long as C++ may ask it for something.
 
     Attributes:
-        is_awaited: whether ``wait`` has told how it ended; it can be dropped then.
+        is_awaited: whether ``wait`` has returned its result or error; it can be dropped then.
     """
 
     __slots__ = ("_unawaited", "is_awaited")
@@ -303,6 +303,10 @@ class FutureCompleter:
     * A callback may wait for anything else, such as a future that comes later. When it has not run for a while, another
       thread continues with the futures that follow; only then do two callbacks run at the same time.
 
+    A callback runs on the thread that attaches it if the future is already complete, else on a thread of this class.
+    The order of its collectives among those of other threads therefore differs between ranks: a program whose callbacks
+    start collectives on this process group must not start others meanwhile.
+
     Args:
         name: of the threads.
         in_order: whether the works complete in the order in which futures of them are asked for. Otherwise a future
@@ -348,7 +352,7 @@ class FutureCompleter:
         return future
 
     def finish_alone(self, work: Awaitable) -> None:
-        """Have a work that its caller dropped write its results all the same."""
+        """Complete a work that its caller has dropped, so that its results are written."""
         self._submit(work, torch.futures.Future())
 
     def close(self, timeout_s: float) -> None:
@@ -378,7 +382,7 @@ class FutureCompleter:
             work.when_done(lambda: line.put(work, source))
 
     def _line_of_this_thread(self) -> _Line | None:
-        """Where futures that this thread asks for are completed; None once this is closed."""
+        """The line that completes the futures that this thread asks for; None once this is closed."""
         below: dict[FutureCompleter, _Line] | None = getattr(_running, "lines", None)
         line = self._line if below is None else below.get(self)
         if line is None:
@@ -399,20 +403,20 @@ class FutureCompleter:
 
 
 _running = threading.local()
-"""``lines`` on a thread that runs callbacks: what completes the futures that these ask for, by whose they are."""
+"""Has ``lines`` on a thread that runs callbacks: by completer, the line for futures that the callbacks ask for."""
 
 _LOOK_S = 0.2
-"""How long a callback's thread must not have run at all to be taken for one that waits."""
+"""A callback whose thread has used no processor time for so long counts as waiting."""
 
 _DRAINED_S = 10.0
-"""For a thread to end that has nothing more to do."""
+"""How long to wait for the end of a thread that has no more work."""
 
 _MAX_THREADS = 64
-"""Of one line; so many callbacks may wait for futures that come later."""
+"""Per line: the limit of callbacks that wait for later futures."""
 
 
 class _Line:
-    """Futures that complete one after another, and the thread that sees to it."""
+    """Futures that complete one after another, and the thread that completes them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -479,7 +483,7 @@ class _Line:
             )
 
     def look(self) -> bool:
-        """Have another thread take over from one that waits in a callback; say whether there is anything to look at."""
+        """Let another thread take over from one that waits in a callback; return whether the line is in use."""
         with self._lock:
             clock = self._clock
             if clock is None or self._queue.empty():
@@ -512,7 +516,7 @@ class _Line:
                 task.set()
                 continue
             work, source = task
-            with contextlib.suppress(Exception):  # it comes again where the future takes it
+            with contextlib.suppress(Exception):  # the future's callback raises it again
                 work.wait()
             self._num_callbacks += 1
             self._clock = clock
@@ -538,7 +542,7 @@ def _complete(work: Awaitable, source: torch.futures.Future[Any]) -> None:
 
 
 def _set(source: torch.futures.Future[Any]) -> None:
-    """Set a future and run its callbacks; what these raise is in the futures that `then` gave for them."""
+    """Set a future and run its callbacks; their errors are in the futures that `then` returned."""
     try:
         source.set_result(None)
     except Exception:  # the thread has other futures to complete
@@ -546,7 +550,7 @@ def _set(source: torch.futures.Future[Any]) -> None:
 
 
 class _Watch:
-    """The thread that looks after all lines of this process, while there are any."""
+    """The thread that watches all lines of this process, while there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -556,7 +560,7 @@ class _Watch:
         self._end = threading.Event()
 
     def add(self, line: _Line) -> None:
-        """Look after a line."""
+        """Watch a line."""
         with self._lock:
             self._lines.add(line)
             if self._thread is None:
@@ -567,12 +571,12 @@ class _Watch:
                 self._thread.start()
 
     def notify(self) -> None:
-        """Say that a line has something to do."""
+        """Wake the thread: a line has work."""
         if not self._news.is_set():
             self._news.set()
 
     def remove(self, line: _Line) -> None:
-        """Look after a line no more."""
+        """Stop watching a line."""
         with self._lock:
             self._lines.discard(line)
             if self._lines or self._thread is None:

@@ -178,7 +178,7 @@ def _goes_on(communicator: Communicator, message: str) -> None:
     total = np.ones(3)
     communicator.allreduce(total)
     assert total.tolist() == [communicator.world_size] * 3
-    everyone = all_gather_bytes(
+    all_ranks = all_gather_bytes(
         communicator.rendezvous,
         key=f"mismatch/{message}",
         rank=communicator.rank,
@@ -186,7 +186,7 @@ def _goes_on(communicator: Communicator, message: str) -> None:
         value=message.encode(),
         timeout_s=20.0,
     )
-    assert set(everyone) == {message.encode()}
+    assert set(all_ranks) == {message.encode()}
 
 
 def _mismatch_of(call: Callable[[], object]) -> str:

@@ -48,23 +48,23 @@ def run(group: NcclGroup, batch: Any) -> None:
 
 def check_allreduce(group: NcclGroup, rank: int, size: int) -> None:
     for dtype in REDUCIBLE:
-        everyone = np.stack([values_of(other, dtype) for other in range(size)])
+        all_ranks = np.stack([values_of(other, dtype) for other in range(size)])
         for op, reference in REDUCTIONS.items():
             if op == "product" and dtype in ("int8", "uint8", "float16"):
                 continue  # too small a type
             array = GpuArray(values_of(rank, dtype), rank)
             run(group, group.batch().allreduce(array, op=op))
             np.testing.assert_array_equal(
-                array.host, reference(everyone, axis=0).astype(dtype), f"{dtype} {op}"
+                array.host, reference(all_ranks, axis=0).astype(dtype), f"{dtype} {op}"
             )
 
 
 def check_bools(group: NcclGroup, rank: int, size: int) -> None:
-    everyone = np.array([[other == 0, True, False] for other in range(size)])
+    all_ranks = np.array([[other == 0, True, False] for other in range(size)])
     for op, reference in {"sum": np.any, "max": np.any, "product": np.all, "min": np.all}.items():
-        array = GpuArray(everyone[rank], rank)
+        array = GpuArray(all_ranks[rank], rank)
         run(group, group.batch().allreduce(array, op=op))
-        np.testing.assert_array_equal(array.host, reference(everyone, axis=0))
+        np.testing.assert_array_equal(array.host, reference(all_ranks, axis=0))
 
 
 def check_prescale(group: NcclGroup, rank: int, size: int) -> None:
@@ -141,8 +141,8 @@ def check_empty(group: NcclGroup, rank: int, size: int) -> None:
 
 
 def check_process_sets(group: NcclGroup, rank: int, size: int) -> None:
-    everyone = list(reversed(range(size)))
-    for number, members in enumerate((everyone, [0], everyone[: max(1, size - 1)])):
+    all_ranks = list(reversed(range(size)))
+    for number, members in enumerate((all_ranks, [0], all_ranks[: max(1, size - 1)])):
         part = group.split(members, f"set {number}")
         assert (part is not None) == (rank in members)
         if part is not None:

@@ -166,9 +166,9 @@ def _same_bits_everywhere(communicator: Communicator) -> None:
         communicator.allreduce(array)
         communicator.allreduce(again)
         np.testing.assert_array_equal(array, again, err_msg="two runs differ")
-        everyone = np.empty((world_size, size), np.float32)
-        communicator.allgather(array, everyone)
-        np.testing.assert_array_equal(everyone, np.broadcast_to(array, everyone.shape))
+        all_ranks = np.empty((world_size, size), np.float32)
+        communicator.allgather(array, all_ranks)
+        np.testing.assert_array_equal(all_ranks, np.broadcast_to(array, all_ranks.shape))
 
 
 def _shapes(communicator: Communicator) -> None:
@@ -222,9 +222,9 @@ def _extremes(dtype: str) -> Callable[[Communicator], None]:
 
 def _compare_bits(communicator: Communicator, array: Array, what: str) -> None:
     own = array.view(np.uint8)
-    everyone = np.empty((communicator.world_size, own.size), np.uint8)
-    communicator.allgather(own, everyone)
-    np.testing.assert_array_equal(everyone, np.broadcast_to(own, everyone.shape), err_msg=what)
+    all_ranks = np.empty((communicator.world_size, own.size), np.uint8)
+    communicator.allgather(own, all_ranks)
+    np.testing.assert_array_equal(all_ranks, np.broadcast_to(own, all_ranks.shape), err_msg=what)
 
 
 REDUCTION_CHECKS: dict[str, Callable[[Communicator], None]] = {

@@ -55,14 +55,14 @@ class Scene:
 
 
 def check_allreduce_reduces_by_every_operation(scene: Scene) -> None:
-    everyone = scene.everyones()
+    all_ranks = scene.everyones()
     expected = {
-        dist.ReduceOp.SUM: everyone.sum(0),
-        dist.ReduceOp.AVG: everyone.mean(0),
-        dist.ReduceOp.MIN: everyone.amin(0),
-        dist.ReduceOp.MAX: everyone.amax(0),
-        dist.ReduceOp.PRODUCT: everyone.prod(0),
-        _make_nccl_premul_sum(0.5): 0.5 * everyone.sum(0),
+        dist.ReduceOp.SUM: all_ranks.sum(0),
+        dist.ReduceOp.AVG: all_ranks.mean(0),
+        dist.ReduceOp.MIN: all_ranks.amin(0),
+        dist.ReduceOp.MAX: all_ranks.amax(0),
+        dist.ReduceOp.PRODUCT: all_ranks.prod(0),
+        _make_nccl_premul_sum(0.5): 0.5 * all_ranks.sum(0),
     }
     for op, reference in expected.items():
         tensor = scene.mine()
@@ -115,8 +115,8 @@ def check_broadcast_gives_the_roots_tensors(scene: Scene) -> None:
 def check_reduce_changes_the_roots_tensor_alone(scene: Scene) -> None:
     tensor = scene.mine(dtype=torch.int16)
     scene.group.reduce([tensor], rooted(ReduceOptions(), scene.last)).wait()
-    everyone = scene.everyones(dtype=torch.int16)
-    expected = everyone.sum(0).to(torch.int16) if scene.rank == scene.last else everyone[scene.rank]
+    all_ranks = scene.everyones(dtype=torch.int16)
+    expected = all_ranks.sum(0).to(torch.int16) if scene.rank == scene.last else all_ranks[scene.rank]
     torch.testing.assert_close(tensor, expected)
 
 

@@ -53,9 +53,11 @@ def lose_a_rank(environment: RankEnvironment, *, is_cuda_aware: bool = False) ->
     communicator = environment.open(host_of_rank=HOSTS, timeout_s=LONG_S)
     group = open_group(environment, communicator)
     add_up(group, 8)
-    communicator.barrier()
     if environment.rank == 3:
+        for rank in range(3):
+            environment.rendezvous.get(f"first sum/{rank}", LONG_S)
         os.kill(os.getpid(), signal.SIGKILL)
+    environment.rendezvous.set(f"first sum/{environment.rank}", b"")
     seen = error_of(lambda: add_up(group, 1 << 20))
     seen["again"] = error_of(lambda: add_up(group, 8))
     seen["to close"] = error_of(group.shutdown)

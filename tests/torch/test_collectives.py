@@ -124,9 +124,9 @@ def check_alltoall_exchanges_equal_and_unequal_blocks() -> None:
 
 def check_objects_travel() -> None:
     rank, size = rank_and_size()
-    everyone: list[object] = [None] * size
-    dist.all_gather_object(everyone, {"rank": rank, "text": "x" * (10 + 1000 * rank)})
-    assert [entry["rank"] for entry in everyone] == list(range(size))  # type: ignore[index]
+    all_ranks: list[object] = [None] * size
+    dist.all_gather_object(all_ranks, {"rank": rank, "text": "x" * (10 + 1000 * rank)})
+    assert [entry["rank"] for entry in all_ranks] == list(range(size))  # type: ignore[index]
     objects = [{"from": rank}, "second"] if rank == 1 else [None, None]
     dist.broadcast_object_list(objects, src=1)
     assert objects == [{"from": 1}, "second"]

@@ -14,15 +14,15 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.messages import BothMonitors
-from sparkdl.collective.mpi.library import check_places, create_group, is_cuda_aware, load_mpi, unfinished
+from sparkdl.collective.messages import CombinedMonitor
+from sparkdl.collective.mpi.library import check_one_world, create_group, is_cuda_aware, load_mpi, unfinished
 from sparkdl.collective.mpi.messages import MpiMessages
 from sparkdl.collective.mpi.movements import MpiGroups
 from sparkdl.collective.mpi.operations import JOIN, MpiAgreement, Signature, last_joined
 from sparkdl.collective.mpi.peers import PeerWatch
+from sparkdl.collective.operation_queue import OperationQueue
 from sparkdl.collective.telemetry.monitor import OperationMonitor, OperationTiming
 from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer, numbered, warn_of_stall
-from sparkdl.collective.turns import Turns
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.rendezvous.store import all_gather_bytes
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 _SPIN_S = 0.05
 _NAP_S = 2e-4
-"""Between two questions whether an operation is done: MPI's own waits have no deadline, and cannot be aborted."""
+"""Pause between two polls: MPI's own waits have no deadline and cannot be aborted."""
 
 _NEWS_S = 0.5
-"""How long the news may take that a rank has died, where MPI says no more than that something failed."""
+"""How long to wait for the notice that a rank has died after an error of MPI, which does not name it."""
 
 
 class MpiCommunicator(MpiGroups):
@@ -66,8 +66,8 @@ class MpiCommunicator(MpiGroups):
         )
         self._operations = OperationMonitor()
         self._timing = OperationTiming()
-        """Of the operation that has its turn."""
-        self._turns = Turns(opening.name, self._operations.blocked)
+        """Of the running operation."""
+        self._queue = OperationQueue(opening.name, self._operations.blocked)
         self._messages = MpiMessages(
             comm,
             opening.name,
@@ -77,7 +77,7 @@ class MpiCommunicator(MpiGroups):
             called=numbered(opening.name, opening.world_ranks),
             world_ranks=opening.world_ranks,
         )
-        self.monitor = BothMonitors(self._operations, self._messages.monitor)
+        self.monitor = CombinedMonitor(self._operations, self._messages.monitor)
 
     @property
     def transport(self) -> str:
@@ -104,7 +104,7 @@ class MpiCommunicator(MpiGroups):
             while not last:
                 self._drive(self._take_part(signature, last), signature, timeout_s)
 
-        self._turns.run(take_part)
+        self._queue.run(take_part)
         return last[0]
 
     def send_async(
@@ -129,7 +129,7 @@ class MpiCommunicator(MpiGroups):
         if self._closed:
             return
         self._end_timeline()
-        self._turns.close()
+        self._queue.close()
         self._messages.close()
         self._closed = True
         self._watch.leave()
@@ -175,7 +175,7 @@ class MpiCommunicator(MpiGroups):
             name=signature.name,
             num_bytes=signature.num_bytes(self.world_size),
             dtype=signature.dtype,
-            queued_ns=self._turns.queued_ns,
+            queued_ns=self._queue.queued_ns,
         )
         try:
             with measured as self._timing:
@@ -205,7 +205,7 @@ class MpiCommunicator(MpiGroups):
     def _fail(self, failure: CommunicatorError) -> None:
         if self.failure is None:
             self._failure = failure
-            # MPI itself lets the others wait for this rank until their own deadlines.
+            # MPI would let the others wait for this rank until their own deadlines.
             self._watch.pass_on(failure)
 
     def _check(self, what: object) -> None:
@@ -269,6 +269,6 @@ def open_mpi_communicator(opening: Opening) -> MpiCommunicator:
         value=json.dumps([world.Get_rank(), world.Get_size()]).encode(),
         timeout_s=opening.deadline.remaining_s(),
     )
-    members = check_places([(place[0], place[1]) for place in map(json.loads, places)])
+    members = check_one_world([(place[0], place[1]) for place in map(json.loads, places)])
     topology = opening.find_topology()
     return MpiCommunicator(create_group(members, opening.name, opening.deadline), opening, topology)

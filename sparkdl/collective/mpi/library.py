@@ -26,7 +26,7 @@ _NUM_TAGS = 32768
 """How many tags every MPI library allows at least."""
 
 unfinished: set[object] = set()
-"""Communicators that are being made, are open or have failed: while there is one, MPI_Finalize could wait for ever."""
+"""Communicators that are being made, open or failed: MPI_Finalize could hang while there is one."""
 
 
 def load_mpi() -> ModuleType:
@@ -34,9 +34,9 @@ def load_mpi() -> ModuleType:
 
     Raises:
         TransportUnavailableError: if mpi4py or an MPI library is missing.
-        CommunicatorError: if MPI is of no use to several threads, or has been finalized.
+        CommunicatorError: if MPI does not support several threads, or has been finalized.
     """
-    MPI = _import_mpi()  # noqa: N806  # as everybody calls it
+    MPI = _import_mpi()  # noqa: N806  # mpi4py's usual name
     if MPI.Is_finalized():
         raise CommunicatorError("MPI was finalized in this process and cannot be started again")
     if not MPI.Is_initialized():
@@ -51,7 +51,7 @@ def load_mpi() -> ModuleType:
 
 
 def library_name() -> str:
-    """What the MPI library calls itself; it need not be initialized.
+    """The name of the MPI library; it need not be initialized.
 
     Raises:
         TransportUnavailableError: if mpi4py or an MPI library is missing.
@@ -64,27 +64,27 @@ def library_name() -> str:
 def is_cuda_aware() -> bool:
     """Whether the MPI library says that it takes arrays in GPU memory; MPI must be initialized.
 
-    MPI does not define the question; Open MPI, MPICH and what is made of them answer ``MPIX_Query_cuda_support``. A
-    library that does not know it is taken not to be CUDA-aware.
+    MPI does not define this query; Open MPI, MPICH and libraries derived from them have ``MPIX_Query_cuda_support``. A
+    library without it counts as not CUDA-aware.
     """
     query = getattr(ctypes.CDLL(_import_mpi().__file__), "MPIX_Query_cuda_support", None)
     return query is not None and query() == 1
 
 
-def check_places(places: list[tuple[int, int]]) -> list[int]:
-    """Check that ranks stand in one MPI world; return the MPI rank of each.
+def check_one_world(seen: list[tuple[int, int]]) -> list[int]:
+    """Check that ranks are in one MPI world; return the MPI rank of each.
 
     Args:
-        places: MPI rank and size of the MPI world, as each rank sees them.
+        seen: MPI rank and size of the MPI world, as each rank sees them.
 
     Raises:
         CommunicatorError: if they do not.
     """
-    members = [mpi_rank for mpi_rank, _ in places]
-    sizes = sorted({size for _, size in places})
+    members = [mpi_rank for mpi_rank, _ in seen]
+    sizes = sorted({size for _, size in seen})
     if len(sizes) > 1 or len(set(members)) < len(members):
         raise CommunicatorError(
-            f"{len(places)} ranks do not stand in one MPI world: their MPI ranks are {members},"
+            f"{len(seen)} ranks do not stand in one MPI world: their MPI ranks are {members},"
             f" in worlds of {', '.join(map(str, sizes))}."
             " Start them by sparkdl with transport='mpi', or by mpiexec."
         )
@@ -94,8 +94,8 @@ def check_places(places: list[tuple[int, int]]) -> list[int]:
 def create_group(members: list[int], name: str, deadline: Deadline) -> MPI.Intracomm:
     """Make the communicator of some ranks of the MPI world; all of them take part.
 
-    MPI has no form of this that can be polled, so it happens on a thread of its own. Should a rank die
-    meanwhile, that thread stays in MPI for as long as the process lives; the caller does not.
+    MPI has no non-blocking form of this, so it runs on a thread of its own. If a rank dies meanwhile, that thread stays
+    in MPI until the process ends; the caller does not.
 
     Args:
         members: their ranks in the MPI world.
@@ -113,10 +113,10 @@ def create_group(members: list[int], name: str, deadline: Deadline) -> MPI.Intra
 
     def create() -> None:
         try:
-            everybody = world.Get_group()
-            group = everybody.Incl(members)
+            all_ranks = world.Get_group()
+            group = all_ranks.Incl(members)
             created.set_result(world.Create_group(group, tag))
-            for used in (group, everybody):
+            for used in (group, all_ranks):
                 used.Free()
         except BaseException as error:
             created.set_exception(error)

@@ -28,8 +28,8 @@ from sparkdl.collective.buffers import DeviceArray, FlatBuffer, flatten, item_by
 from sparkdl.collective.messages import MessageMonitor, check_peer, check_stall, compare, envelope_of
 from sparkdl.collective.mpi.library import is_cuda_aware, library_name, load_mpi
 from sparkdl.collective.mpi.operations import for_mpi, pieces, written_by_mpi
+from sparkdl.collective.operation_queue import MessageHandle
 from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer
-from sparkdl.collective.turns import MessageHandle
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError, ParamError
 from sparkdl.rendezvous.deadline import Deadline, check_timeout
 
@@ -47,7 +47,7 @@ _entered = threading.local()
 
 
 def enter_gpu(gpu: int) -> None:
-    """Make a GPU the current one of this thread, as CUDA-aware libraries expect it of who calls them.
+    """Make a GPU the current one of this thread, as CUDA-aware libraries require of their caller.
 
     Raises:
         CommunicatorError: if the driver refuses.
@@ -115,7 +115,7 @@ class DeviceBuffer:
 _SPIN_S = 0.02
 _SHORT_NAP_S = 2e-4
 _LONG_NAP_S = 2e-3
-"""Between two looks at all messages under way, of which MPI tells nobody; long where none has moved for a second."""
+"""Pauses between two polls of all messages under way; the long one after a second without progress."""
 
 
 @dataclass(kw_only=True)
@@ -140,7 +140,7 @@ class MpiMessages:
     """Sends and receives over one MPI communicator.
 
     Args:
-        comm: over all ranks; the tags of its messages are used by nobody else.
+        comm: over all ranks; its tags are used for these messages only.
         name: of the communicator, for errors.
         check: raises if the communicator has failed.
         fail: makes it fail.
@@ -301,7 +301,7 @@ class MpiMessages:
                 time.sleep(_SHORT_NAP_S if quiet_s < 1.0 else _LONG_NAP_S)
 
     def _advance(self, key: tuple[str, int, int], line: deque[_Message]) -> bool:
-        """Take the first message of a line as far as it goes; say whether that was any further."""
+        """Advance the first message of a line; return whether it made progress."""
         message = line[0]
         try:
             has_moved = self._step(message)
@@ -314,7 +314,7 @@ class MpiMessages:
         except CommunicatorError as error:
             self._give_up(key, line, error)
         except Exception as error:
-            # Whatever it is, it must not end the thread that all messages wait for.
+            # No error may end the thread that all messages wait for.
             failure = CommunicatorError(f"{message.what} failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._give_up(key, line, failure)

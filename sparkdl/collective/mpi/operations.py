@@ -1,7 +1,7 @@
 """The common part of all operations of a communicator over MPI: signatures, plans, and the agreement of the ranks.
 
-A signature describes an operation as one rank means it, in the native core's words. Signatures are made and compared without
-communication. A plan is an operation that a rank was asked for; each has a blocking and a queued form.
+A signature describes one rank's call of an operation: all its arguments without the data. Signatures are made and
+compared without communication. A plan is an operation to carry out; each has a blocking and a queued form.
 
 Before they carry out an operation, the ranks compare their signatures. They add up three numbers per rank, which costs
 one small allreduce, whatever the world's size. The signatures themselves are exchanged only if the sums show that the
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from sparkdl.collective.buffers import FlatBuffer
     from sparkdl.collective.communicator import Handle
-    from sparkdl.collective.turns import Turns
+    from sparkdl.collective.operation_queue import OperationQueue
 
     Data = np.ndarray[Any, Any]
 
@@ -51,10 +51,10 @@ JOIN = "join"
 """The kind of a rank that has no more data."""
 
 _WITHOUT_JOINED = ("allreduce", "reduce_scatter", "allgather", "barrier")
-"""What ranks can do while others have joined, as far as their blocks are equal."""
+"""Operations in which joined ranks take part, if all blocks are equal."""
 
 _OF_BLOCKS = ("reduce_scatter", "allgather", "gather", "scatter")
-"""Whose size is that of one rank's block."""
+"""Operations whose size is that of one rank's block."""
 
 _SHOWN = 32
 """How many sizes of a long list a message shows."""
@@ -62,7 +62,7 @@ _SHOWN = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """One operation as one rank means it.
+    """One rank's call of an operation, without the data.
 
     Attributes:
         kind: the method's name.
@@ -164,7 +164,7 @@ class Signature:
 
 
 def agree(signatures: Sequence[Signature], number: int) -> Signature:
-    """Find what all ranks that have not joined say; a joined rank's own signature if all have.
+    """The signature of all ranks that have not joined; if all have joined, that of the first.
 
     Args:
         signatures: of all ranks, in order of rank.
@@ -214,7 +214,8 @@ def _check_exchange(signatures: Sequence[Signature]) -> None:
             expected = signatures[to].receives[source]
             if sent != expected:
                 raise MismatchError(
-                    f"the ranks disagree about {signature.kind}{f' {signature.name!r}' * bool(signature.name)}: rank {source}"
+                    f"the ranks disagree about {signature.kind}"
+                    f"{f' {signature.name!r}' * bool(signature.name)}: rank {source}"
                     f" sends {sent} elements to rank {to}, which expects {expected}"
                 )
 
@@ -249,16 +250,16 @@ _PIECE = 1 << 28
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """An operation that a rank was asked for.
+    """An operation to carry out.
 
     Attributes:
         signature: what the ranks have to agree on.
-        steps: begins it, once they have.
+        steps: starts it, once they agree.
         buffers: the arrays that it works on.
         timeout_s: its deadline; the communicator's own when None.
 
     Raises:
-        ParamError: if that is no time to wait.
+        ParamError: if the timeout is not valid.
     """
 
     signature: Signature
@@ -272,11 +273,11 @@ class Plan:
 
 
 class MpiOperations(Communicator):
-    """What the groups of operations build on."""
+    """The common base of all operations over MPI."""
 
     _comm: MPI.Intracomm
     _mpi: ModuleType
-    _turns: Turns
+    _queue: OperationQueue
 
     @abstractmethod
     def _carry_out(self, plan: Plan) -> None:
@@ -318,12 +319,12 @@ def both_forms(
 
     @wraps(plan)
     def queue(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
-        handle: Handle = self._turns.submit(partial(self._carry_out, plan(self, *args, **kwargs)))
+        handle: Handle = self._queue.submit(partial(self._carry_out, plan(self, *args, **kwargs)))
         return handle
 
     @wraps(plan)
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        self._turns.run(partial(self._carry_out, plan(self, *args, **kwargs)))
+        self._queue.run(partial(self._carry_out, plan(self, *args, **kwargs)))
 
     return queue, run
 
@@ -353,12 +354,12 @@ def written_by_mpi(data: Data) -> Iterator[Data]:
 
 
 def pieces(data: Any) -> list[Any]:
-    """The array, or whatever has a size and slices, cut for MPI; nothing of an empty one."""
+    """An array, or an object with size and slices, in pieces that MPI can count; empty for an empty one."""
     return [data[start : start + _PIECE] for start in range(0, data.size, _PIECE)]
 
 
 class MpiAgreement:
-    """See :meth:`reach`; the buffers are used again by every operation, as there is one at a time.
+    """Checks that all ranks call the same operation. Its buffers serve all operations, which run one at a time.
 
     Args:
         comm: over all ranks.
@@ -372,7 +373,7 @@ class MpiAgreement:
         self.signatures: list[Signature] = []
 
     def reach(self, signature: Signature, number: int) -> Generator[MPI.Request, None, Signature]:
-        """The steps to what all ranks that have not joined will do; the own signature if all have joined.
+        """The steps to the signature that all ranks share that have not joined; this rank's own if all have joined.
 
         Each step is a request to be completed before the next is taken. After the last one ``signatures`` has what each
         rank said, where the ranks did not say the same.

@@ -1,7 +1,6 @@
-"""News about other ranks that a transport cannot tell: who died, who failed and why, who is missing.
+"""Notices about other ranks that MPI does not give: which rank died, failed and why, or is missing.
 
-MPI offers none of that, so it goes through the rendezvous: one thread per communicator waits there for
-notices.
+They go through the rendezvous, where one thread per communicator waits for them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _WAIT_S = 600.0
 _ROLL_CALL_S = 2.0
 
 _ERRORS = {error.__name__: error for error in (CommunicatorAbortedError, CommunicatorTimeoutError)}
-"""What a rank that fails lets the others fail with; anything else is a :class:`CommunicatorError`."""
+"""The exception classes that other ranks raise, too; any other one becomes a :class:`CommunicatorError`."""
 
 
 class PeerWatch:
@@ -39,7 +38,7 @@ class PeerWatch:
         rendezvous: of this communicator alone.
         rank: number of this rank.
         world_size: how many ranks there are.
-        position: tells how many operations this rank has joined so far.
+        position: returns how many operations this rank has joined so far.
     """
 
     def __init__(
@@ -60,20 +59,20 @@ class PeerWatch:
         threading.Thread(target=self._watch, name="sparkdl-peer-watch", daemon=True).start()
 
     def abort(self, reason: str) -> None:
-        """Let this and every other rank fail with ``reason``."""
+        """Make this and every other rank fail with ``reason``."""
         self._fail(CommunicatorAbortedError(f"rank {self._rank} aborted: {reason}"))
         self._post("aborted", reason=reason)
 
     def pass_on(self, failure: CommunicatorError) -> None:
-        """Let every other rank fail as this one has, which would otherwise have them wait for it."""
+        """Make every other rank fail as this one has, instead of waiting for it."""
         self._post("failed", error=type(failure).__name__, reason=f"rank {self._rank}: {failure}")
 
     def hears_of_failure(self, timeout_s: float) -> bool:
-        """Whether another rank's failure is known, or comes to be known within ``timeout_s``."""
+        """Whether another rank's failure is known, or becomes known within ``timeout_s``."""
         return self._failed.wait(timeout_s)
 
     def roll_call(self) -> list[int]:
-        """Ask who has joined as many operations as this rank; return those that have not or do not answer."""
+        """Ask all ranks how many operations they have joined; return those behind this one, or without an answer."""
         number = post(self._rendezvous, "notices", self._notice("roll call"))
         deadline = Deadline(_ROLL_CALL_S)
         missing = []
@@ -88,7 +87,7 @@ class PeerWatch:
         return missing
 
     def leave(self) -> None:
-        """Tell the others that this rank leaves on purpose."""
+        """Publish that this rank leaves without failure."""
         self._closed = True
         try:
             self._rendezvous.post_if_lost("notices", b"")
@@ -99,7 +98,7 @@ class PeerWatch:
 
     def _watch(self) -> None:
         number = 1
-        # Also when it has failed: who comes last clears up.
+        # Also after a failure: the last rank to leave deletes the keys.
         while len(self._left | self._lost) < self._world_size:
             try:
                 notice = self._rendezvous.get(f"notices/{number}", _WAIT_S)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.collective.buffers import FlatBuffer, flatten, zeros
+from sparkdl.collective.buffers import FLOAT_DTYPES, FlatBuffer, flatten, zeros
 from sparkdl.collective.mpi.operations import (
     MpiOperations,
     Plan,
@@ -71,8 +71,6 @@ OPS = ("sum", "avg", "min", "max", "product")
 
 
 _EXTREMES = ("min", "max")
-
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 _OF_BOOLS = {"sum": "max", "min": "min", "max": "max", "product": "min"}
 """How the numbers 0 and 1 are reduced that stand for bools."""
@@ -131,7 +129,7 @@ def narrow_into(
     """Write the reduced array of :func:`widen` to ``out``: divided by ``world_size`` for an average, then scaled."""
     if op == "avg":
         reduced = _divide(reduced, world_size)
-    elif op in _EXTREMES and dtype in _FLOATS:
+    elif op in _EXTREMES and dtype in FLOAT_DTYPES:
         reduced = from_ordered(reduced)
     elif dtype in _SATURATED:
         # Sums wrap around before they are scaled, as those of wider integers do.

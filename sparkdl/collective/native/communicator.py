@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.collective.communicator import Array, Communicator
-from sparkdl.collective.messages import BothMonitors
+from sparkdl.collective.messages import CombinedMonitor
 from sparkdl.collective.native.point_to_point import Messages
 from sparkdl.collective.native.rings import connect_rings
 from sparkdl.collective.native.segment import SegmentError, open_segment
@@ -113,7 +113,7 @@ class NativeCommunicator(Communicator):
         self._memory = memory
         self._num_arenas = 0
         self._messages = Messages(self, opening.own_rendezvous)
-        self.monitor = BothMonitors(core.monitor, self._messages.monitor)
+        self.monitor = CombinedMonitor(core.monitor, self._messages.monitor)
 
     @property
     def transport(self) -> str:

@@ -60,14 +60,14 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """One thing that is said.
+    """One frame of a link.
 
     Attributes:
         kind: what it is.
         number: of the message, by its sender.
         tag: of the message.
-        envelope: number of the dtype and elements, as the end that speaks has them.
-        message: the end here that it is about; does not travel.
+        envelope: number of the dtype, and elements, at the sending end.
+        message: this end's message; not sent.
     """
 
     kind: FrameKind
@@ -99,7 +99,7 @@ def check_alive(reference: weakref.ref[Communicator]) -> Communicator:
     """Return the communicator.
 
     Raises:
-        CommunicatorError: if it has failed, or nobody has it any more.
+        CommunicatorError: if it has failed or was garbage-collected.
     """
     communicator = reference()
     if communicator is None:
@@ -180,7 +180,7 @@ class MessageLink:
         timeout_s: float,
         any_source: AnySource,
     ) -> None:
-        # Weak, or the threads would keep a communicator that nobody has any more.
+        # Weak: the threads must not keep a communicator alive that is used no more.
         self._parent = weakref.ref(parent)
         self._parent_name, self._rank, self._peer = parent.name, parent.rank, peer
         self._any_source = any_source
@@ -201,7 +201,7 @@ class MessageLink:
                     name=f"{parent.name}/messages {speaker} to {listener}",
                     host_of_rank=parent.hosts_of(ranks),
                     timeout_s=timeout_s,
-                    stall_check=StallCheck(warn_after_s=None),  # who listens waits for ever
+                    stall_check=StallCheck(warn_after_s=None),  # the receiving end waits without a limit
                     world_ranks=[parent.world_ranks[rank] for rank in ranks],
                 ),
             )
@@ -212,7 +212,7 @@ class MessageLink:
         self._broken: Exception | None = None
         self._outbox: deque[Frame] = deque()
         self._lines: dict[tuple[str, int], deque[PendingMessage]] = {}
-        """What is on its way, by kind and tag."""
+        """Messages under way, by kind and tag."""
         self._in_flight: PendingMessage | None = None
         """What this rank is sending right now."""
         self._num_offers = 0
@@ -222,7 +222,7 @@ class MessageLink:
         self._expected: defaultdict[int, deque[PendingMessage]] = defaultdict(deque)
         self._speaking: Communicator | None = None
         self._listening: Communicator | None = None
-        # Daemons: a process whose end nobody announced does not wait for its messages.
+        # Daemons, so that the end of a process does not wait for messages.
         self._threads = [
             threading.Thread(target=run, name=f"sparkdl-{parent.name}-messages", daemon=True)
             for run in (self._listen, self._speak)
@@ -231,7 +231,7 @@ class MessageLink:
             thread.start()
 
     def put(self, message: PendingMessage) -> None:
-        """Take a message on."""
+        """Add a message."""
         with self._news:
             if self._broken is None:
                 self._lines.setdefault((message.kind, message.tag), deque()).append(message)
@@ -247,13 +247,13 @@ class MessageLink:
         message.fail(self._broken if is_closed else self._explain(message, self._broken))
 
     def take_for_any(self, tag: int) -> None:
-        """Take an offer with this tag, if there is one, for what is expected from any rank."""
+        """Match an offer with this tag, if there is one, with a message that is expected from any rank."""
         with self._news:
             if self._broken is None and self._offers[tag]:
                 self._match_any(tag, self._offers[tag])
 
     def finish(self) -> None:
-        """Have the link close when no message is on its way any more; returns at once."""
+        """Have the link close when no message is under way any more; returns at once."""
         with self._news:
             self._is_closing = True
             self._news.notify_all()
@@ -357,7 +357,7 @@ class MessageLink:
 
     def _receive(self, array: object) -> None:
         assert self._listening is not None, "it is open"
-        self._listening.broadcast(array, root=self._place_of(self._peer), timeout_s=MAX_TIMEOUT_S)
+        self._listening.broadcast(array, root=self._rank_in_pair(self._peer), timeout_s=MAX_TIMEOUT_S)
 
     def _speak(self) -> None:
         try:
@@ -393,7 +393,7 @@ class MessageLink:
     def _send(self, array: object) -> None:
         assert self._speaking is not None, "it is open"
         handle: Handle = self._speaking.broadcast_async(
-            array, root=self._place_of(self._rank), timeout_s=MAX_TIMEOUT_S
+            array, root=self._rank_in_pair(self._rank), timeout_s=MAX_TIMEOUT_S
         )
         while True:
             try:
@@ -434,18 +434,18 @@ class MessageLink:
                     self._listening = pair
                 self._news.notify_all()
 
-    def _place_of(self, rank: int) -> int:
-        """In the pair of ranks."""
+    def _rank_in_pair(self, rank: int) -> int:
+        """The rank's number in the pair."""
         return int(rank == max(self._rank, self._peer))
 
     def _break(self, error: Exception, culprit: PendingMessage | None = None) -> None:
-        """Let all messages fail, those that come too."""
+        """Make all messages fail, and all later ones."""
         with self._news:
             if self._broken is None:
                 self._broken = error
                 failed = [message for line in self._lines.values() for message in line]
                 if isinstance(error, _PeerLeftError) and self._in_flight is not None:
-                    failed.remove(self._in_flight)  # who left has received it
+                    failed.remove(self._in_flight)  # the rank that left has received it
                 else:
                     self._in_flight = None
                 self._lines.clear()
@@ -468,13 +468,13 @@ class MessageLink:
         return explain(message, error, self._parent(), self._parent_name)
 
     def _leave(self) -> None:
-        """Close, in peace if nothing has gone wrong."""
+        """Close; after no failure with a ``BYE`` to the other end."""
         is_peaceful = self._broken is None or isinstance(self._broken, _PeerLeftError)
         if self._speaking is not None and is_peaceful:
             bye = Frame(kind=FrameKind.BYE).to_array()
-            # The error: it has left without waiting for this.
+            # An error means that the other end has left already.
             with contextlib.suppress(CommunicatorError):
-                self._speaking.broadcast(bye, root=self._place_of(self._rank), timeout_s=_BYE_S)
+                self._speaking.broadcast(bye, root=self._rank_in_pair(self._rank), timeout_s=_BYE_S)
                 self._threads[0].join(_BYE_S)
         with self._news:
             self._broken = self._broken or _ClosedError(f"communicator {self._parent_name!r} is closed")

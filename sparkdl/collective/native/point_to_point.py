@@ -1,4 +1,4 @@
-"""Messages between two ranks of a communicator that has none of its own, as that on the native core. Runs on ranks."""
+"""Messages between two ranks of a native communicator, whose core has collectives only. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MAX_TAG = 2**63 - 1
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.5
-"""Between two looks of a rank that expects something from any rank at who wants to send to it for the first time."""
+"""Pauses between two polls for new senders while a message is expected from any rank."""
 
 
 class Messages:
@@ -50,7 +50,7 @@ class Messages:
         self._any_source = AnySource(self, communicator, rendezvous)
         self._lock = threading.Lock()
         self._closed = False
-        # The threads of a communicator that is dropped without having been closed end with it.
+        # The threads of a communicator that is dropped without close() end with it.
         weakref.finalize(communicator, _finish_all, self._links)
 
     def send_async(
@@ -94,7 +94,7 @@ class Messages:
             link.abort(reason)
 
     def close(self) -> None:
-        """Wait for what is on its way, and close the links. May be called again."""
+        """Wait for messages under way, and close the links. May be called again."""
         self._any_source.join()
         with self._lock:
             self._closed = True
@@ -172,7 +172,7 @@ class AnySource:
         self._thread: threading.Thread | None = None
 
     def put(self, message: PendingMessage) -> None:
-        """Take a message on."""
+        """Add a message."""
         with self._lock:
             self._waiting[message.tag].append(message)
             if self._thread is None:
@@ -185,24 +185,24 @@ class AnySource:
             link.take_for_any(message.tag)
 
     def take(self, tag: int) -> PendingMessage | None:
-        """The message with a tag that has waited longest, which waits no more."""
+        """Remove and return the oldest message with a tag."""
         with self._lock:
             return self._waiting[tag].popleft() if self._waiting[tag] else None
 
     @contextmanager
     def called(self, peer: int) -> Iterator[None]:
-        """Leave a note for a rank that expects something from any, while a link to it is opened."""
+        """Announce this rank, while its link is opened, to a peer that expects a message from any rank."""
         key = f"of {peer}/{self._rank}"
         self._notes.set(key, b"")
         try:
             yield
         finally:
-            # Where the rendezvous has gone, too, there is nothing to take back; each kind of store has its own error.
+            # The rendezvous may be gone; each kind of store has its own error then.
             with contextlib.suppress(Exception):
                 self._notes.delete(key)
 
     def join(self) -> None:
-        """Wait until nothing is expected any more."""
+        """Wait until no message from any rank is expected any more."""
         thread = self._thread
         if thread is not None:
             thread.join()
@@ -235,7 +235,7 @@ class AnySource:
         except CommunicatorTimeoutError as error:
             with self._lock:
                 if message not in self._waiting[message.tag]:
-                    return  # it has come meanwhile, and its link looks at the clock
+                    return  # it has come meanwhile; its link checks the deadline
                 self._waiting[message.tag].remove(message)
             if communicator.failure is None:
                 communicator.abort(str(error))

@@ -41,7 +41,7 @@ _FAILURE_KINDS: tuple[type[Exception], ...] = (
 """From the special to the general."""
 
 _LOOK_AROUND_S = 0.5
-"""How long a rank waits for its neighbour before it looks whether some rank has given up."""
+"""How long a rank waits for its neighbour between two checks whether some rank has given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +65,14 @@ class RingSockets:
     from_previous: socket.socket
 
     def detach(self) -> tuple[int, int]:
-        """Give the descriptors away as (to next, from previous), in blocking mode."""
+        """Return the descriptors (to next, from previous), in blocking mode, to their new owner."""
         for sock in (self.to_next, self.from_previous):
             sock.settimeout(None)
         return self.to_next.detach(), self.from_previous.detach()
 
 
 def plan_rings(topology: Topology) -> dict[str, Ring]:
-    """Say in which rings this rank stands: ``"lifeline"`` over all ranks, ``"lane"`` over the hosts.
+    """The rings that this rank belongs to: ``"lifeline"`` over all ranks, ``"lane"`` over the hosts.
 
     Lane i is made of the ranks with local rank i, as many lanes as the smallest host has ranks.
     """
@@ -118,7 +118,8 @@ def connect_rings(
         return {}
     hosts = listen_on or reachable_hosts(hosts_here(rendezvous))
     with AuthenticatedListener(secret, purpose=_purpose(name, topology.rank), host=hosts) as listener:
-        # A rank that gives up says so before its listener goes, or its neighbours would blame the network.
+        # A rank publishes that it gives up before it closes its listener: else its neighbours would report a network
+        # error.
         try:
             deadline = Deadline(timeout_s)
             addresses = _exchange_addresses(rendezvous, listener.address, topology, wire, deadline)
@@ -183,7 +184,7 @@ def _connect(
 
 
 def _first_failure(rendezvous: Rendezvous, rank: int, error: Exception) -> Exception:
-    """Tell the other ranks why this one gives up; return the error of whichever rank gave up first."""
+    """Publish why this rank gives up; return the error of the first rank that gave up."""
     kind = next((kind for kind in _FAILURE_KINDS if isinstance(error, kind)), CommunicatorError)
     own = json.dumps({"rank": rank, "kind": kind.__name__, "text": str(error)}).encode()
     try:

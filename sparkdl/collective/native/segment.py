@@ -1,8 +1,8 @@
 """The shared-memory segment of one host's ranks: made by one of them, which hands it to the others as a descriptor.
 
-It never has a name by which it could be left behind. The others come for it over a Unix socket, on which both ends
-prove the job's secret, as everybody on the host can connect to it. Its memory is reserved when it is made, so that a
-``/dev/shm`` that is too small is an error now and not a SIGBUS later.
+It has no name, so it cannot be left behind. The other ranks receive it over a Unix socket, to which every process of
+the host can connect; both ends therefore prove the job's secret. Its memory is reserved when it is made, so that too
+small a ``/dev/shm`` is an error at once instead of a SIGBUS later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _PURPOSE = b"sparkdl segment"
 _BACKLOG = 1024
 _REFUSED = "refused"
-"""What a rank says in place of a name when the handshake with the rank that has the segment failed."""
+"""Published in place of a name when the handshake with the rank that has the segment failed."""
 
 
 class SegmentError(CommunicatorError):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparkdl._native import NcclOperation
-from sparkdl.collective.buffers import DeviceArray, device_array
+from sparkdl.collective.buffers import DeviceArray, device_array, item_bytes
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
 from sparkdl.rendezvous.deadline import Deadline
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from sparkdl.collective.communicator import Array, Communicator
 
 
-_ITEM_BYTES = {"bool": 1, "bfloat16": 2}
 _BITS = {"sum": "max", "max": "max", "product": "min", "min": "min"}
 
 
@@ -165,7 +164,7 @@ class NcclBatch:
             )
 
     def _reduction(self, array: DeviceArray, op: str, prescale: float) -> tuple[str, str, bytes]:
-        """What NCCL is to take the elements for, by which operation, and the factor of a sum."""
+        """The dtype and operation that NCCL is given, and the factor of a sum."""
         if array.dtype == "bool":
             if op not in _BITS or prescale != 1.0:
                 raise ParamError(f"bools can be reduced by {sorted(_BITS)} and are not scaled, got {op!r}")
@@ -181,11 +180,6 @@ class NcclBatch:
         return array.dtype, "sum", _as_element(factor, array.dtype)
 
 
-def item_bytes(dtype: str) -> int:
-    """Bytes of one element, by NumPy's name of its type or ``"bfloat16"``."""
-    return _ITEM_BYTES.get(dtype) or np.dtype(dtype).itemsize
-
-
 def _as_element(value: float, dtype: str) -> bytes:
     if dtype != "bfloat16":
         return np.array(value, dtype).tobytes()
@@ -197,10 +191,10 @@ def _as_element(value: float, dtype: str) -> bytes:
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
-"""Between two looks at operations under way: NCCL neither knows deadlines nor reports errors by itself."""
+"""Pause between two checks of operations under way: NCCL has no deadlines and does not report errors by itself."""
 
 _NEWS_S = 1.0
-"""How long the communicator may take to say itself who died."""
+"""How long to wait for the communicator's notice of the rank that died."""
 
 
 class NcclWatch:
@@ -222,7 +216,7 @@ class NcclWatch:
         self._thread.start()
 
     def note_start(self) -> None:
-        """Something has been put on a stream."""
+        """Note that an operation was put on a stream."""
         self._started.set()
 
     def check(self) -> None:
@@ -233,7 +227,7 @@ class NcclWatch:
     def explain(self, error: CommunicatorError) -> CommunicatorError:
         """The error to raise when NCCL gave this one: the communicator's where it knows more.
 
-        Waits a moment for the communicator's news, then aborts it, so that the other ranks hear.
+        Waits a moment for the communicator's own error, then aborts it, so that the other ranks fail, too.
         """
         deadline = Deadline(_NEWS_S)
         while self._communicator.failure is None and not deadline.expired:
@@ -461,7 +455,7 @@ class NcclGroup:
         try:
             self._core.close()
         except CommunicatorError:
-            # The loss of a rank is told by the operation that it broke, and may reach NCCL's side only now.
+            # The operation that a lost rank broke has raised already; NCCL may notice the loss only now.
             if self.communicator.failure is None:
                 raise
         finally:
@@ -471,7 +465,7 @@ class NcclGroup:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Raise what the communicator knows in place of what NCCL says."""
+        """Raise the communicator's error in place of NCCL's."""
         self._watch.check()
         try:
             yield

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from sparkdl.topology import Topology
 
 _LOOK_S = 0.1
-"""Between two looks at whether one of the groups failed: each tells only those who wait in it."""
+"""Pause between two checks whether one of the groups failed."""
 
 _NEWS_S = 1.0
-"""How long the group of all ranks may take to say itself who died."""
+"""How long to wait for the notice of all ranks' communicator of the rank that died."""
 
 _OUTCOME_S = 20.0
-"""Past the deadline, for the ranks to tell each other how it ended; longer than NCCL's own opening takes for that."""
+"""Time after the deadline in which ranks exchange their results; longer than that of NCCL's own opening."""
 
 
 class Hierarchy:
@@ -41,7 +41,7 @@ class Hierarchy:
     Made by :func:`open_hierarchy`.
 
     Attributes:
-        everyone: all ranks; stays the caller's.
+        all_ranks: all ranks; stays the caller's.
         inside: the ranks of this host, over NCCL.
         across: the ranks with this place in their host; None where this rank carries no part.
         num_parts: into how many parts an array is divided.
@@ -51,52 +51,54 @@ class Hierarchy:
 
     def __init__(
         self,
-        everyone: Communicator,
+        all_ranks: Communicator,
         inside: NcclGroup,
         across: Communicator | None,
         *,
         takes_device_memory: bool,
     ) -> None:
-        sizes = host_sizes(everyone.topology)
-        self.everyone = everyone
+        sizes = host_sizes(all_ranks.topology)
+        self.all_ranks = all_ranks
         self.inside = inside
         self.across = across
         self.num_parts = min(sizes)
         self.is_even = len(set(sizes)) == 1
         self.takes_device_memory = takes_device_memory
-        self._is_origin = False  # whether it was this rank that told the others
+        self._is_origin = False  # whether this rank has aborted the others
         self._is_under_way = threading.Event()
         self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name=f"sparkdl-{everyone.name}-fate", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch, name=f"sparkdl-{all_ranks.name}-fate", daemon=True
+        )
         self._thread.start()
 
     def rank_order(self) -> list[int]:
         """All ranks by their place in their host, then by host; hosts must be even."""
-        topology = self.everyone.topology
+        topology = self.all_ranks.topology
         by_host = [topology.ranks_on(host) for host in range(topology.num_hosts)]
         return [rank for ranks in zip(*by_host, strict=True) for rank in ranks]
 
     @contextmanager
     def one_fate(self) -> Iterator[None]:
-        """Watch all groups meanwhile, and raise what is known best of why one of them failed.
+        """Watch all groups meanwhile, and raise the most precise error if one of them fails.
 
         Raises:
             CommunicatorError: if one fails, or has failed before; the subclass says how.
         """
-        if self.everyone.failure is not None:
-            raise self._error_of_everyone()
+        if self.all_ranks.failure is not None:
+            raise self._error_of_all()
         self._is_under_way.set()
         try:
             yield
         except CommunicatorError as error:
             self._end_all(str(error))
             if self._is_origin:
-                topology = self.everyone.topology
+                topology = self.all_ranks.topology
                 raise type(error)(
                     f"{error} (Ranks are numbered inside this host, {list(topology.local_ranks)}, or across hosts,"
                     f" {list(topology.cross_ranks)}.)"
                 ) from error
-            raise self._error_of_everyone() from error
+            raise self._error_of_all() from error
         except BaseException as error:
             # What was begun inside the host cannot be taken back: the ranks would no longer agree on what comes next.
             self._end_all(f"{type(error).__name__}: {error}")
@@ -124,37 +126,37 @@ class Hierarchy:
 
     def _failure(self) -> str | None:
         of_across = None if self.across is None else self.across.failure
-        return self.everyone.failure or self.inside.failure or of_across
+        return self.all_ranks.failure or self.inside.failure or of_across
 
     def _end_all(self, reason: str) -> None:
         """Make all groups fail on all ranks.
 
-        A death or an abort is told best by the group of all ranks; wait a moment for its news.
+        The communicator of all ranks names a lost or aborting rank; wait a moment for its error.
         """
         news = Deadline(_NEWS_S)
-        while self.everyone.failure is None and not news.expired:
+        while self.all_ranks.failure is None and not news.expired:
             self._is_closed.wait(0.02)
-        if self.everyone.failure is None:
+        if self.all_ranks.failure is None:
             self._is_origin = True
-            self.everyone.abort(reason)
+            self.all_ranks.abort(reason)
         if self.across is not None and self.across.failure is None:
             self.across.abort(reason)
         if self.inside.failure is None:
             self.inside.abort(reason)
 
-    def _error_of_everyone(self) -> CommunicatorError:
+    def _error_of_all(self) -> CommunicatorError:
         try:
-            self.everyone.barrier()
+            self.all_ranks.barrier()
         except CommunicatorError as error:
             return error
-        raise AssertionError(f"a failed communicator took part in a barrier: {self.everyone.failure}")
+        raise AssertionError(f"a failed communicator took part in a barrier: {self.all_ranks.failure}")
 
 
-def open_hierarchy(everyone: Communicator, *, gpu: int, timeout_s: float | None = None) -> Hierarchy:
+def open_hierarchy(all_ranks: Communicator, *, gpu: int, timeout_s: float | None = None) -> Hierarchy:
     """Open NCCL inside each host and process sets across hosts; all ranks make this call.
 
     Args:
-        everyone: the ranks, on several hosts; shares the fate of what is opened. Its transport goes across.
+        all_ranks: the ranks, on several hosts; shares the fate of what is opened. Its transport goes across.
         gpu: number of this rank's GPU in this process; no two ranks of a host have the same.
         timeout_s: seconds for opening, and the deadline of NCCL's operations; the communicator's when None.
 
@@ -163,14 +165,14 @@ def open_hierarchy(everyone: Communicator, *, gpu: int, timeout_s: float | None 
             :func:`~sparkdl.collective.nccl.opening.open_nccl_group`).
         CommunicatorError: if it cannot on another; the message names its ranks and says why.
     """
-    topology = everyone.topology
-    deadline = Deadline(everyone.timeout_s if timeout_s is None else timeout_s)
+    topology = all_ranks.topology
+    deadline = Deadline(all_ranks.timeout_s if timeout_s is None else timeout_s)
     with ExitStack() as opened:
-        local = everyone.split(topology.local_ranks, "inside")
+        local = all_ranks.split(topology.local_ranks, "inside")
         opened.callback(local.close)
         across = None
         if topology.local_rank < min(host_sizes(topology)):
-            across = everyone.split(topology.cross_ranks, "across")
+            across = all_ranks.split(topology.cross_ranks, "across")
             opened.callback(across.close)
         inside, failure = None, None
         try:
@@ -181,7 +183,7 @@ def open_hierarchy(everyone: Communicator, *, gpu: int, timeout_s: float | None 
         takes_device_memory = across is None or across.takes_device_memory
         own = {"failure": str(failure or ""), "takes_device_memory": takes_device_memory}
         texts = allgather_bytes(
-            everyone,
+            all_ranks,
             json.dumps(own).encode(),
             name="NCCL inside hosts",
             timeout_s=deadline.remaining_s() + _OUTCOME_S,
@@ -199,7 +201,7 @@ def open_hierarchy(everyone: Communicator, *, gpu: int, timeout_s: float | None 
             raise CommunicatorError(f"NCCL could not be opened inside every host: {'; '.join(failures)}")
         opened.pop_all()
         takes_device_memory = all(ranks["takes_device_memory"] for ranks in told)
-        return Hierarchy(everyone, inside, across, takes_device_memory=takes_device_memory)
+        return Hierarchy(all_ranks, inside, across, takes_device_memory=takes_device_memory)
 
 
 def host_sizes(topology: Topology) -> list[int]:

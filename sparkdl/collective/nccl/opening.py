@@ -85,10 +85,10 @@ def _in_wheel() -> tuple[str, ...]:
 
 
 _LOOK_S = 0.25
-"""Between two looks at whether another rank failed, of which NCCL tells nobody while it opens."""
+"""Pause between two checks for a failure of another rank, which NCCL does not report while it opens."""
 
 _OUTCOME_S = 15.0
-"""Past the deadline, for the ranks to tell each other how it ended: the last may have given up just then."""
+"""Time after the deadline in which ranks exchange their results: the last may have given up just then."""
 
 
 def open_nccl_group(
@@ -140,7 +140,7 @@ def open_nccl_group(
 
 
 def find_shared_gpus(gpus: Sequence[str]) -> dict[str, list[int]]:
-    """The GPUs that several ranks have, with these ranks.
+    """The GPUs that more than one rank has, with these ranks.
 
     Args:
         gpus: the identity of every rank's GPU, in order of rank.
@@ -152,7 +152,7 @@ def find_shared_gpus(gpus: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _look_at_own(gpu: int, library: str | None) -> tuple[NcclLibrary | None, dict[str, Any]]:
-    """This rank's library and what the others have to know of it, an error among it."""
+    """This rank's library, and what the others need to know of it, such as its error."""
     try:
         loaded = load_nccl(library)
         uuid, bus_id = loaded.gpu_id(gpu)

@@ -1,6 +1,6 @@
-"""What communicators measure and tell of themselves: monitors, reports, timelines, stalls.
+"""Measurements of communicators: monitors, reports, timelines, stalls.
 
-Begin with :mod:`~sparkdl.collective.telemetry.observation`, the methods that every communicator has for it;
-``monitor`` is what they read, ``report`` and ``timeline`` what they make of it. ``stalls`` says what a rank waits
-in, and for whom. Runs on ranks.
+Begin with :mod:`~sparkdl.collective.telemetry.observation`, the methods of every communicator for reports and
+timelines. They read a ``monitor`` and make a ``report`` or a ``timeline`` of it. ``stalls`` lists the operations that a
+rank waits in, and the ranks that it waits for. Runs on ranks.
 """

@@ -23,7 +23,7 @@ class ClockOffset:
     """What to add to this rank's clock to get rank 0's.
 
     Attributes:
-        at_ns: when it was found out, by this rank's clock.
+        at_ns: when it was measured, by this rank's clock.
         offset_ns: what to add.
         error_ns: how much it may be off.
     """
@@ -36,11 +36,11 @@ class ClockOffset:
 def measure_offset(
     communicator: Communicator, *, now: Callable[[], int] = time.monotonic_ns, timeout_s: float | None = None
 ) -> ClockOffset:
-    """Find out the offset to rank 0's clock; collective over all ranks.
+    """Measure the offset to rank 0's clock; collective over all ranks.
 
-    Rank 0 looks at its clock after all ranks have come to a barrier, and broadcasts what it saw: so on every rank
-    that look lies between the beginning of the barrier and the end of the broadcast. Of several rounds the bounds
-    that all of them leave are taken. Ranks on rank 0's host share its clock.
+    Rank 0 reads its clock after a barrier of all ranks, and broadcasts the time: on every rank that time lies between
+    the beginning of the barrier and the end of the broadcast. The result is the intersection of these bounds over
+    several rounds. Ranks on rank 0's host share its clock.
     """
     lowest, highest = -(2**62), 2**62
     for _ in range(_NUM_ROUNDS):
@@ -60,7 +60,7 @@ def measure_offset(
 
 @dataclass(frozen=True, kw_only=True)
 class SharedClock:
-    """Tells rank 0's time of points in time on this rank, from the offsets at two of them.
+    """Converts this rank's times to rank 0's, from the offsets at two points in time.
 
     Attributes:
         first: the offset at the beginning.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class OperationTotals(NamedTuple):
-    """The operations of one kind that ended well, but for ``num_failed``."""
+    """The operations of one kind that succeeded; ``num_failed`` counts the others."""
 
     kind: str
     num_operations: int
@@ -74,7 +74,7 @@ class Arrival(NamedTuple):
 
 
 class OperationRecord(NamedTuple):
-    """One operation, as it was; a time that was not taken is 0."""
+    """The record of one operation; a time that was not taken is 0."""
 
     sequence: int
     kind: str
@@ -85,18 +85,18 @@ class OperationRecord(NamedTuple):
     queued_ns: int
     begun_ns: int
     arrived_ns: int
-    """When it had to wait for others; 0 if it did not."""
+    """When it began to wait for other ranks; 0 if it did not wait."""
     ready_ns: int
-    """When all ranks were there."""
+    """When all ranks had joined."""
     done_ns: int
     last: int
-    """The rank that came last; -1 if nobody was waited for, or that is not known."""
+    """The rank that came last; -1 if there was no wait, or it is not known."""
 
 
 class Monitor(Protocol):
-    """Tells of operations; may be asked at any time, by any thread, and when the communicator is closed.
+    """Records operations. Its methods may be called at any time, by any thread, also after the communicator was closed.
 
-    What comes as a tuple has the fields of the class that is named.
+    The tuples have the fields of the named classes.
     """
 
     def totals(self) -> Sequence[tuple[str, int, int, int, int, int, int, int]]:
@@ -109,15 +109,15 @@ class Monitor(Protocol):
         """:class:`Arrival` at each of the latest operations, where the transport does not know who came last."""
 
     def start_recording(self, max_records: int) -> None:
-        """Write operations down from now on, the latest ``max_records`` until they are taken."""
+        """Record operations from now on, the latest ``max_records`` until they are taken."""
 
     def stop_recording(self) -> None:
-        """Write no more down."""
+        """Record no more."""
 
     def take_records(
         self,
     ) -> tuple[Sequence[tuple[int, str, str, int, str, bool, int, int, int, int, int, int]], int]:
-        """The :class:`OperationRecord` of what was written down, and how many earlier ones had to go."""
+        """The recorded :class:`OperationRecord`, and how many earlier ones were dropped."""
 
 
 _NUM_ARRIVALS = 1024
@@ -126,7 +126,7 @@ _NUM_ARRIVALS = 1024
 class OperationMonitor:
     """Implements :class:`~sparkdl.collective.telemetry.monitor.Monitor`.
 
-    A transport runs each operation inside :meth:`operation`, one at a time, says when all ranks are there, and has
+    A transport runs each operation inside :meth:`operation`, one at a time, notes when all ranks have joined, and lets
     its callers wait for queued operations inside :meth:`blocked`.
     """
 
@@ -209,7 +209,7 @@ class OperationMonitor:
             ]
 
     def lateness(self) -> Sequence[Lateness]:
-        """Nothing: only :meth:`arrivals` of all ranks show who came last."""
+        """Empty: only the :meth:`arrivals` of all ranks together show which rank came last."""
         return []
 
     def arrivals(self) -> Sequence[Arrival]:
@@ -262,19 +262,19 @@ class OperationMonitor:
 
 
 class OperationTiming:
-    """The edges of an operation under way."""
+    """Times of one operation under way."""
 
     def __init__(self) -> None:
         self.begun_ns = time.monotonic_ns()
         self.ready_ns = 0
 
     def all_here(self) -> None:
-        """Say that all ranks are there."""
+        """Note that all ranks have joined."""
         self.ready_ns = time.monotonic_ns()
 
 
 class Watched(Protocol):
-    """As much of a communicator as can be measured.
+    """The part of a communicator that is measured.
 
     Attributes:
         name: what it is called.
@@ -287,8 +287,8 @@ class Watched(Protocol):
     monitor: Monitor
 
 
-class Place(NamedTuple):
-    """What tells communicators of a family apart: process sets of different ranks may have the same name.
+class CommunicatorKey(NamedTuple):
+    """The identity of communicators in a family: process sets of different ranks may have the same name.
 
     Attributes:
         name: of the communicator.
@@ -299,34 +299,34 @@ class Place(NamedTuple):
     ranks: tuple[int, ...]
 
 
-def label_places(places: Iterable[Place]) -> dict[Place, str]:
-    """What to call each place: its name, and its ranks where another one has that name, too."""
-    known = set(places)
-    num_named = Counter(place.name for place in known)
+def label_communicators(keys: Iterable[CommunicatorKey]) -> dict[CommunicatorKey, str]:
+    """A label for each key: its name, and its ranks if another one has the same name."""
+    known = set(keys)
+    num_named = Counter(key.name for key in known)
     return {
-        place: place.name if num_named[place.name] == 1 else f"{place.name} of {name_ranks(place.ranks)}"
-        for place in known
+        key: key.name if num_named[key.name] == 1 else f"{key.name} of {name_ranks(key.ranks)}"
+        for key in known
     }
 
 
 @dataclass(kw_only=True)
 class Measured:
-    """What was measured of the communicators of one place: there may have been several, one after another.
+    """The measurements of the communicators of one identity; there may have been several, one after another.
 
     Attributes:
-        place: of the communicators.
+        key: of the communicators.
         totals: by kind of operation.
         lateness: by rank of the communicator.
         arrivals: at the latest operations of the communicator that is open.
     """
 
-    place: Place
+    key: CommunicatorKey
     totals: dict[str, OperationTotals] = field(default_factory=dict)
     lateness: dict[int, Lateness] = field(default_factory=dict)
     arrivals: list[Arrival] = field(default_factory=list)
 
     def add(self, totals: Iterable[OperationTotals], lateness: Iterable[Lateness]) -> None:
-        """Count in what a monitor tells."""
+        """Add the counts of a monitor."""
         for more in totals:
             known = self.totals.get(more.kind)
             self.totals[more.kind] = more if known is None else known.plus(more)
@@ -337,41 +337,41 @@ class Measured:
 
 @dataclass(kw_only=True)
 class Recorded:
-    """What the communicators of one place did while a recording ran: the latest of it, and how much had to go.
+    """The latest operations of the communicators of one identity while a recording ran.
 
     Attributes:
-        place: of the communicators.
+        key: of the communicators.
         records: their operations.
-        num_dropped: how many earlier operations are not there.
-        marks: the latest of what :meth:`Telemetry.mark` was told, and when, in nanoseconds.
+        num_dropped: how many earlier operations were dropped.
+        marks: the latest marks of :meth:`Telemetry.mark`, each with its time in nanoseconds.
     """
 
-    place: Place
+    key: CommunicatorKey
     records: list[OperationRecord] = field(default_factory=list)
     num_dropped: int = 0
     marks: deque[tuple[int, str]] = field(default_factory=deque)
 
 
 class Telemetry:
-    """Knows the communicators of a family. What was measured of one that is dropped, it keeps.
+    """The communicators of a family, and the measurements of those that were dropped.
 
     All methods may be called from several threads at once.
     """
 
     def __init__(self) -> None:
-        # Taken again where the garbage collector drops a communicator in the middle of a method.
+        # Reentrant: the garbage collector may drop a communicator in the middle of a method.
         self._lock = threading.RLock()
         self._members: dict[int, _Member] = {}
         self._num_members = 0
-        self._gone: dict[Place, Measured] = {}
-        self._recorded: dict[Place, Recorded] = {}
-        self._news: dict[Place, Recorded] | None = None
+        self._gone: dict[CommunicatorKey, Measured] = {}
+        self._recorded: dict[CommunicatorKey, Recorded] = {}
+        self._news: dict[CommunicatorKey, Recorded] | None = None
         self._max_records = 0
         self._is_recording = False
         self._since = time.monotonic()
 
     def watch(self, communicator: Watched) -> None:
-        """Take a communicator into the family."""
+        """Add a communicator to the family."""
         with self._lock:
             self._num_members += 1
             number = self._num_members
@@ -382,15 +382,15 @@ class Telemetry:
         weakref.finalize(communicator, self._let_go, number).atexit = False
 
     def measure(self, *, reset: bool = False) -> tuple[list[Measured], float]:
-        """What was measured of every communicator, and in how many seconds.
+        """The measurements of every communicator, and the seconds that they cover.
 
         Args:
             reset: count from zero again afterwards.
         """
         with self._lock:
-            found: dict[Place, Measured] = {}
+            found: dict[CommunicatorKey, Measured] = {}
             for gone in self._gone.values():
-                found[gone.place] = replace(gone, totals=dict(gone.totals), lateness=dict(gone.lateness))
+                found[gone.key] = replace(gone, totals=dict(gone.totals), lateness=dict(gone.lateness))
             for member in list(self._members.values()):
                 member.tell(found)
                 if reset:
@@ -402,7 +402,7 @@ class Telemetry:
             return list(found.values()), seconds
 
     def start_recording(self, max_records: int, *, has_news: bool = False) -> None:
-        """Have every communicator, also those to come, write its operations down.
+        """Record the operations of every communicator, also of later ones.
 
         Args:
             max_records: how many of each are kept, the latest ones.
@@ -415,23 +415,23 @@ class Telemetry:
                 member.monitor.start_recording(max_records)
 
     def mark(self, name: str, what: str) -> None:
-        """Write down that something happens now, as long as a recording runs.
+        """Add a mark to the recording, if one runs.
 
         Args:
-            name: of the communicators among whose operations it belongs.
+            name: of the communicators whose operations it belongs to.
             what: the mark's text.
         """
         with self._lock:
             if self._is_recording:
                 now_ns = time.monotonic_ns()
-                for place in {member.place for member in self._members.values() if member.place.name == name}:
-                    for recorded in self._recorded_at(place):
+                for key in {member.key for member in self._members.values() if member.key.name == name}:
+                    for recorded in self._recorded_at(key):
                         recorded.marks.append((now_ns, what))
                         if len(recorded.marks) > self._max_records:
                             recorded.marks.popleft()
 
     def take_news(self) -> list[Recorded]:
-        """What was written down since this was called last; :meth:`stop_recording` gives it again."""
+        """The records since the last call; :meth:`stop_recording` returns them again."""
         with self._lock:
             if self._is_recording:
                 for member in list(self._members.values()):
@@ -440,7 +440,7 @@ class Telemetry:
             return list((news or {}).values())
 
     def stop_recording(self) -> list[Recorded]:
-        """End the recording; what was written down by every communicator."""
+        """End the recording; return the records of every communicator."""
         with self._lock:
             self._is_recording = False
             for member in list(self._members.values()):
@@ -458,30 +458,30 @@ class Telemetry:
 
     def _collect(self, member: _Member) -> None:
         records, num_dropped = member.monitor.take_records()
-        for recorded in self._recorded_at(member.place):
+        for recorded in self._recorded_at(member.key):
             recorded.records += map(OperationRecord._make, records)
             excess = max(0, len(recorded.records) - self._max_records)
             del recorded.records[:excess]
             recorded.num_dropped += num_dropped + excess
 
-    def _recorded_at(self, place: Place) -> list[Recorded]:
-        """Where is written down what the communicators of a place do."""
+    def _recorded_at(self, key: CommunicatorKey) -> list[Recorded]:
+        """The records of the communicators of one identity."""
         kept = [self._recorded] if self._news is None else [self._recorded, self._news]
-        return [places.setdefault(place, Recorded(place=place)) for places in kept]
+        return [keys.setdefault(key, Recorded(key=key)) for keys in kept]
 
 
 class _Member:
-    """One communicator, whose monitor counts on where the reports begin anew."""
+    """One communicator, and the counts of its monitor at the last reset, which reports subtract."""
 
     def __init__(self, communicator: Watched) -> None:
-        self.place = Place(communicator.name, communicator.world_ranks)
+        self.key = CommunicatorKey(communicator.name, communicator.world_ranks)
         self.monitor = communicator.monitor
         self._totals_before: dict[str, OperationTotals] = {}
         self._lateness_before: dict[int, Lateness] = {}
         self._since_ns = 0
 
-    def tell(self, found: dict[Place, Measured]) -> None:
-        measured = found.setdefault(self.place, Measured(place=self.place))
+    def tell(self, found: dict[CommunicatorKey, Measured]) -> None:
+        measured = found.setdefault(self.key, Measured(key=self.key))
         totals = [self._since_reset(more) for more in map(OperationTotals._make, self.monitor.totals())]
         lateness = map(Lateness._make, self.monitor.lateness())
         measured.add(

@@ -30,13 +30,13 @@ _LAST_TIMELINE_S = 10.0
 
 
 class Observed:
-    """The part of a :class:`~sparkdl.collective.communicator.Communicator` that can be looked at.
+    """The part of a :class:`~sparkdl.collective.communicator.Communicator` that can be observed.
 
     Attributes:
         monitor: of this communicator's operations.
         telemetry: the monitors of this communicator and of the process sets made of it.
-        world_ranks: the ranks, by their numbers in the communicator that this one was made of, and that one, and so on:
-            those by which reports and timelines name them.
+        world_ranks: the ranks' numbers in the communicator that all others of the family were split from; reports and
+            timelines name ranks by them.
     """
 
     name: str
@@ -53,23 +53,23 @@ class Observed:
         """Number of this rank in the communicator."""
 
     @abstractmethod
-    def _open_aside(self, name: str) -> Communicator:
+    def _open_duplicate(self, name: str) -> Communicator:
         """Open a communicator of the same ranks that is not observed; collective."""
 
     def report(self, *, reset: bool = False) -> CommunicationReport:
-        """What this rank has communicated on this communicator and on the process sets made of it.
+        """The report of this rank about this communicator and the process sets made of it.
 
-        Operations are counted always; nothing is asked of other ranks. See :meth:`gather_report` for what all saw.
+        Operations are always counted; no other rank is asked. :meth:`gather_report` returns the reports of all ranks.
 
         Args:
-            reset: begin anew afterwards.
+            reset: set the counts to zero afterwards.
         """
         return make_report(self.world_ranks[self.rank], *self.telemetry.measure(reset=reset))
 
     def gather_report(self) -> WorldReport | None:
-        """The reports of all ranks and who came last, on rank 0; None on the others. All ranks must call it."""
-        with self._open_aside("report") as aside:
-            return gather_world_report(self, aside)
+        """On rank 0 the reports of all ranks and which ranks came last, elsewhere None. All ranks must call it."""
+        with self._open_duplicate("report") as duplicate:
+            return gather_world_report(self, duplicate)
 
     @property
     def has_timeline(self) -> bool:
@@ -79,15 +79,15 @@ class Observed:
     def start_timeline(
         self, path: str | os.PathLike[str], *, max_events: int = 65536, is_live: bool = False
     ) -> None:
-        """Write down from now on what is done on this communicator and on the process sets made of it.
+        """Record the operations of this communicator and of the process sets made of it from now on.
 
-        All ranks must call it. :meth:`stop_timeline` makes one file of it for all ranks, in the Trace Event Format,
-        which https://ui.perfetto.dev opens; so does closing the communicator.
+        All ranks must call it. :meth:`stop_timeline`, or closing the communicator, writes one file for all ranks in the
+        Trace Event Format, which https://ui.perfetto.dev opens.
 
         Args:
             path: the file, on rank 0's machine; replaced if it is there.
             max_events: how many operations of each communicator every rank keeps, the latest ones.
-            is_live: have rank 0 write what it sees itself into the file while the timeline runs, many times a second.
+            is_live: whether rank 0 writes its own operations to the file many times a second while the timeline runs.
 
         Raises:
             ParamError: if a timeline runs already, or rank 0 cannot write the file.
@@ -96,19 +96,19 @@ class Observed:
             raise ParamError(f"a timeline of {self.name!r} runs already; stop it first")
         if max_events < 1:
             raise ParamError(f"max_events must be positive, got {max_events}")
-        aside = self._open_aside("timeline")
+        duplicate = self._open_duplicate("timeline")
         try:
             self._timeline = Timeline(
-                aside, self.telemetry, Path(path), max_events=max_events, is_live=is_live
+                duplicate, self.telemetry, Path(path), max_events=max_events, is_live=is_live
             )
         except BaseException:
-            aside.close()
+            duplicate.close()
             raise
 
     def stop_timeline(self, *, timeout_s: float | None = None) -> None:
         """End the timeline and write its file. All ranks must call it.
 
-        If ranks were lost meanwhile the file has what the others saw, and a warning says so.
+        If ranks were lost meanwhile, the file has the records of the others, and a warning is logged.
 
         Args:
             timeout_s: deadline of each step.
@@ -122,7 +122,7 @@ class Observed:
         timeline.stop(timeout_s=timeout_s)
 
     def _end_timeline(self) -> None:
-        """What a transport does first when it closes."""
+        """End a running timeline; transports call this first when they close."""
         if self._timeline is None:
             return
         try:

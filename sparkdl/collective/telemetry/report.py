@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective.byte_exchange import gather_bytes
 from sparkdl.collective.telemetry.clock_offset import SharedClock, measure_offset
-from sparkdl.collective.telemetry.monitor import Place, label_places
+from sparkdl.collective.telemetry.monitor import CommunicatorKey, label_communicators
 
 if TYPE_CHECKING:
     from sparkdl.collective.communicator import Communicator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _BLOCKED = ("reduce_scatter", "allgather", "alltoall", "gather", "scatter")
-"""Operations of which a rank has its own block already."""
+"""Operations in which a rank does not transfer its own block."""
 
 _RANK_HEADER = (
     "process set",
@@ -75,9 +75,9 @@ class OperationReport:
     exposed_s: float
 
     @property
-    def place(self) -> Place:
+    def key(self) -> CommunicatorKey:
         """The process set."""
-        return Place(self.process_set, self.ranks)
+        return CommunicatorKey(self.process_set, self.ranks)
 
     @property
     def world_size(self) -> int:
@@ -137,9 +137,9 @@ class LateRank:
     waited_s: float
 
     @property
-    def place(self) -> Place:
+    def key(self) -> CommunicatorKey:
         """The process set."""
-        return Place(self.process_set, self.ranks)
+        return CommunicatorKey(self.process_set, self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ class CommunicationReport:
         process_sets: dict[str, Any] = {}
         for row in self.operations:
             process_set = process_sets.setdefault(
-                labels[row.place],
+                labels[row.key],
                 {
                     "world_size": row.world_size,
                     "ranks": list(row.ranks),
@@ -178,7 +178,7 @@ class CommunicationReport:
             process_set["operations"][row.operation] = row.as_dict()
         for late in self.late_ranks:
             found = {"count": late.count, "waited_s": late.waited_s}
-            process_sets[labels[late.place]]["late_ranks"][late.rank] = found
+            process_sets[labels[late.key]]["late_ranks"][late.rank] = found
         return {"rank": self.rank, "seconds": self.seconds, "process_sets": process_sets}
 
     def as_metrics(self, prefix: str = "communication") -> dict[str, float]:
@@ -186,25 +186,25 @@ class CommunicationReport:
         metrics: dict[str, float] = {}
         labels = self._labels()
         for row in self.operations:
-            # Of the signs that all of MLflow's stores take; a slash makes a group of charts.
-            place = "/".join(
-                re.sub(r"[^\w.\- ]", "_", part) for part in (prefix, labels[row.place], row.operation)
+            # Only characters that all of MLflow's stores accept; a slash makes a group of charts.
+            key = "/".join(
+                re.sub(r"[^\w.\- ]", "_", part) for part in (prefix, labels[row.key], row.operation)
             )
             metrics |= {
-                f"{place}/count": float(row.count),
-                f"{place}/bytes": float(row.bytes),
-                f"{place}/seconds": row.busy_s,
-                f"{place}/algorithm_gb_per_s": row.algorithm_bandwidth / 1e9,
-                f"{place}/bus_gb_per_s": row.bus_bandwidth / 1e9,
-                f"{place}/waiting_share": row.waiting_share,
-                f"{place}/exposed_share": row.exposed_share,
+                f"{key}/count": float(row.count),
+                f"{key}/bytes": float(row.bytes),
+                f"{key}/seconds": row.busy_s,
+                f"{key}/algorithm_gb_per_s": row.algorithm_bandwidth / 1e9,
+                f"{key}/bus_gb_per_s": row.bus_bandwidth / 1e9,
+                f"{key}/waiting_share": row.waiting_share,
+                f"{key}/exposed_share": row.exposed_share,
             }
         return metrics
 
     def as_table(self) -> str:
-        """Lines for people: a row per process set and operation, and who came last."""
+        """A text table with a row per process set and operation, and the ranks that came last."""
         labels = self._labels()
-        rows = [_rank_cells(row, labels[row.place]) for row in self.operations]
+        rows = [_rank_cells(row, labels[row.key]) for row in self.operations]
         busy_s = sum(row.busy_s for row in self.operations)
         exposed_s = sum(row.exposed_s for row in self.operations)
         title = f"Communication of rank {self.rank} took {busy_s:.3g} s of {self.seconds:.3g} s"
@@ -216,17 +216,17 @@ class CommunicationReport:
 
     __str__ = as_table
 
-    def _labels(self) -> dict[Place, str]:
-        return label_places(row.place for row in self.operations)
+    def _labels(self) -> dict[CommunicatorKey, str]:
+        return label_communicators(row.key for row in self.operations)
 
 
 def make_report(rank: int, measured: Sequence[Measured], seconds: float) -> CommunicationReport:
-    """The report of what was measured on a rank."""
+    """The report of the measurements on a rank."""
     late_ranks = [
         LateRank(
-            process_set=found.place.name,
-            ranks=found.place.ranks,
-            rank=found.place.ranks[late.rank],
+            process_set=found.key.name,
+            ranks=found.key.ranks,
+            rank=found.key.ranks[late.rank],
             count=late.num_operations,
             waited_s=late.waited_ns / 1e9,
         )
@@ -239,8 +239,8 @@ def make_report(rank: int, measured: Sequence[Measured], seconds: float) -> Comm
         seconds=seconds,
         operations=tuple(
             OperationReport(
-                process_set=found.place.name,
-                ranks=found.place.ranks,
+                process_set=found.key.name,
+                ranks=found.key.ranks,
                 operation=totals.kind,
                 count=totals.num_operations,
                 num_failed=totals.num_failed,
@@ -269,12 +269,12 @@ def format_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def format_late_ranks(late_ranks: Sequence[LateRank], labels: Mapping[Place, str]) -> list[str]:
-    """Lines that say who came last; none if nobody did."""
+def format_late_ranks(late_ranks: Sequence[LateRank], labels: Mapping[CommunicatorKey, str]) -> list[str]:
+    """Lines with the ranks that came last; empty if there were none."""
     if not late_ranks:
         return []
     rows = [
-        (labels[late.place], f"rank {late.rank}", f"{late.count:,}", f"{late.waited_s * 1e3:,.1f}")
+        (labels[late.key], f"rank {late.rank}", f"{late.count:,}", f"{late.waited_s * 1e3:,.1f}")
         for late in late_ranks
     ]
     return ["", format_columns(("process set", "came last", "times", "ms waited for"), rows)]
@@ -319,35 +319,35 @@ class WorldReport:
         }
 
     def as_table(self) -> str:
-        """Lines for people: a row per process set and operation, and who came last."""
-        rows: defaultdict[tuple[Place, str], list[tuple[int, OperationReport]]] = defaultdict(list)
+        """A text table with a row per process set and operation, and the ranks that came last."""
+        rows: defaultdict[tuple[CommunicatorKey, str], list[tuple[int, OperationReport]]] = defaultdict(list)
         for report in self.reports:
             for row in report.operations:
-                rows[row.place, row.operation].append((report.rank, row))
-        labels = label_places(place for place, _ in rows)
-        cells = [_world_cells(seen, labels[place]) for (place, _), seen in rows.items()]
+                rows[row.key, row.operation].append((report.rank, row))
+        labels = label_communicators(key for key, _ in rows)
+        cells = [_world_cells(seen, labels[key]) for (key, _), seen in rows.items()]
         lines = [f"Communication of {len(self.reports)} ranks", format_columns(_WORLD_HEADER, cells)]
         return "\n".join(lines + format_late_ranks(self.late_ranks, labels))
 
     __str__ = as_table
 
 
-def gather_world_report(communicator: Observed, aside: Communicator) -> WorldReport | None:
+def gather_world_report(communicator: Observed, duplicate: Communicator) -> WorldReport | None:
     """The reports of all ranks, on rank 0; None on the others. Collective.
 
     Args:
-        communicator: whose telemetry tells.
-        aside: a communicator of the same ranks, so that the report is not about itself.
+        communicator: the observed one.
+        duplicate: a communicator of the same ranks, so that the report is not about itself.
     """
     measured, seconds = communicator.telemetry.measure()
-    offset = measure_offset(aside)
+    offset = measure_offset(duplicate)
     clock = SharedClock(first=offset, last=offset)
     mine = {
         "report": asdict(make_report(communicator.world_ranks[communicator.rank], measured, seconds)),
         "clock_error_ns": clock.error_ns,
         "arrivals": [
             {
-                "place": found.place,
+                "key": found.key,
                 "times_ns": {
                     str(arrival.sequence): clock.to_shared(arrival.time_ns) for arrival in found.arrivals
                 },
@@ -356,7 +356,7 @@ def gather_world_report(communicator: Observed, aside: Communicator) -> WorldRep
             if found.arrivals
         ],
     }
-    gathered = gather_bytes(aside, json.dumps(mine).encode(), root=0, name="communication report")
+    gathered = gather_bytes(duplicate, json.dumps(mine).encode(), root=0, name="communication report")
     if not gathered:
         return None
     seen = [json.loads(part) for part in gathered]
@@ -379,44 +379,44 @@ def _report_from(values: Mapping[str, Any]) -> CommunicationReport:
 
 
 def _from_waits(reports: Sequence[CommunicationReport]) -> list[LateRank]:
-    """What ranks of one host saw of each other."""
-    seen: defaultdict[tuple[Place, int], list[LateRank]] = defaultdict(list)
+    """The late ranks that the ranks of each host noticed on their host."""
+    seen: defaultdict[tuple[CommunicatorKey, int], list[LateRank]] = defaultdict(list)
     for report in reports:
         for late in report.late_ranks:
-            seen[late.place, late.rank].append(late)
+            seen[late.key, late.rank].append(late)
     return [
         LateRank(
-            process_set=place.name,
-            ranks=place.ranks,
+            process_set=key.name,
+            ranks=key.ranks,
             rank=rank,
             count=max(late.count for late in sightings),
             waited_s=sum(late.waited_s for late in sightings) / len(sightings),
         )
-        for (place, rank), sightings in seen.items()
+        for (key, rank), sightings in seen.items()
     ]
 
 
 def _from_arrivals(seen: Sequence[Mapping[str, Any]]) -> list[LateRank]:
     """Who came last to the operations that all ranks of a process set remember, by the shared clock."""
     error_ns = max(part["clock_error_ns"] for part in seen)
-    places: defaultdict[Place, dict[int, dict[str, int]]] = defaultdict(dict)
+    keys: defaultdict[CommunicatorKey, dict[int, dict[str, int]]] = defaultdict(dict)
     for part in seen:
         for arrivals in part["arrivals"]:
-            name, ranks = arrivals["place"]
-            places[Place(name, tuple(ranks))][part["report"]["rank"]] = arrivals["times_ns"]
-    counts: defaultdict[tuple[Place, int], list[float]] = defaultdict(list)
-    for place, by_rank in places.items():
-        if len(by_rank) < max(2, len(place.ranks)):
+            name, ranks = arrivals["key"]
+            keys[CommunicatorKey(name, tuple(ranks))][part["report"]["rank"]] = arrivals["times_ns"]
+    counts: defaultdict[tuple[CommunicatorKey, int], list[float]] = defaultdict(list)
+    for key, by_rank in keys.items():
+        if len(by_rank) < max(2, len(key.ranks)):
             continue
         for sequence in set.intersection(*map(set, by_rank.values())):
             times = sorted((times_ns[sequence], rank) for rank, times_ns in by_rank.items())
             (last_ns, last), others = times[-1], times[:-1]
             if last_ns - others[-1][0] > error_ns:
                 waits = [last_ns - time_ns for time_ns, _ in others]
-                counts[place, last].append(sum(waits) / len(waits) / 1e9)
+                counts[key, last].append(sum(waits) / len(waits) / 1e9)
     return [
-        LateRank(process_set=place.name, ranks=place.ranks, rank=rank, count=len(waits), waited_s=sum(waits))
-        for (place, rank), waits in counts.items()
+        LateRank(process_set=key.name, ranks=key.ranks, rank=rank, count=len(waits), waited_s=sum(waits))
+        for (key, rank), waits in counts.items()
     ]
 
 

@@ -50,7 +50,7 @@ class StallCheck:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> StallCheck:
-        """What the variables ask for that Horovod has for this, with its defaults.
+        """The stall check of Horovod's variables, with Horovod's defaults.
 
         They are ``HOROVOD_STALL_CHECK_DISABLE``, ``HOROVOD_STALL_CHECK_TIME_SECONDS`` and
         ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, of which 0 stands for never.
@@ -104,7 +104,7 @@ class StallTimer:
 
 
 def numbered(name: str, world_ranks: Sequence[int]) -> str:
-    """What a warning calls a communicator by whose own numbers it names ranks.
+    """The name of a communicator in warnings, with the world's numbers of its ranks if these differ.
 
     Args:
         name: of the communicator.
@@ -121,10 +121,10 @@ def warn_of_stall(communicator: str, rank: int, operation: str, waited_s: float,
 
     Args:
         communicator: what to call it.
-        rank: that waits.
-        operation: that it waits in.
+        rank: the one that waits.
+        operation: the one that it waits in.
         waited_s: for how long.
-        who: is missing, in words.
+        who: the missing ranks, in words.
     """
     logger.warning(
         "Rank %d has waited %.3g s in %s on %s: %s. Look at what those ranks are doing: all ranks have to call the"
@@ -141,7 +141,7 @@ class Wait(NamedTuple):
     """One operation that does not continue."""
 
     communicator: str
-    """Its name; a process set's says of what it is a part, as in ``world/pair``."""
+    """Its name; that of a process set begins with its parent's, as in ``world/pair``."""
 
     ranks: tuple[int, ...]
     """The communicator's ranks, by their numbers in the world."""
@@ -164,7 +164,7 @@ class NotedWait:
     Args:
         communicator: name of the communicator.
         ranks: its ranks, by their numbers in the world.
-        operation: that is waited in, in words.
+        operation: the one that is waited in, in words.
         timeout_s: its deadline.
     """
 
@@ -175,7 +175,7 @@ class NotedWait:
             _noted.add(self)
 
     def end(self) -> None:
-        """It continues. May be called again."""
+        """End the wait. May be called again."""
         with _lock:
             _noted.discard(self)
 
@@ -194,18 +194,18 @@ class NotedWait:
 
 
 def watch_native(communicator: Communicator, monitor: _native.Monitor) -> None:
-    """Take in what the native core waits in for ``communicator``, as long as that lives."""
+    """Include the waits of the native core of ``communicator``, as long as that exists."""
     with _lock:
         _native_ones[communicator] = monitor
 
 
 def pending_waits() -> list[Wait]:
-    """All that this process waits in, the longest wait first."""
+    """All waits of this process, the longest first."""
     with _lock:
         native_ones, noted = list(_native_ones.items()), list(_noted)
     waits = [wait.tell() for wait in noted]
     for communicator, monitor in native_ones:
         waits += [Wait(communicator.name, communicator.world_ranks, *wait) for wait in monitor.waits()]
-    # Who only listens for messages, in a thread, has nothing to wait for.
+    # A thread that listens for messages does not wait for an operation.
     waits = [wait for wait in waits if wait.timeout_s < MAX_TIMEOUT_S]
     return sorted(waits, key=lambda wait: -wait.waited_s)

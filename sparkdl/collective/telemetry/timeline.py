@@ -30,7 +30,7 @@ import numpy as np
 
 from sparkdl.collective.byte_exchange import broadcast_bytes, gather_bytes
 from sparkdl.collective.telemetry.clock_offset import SharedClock, measure_offset
-from sparkdl.collective.telemetry.monitor import Place, Recorded, label_places
+from sparkdl.collective.telemetry.monitor import CommunicatorKey, Recorded, label_communicators
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.rendezvous.store import PrefixRendezvous
@@ -56,9 +56,9 @@ def describe_rank(rank: int, label: str, recorded: Sequence[Recorded]) -> list[E
         _metadata("process_name", rank, 0, name=label),
         _metadata("process_sort_index", rank, 0, sort_index=rank),
     ]
-    labels = label_places(part.place for part in recorded)
+    labels = label_communicators(part.key for part in recorded)
     for thread, part in enumerate(recorded, start=1):
-        events.append(_metadata("thread_name", rank, thread, name=labels[part.place]))
+        events.append(_metadata("thread_name", rank, thread, name=labels[part.key]))
         events.append(_metadata("thread_sort_index", rank, thread, sort_index=thread))
     return events
 
@@ -66,7 +66,7 @@ def describe_rank(rank: int, label: str, recorded: Sequence[Recorded]) -> list[E
 def operation_events(
     rank: int, recorded: Sequence[Recorded], microseconds: Callable[[int], float]
 ) -> list[Event]:
-    """The events of a rank's operations, the marks between them, and a word of each thread that had to drop some.
+    """The events of a rank's operations and marks, and a note on each thread that has dropped operations.
 
     Args:
         rank: the process.
@@ -74,18 +74,18 @@ def operation_events(
         microseconds: from a time of this rank to one of the file.
     """
     events: list[Event] = []
-    labels = label_places(part.place for part in recorded)
+    labels = label_communicators(part.key for part in recorded)
     for thread, part in enumerate(recorded, start=1):
-        place = {"pid": rank, "tid": thread}
+        location = {"pid": rank, "tid": thread}
         if part.num_dropped and part.records:
             first = microseconds(part.records[0].begun_ns)
             name = f"{part.num_dropped} earlier operations were dropped"
-            events.append({"ph": "i", "name": name, "ts": first, "s": "t", **place})
+            events.append({"ph": "i", "name": name, "ts": first, "s": "t", **location})
         for time_ns, what in part.marks:
-            events.append({"ph": "i", "name": what, "ts": microseconds(time_ns), "s": "t", **place})
+            events.append({"ph": "i", "name": what, "ts": microseconds(time_ns), "s": "t", **location})
         for record in part.records:
-            last = part.place.ranks[record.last] if record.last >= 0 else -1
-            events += _events_of(record._replace(last=last), labels[part.place], place, microseconds)
+            last = part.key.ranks[record.last] if record.last >= 0 else -1
+            events += _events_of(record._replace(last=last), labels[part.key], location, microseconds)
     return events
 
 
@@ -94,15 +94,15 @@ def _metadata(kind: str, rank: int, thread: int, **arguments: object) -> Event:
 
 
 def _events_of(
-    record: OperationRecord, communicator: str, place: Event, microseconds: Callable[[int], float]
+    record: OperationRecord, communicator: str, location: Event, microseconds: Callable[[int], float]
 ) -> Iterator[Event]:
     begun, done = microseconds(record.begun_ns), microseconds(record.done_ns)
     category = record.kind.upper()
     if record.queued_ns:
-        key = {"cat": "QUEUE", "id": f"{place['pid']}/{place['tid']}/{record.sequence}"}
+        key = {"cat": "QUEUE", "id": f"{location['pid']}/{location['tid']}/{record.sequence}"}
         name = f"queue of {communicator}"
-        yield {"ph": "b", "name": name, "ts": microseconds(record.queued_ns), **key, **place}
-        yield {"ph": "e", "name": name, "ts": begun, **key, **place}
+        yield {"ph": "b", "name": name, "ts": microseconds(record.queued_ns), **key, **location}
+        yield {"ph": "e", "name": name, "ts": begun, **key, **location}
     yield {
         "ph": "X",
         "name": f"{record.kind} {record.name}" if record.name else record.kind,
@@ -110,10 +110,10 @@ def _events_of(
         "ts": begun,
         "dur": _duration(begun, done),
         "args": _arguments(record),
-        **place,
+        **location,
     }
-    # Whoever looks for this phase, as Horovod's users do, finds it also on the rank that came last.
-    wait, arrived, transfer = "waited for nobody", begun, begun
+    # Horovod's timelines have this phase on every rank, also on the one that came last.
+    wait, arrived, transfer = "no wait", begun, begun
     if record.ready_ns:
         wait = f"wait for rank {record.last}" if record.last >= 0 else "wait for other ranks"
         arrived, transfer = microseconds(record.arrived_ns), microseconds(record.ready_ns)
@@ -123,7 +123,7 @@ def _events_of(
         "cat": f"NEGOTIATE_{category}",
         "ts": arrived,
         "dur": _duration(arrived, transfer),
-        **place,
+        **location,
     }
     yield {
         "ph": "X",
@@ -131,7 +131,7 @@ def _events_of(
         "cat": f"TRANSFER_{category}",
         "ts": transfer,
         "dur": _duration(transfer, done),
-        **place,
+        **location,
     }
 
 
@@ -156,11 +156,11 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class LiveTimeline:
-    """Writes the news of a recording into a file from time to time, until it is closed.
+    """Appends new records of a recording to a file periodically, until it is closed.
 
     Args:
         path: the file; emptied.
-        telemetry: which records, and has news.
+        telemetry: the recording one.
         rank: of this process.
         begin_ns: when the file's time begins.
     """
@@ -169,15 +169,15 @@ class LiveTimeline:
         self._path = path
         self._telemetry = telemetry
         self._rank, self._begin_ns = rank, begin_ns
-        self._places: list[Place] = []
-        """Of the communicators that were seen, in the order of their threads."""
+        self._keys: list[CommunicatorKey] = []
+        """The communicators so far, in the order of their threads."""
         path.write_text("[\n", encoding="utf-8")
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"timeline {path}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Write no more."""
+        """End the writing."""
         self._is_over.set()
         self._thread.join()
 
@@ -186,16 +186,16 @@ class LiveTimeline:
             try:
                 self._write_news()
             except OSError as error:
-                logger.warning("What continues cannot be written to the timeline %s: %s", self._path, error)
+                logger.warning("Cannot append to the live timeline %s: %s", self._path, error)
                 return
 
     def _write_news(self) -> None:
-        news = {part.place: part for part in self._telemetry.take_news()}
-        new_places = [place for place in news if place not in self._places]
-        self._places += new_places
-        parts = [news.get(place, Recorded(place=place)) for place in self._places]
+        news = {part.key: part for part in self._telemetry.take_news()}
+        new_keys = [key for key in news if key not in self._keys]
+        self._keys += new_keys
+        parts = [news.get(key, Recorded(key=key)) for key in self._keys]
         events = operation_events(self._rank, parts, self._microseconds)
-        if new_places:
+        if new_keys:
             label = f"rank {self._rank} on {socket.gethostname()}"
             events = describe_rank(self._rank, label, parts) + events
         if events:
@@ -207,44 +207,44 @@ class LiveTimeline:
 
 
 _REST_S = 5.0
-"""How long rank 0 waits for what the others saw after one of them was lost."""
+"""How long rank 0 waits for the records of the others after a rank was lost."""
 
 
 class Timeline:
     """A timeline that runs. All ranks make it and stop it together.
 
     Args:
-        aside: a communicator of the ranks for the timeline alone, which closes it.
+        duplicate: a communicator of the ranks for the timeline alone, which closes it.
         telemetry: of the communicators to observe.
         path: the file, on rank 0's machine.
         max_events: how many operations of each communicator are kept, the latest ones.
-        is_live: whether rank 0 writes what it sees meanwhile.
+        is_live: whether rank 0 writes its own operations meanwhile.
 
     Raises:
         ParamError: on every rank, if rank 0 cannot write the file.
     """
 
     def __init__(
-        self, aside: Communicator, telemetry: Telemetry, path: Path, *, max_events: int, is_live: bool
+        self, duplicate: Communicator, telemetry: Telemetry, path: Path, *, max_events: int, is_live: bool
     ) -> None:
-        self._aside = aside
+        self._duplicate = duplicate
         self._telemetry = telemetry
         self._path = path
-        self._raise_together(_try_to_write(path) if aside.rank == 0 else "", None)
-        self._first_offset = measure_offset(aside)
+        self._raise_together(_try_to_write(path) if duplicate.rank == 0 else "", None)
+        self._first_offset = measure_offset(duplicate)
         # The file's time begins here, on rank 0's clock.
         begin = np.array([time.monotonic_ns(), time.time_ns() // 1000], np.int64)
-        aside.broadcast(begin, root=0, name="beginning of the timeline")
+        duplicate.broadcast(begin, root=0, name="beginning of the timeline")
         self._begin_ns, self._begin_epoch_us = map(int, begin)
-        self._rendezvous = PrefixRendezvous(aside.rendezvous, f"{aside.name}/{self._begin_ns}")
-        is_live = is_live and aside.rank == 0
+        self._rendezvous = PrefixRendezvous(duplicate.rendezvous, f"{duplicate.name}/{self._begin_ns}")
+        is_live = is_live and duplicate.rank == 0
         telemetry.start_recording(max_events, has_news=is_live)
         self._live = LiveTimeline(path, telemetry, self._world_rank(0), self._begin_ns) if is_live else None
 
     def stop(self, *, timeout_s: float | None = None) -> None:
         """End the recording and write the file; collective.
 
-        Where ranks were lost rank 0 writes what the others saw, and a warning.
+        If ranks were lost, rank 0 writes the records of the others and logs a warning.
 
         Args:
             timeout_s: deadline of each step; the communicator's own when None.
@@ -257,23 +257,23 @@ class Timeline:
         recorded = self._telemetry.stop_recording()
         clock = SharedClock(first=self._first_offset, last=self._first_offset)
         try:
-            clock = SharedClock(first=clock.first, last=measure_offset(self._aside, timeout_s=timeout_s))
+            clock = SharedClock(first=clock.first, last=measure_offset(self._duplicate, timeout_s=timeout_s))
             seen = self._pack(recorded, clock)
-            gathered = gather_bytes(self._aside, seen, root=0, name="timeline", timeout_s=timeout_s)
+            gathered = gather_bytes(self._duplicate, seen, root=0, name="timeline", timeout_s=timeout_s)
             problem = self._write(gathered, missing={}) if gathered else ""
             self._raise_together(problem, timeout_s)
         except CommunicatorError as error:
             self._save_the_rest(self._pack(recorded, clock), error)
         finally:
-            self._aside.close()
+            self._duplicate.close()
 
     def _world_rank(self, rank: int) -> int:
-        return self._aside.world_ranks[rank]
+        return self._duplicate.world_ranks[rank]
 
     def _raise_together(self, problem: str, timeout_s: float | None) -> None:
         """Raise rank 0's problem on every rank."""
         text = broadcast_bytes(
-            self._aside, problem.encode(), root=0, name="state of the timeline", timeout_s=timeout_s
+            self._duplicate, problem.encode(), root=0, name="state of the timeline", timeout_s=timeout_s
         ).decode()
         if text:
             raise ParamError(f"the timeline cannot be written to {self._path}: {text}")
@@ -283,24 +283,24 @@ class Timeline:
             # What began before the timeline is shown from its beginning.
             return max(0, clock.to_shared(time_ns) - self._begin_ns) / 1000
 
-        rank = self._world_rank(self._aside.rank)
-        labels = label_places(part.place for part in recorded)
+        rank = self._world_rank(self._duplicate.rank)
+        labels = label_communicators(part.key for part in recorded)
         seen = {
             "events": describe_rank(rank, f"rank {rank} on {socket.gethostname()}", recorded)
             + operation_events(rank, recorded, microseconds),
-            "dropped": {labels[part.place]: part.num_dropped for part in recorded if part.num_dropped},
+            "dropped": {labels[part.key]: part.num_dropped for part in recorded if part.num_dropped},
             "clock_error_us": clock.error_ns / 1000,
         }
         return zlib.compress(json.dumps(seen, separators=(",", ":")).encode(), level=1)
 
     def _save_the_rest(self, seen: bytes, error: CommunicatorError) -> None:
-        """Gather by the rendezvous, which outlives ranks, what those that are left have seen."""
-        if self._aside.rank != 0:
-            self._rendezvous.set(str(self._aside.rank), seen)
+        """Gather the records of the remaining ranks by the rendezvous, which a lost rank does not break."""
+        if self._duplicate.rank != 0:
+            self._rendezvous.set(str(self._duplicate.rank), seen)
             return
         gathered, missing = [seen], {}
         deadline = Deadline(_REST_S)
-        for rank in range(1, self._aside.world_size):
+        for rank in range(1, self._duplicate.world_size):
             try:
                 gathered.append(self._rendezvous.get(str(rank), deadline.remaining_s()))
             except CommunicatorTimeoutError:
@@ -313,8 +313,8 @@ class Timeline:
             logger.warning("The timeline %s is without %s: %s", self._path, name_ranks(ranks), error)
 
     def _write(self, gathered: list[bytes], missing: dict[int, str]) -> str:
-        """Write the file; what was wrong if that is not possible."""
-        present = [rank for rank in range(self._aside.world_size) if rank not in missing]
+        """Write the file; return what failed, or an empty text."""
+        present = [rank for rank in range(self._duplicate.world_size) if rank not in missing]
         seen = {
             f"rank {self._world_rank(rank)}": json.loads(zlib.decompress(part))
             for rank, part in zip(present, gathered, strict=True)

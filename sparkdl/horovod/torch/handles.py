@@ -12,7 +12,7 @@ from sparkdl.horovod.torch.names import HorovodInternalError
 _handles: dict[int, tuple[Engine, Request[Any]]] = {}
 _numbers = itertools.count(1)
 _of_earlier_worlds: set[int] = set()
-"""Handles that nobody had synchronized when their world ended."""
+"""Handles that had not been synchronized when their world ended."""
 
 
 def run_later(engine: Engine, request: Request[Any]) -> int:
@@ -29,7 +29,7 @@ def run_later(engine: Engine, request: Request[Any]) -> int:
 
 
 def run_now(engine: Engine, request: Request[Result]) -> Result:
-    """Run a request and return what it gives.
+    """Run a request and return its result.
 
     Raises:
         ValueError: if a request of its name is outstanding.

@@ -56,7 +56,7 @@ class HookedStep(torch.optim.Optimizer):
         self.set_backward_passes_per_step(backward_passes_per_step)
 
     def _hook_gradients(self) -> None:
-        """Have autograd tell of every gradient, as long as there is this optimizer."""
+        """Register a hook for every gradient, for as long as this optimizer exists."""
         # Autograd keeps hooks where the garbage collector does not look: one that held this object would keep it, and
         # with it the parameters, for good.
         on_gradient = partial(_call, weakref.WeakMethod(self._on_gradient))
@@ -72,7 +72,7 @@ class HookedStep(torch.optim.Optimizer):
         """Clear the gradients.
 
         Raises:
-            AssertionError: if a backward pass has begun a step, and nothing has ended it.
+            AssertionError: if a backward pass has begun a step that has not ended.
         """
         if any(left < self.backward_passes_per_step for left in self._passes_left.values()):
             raise AssertionError(
@@ -99,7 +99,7 @@ class HookedStep(torch.optim.Optimizer):
             self._take(parameter)
 
     def _take(self, parameter: torch.nn.Parameter) -> None:
-        """All backward passes of a step have given their gradients of a parameter."""
+        """Called when all backward passes of a step have added their gradients of a parameter."""
         raise NotImplementedError
 
     def _forget(self) -> None:

@@ -6,13 +6,13 @@ Runs on the *rank*. The ranks tell each other their GPU, as NCCL needs one for e
   some rank has none: CUDA tensors are then refused.
 * ``"torch"``: torch's ``ProcessGroupNCCL``, which torch's own users rely on.
 * ``"sparkdl"``: :class:`~sparkdl.torch.gpu.nccl_tensors.NcclTensors`, whose failures name the rank and reach all ranks.
-  To become what ``"auto"`` takes once machines with several GPUs have shown it to be as fast.
+  It becomes the choice of ``"auto"`` once it was measured to be as fast on machines with several GPUs.
 * ``"hierarchical"``: :class:`~sparkdl.torch.gpu.hierarchical.HierarchicalTensors`, NCCL inside each host and the
   communicator's own transport across; what ``"auto"`` takes over a communicator whose ``transport`` asked for it,
   unless all ranks are on one host.
 * ``"host"``: :class:`~sparkdl.torch.gpu.staged.StagedTensors`.
 
-What was asked for by name is had or refused, never replaced.
+A name is never replaced by another way: what cannot be had is an error.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def divide(
 def _host_group(
     communicator: Communicator, rendezvous: Rendezvous, store: Store, timeout_s: float
 ) -> SparkdlProcessGroup:
-    """A group for CPU tensors over a process set of all ranks that nobody else uses."""
+    """A group for CPU tensors over a process set of all ranks that is used for nothing else."""
     own = communicator.split(range(communicator.world_size), "staging")
     return SparkdlProcessGroup(
         own, store, rendezvous, timeout_s=timeout_s, owns_communicator=True, accelerator=None

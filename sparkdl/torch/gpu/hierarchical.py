@@ -22,7 +22,16 @@ import torch
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
 
 from sparkdl.rendezvous.deadline import Deadline
-from sparkdl.torch.buffers import Reduction, as_bytes, export, flatten, is_flat, reduction_of, restore
+from sparkdl.torch.buffers import (
+    FLOAT_DTYPES,
+    Reduction,
+    as_bytes,
+    export,
+    flatten,
+    is_flat,
+    reduction_of,
+    restore,
+)
 from sparkdl.torch.gpu.nccl_tensors import described
 from sparkdl.torch.gpu.staged import StagedTensors, StagedWork
 from sparkdl.torch.submission import as_list
@@ -48,7 +57,7 @@ class PinnedAcross:
     """Through pinned host memory: over TCP, and over MPI that does not know GPUs.
 
     Args:
-        communicator: of the ranks with the same place in their hosts, which nobody else uses.
+        communicator: of the ranks with the same position in their hosts, used for nothing else.
         lane: where the copies run.
     """
 
@@ -257,7 +266,6 @@ class HierarchicalSteps:
 
 Tensors = Sequence[torch.Tensor]
 
-_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _INTEGERS = frozenset({torch.int8, torch.uint8, torch.int32, torch.int64})
 
 
@@ -265,7 +273,7 @@ class HierarchicalTensors(StagedTensors):
     """What a process group asks for tensors on its rank's GPU, on several hosts.
 
     Args:
-        hierarchy: the groups; closed by :meth:`shutdown`. Its ``everyone`` is what ``host_group`` communicates by.
+        hierarchy: the groups; closed by :meth:`shutdown`. ``host_group`` communicates by its ``all_ranks``.
         host_group: see :class:`~sparkdl.torch.gpu.staged.StagedTensors`.
         lane: where the collectives run.
         timeout_s: deadline of a collective that names none.
@@ -274,10 +282,10 @@ class HierarchicalTensors(StagedTensors):
     def __init__(
         self, hierarchy: Hierarchy, host_group: SparkdlProcessGroup, lane: Lane, *, timeout_s: float
     ) -> None:
-        super().__init__(host_group, lane, hierarchy.everyone.name)
+        super().__init__(host_group, lane, hierarchy.all_ranks.name)
         self._hierarchy = hierarchy
         self._timeout_s = timeout_s
-        self._world_size = hierarchy.everyone.world_size
+        self._world_size = hierarchy.all_ranks.world_size
         self._steps = HierarchicalSteps(hierarchy, lane)
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> StagedWork:
@@ -383,4 +391,6 @@ class HierarchicalTensors(StagedTensors):
 def _is_reduced_by_nccl(tensor: torch.Tensor, reduction: Reduction) -> bool:
     """NCCL and what goes across both reduce it as it is."""
     is_scaled = reduction.op == "avg" or reduction.prescale != 1.0
-    return reduction.op is not None and tensor.dtype in (_FLOATS if is_scaled else _FLOATS | _INTEGERS)
+    return reduction.op is not None and tensor.dtype in (
+        FLOAT_DTYPES if is_scaled else FLOAT_DTYPES | _INTEGERS
+    )

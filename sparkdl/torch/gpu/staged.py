@@ -59,7 +59,7 @@ class StagedWork(Work):
         self._future = self._source.then(outputs_or_failure)
 
     def end(self, mark: Any, failure: Exception | None) -> None:
-        """Say that it is over: with this mark behind the copies, or by this failure."""
+        """Note its end: with a mark behind the copies, or with a failure."""
         self._mark, self._failure = mark, failure
         self._over.set()
         self._source.set_result(None)
@@ -127,8 +127,8 @@ class StagedTensors:
     """What a process group asks for tensors on a GPU that it shares with other ranks.
 
     Args:
-        host_group: a process group of the same ranks for CPU tensors that nobody else uses: its collectives run in
-            the order of the calls here, whatever else the ranks communicate meanwhile.
+        host_group: a process group of the same ranks for CPU tensors, used for nothing else: its collectives run in the
+            order of the calls here, independent of other communication of the ranks.
         lane: where the copies run.
         name: distinguishes the thread.
 

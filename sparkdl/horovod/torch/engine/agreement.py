@@ -35,12 +35,12 @@ from sparkdl.horovod.torch.names import HorovodInternalError
 def exchange_reports(communicator: Communicator, report: Callable[[], Report]) -> list[Report | None]:
     """Gather the reports of all ranks; None for a rank that has joined.
 
-    A rank may begin this while others are still at an operation of their own: that one then fails as a mismatch on
-    all ranks, which brings them here too.
+    A rank may begin this while others are at an operation: that one then fails as a mismatch on all ranks, and they
+    exchange reports, too.
 
     Args:
-        communicator: of the process set; a rank that has joined gives zeros, so says that it sends nothing.
-        report: gives what this rank has to say.
+        communicator: of the process set; a rank that has joined contributes zeros, which is an empty report.
+        report: returns the report of this rank.
     """
     while True:
         sent = report().text.encode()
@@ -150,7 +150,7 @@ _GRACE_S = 2.0
 
 
 class Agreement:
-    """What this rank does so that all ranks run the same; by one thread at a time.
+    """Runs requests so that all ranks run the same ones; used by one thread at a time.
 
     Attributes:
         ended_alike: whether all ranks have raised the same, by themselves, so that none has to be told.
@@ -239,7 +239,7 @@ class Agreement:
     ) -> None:
         stall = find_stall(self._process_set, reports, missing)
         if stall is not None:
-            self.ended_alike = None not in reports  # who has joined has seen no reports
+            self.ended_alike = None not in reports  # a rank that has joined has seen no reports
             raise CommunicatorTimeoutError(stall)
 
     def _steps_of_clash(self, reports: Sequence[Report | None]) -> Sequence[Step]:

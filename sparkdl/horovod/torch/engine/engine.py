@@ -1,6 +1,6 @@
-"""Runs the requests of one process set, on whatever thread waits for one of them.
+"""Runs the requests of one process set, on a thread that waits for one of them.
 
-So an operation that somebody waits for does not pass from thread to thread. What nobody waits for is run by a thread
+A synchronous operation thus does not pass from thread to thread. Requests for which no thread waits are run by a thread
 of the engine's own.
 """
 
@@ -15,7 +15,7 @@ from sparkdl.horovod.torch.engine.agreement import Agreement, Outstanding
 from sparkdl.horovod.torch.engine.request import Description, Request
 from sparkdl.horovod.torch.names import HorovodInternalError
 
-# How long the engine's thread leaves new requests to a thread that may come to wait for them; Horovod's cycle time.
+# How long the engine's thread leaves new requests to a thread that may wait for them; Horovod's cycle time.
 _CYCLE_S = 0.001
 _GRACE_S = 1.0
 
@@ -48,9 +48,9 @@ class Engine:
         self._is_driven = False
         lock = threading.Lock()
         self._submitted = threading.Condition(lock)
-        """Tells the engine's thread that there may be something to run."""
+        """Notifies the engine's thread that there may be a request to run."""
         self._completed = threading.Condition(lock)
-        """Tells those who wait that something is done, or that nobody drives the engine."""
+        """Notifies waiting threads that a request is done, or that no thread drives the engine."""
         self._outstanding = Outstanding(self._completed)
         self._agreement = Agreement(communicator, self._outstanding, make_stand_in)
         self._closing = threading.Event()
@@ -146,7 +146,7 @@ class Engine:
             return True
 
     def _leave(self) -> None:
-        """Have what is left run by a thread that waits for some of it, or else by the engine's thread."""
+        """Leave the remaining requests to a thread that waits for one of them, or to the engine's thread."""
         with self._submitted:
             self._is_driven = False
             self._completed.notify_all()

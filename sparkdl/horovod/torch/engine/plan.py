@@ -1,4 +1,4 @@
-"""Chooses what ranks run next whose requests are in different order, from the reports that they exchange.
+"""Chooses from the reports of all ranks which requests run next, when ranks have made them in different order.
 
 The decisions are pure functions of the reports, so that all ranks decide alike. A report lists the requests of one
 rank.
@@ -69,7 +69,7 @@ def plan_steps(outstanding: Sequence[Outstanding | None]) -> list[Step]:
 def missing_ranks(outstanding: Sequence[Outstanding | None]) -> dict[str, list[int]]:
     """The names of requests that some rank has, and for each the ranks without it that have not joined.
 
-    Who has asked to join waits for as long as the others have data, so that nobody is missing there.
+    Requests to join are not counted: they wait as long as other ranks have data.
     """
     lists = {
         rank: {request.name for request in requests if request.kind is not Kind.JOIN}

@@ -22,7 +22,7 @@ class Ages:
         self._since: dict[str, float] = {}
 
     def note(self, names: Collection[str]) -> None:
-        """Take note of what is there now; whatever is not begins anew when it comes again."""
+        """Set the names that are there now; a name that was away begins anew."""
         now = time.monotonic()
         self._since = {name: self._since.get(name, now) for name in names}
 

@@ -27,9 +27,7 @@ from sparkdl.horovod.torch.operations.target import (
     split_rows,
 )
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
-from sparkdl.torch.buffers import export
-
-ADASUM_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+from sparkdl.torch.buffers import FLOAT_DTYPES, export
 
 # Below this a squared norm divides nothing; Horovod's bound.
 _LEAST_SQUARED_NORM = math.sqrt(sys.float_info.min)
@@ -149,4 +147,4 @@ def check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> No
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
     if session().world.world_size.bit_count() != 1:
         raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")
-    check_tensors(tensors, ADASUM_DTYPES)
+    check_tensors(tensors, FLOAT_DTYPES)

@@ -133,7 +133,7 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         grad, _ = alltoall(grads[0], splits=ctx.received_splits, process_set=ctx.process_set)
-        if grad.shape != ctx.shape:  # rows that went to nobody
+        if grad.shape != ctx.shape:  # rows that were sent to no rank
             grad = torch.cat([grad, grad.new_zeros((ctx.shape[0] - grad.shape[0], *ctx.shape[1:]))])
         return grad, None, None, None
 

@@ -18,28 +18,10 @@ from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Description, Kind, refuse_join
 from sparkdl.horovod.torch.names import Average, HorovodInternalError
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of
+from sparkdl.torch.buffers import ELEMENT_DTYPES
 from sparkdl.torch.buffers import as_bytes as tensor_bytes
 
-REDUCED_DTYPES = frozenset(
-    {
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.uint8,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.bool,
-    }
-)
-
-
-AVERAGED_DTYPES = REDUCED_DTYPES - {torch.bool}
+_AVERAGED_DTYPES = ELEMENT_DTYPES - {torch.bool}
 
 
 class Arrival:
@@ -151,7 +133,7 @@ def check_reducible(tensors: Sequence[torch.Tensor], op: int) -> None:
         ValueError: if a tensor is sparse, or of a dtype that the operation is not made for.
         HorovodInternalError: if they are not on one device.
     """
-    check_tensors(tensors, AVERAGED_DTYPES if op == Average else REDUCED_DTYPES)
+    check_tensors(tensors, _AVERAGED_DTYPES if op == Average else ELEMENT_DTYPES)
 
 
 def check_tensors(tensors: Sequence[torch.Tensor], dtypes: Collection[torch.dtype] | None = None) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sparkdl.collective.telemetry.monitor import Lateness, Measured, OperationTotals, Place
+from sparkdl.collective.telemetry.monitor import CommunicatorKey, Lateness, Measured, OperationTotals
 from sparkdl.collective.telemetry.report import OperationReport, make_report
 
 
@@ -58,11 +58,11 @@ def test_operations_that_were_not_timed_have_no_rate() -> None:
 
 
 def measured() -> Measured:
-    place = Measured(place=Place("world/a set", (0, 3)))
-    place.add(
+    key = Measured(key=CommunicatorKey("world/a set", (0, 3)))
+    key.add(
         [OperationTotals("allreduce", 3, 1, 2**20, 2_000_000, 0, 0, 1_000_000)], [Lateness(1, 2, 500_000)]
     )
-    return place
+    return key
 
 
 def test_report_reads_as_a_table() -> None:
@@ -80,11 +80,11 @@ def test_report_reads_as_a_table() -> None:
 def test_report_reads_as_a_dict() -> None:
     report = make_report(0, [measured()], 12.0).as_dict()
     assert report["seconds"] == 12.0
-    place = report["process_sets"]["world/a set"]
-    assert (place["world_size"], place["ranks"]) == (2, [0, 3])
-    assert place["late_ranks"] == {3: {"count": 2, "waited_s": 0.0005}}
-    assert place["operations"]["allreduce"]["num_failed"] == 1
-    assert place["operations"]["allreduce"]["exposed_share"] == 0.5
+    key = report["process_sets"]["world/a set"]
+    assert (key["world_size"], key["ranks"]) == (2, [0, 3])
+    assert key["late_ranks"] == {3: {"count": 2, "waited_s": 0.0005}}
+    assert key["operations"]["allreduce"]["num_failed"] == 1
+    assert key["operations"]["allreduce"]["exposed_share"] == 0.5
 
 
 def test_metrics_are_finite_and_flat() -> None:

@@ -4,7 +4,12 @@ import gc
 from collections import deque
 from dataclasses import dataclass, field
 
-from sparkdl.collective.telemetry.monitor import OperationMonitor, Place, Telemetry, label_places
+from sparkdl.collective.telemetry.monitor import (
+    CommunicatorKey,
+    OperationMonitor,
+    Telemetry,
+    label_communicators,
+)
 
 
 @dataclass(eq=False)
@@ -29,7 +34,7 @@ def watched(telemetry: Telemetry, name: str) -> Actor:
 def counts(telemetry: Telemetry, *, reset: bool = False) -> dict[str, dict[str, int]]:
     measured, _ = telemetry.measure(reset=reset)
     return {
-        found.place.name: {kind: totals.num_operations for kind, totals in found.totals.items()}
+        found.key.name: {kind: totals.num_operations for kind, totals in found.totals.items()}
         for found in measured
     }
 
@@ -71,7 +76,7 @@ def test_recording_takes_in_communicators_that_come_and_go() -> None:
         del process_set
         gc.collect()
     world.act()
-    recorded = {part.place.name: part for part in telemetry.stop_recording()}
+    recorded = {part.key.name: part for part in telemetry.stop_recording()}
     assert len(recorded["set"].records) == 4
     assert recorded["set"].num_dropped == 2
     assert len(recorded["world"].records) == 1
@@ -109,16 +114,16 @@ def test_process_sets_of_one_name_and_other_ranks_are_measured_and_recorded_apar
     pairs[0].act()
     pairs[1].act()
     pairs[1].act()
-    first, second = Place("pair", (0, 1)), Place("pair", (0, 2))
+    first, second = CommunicatorKey("pair", (0, 1)), CommunicatorKey("pair", (0, 2))
     measured, _ = telemetry.measure()
-    assert {found.place: found.totals["barrier"].num_operations for found in measured} == {
+    assert {found.key: found.totals["barrier"].num_operations for found in measured} == {
         first: 1,
         second: 2,
     }
-    recorded = {part.place: len(part.records) for part in telemetry.stop_recording()}
+    recorded = {part.key: len(part.records) for part in telemetry.stop_recording()}
     assert recorded == {first: 1, second: 2}
-    assert label_places([first, second, Place("world", (0, 1, 2))]) == {
+    assert label_communicators([first, second, CommunicatorKey("world", (0, 1, 2))]) == {
         first: "pair of ranks 0, 1",
         second: "pair of ranks 0, 2",
-        Place("world", (0, 1, 2)): "world",
+        CommunicatorKey("world", (0, 1, 2)): "world",
     }

@@ -5,10 +5,10 @@ from collections import deque
 import pytest
 
 from sparkdl.collective.telemetry.clock_offset import ClockOffset, SharedClock
-from sparkdl.collective.telemetry.monitor import OperationRecord, Place, Recorded
+from sparkdl.collective.telemetry.monitor import CommunicatorKey, OperationRecord, Recorded
 from sparkdl.collective.telemetry.timeline import describe_rank, operation_events
 
-WORLD = Place("world", (0, 1, 2, 3))
+WORLD = CommunicatorKey("world", (0, 1, 2, 3))
 
 
 def record(**changes: object) -> OperationRecord:
@@ -30,7 +30,7 @@ def record(**changes: object) -> OperationRecord:
 
 
 def events_of(*records: OperationRecord, num_dropped: int = 0) -> list[dict[str, object]]:
-    recorded = [Recorded(place=WORLD, records=list(records), num_dropped=num_dropped)]
+    recorded = [Recorded(key=WORLD, records=list(records), num_dropped=num_dropped)]
     return operation_events(2, recorded, lambda time_ns: time_ns / 1000)
 
 
@@ -54,13 +54,13 @@ def test_phases_of_an_operation_lie_in_its_slice() -> None:
 def test_operation_that_waits_for_nobody_is_all_transfer() -> None:
     whole, wait, transfer = events_of(record(queued_ns=0, arrived_ns=0, ready_ns=0, last=-1))
     assert (transfer["ts"], transfer["dur"]) == (whole["ts"], whole["dur"])
-    assert (wait["name"], wait["cat"], wait["dur"]) == ("waited for nobody", "NEGOTIATE_ALLREDUCE", 0)
+    assert (wait["name"], wait["cat"], wait["dur"]) == ("no wait", "NEGOTIATE_ALLREDUCE", 0)
 
 
 def test_marks_stand_in_the_thread_of_their_communicator() -> None:
-    place = Recorded(place=WORLD, marks=deque([(4_000, "CYCLE_START")]))
+    key = Recorded(key=WORLD, marks=deque([(4_000, "CYCLE_START")]))
     mark = {"ph": "i", "name": "CYCLE_START", "ts": 4.0, "s": "t", "pid": 2, "tid": 1}
-    assert operation_events(2, [place], lambda time_ns: time_ns / 1000) == [mark]
+    assert operation_events(2, [key], lambda time_ns: time_ns / 1000) == [mark]
 
 
 def test_rank_that_is_not_known_is_not_named() -> None:
@@ -78,7 +78,7 @@ def test_dropped_operations_are_said_where_they_are_missing() -> None:
 
 def test_process_and_threads_have_names() -> None:
     names = describe_rank(
-        2, "rank 2 on host", [Recorded(place=WORLD), Recorded(place=Place("world/pair", (0, 1)))]
+        2, "rank 2 on host", [Recorded(key=WORLD), Recorded(key=CommunicatorKey("world/pair", (0, 1)))]
     )
     named = {(event["name"], event["tid"]): event["args"] for event in names}
     assert named["process_name", 0] == {"name": "rank 2 on host"}

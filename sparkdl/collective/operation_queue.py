@@ -1,4 +1,4 @@
-"""Doing operations one at a time, synchronous and asynchronous alike, in the order of submission."""
+"""The queue of a communicator whose operations Python carries out: one at a time, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MessageHandle(FutureHandle):
         self.source = source
 
 
-class Turns:
+class OperationQueue:
     """One queue of operations and the one thread that works on it.
 
     Args:
@@ -65,7 +65,7 @@ class Turns:
         blocked: makes a context in which a thread waits.
 
     Attributes:
-        queued_ns: for the operation that has its turn: when it was submitted; 0 if it runs on its caller's thread.
+        queued_ns: when the running operation was submitted; 0 if it runs on its caller's thread.
     """
 
     def __init__(self, name: str, blocked: Blocked = nullcontext) -> None:
@@ -79,7 +79,7 @@ class Turns:
         self.queued_ns = 0
 
     def run(self, operation: Callable[[], None]) -> None:
-        """Carry out ``operation`` after all that was submitted; on the caller's thread if that is nothing."""
+        """Run ``operation`` after those that are queued; on the caller's thread if there are none."""
         with self._submitting:
             at_once = self._num_pending == 0
             if at_once:

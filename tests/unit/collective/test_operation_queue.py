@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from sparkdl.collective.turns import Turns
+from sparkdl.collective.operation_queue import OperationQueue
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 
 
 def test_operations_run_in_the_order_of_submission() -> None:
-    turns, order, gate = Turns("test"), [], threading.Event()
+    turns, order, gate = OperationQueue("test"), [], threading.Event()
     turns.submit(lambda: gate.wait(5.0) and None)
     handles = [turns.submit(lambda number=number: order.append(number)) for number in range(5)]
     gate.set()
@@ -20,14 +20,14 @@ def test_operations_run_in_the_order_of_submission() -> None:
 
 
 def test_synchronous_operation_runs_on_the_callers_thread_when_nothing_is_queued() -> None:
-    turns, threads = Turns("test"), []
+    turns, threads = OperationQueue("test"), []
     turns.run(lambda: threads.append(threading.current_thread()))
     assert threads == [threading.current_thread()]
     turns.close()
 
 
 def test_error_of_an_operation_is_raised_where_it_is_waited_for_and_the_next_one_runs() -> None:
-    turns = Turns("test")
+    turns = OperationQueue("test")
 
     def fail() -> None:
         raise ValueError("bad")
@@ -41,7 +41,7 @@ def test_error_of_an_operation_is_raised_where_it_is_waited_for_and_the_next_one
 
 
 def test_wait_has_a_deadline_of_its_own() -> None:
-    turns, gate = Turns("test"), threading.Event()
+    turns, gate = OperationQueue("test"), threading.Event()
     handle = turns.submit(lambda: gate.wait(5.0) and None)
     with pytest.raises(CommunicatorTimeoutError, match=r"0\.01 s"):
         handle.wait(0.01)
@@ -51,7 +51,7 @@ def test_wait_has_a_deadline_of_its_own() -> None:
 
 
 def test_closed_turns_refuse_operations_as_a_communicator_does() -> None:
-    turns = Turns("world")
+    turns = OperationQueue("world")
     turns.close()
     for _ in range(2):
         with pytest.raises(CommunicatorError, match="communicator 'world' is closed"):

@@ -106,7 +106,7 @@ def test_spark_submit_ends_with_the_code_of_the_job(cluster, rows, tmp_path):
 
     lacking = run(submit_command(cluster, [SCRIPT, job, "numWorkers=3"]), tmp_path)
     assert lacking.code == 75
-    assert "3 ranks need 3 slots at once and the cluster has 2." in lacking.said
+    assert "3 ranks need 3 slots at once and the cluster has 2" in lacking.said
     assert not (tmp_path / "out").exists()
 
 
@@ -178,7 +178,7 @@ def test_a_master_that_does_not_answer_may_be_tried_again(cluster, rows, tmp_pat
     command[command.index(cluster.url)] = "spark://127.0.0.1:1"
     done = run(command, tmp_path)
     assert done.code == 75, done.said
-    assert "sparkdl: The master that spark-submit was given did not take the application" in done.said
+    assert "sparkdl: The master that spark-submit was given did not accept the application" in done.said
 
 
 def test_a_standalone_cluster_runs_no_driver_of_python_itself(cluster, rows, tmp_path):

@@ -108,7 +108,7 @@ def test_operation_that_misses_its_deadline_fails_everywhere_and_says_what_it_wa
 
 def test_wait_that_is_too_short_can_be_repeated() -> None:
     assert "CommunicatorTimeoutError" in seen("late wait")[0]["kinds"]
-    assert "wait for it again" in seen("late wait")[0]["message"]
+    assert "waited for again" in seen("late wait")[0]["message"]
     for outcome in seen("late wait"):
         assert (outcome["value"], outcome["failure"]) == (3.0, None)
 

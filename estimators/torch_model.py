@@ -15,7 +15,6 @@ from pyspark.sql.types import StructField
 from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import ambiguous_column_error, check_like, is_vector, quoted, without_decimals
 from sparkdl.errors import ParamError
-from sparkdl.estimators.params.base import prediction_batch_size_of
 from sparkdl.estimators.params.estimator import _TorchParams
 from sparkdl.estimators.params.inputs import scored_columns_of
 from sparkdl.estimators.persistence import TorchModelReader, TorchModelWriter
@@ -54,6 +53,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
 
     def __init__(self, saved: SavedModel, summary: TrainingSummary | None = None) -> None:
         super().__init__()
+        self._set_defaults()
         self._saved = saved
         self._summary = summary or TrainingSummary()
         self._scoring = ScoringModels(saved)
@@ -120,7 +120,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         dataset = _row_by_row(dataset)
         fields = self._feature_fields(dataset)
         packing = packing_of([field.dataType for field in fields], self._saved.signature.inputs)
-        scoring = self._scoring.for_session(dataset.sparkSession, prediction_batch_size_of(self))
+        scoring = self._scoring.for_session(dataset.sparkSession, self.predictionBatchSize.checked(self))
         predict = prediction_udf(scoring, columns, packing)
         if packing is None:
             scored = predict(*(_feature(dataset, field) for field in fields))

@@ -25,6 +25,7 @@ from sparkdl.estimators.fit.labels import make_heads, stored_values, trial_label
 from sparkdl.estimators.fit.split import num_training_rows, split_rows, validation_column
 from sparkdl.estimators.fit.trials import try_step
 from sparkdl.estimators.params.inputs import labels_by_column, scored_columns_of
+from sparkdl.estimators.params.table import spec_fields
 from sparkdl.estimators.params.training import best_goal_of, patience_of
 from sparkdl.estimators.scoring.columns import check_scored_columns
 from sparkdl.model.architecture import split_module
@@ -204,13 +205,14 @@ def check_picklable(params: _TorchEstimatorParams) -> None:
     Raises:
         SerializationError: naming the Param that cannot.
     """
+    apart = (params.model, params.metrics, params.callbacks)
     if params.isSet(params.model):
         try:
             split_module(params.getModel())
         except SerializationError as error:
             raise SerializationError(f"Param model cannot travel to the ranks. {error}") from error
-    for param in (params.optimizer, params.loss, params.scheduler, *params.function_params()):
-        if params.isSet(param):
+    for param in params.object_params():
+        if param not in apart:
             _check_function(param.name, params.getOrDefault(param))
     for name, metric in params.getMetrics().items():
         _check_function(f"metrics: {name!r}", metric)
@@ -322,32 +324,13 @@ def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[H
     names = params.metric_names()
     best = best_goal_of(params, names)
     return TrainingSpec(
-        model=params.getModel(),
+        **spec_fields(params),
         inputs=found.inputs,
         heads=heads,
-        user_step=params.getTrainStep(),
-        augment=params.getAugment(),
-        optimizer=params.getOptimizer(),
-        scheduler=params.getScheduler(),
-        scheduler_interval=params.getSchedulerInterval(),
-        learning_rate_scaling=params.getLearningRateScaling(),
-        warmup_steps=params.getWarmupSteps(),
-        accumulated_batches=params.getGradientAccumulationSteps(),
-        max_grad_norm=params.getMaxGradNorm(),
-        precision=params.getPrecision(),
-        sync_batch_norm=params.getSyncBatchNorm(),
-        compile=params.getCompileModel(),
-        deterministic=params.getDeterministic(),
-        metrics=params.getMetrics(),
         best=best,
         patience=patience_of(params),
         watched=best or Goal(metric="val_loss" if "val_loss" in names else "loss"),
-        callbacks=params.getCallbacks(),
         weight=params.weight_column(),
-        batch_size=params.getBatchSize(),
-        epochs=params.getEpochs(),
-        seed=params.getSeed(),
-        shuffle=params.getShuffle(),
         cache=None if params.getCache() == "off" else params.getCache(),
         device="cuda" if params.getGpusPerWorker() else "cpu",
     )

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -244,13 +245,11 @@ def _type_of(column: Any) -> str:
 
 def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dict[str, object]:
     """Return Params by name, objects by what they are called, and the sizes of model and rows."""
-    functions = [params.optimizer, params.loss, *params.function_params()]
-    objects = [params.model, params.metrics, params.callbacks, *functions]
+    objects = params.object_params()
     plain = {param.name: value for param, value in params.extractParamMap().items() if param not in objects}
     names = {
+        **{param.name: _name_of(params.getOrDefault(param)) for param in objects},
         "metrics": ", ".join(params.getMetrics()),
-        "callbacks": ", ".join(_name_of(each) for each in params.getCallbacks()),
-        **{param.name: _name_of(params.getOrDefault(param)) for param in functions if params.isSet(param)},
     }
     model = params.getModel()
     return {
@@ -266,4 +265,5 @@ def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dic
 def _name_of(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_name_of, value))
-    return str(getattr(value, "__name__", type(value).__name__))
+    named = value.func if isinstance(value, partial) else value
+    return str(getattr(named, "__name__", type(named).__name__))

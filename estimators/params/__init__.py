@@ -1,5 +1,6 @@
-"""The Params of the estimators: names, types, defaults, checks. Runs on the *driver*.
+"""The Params of the estimators: a table of names, types, defaults, checks and documentation. Runs on the *driver*.
 
-Begin with :mod:`~sparkdl.estimators.params.estimator`, which brings the mixins together and makes the spec of a fit;
-the mixins are in ``inputs``, ``training`` and ``running``, what all of them share in ``base``.
+Begin with :mod:`~sparkdl.estimators.params.table`, which says what an entry is. The entries are in ``inputs``,
+``training`` and ``running``; ``estimator`` combines them and checks what depends on several; ``base`` holds what all
+classes with Params share.
 """

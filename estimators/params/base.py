@@ -1,32 +1,25 @@
-"""The base of all classes with Params, one small mixin per Param, and checks of Params that hold functions.
+"""The base of all classes with Params, converters of values, and checks of Params that hold functions.
 
-Errors about wrong names, types and Param maps name the Param. Each mixin has its getter and setter;
-:mod:`sparkdl.estimators.params.estimator` combines them. For a class or an instance where a function is expected, the
-error says what to pass instead.
+Errors about wrong names, types and Param maps name the Param. For a class or an instance where a function is expected,
+the error says what to pass instead.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
-import os
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from pyspark.ml.param import Param, Params, TypeConverters
 from torch import nn
 from torch.optim import Optimizer
 
-from sparkdl.collective import TRANSPORTS, WIRES
-from sparkdl.data import Store
-from sparkdl.data.store.store import KEEP_FOR
 from sparkdl.errors import ParamError, ParamTypeError
-from sparkdl.model.heads import LossFunction
-from sparkdl.training.spec import OptimizerFactory
+from sparkdl.estimators.params.table import default_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,14 +27,32 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound="CheckedParams")
 
+
+def to_numbers(value: Any) -> Sequence[float]:
+    """Convert a list or an array of numbers, as setters take it."""
+    return TypeConverters.toListFloat(value)
+
+
+def to_integers(value: Any) -> Sequence[int]:
+    """Convert a list or an array of whole numbers, as setters take it."""
+    return TypeConverters.toListInt(value)
+
+
+def to_strings(value: Any) -> Sequence[str]:
+    """Convert a list of strings, as setters take it."""
+    return TypeConverters.toListString(value)
+
+
 _TAKES: dict[Any, str] = {
     TypeConverters.toInt: "a whole number",
     TypeConverters.toFloat: "a number",
     TypeConverters.toString: "a string",
     TypeConverters.toBoolean: "True or False",
-    TypeConverters.toListString: "a list of strings",
+    to_strings: "a list of strings",
+    to_numbers: "a list of numbers",
+    to_integers: "a list of whole numbers",
 }
-
+"""What is said of a Param whose value is of another type, by its converter."""
 
 _OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "weightCol": ("classweight", "sampleweight", "rowweight", "weight", "weightcolumn"),
@@ -78,11 +89,18 @@ class CheckedParams(Params):
                     raise ParamTypeError(_unknown(cls, name, [each for each in accepted if each != "self"]))
         return super().__new__(cls)
 
+    _own_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of a class that differ from those of the table, by the names of the Params."""
+
     _input_kwargs: dict[str, Any]
     """What the constructor was given; pyspark's ``keyword_only`` puts it there."""
 
+    def _set_defaults(self) -> None:
+        self._setDefault(**default_values(type(self)))
+
     def _set_arguments(self) -> None:
         """Set what the constructor was given, and let go of it: a model that is replaced later is not kept."""
+        self._set_defaults()
         self.setParams(**self.__dict__.pop("_input_kwargs"))
 
     def setParams(self: P, **params: Any) -> P:
@@ -156,12 +174,6 @@ def _wrong_type(param: Param[Any], value: Any, error: Exception) -> ParamTypeErr
 ParamsT = TypeVar("ParamsT", bound=Params)
 
 
-def _to_store_url(value: Any) -> str:
-    if isinstance(value, os.PathLike):
-        return TypeConverters.toString(os.fspath(value))
-    return value.url if isinstance(value, Store) else TypeConverters.toString(value)
-
-
 @dataclass(frozen=True)
 class OneOf:
     """Converter of a Param that takes one of some strings, and raises TypeError for anything else."""
@@ -178,293 +190,6 @@ class OneOf:
 def one_of(*choices: str) -> OneOf:
     """Return a converter of a Param that takes one of some strings."""
     return OneOf(choices)
-
-
-class HasModel(Params):
-    """Param ``model``."""
-
-    model: Param[Any] = Param(Params._dummy(), "model", "torch.nn.Module to train; fit trains a copy")
-
-    def getModel(self) -> Any:
-        """Return the module to train."""
-        return self.getOrDefault(self.model)
-
-    def setModel(self: ParamsT, value: nn.Module) -> ParamsT:
-        """Set the module to train."""
-        return self._set(model=value)
-
-
-class HasOptimizer(Params):
-    """Param ``optimizer``."""
-
-    optimizer: Param[OptimizerFactory] = Param(
-        Params._dummy(), "optimizer", "function that takes the model's parameters and returns an optimizer"
-    )
-
-    def getOptimizer(self) -> OptimizerFactory:
-        """Return the function that makes the optimizer."""
-        return self.getOrDefault(self.optimizer)
-
-    def setOptimizer(self: ParamsT, value: OptimizerFactory) -> ParamsT:
-        """Set the function that makes the optimizer."""
-        return self._set(optimizer=value)
-
-
-class HasLoss(Params):
-    """Param ``loss``."""
-
-    loss: Param[Any] = Param(
-        Params._dummy(),
-        "loss",
-        "loss of torch.nn, or a function of (outputs, labels) that returns the mean; or a list of one per label column",
-    )
-
-    def getLoss(self) -> LossFunction | Sequence[LossFunction]:
-        """Return the loss, or those of several label columns."""
-        loss: LossFunction | Sequence[LossFunction] = self.getOrDefault(self.loss)
-        return loss
-
-    def setLoss(self: ParamsT, value: LossFunction | Sequence[LossFunction]) -> ParamsT:
-        """Set the loss, or those of several label columns."""
-        return self._set(loss=value)
-
-
-class HasBatchSize(Params):
-    """Param ``batchSize``."""
-
-    batchSize: Param[int] = Param(
-        Params._dummy(), "batchSize", "rows per rank and step (> 0)", TypeConverters.toInt
-    )
-
-    def getBatchSize(self) -> int:
-        """Return the rows per rank and step."""
-        return self.getOrDefault(self.batchSize)
-
-    def setBatchSize(self: ParamsT, value: int) -> ParamsT:
-        """Set the rows per rank and step."""
-        return self._set(batchSize=value)
-
-
-class HasEpochs(Params):
-    """Param ``epochs``."""
-
-    epochs: Param[int] = Param(
-        Params._dummy(), "epochs", "how often every row is visited (> 0)", TypeConverters.toInt
-    )
-
-    def getEpochs(self) -> int:
-        """Return the number of epochs."""
-        return self.getOrDefault(self.epochs)
-
-    def setEpochs(self: ParamsT, value: int) -> ParamsT:
-        """Set the number of epochs."""
-        return self._set(epochs=value)
-
-
-class HasNumWorkers(Params):
-    """Param ``numWorkers``."""
-
-    numWorkers: Param[int] = Param(
-        Params._dummy(),
-        "numWorkers",
-        "ranks that train together, one slot of the cluster each",
-        TypeConverters.toInt,
-    )
-
-    def getNumWorkers(self) -> int:
-        """Return the number of ranks."""
-        return self.getOrDefault(self.numWorkers)
-
-    def setNumWorkers(self: ParamsT, value: int) -> ParamsT:
-        """Set the number of ranks."""
-        return self._set(numWorkers=value)
-
-
-class HasGpusPerWorker(Params):
-    """Param ``gpusPerWorker``."""
-
-    gpusPerWorker: Param[int] = Param(
-        Params._dummy(),
-        "gpusPerWorker",
-        "GPUs of each rank: 0 trains on CPU, 1 on a GPU",
-        TypeConverters.toInt,
-    )
-
-    def getGpusPerWorker(self) -> int:
-        """Return the GPUs of each rank."""
-        return self.getOrDefault(self.gpusPerWorker)
-
-    def setGpusPerWorker(self: ParamsT, value: int) -> ParamsT:
-        """Set the GPUs of each rank."""
-        return self._set(gpusPerWorker=value)
-
-
-class HasShuffle(Params):
-    """Param ``shuffle``."""
-
-    shuffle: Param[bool] = Param(
-        Params._dummy(), "shuffle", "whether each epoch has its own order of rows", TypeConverters.toBoolean
-    )
-
-    def getShuffle(self) -> bool:
-        """Return whether rows are shuffled."""
-        return self.getOrDefault(self.shuffle)
-
-    def setShuffle(self: ParamsT, value: bool) -> ParamsT:
-        """Set whether rows are shuffled."""
-        return self._set(shuffle=value)
-
-
-class HasCache(Params):
-    """Param ``cache``."""
-
-    cache: Param[str] = Param(
-        Params._dummy(),
-        "cache",
-        "whether ranks keep decoded rows after the first epoch: off, memory or disk",
-        one_of("off", "memory", "disk"),
-    )
-
-    def getCache(self) -> str:
-        """Return where ranks keep decoded rows."""
-        return self.getOrDefault(self.cache)
-
-    def setCache(self: ParamsT, value: str) -> ParamsT:
-        """Set where ranks keep decoded rows."""
-        return self._set(cache=value)
-
-
-class HasTransport(Params):
-    """Param ``transport``."""
-
-    transport: Param[str] = Param(
-        Params._dummy(),
-        "transport",
-        "how ranks exchange gradients: auto, native, shm, tcp, mpi, hierarchical or hierarchical-mpi",
-        one_of(*TRANSPORTS),
-    )
-
-    def getTransport(self) -> str:
-        """Return the transport."""
-        return self.getOrDefault(self.transport)
-
-    def setTransport(self: ParamsT, value: str) -> ParamsT:
-        """Set the transport."""
-        return self._set(transport=value)
-
-
-class HasWire(Params):
-    """Param ``wire``."""
-
-    wire: Param[str] = Param(
-        Params._dummy(),
-        "wire",
-        "how gradients of float32 travel between hosts: float32, or rounded to bfloat16 or float16, half the bytes; "
-        "on GPUs with transport='hierarchical' alone",
-        one_of(*WIRES),
-    )
-
-    def getWire(self) -> str:
-        """Return how gradients travel between hosts."""
-        return self.getOrDefault(self.wire)
-
-    def setWire(self: ParamsT, value: str) -> ParamsT:
-        """Set how gradients travel between hosts."""
-        return self._set(wire=value)
-
-
-class HasStore(Params):
-    """Params ``store`` and ``keepRowsSeconds``."""
-
-    store: Param[str] = Param(
-        Params._dummy(),
-        "store",
-        "Store, path or URL for the training rows; default: $SPARKDL_STORE, else a cache folder on this machine",
-        _to_store_url,
-    )
-
-    def getStore(self) -> Store:
-        """Return the Store."""
-        store = Store(self.getOrDefault(self.store)) if self.isSet(self.store) else Store.default()
-        if not self.isSet(self.keepRowsSeconds):
-            return store
-        return Store(store.url, keep_for=timedelta(seconds=self.getKeepRowsSeconds()))
-
-    def setStore(self: ParamsT, value: Store | str) -> ParamsT:
-        """Set the Store, by object, path or URL."""
-        return self._set(store=value)
-
-    keepRowsSeconds: Param[float] = Param(
-        Params._dummy(),
-        "keepRowsSeconds",
-        "how long the training rows stay in the Store after their last use; default a day, 0 removes them after a fit",
-        TypeConverters.toFloat,
-    )
-
-    def getKeepRowsSeconds(self) -> float:
-        """Return how long the training rows stay in the Store after their last use."""
-        if self.isSet(self.keepRowsSeconds):
-            return self.getOrDefault(self.keepRowsSeconds)
-        return KEEP_FOR.total_seconds()
-
-    def setKeepRowsSeconds(self: ParamsT, value: float) -> ParamsT:
-        """Set how long the training rows stay in the Store after their last use."""
-        return self._set(keepRowsSeconds=value)
-
-    def _set(self: ParamsT, **params: Any) -> ParamsT:
-        store = params.get("store")
-        if isinstance(store, Store):  # the Param holds its URL alone
-            params.setdefault("keepRowsSeconds", store.keep_for.total_seconds())
-        return super()._set(**params)
-
-
-class HasShowProgress(Params):
-    """Param ``showProgress``."""
-
-    showProgress: Param[bool] = Param(
-        Params._dummy(), "showProgress", "whether fit shows its progress on stderr", TypeConverters.toBoolean
-    )
-
-    def getShowProgress(self) -> bool:
-        """Return whether fit shows its progress."""
-        return self.getOrDefault(self.showProgress)
-
-    def setShowProgress(self: ParamsT, value: bool) -> ParamsT:
-        """Set whether fit shows its progress."""
-        return self._set(showProgress=value)
-
-
-class HasPredictionBatchSize(Params):
-    """Param ``predictionBatchSize``."""
-
-    predictionBatchSize: Param[int] = Param(
-        Params._dummy(),
-        "predictionBatchSize",
-        "rows per forward pass of transform (> 0)",
-        TypeConverters.toInt,
-    )
-
-    def getPredictionBatchSize(self) -> int:
-        """Return the rows per forward pass of transform."""
-        return self.getOrDefault(self.predictionBatchSize)
-
-    def setPredictionBatchSize(self: ParamsT, value: int) -> ParamsT:
-        """Set the rows per forward pass of transform."""
-        return self._set(predictionBatchSize=value)
-
-
-def prediction_batch_size_of(params: HasPredictionBatchSize) -> int:
-    """Return how many rows a forward pass of ``transform`` takes.
-
-    Raises:
-        ParamError: if the number is not positive.
-    """
-    value = params.getPredictionBatchSize()
-    if value < 1:
-        raise ParamError(
-            f"Param predictionBatchSize must be at least 1, got {value}: {params.predictionBatchSize.doc}."
-        )
-    return value
 
 
 def check_callable(param: Param[Any], given: object) -> None:

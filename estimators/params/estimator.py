@@ -1,199 +1,121 @@
-"""The Params of the estimator and its model: one small mixin each, all defaults in one place."""
+"""The Params of the estimator and its model, combined from the groups of the table, and the checks across Params."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from pyspark.ml.param import Param, Params
-from pyspark.ml.param.shared import HasPredictionCol, HasSeed, HasWeightCol
-from torch import nn
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from sparkdl.collective import check_transport
 from sparkdl.errors import ParamError
-from sparkdl.estimators.params.base import (
-    CheckedParams,
-    HasBatchSize,
-    HasCache,
-    HasEpochs,
-    HasGpusPerWorker,
-    HasLoss,
-    HasModel,
-    HasNumWorkers,
-    HasOptimizer,
-    HasPredictionBatchSize,
-    HasShowProgress,
-    HasShuffle,
-    HasStore,
-    HasTransport,
-    HasWire,
-    ParamsT,
-    check_callable,
-    check_optimizer,
-    prediction_batch_size_of,
-)
+from sparkdl.estimators.params.base import CheckedParams
 from sparkdl.estimators.params.inputs import (
-    HasAugment,
     HasFeatureColumns,
     HasLabelColumns,
     HasLabels,
-    HasPaddingValue,
-    HasPassFeaturesBy,
-    HasPrepareFeatures,
+    HasModelInputs,
+    HasPrediction,
+    HasRowColumns,
     HasScoredColumns,
-    HasTrainStep,
+    check_validation,
     labels_by_column,
     scored_columns_of,
 )
-from sparkdl.estimators.params.running import (
-    HasCheckpoints,
-    HasLogCheckpoints,
-    HasRegistration,
-    HasRestarts,
-    HasTracking,
-)
-from sparkdl.estimators.params.training import (
-    HasBestMetric,
-    HasCallbacks,
-    HasCompileModel,
-    HasDeterministic,
-    HasEarlyStopping,
-    HasGradientAccumulation,
-    HasLearningRateScaling,
-    HasMaxGradNorm,
-    HasMetrics,
-    HasPrecision,
-    HasScheduler,
-    HasSchedulerInterval,
-    HasSyncBatchNorm,
-    HasValidation,
-    best_goal_of,
-    check_validation,
-    patience_of,
-)
-from sparkdl.launch.hangs.watch import MIN_HANG_TIMEOUT_S
-from sparkdl.model.architecture import check_has_values
+from sparkdl.estimators.params.running import HasCheckpoints, HasRanks, HasRows, HasTracking
+from sparkdl.estimators.params.table import check_entries, entries_of
+from sparkdl.estimators.params.training import HasFunctions, HasObjective, HasTraining, best_goal_of
 from sparkdl.model.inputs import dtype_name, parameter_dtype
-from sparkdl.model.predictor import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.ml.param import Param
     from pyspark.sql import SparkSession
 
-    from sparkdl.data import ParquetDataset
-
-DEFAULTS: dict[str, Any] = {
-    "featuresCol": "features",
-    "labelCol": "label",
-    "passFeaturesBy": "position",
-    "predictionCol": "prediction",
-    "predictionType": "auto",
-    "probabilityCol": "",
-    "rawPredictionCol": "",
-    "batchSize": 32,
-    "epochs": 1,
-    "numWorkers": 1,
-    "gpusPerWorker": 0,
-    "seed": 0,
-    "shuffle": True,
-    "cache": "off",
-    "schedulerInterval": "epoch",
-    "learningRateScaling": "none",
-    "warmupSteps": 0,
-    "gradientAccumulationSteps": 1,
-    "precision": "float32",
-    "syncBatchNorm": False,
-    "compileModel": False,
-    "deterministic": False,
-    "earlyStoppingMinDelta": 0.0,
-    "keepCheckpoints": 2,
-    "maxRestarts": 0,
-    "transport": "auto",
-    "wire": "float32",
-    "tracking": "auto",
-    "trackingTimeoutSeconds": 30.0,
-    "logCheckpoints": False,
-    "showProgress": True,
-    "predictionBatchSize": DEFAULT_BATCH_SIZE,
-}
-"""Default of every Param that has one."""
+    from sparkdl.data import ParquetDataset, Store
+    from sparkdl.estimators.params.inputs import Labels
+    from sparkdl.training.callbacks import Callback
+    from sparkdl.training.learning_rate import SchedulerFactory
+    from sparkdl.training.metrics import Metric
 
 
 class _SharedParams(
     HasFeatureColumns,
-    HasPredictionCol,
-    HasWeightCol,
-    HasSeed,
-    HasBatchSize,
-    HasEpochs,
-    HasNumWorkers,
-    HasGpusPerWorker,
-    HasShuffle,
-    HasCache,
-    HasTransport,
-    HasWire,
-    HasStore,
-    HasTracking,
-    HasRegistration,
-    HasLogCheckpoints,
-    HasShowProgress,
-    HasPredictionBatchSize,
-    HasSchedulerInterval,
-    HasLearningRateScaling,
-    HasGradientAccumulation,
-    HasMaxGradNorm,
-    HasPrecision,
-    HasSyncBatchNorm,
-    HasCompileModel,
-    HasDeterministic,
-    HasValidation,
-    HasEarlyStopping,
-    HasBestMetric,
+    HasPrediction,
+    HasRowColumns,
+    HasTraining,
+    HasRanks,
+    HasRows,
     HasCheckpoints,
-    HasRestarts,
+    HasTracking,
     CheckedParams,
 ):
     """Params that all estimators and their models share; each can be written as JSON."""
-
-    def setPredictionCol(self: ParamsT, value: str) -> ParamsT:
-        """Set the column that transform adds."""
-        return self._set(predictionCol=value)
-
-    def setWeightCol(self: ParamsT, value: str) -> ParamsT:
-        """Set the column of row weights."""
-        return self._set(weightCol=value)
-
-    def setSeed(self: ParamsT, value: int) -> ParamsT:
-        """Set the seed."""
-        return self._set(seed=value)
-
-
-def default_values(instance: Params) -> dict[str, Any]:
-    """Return the defaults of those Params that an instance has."""
-    return {name: value for name, value in DEFAULTS.items() if instance.hasParam(name)}
 
 
 class _TorchParams(HasScoredColumns, HasLabelColumns, _SharedParams):
     """Params that the estimator and its model share."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._setDefault(**default_values(self))
+
+class SharedArguments(TypedDict, total=False):
+    """Arguments that the constructors of all estimators have; None leaves a Param as it is."""
+
+    batchSize: int | None
+    epochs: int | None
+    seed: int | None
+    predictionCol: str | None
+    weightCol: str | None
+    validationIndicatorCol: str | None
+    validationFraction: float | None
+    metrics: Mapping[str, Metric] | None
+    earlyStoppingPatience: int | None
+    earlyStoppingMinDelta: float | None
+    bestMetric: str | None
+    bestMode: str | None
+    callbacks: Sequence[Callback] | None
+    scheduler: SchedulerFactory | None
+    schedulerInterval: str | None
+    learningRateScaling: str | None
+    warmupSteps: int | None
+    gradientAccumulationSteps: int | None
+    maxGradNorm: float | None
+    precision: str | None
+    syncBatchNorm: bool | None
+    compileModel: bool | None
+    deterministic: bool | None
+    numWorkers: int | None
+    gpusPerWorker: int | None
+    shuffle: bool | None
+    cache: str | None
+    store: Store | str | None
+    keepRowsSeconds: float | None
+    checkpointDir: str | None
+    checkpointEverySteps: int | None
+    keepCheckpoints: int | None
+    maxRestarts: int | None
+    minWorkers: int | None
+    hangTimeoutSeconds: float | None
+    transport: str | None
+    wire: str | None
+    tracking: str | None
+    experiment: str | None
+    runName: str | None
+    trackingTimeoutSeconds: float | None
+    registeredModelName: str | None
+    registeredModelAlias: str | None
+    logCheckpoints: bool | None
+    showProgress: bool | None
+    predictionBatchSize: int | None
 
 
-class _TorchEstimatorParams(
-    _TorchParams,
-    HasLabels,
-    HasPassFeaturesBy,
-    HasPaddingValue,
-    HasModel,
-    HasOptimizer,
-    HasLoss,
-    HasTrainStep,
-    HasPrepareFeatures,
-    HasAugment,
-    HasScheduler,
-    HasMetrics,
-    HasCallbacks,
-):
+class ClassArguments(SharedArguments, total=False):
+    """Arguments that the constructors of all estimators that tell classes have."""
+
+    labels: Labels | Sequence[Labels | None] | None
+    probabilityCol: str | None
+    rawPredictionCol: str | None
+    predictionType: str | None
+
+
+class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjective, HasFunctions):
     """Params of the estimator: the shared ones, how the model is called, and those that hold Python objects."""
 
     def weight_column(self) -> str | None:
@@ -206,10 +128,9 @@ class _TorchEstimatorParams(
             return []
         return self.getLabelCols()
 
-    def function_params(self) -> list[Param[Any]]:
-        """Return the Params that hold a function and need not be set, where they are."""
-        params = (self.scheduler, self.trainStep, self.prepareFeatures, self.augment)
-        return [param for param in params if self.isSet(param)]
+    def object_params(self) -> list[Param[Any]]:
+        """Return the Params that hold a Python object, such as a module or a function, where they are set."""
+        return [entry for entry in entries_of(self) if entry.holds_object and self.isSet(entry)]
 
     def prepares_features(self) -> bool:
         """Whether a function makes the model's inputs of the feature columns."""
@@ -245,70 +166,31 @@ class _TorchEstimatorParams(
         """
         self._check_presence()
         self.check_settings()
-        if not isinstance(self.getModel(), nn.Module):
-            raise ParamError(f"Param model is a {type(self.getModel()).__name__}, not a torch.nn.Module.")
-        check_has_values(self.getModel(), "Param model")
-        losses = self.getLoss() if self.isSet(self.loss) else []
-        for loss in losses if isinstance(losses, list | tuple) else [losses]:
-            check_callable(self.loss, loss)
-        check_optimizer(self.optimizer, self.getOptimizer())
 
     def check_settings(self) -> None:
-        """Check everything but the model, its optimizer and its loss.
+        """Check the Params that are set, each by itself and some together.
 
         Raises:
             ParamError: naming the Param, its value and what it may be.
         """
-        for param, least in (
-            (self.batchSize, 1),
-            (self.epochs, 1),
-            (self.numWorkers, 1),
-            (self.gradientAccumulationSteps, 1),
-            (self.warmupSteps, 0),
-        ):
-            value = self.getOrDefault(param)
-            if value < least:
-                raise ParamError(f"Param {param.name} must be at least {least}, got {value}: {param.doc}.")
-        prediction_batch_size_of(self)
+        check_entries(self)
         check_transport(self.getTransport(), self.getWire())
-        self._check_checkpoints()
-        max_grad_norm = self.getMaxGradNorm()
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ParamError(f"Param maxGradNorm is {max_grad_norm}: {self.maxGradNorm.doc}.")
-        if self.getKeepRowsSeconds() < 0:
-            raise ParamError(
-                f"Param keepRowsSeconds is {self.getKeepRowsSeconds()}: {self.keepRowsSeconds.doc}."
-            )
-        self._check_tracking()
-        if self.getGpusPerWorker() not in (0, 1):
-            raise ParamError(
-                f"Param gpusPerWorker is {self.getGpusPerWorker()}: a rank trains on 0 or 1 GPUs."
-            )
         scored_columns_of(self)
         if self.getTrainStep() is None:
             labels_by_column(self.getLabels(), self.label_names())
         check_validation(self)
-        self.check_metrics()
-        self.check_callbacks()
-        patience_of(self)
         best_goal_of(self, self.metric_names())
-        if any(not weight > 0 for weight in self.getLossWeights() or ()):
-            raise ParamError(f"Param lossWeights is {self.getLossWeights()}: {self.lossWeights.doc}.")
-        for param in self.function_params():
-            check_callable(param, self.getOrDefault(param))
-
-    def _check_tracking(self) -> None:
-        timeout_s = self.getTrackingTimeoutSeconds()
-        if not timeout_s >= 0:
-            raise ParamError(
-                f"Param trackingTimeoutSeconds is {timeout_s}: {self.trackingTimeoutSeconds.doc}."
-            )
         if self.getRegisteredModelAlias() is not None and self.getRegisteredModelName() is None:
             raise ParamError(
                 f"Param registeredModelAlias is {self.getRegisteredModelAlias()!r}: {self.registeredModelAlias.doc}."
             )
         if self.getLogCheckpoints() and self.getCheckpointDir() is None:
             raise ParamError(f"Param logCheckpoints is True: {self.logCheckpoints.doc}.")
+        if not 1 <= self.getMinWorkers() <= self.getNumWorkers():
+            raise ParamError(
+                f"Param minWorkers is {self.getMinWorkers()} and numWorkers {self.getNumWorkers()}: "
+                f"{self.minWorkers.doc}."
+            )
 
     def _check_presence(self) -> None:
         needed: list[Param[Any]] = [self.model, self.optimizer]
@@ -330,26 +212,3 @@ class _TorchEstimatorParams(
         for param in needed:
             if not self.isDefined(param):
                 raise ParamError(f"Param {param.name} is not set: {param.doc}.")
-
-    def _check_checkpoints(self) -> None:
-        every = self.getCheckpointEverySteps()
-        counts = [
-            (self.keepCheckpoints, self.getKeepCheckpoints(), 1),
-            (self.maxRestarts, self.getMaxRestarts(), 0),
-        ]
-        if every is not None:
-            counts.append((self.checkpointEverySteps, every, 1))
-        for param, value, least in counts:
-            if value < least:
-                raise ParamError(f"Param {param.name} must be at least {least}, got {value}: {param.doc}.")
-        hang_timeout_s = self.getHangTimeoutSeconds()
-        if hang_timeout_s is not None and not hang_timeout_s >= MIN_HANG_TIMEOUT_S:
-            raise ParamError(
-                f"Param hangTimeoutSeconds must be at least {MIN_HANG_TIMEOUT_S:g}, got {hang_timeout_s:g}: "
-                f"{self.hangTimeoutSeconds.doc}."
-            )
-        if not 1 <= self.getMinWorkers() <= self.getNumWorkers():
-            raise ParamError(
-                f"Param minWorkers is {self.getMinWorkers()} and numWorkers {self.getNumWorkers()}: "
-                f"{self.minWorkers.doc}."
-            )

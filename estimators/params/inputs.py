@@ -1,30 +1,30 @@
-"""Mixins of Params about the inputs of a model, the labels of classifiers, and the columns of ``transform``.
-
-There is one small mixin for each group of Params; :mod:`sparkdl.estimators.params.estimator` combines them.
-"""
+"""Entries of the table of Params for columns: features, labels, weights, rows to validate on, and predictions."""
 
 from __future__ import annotations
 
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 import numpy as np
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param import Params, TypeConverters
 from pyspark.ml.param.shared import (
     HasFeaturesCol,
     HasLabelCol,
     HasPredictionCol,
     HasProbabilityCol,
     HasRawPredictionCol,
+    HasValidationIndicatorCol,
+    HasWeightCol,
 )
 
 from sparkdl.errors import ParamError
-from sparkdl.estimators.params.base import ParamsT, one_of
+from sparkdl.estimators.params.base import ParamsT, check_callable, one_of, to_numbers
+from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, between, optional, param
 from sparkdl.estimators.scoring.columns import PREDICTION_TYPES, ScoredColumn
 from sparkdl.model.inputs import GivenBy, PrepareFunction
-from sparkdl.training.objective import UserStep
+from sparkdl.model.predictor import DEFAULT_BATCH_SIZE
 from sparkdl.training.spec import AugmentFunction
 
 PASSED_BY: tuple[str, ...] = get_args(GivenBy)
@@ -47,145 +47,6 @@ def _as_list(value: str | Sequence[str]) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-class HasFeatureColumns(HasFeaturesCol):
-    """Param ``featuresCol``, of pyspark, for one column or several."""
-
-    featuresCol: Param[Any] = Param(
-        Params._dummy(), "featuresCol", "feature column, or a list of feature columns", _to_names
-    )
-
-    def getFeaturesCols(self) -> list[str]:
-        """Return the feature columns, a list also of one."""
-        return _as_list(self.getOrDefault(self.featuresCol))
-
-    def setFeaturesCol(self: ParamsT, value: str | Sequence[str]) -> ParamsT:
-        """Set the feature column, or several."""
-        return self._set(featuresCol=value)
-
-
-class HasPassFeaturesBy(Params):
-    """Param ``passFeaturesBy``."""
-
-    passFeaturesBy: Param[Any] = Param(
-        Params._dummy(),
-        "passFeaturesBy",
-        "how the model is called with its features: by position, in the order of featuresCol, by name, or with one "
-        "matrix of columns of one number each",
-        one_of(*PASSED_BY),
-    )
-
-    def getPassFeaturesBy(self) -> GivenBy:
-        """Return ``"position"``, ``"name"`` or ``"matrix"``."""
-        return self.getOrDefault(self.passFeaturesBy)
-
-    def setPassFeaturesBy(self: ParamsT, value: str) -> ParamsT:
-        """Set how the model is called with its features."""
-        return self._set(passFeaturesBy=value)
-
-
-class HasLabelColumns(HasLabelCol):
-    """Params ``labelCol``, of pyspark, for one column or several, and ``lossWeights``."""
-
-    labelCol: Param[Any] = Param(
-        Params._dummy(), "labelCol", "label column, or a list of one for each output of the model", _to_names
-    )
-    lossWeights: Param[list[float]] = Param(
-        Params._dummy(),
-        "lossWeights",
-        "what the loss of each label column weighs in their sum (> 0); default: 1 each",
-        TypeConverters.toListFloat,
-    )
-
-    def getLabelCols(self) -> list[str]:
-        """Return the label columns, a list also of one."""
-        return _as_list(self.getOrDefault(self.labelCol))
-
-    def getLossWeights(self) -> list[float] | None:
-        """Return what the loss of each label column weighs, where that was set."""
-        return self.getOrDefault(self.lossWeights) if self.isSet(self.lossWeights) else None
-
-    def setLabelCol(self: ParamsT, value: str | Sequence[str]) -> ParamsT:
-        """Set the label column, or several."""
-        return self._set(labelCol=value)
-
-    def setLossWeights(self: ParamsT, value: Sequence[float]) -> ParamsT:
-        """Set what the loss of each label column weighs."""
-        return self._set(lossWeights=value)
-
-
-class HasPaddingValue(Params):
-    """Param ``paddingValue``."""
-
-    paddingValue: Param[float] = Param(
-        Params._dummy(),
-        "paddingValue",
-        "with which arrays of different lengths are filled up to the longest of a batch; default: all have one length",
-        TypeConverters.toFloat,
-    )
-
-    def getPaddingValue(self) -> float | None:
-        """Return with what arrays are filled up, if they are."""
-        return self.getOrDefault(self.paddingValue) if self.isSet(self.paddingValue) else None
-
-    def setPaddingValue(self: ParamsT, value: float) -> ParamsT:
-        """Set with what arrays are filled up."""
-        return self._set(paddingValue=value)
-
-
-class HasPrepareFeatures(Params):
-    """Param ``prepareFeatures``."""
-
-    prepareFeatures: Param[PrepareFunction] = Param(
-        Params._dummy(),
-        "prepareFeatures",
-        "function that makes the model's inputs of a dict of the feature columns of a batch, also in transform",
-    )
-
-    def getPrepareFeatures(self) -> PrepareFunction | None:
-        """Return the function that prepares features, if there is one."""
-        return self.getOrDefault(self.prepareFeatures) if self.isSet(self.prepareFeatures) else None
-
-    def setPrepareFeatures(self: ParamsT, value: PrepareFunction) -> ParamsT:
-        """Set the function that prepares features."""
-        return self._set(prepareFeatures=value)
-
-
-class HasAugment(Params):
-    """Param ``augment``."""
-
-    augment: Param[AugmentFunction] = Param(
-        Params._dummy(),
-        "augment",
-        "function that takes a dict of the arrays of a batch and returns them changed, for training alone",
-    )
-
-    def getAugment(self) -> AugmentFunction | None:
-        """Return the function that changes batches for training, if there is one."""
-        return self.getOrDefault(self.augment) if self.isSet(self.augment) else None
-
-    def setAugment(self: ParamsT, value: AugmentFunction) -> ParamsT:
-        """Set the function that changes batches for training."""
-        return self._set(augment=value)
-
-
-class HasTrainStep(Params):
-    """Param ``trainStep``."""
-
-    trainStep: Param[UserStep] = Param(
-        Params._dummy(),
-        "trainStep",
-        "function of (model, batch) that returns its mean loss, or that and the outputs, in the place of loss",
-    )
-
-    def getTrainStep(self) -> UserStep | None:
-        """Return the function that finds the loss of a batch, if there is one."""
-        return self.getOrDefault(self.trainStep) if self.isSet(self.trainStep) else None
-
-    def setTrainStep(self: ParamsT, value: Callable[..., Any]) -> ParamsT:
-        """Set the function that finds the loss of a batch."""
-        return self._set(trainStep=value)
-
-
 Labels: TypeAlias = Sequence[Any]
 """What the label column calls the classes: strings, booleans or whole numbers."""
 
@@ -193,7 +54,7 @@ Labels: TypeAlias = Sequence[Any]
 _LISTS = (list, tuple, range, np.ndarray)
 
 
-def _to_labels(value: Any) -> list[Any]:
+def _to_labels(value: Any) -> Sequence[Any]:
     """Convert to a list of labels, or to a list of such lists, with None for a column whose labels are not named."""
     if isinstance(value, _LISTS) and any(one is None or isinstance(one, _LISTS) for one in value):
         return [None if one is None else _to_list(one) for one in value]
@@ -212,27 +73,167 @@ def _to_list(value: Any) -> list[Any]:
     return labels
 
 
+class HasFeatureColumns(HasFeaturesCol):
+    """Param ``featuresCol``, of pyspark, for one column or several."""
+
+    featuresCol: Entry[Any] = Entry(
+        _to_names,
+        "feature column, or a list of feature columns",
+        default="features",
+        more="They hold numbers, vectors or arrays. Integers stay integers where the model takes them, as an embedding "
+        "does.",
+    )
+
+    def getFeaturesCols(self) -> list[str]:
+        """Return the feature columns, a list also of one."""
+        return _as_list(self.getOrDefault(self.featuresCol))
+
+    def setFeaturesCol(self: ParamsT, value: str | Sequence[str]) -> ParamsT:
+        """Set the feature column, or several."""
+        return self._set(featuresCol=value)
+
+
+class HasLabelColumns(HasLabelCol):
+    """Params ``labelCol``, of pyspark, for one column or several, and ``lossWeights``."""
+
+    labelCol: Entry[Any] = Entry(
+        _to_names,
+        "label column, or a list of one for each output of the model",
+        default="label",
+        more="Class labels are integers or doubles that count from 0, or any integers, booleans or strings: those are "
+        "indexed in ascending order, and predictions have their values. Decimals become doubles. With a list of "
+        "columns the model returns a tuple in this order, or a dict by these names.",
+    )
+    lossWeights, getLossWeights, setLossWeights = optional(
+        to_numbers,
+        "weight of each label column's loss in their sum (> 0); default: 1 each",
+        check=above(0),
+        more="Not together with trainStep.",
+    )
+
+    def getLabelCols(self) -> list[str]:
+        """Return the label columns, a list also of one."""
+        return _as_list(self.getOrDefault(self.labelCol))
+
+    def setLabelCol(self: ParamsT, value: str | Sequence[str] | None) -> ParamsT:
+        """Set the label column, or several."""
+        return self._set(labelCol=value)
+
+
 class HasLabels(Params):
     """Param ``labels``."""
 
-    labels: Param[Any] = Param(
-        Params._dummy(),
-        "labels",
+    labels, getLabels, setLabels = optional(
+        _to_labels,
         "labels of the classes, in the order of the model's outputs, or a list of such lists for several label "
         "columns; default: those that the rows hold, in ascending order",
-        _to_labels,
+        more="For rows that may lack a class, as in a fold of ``CrossValidator``, or that need not be read to find the "
+        "classes. None stands for a label column whose classes are not named.",
     )
 
-    def getLabels(self) -> list[Any] | None:
-        """Return the labels of the classes, where they were named."""
-        return self.getOrDefault(self.labels) if self.isSet(self.labels) else None
 
-    def setLabels(self: ParamsT, value: Labels | Sequence[Labels | None]) -> ParamsT:
-        """Set the labels of the classes."""
-        return self._set(labels=value)
+class HasRowColumns(HasWeightCol, HasValidationIndicatorCol):
+    """Params for columns about rows: weights, and which rows to validate on."""
+
+    weightCol = Entry(
+        TypeConverters.toString, "column of non-negative row weights; default: all rows count alike"
+    )
+    setWeightCol = weightCol.setter()
+    validationIndicatorCol = Entry(
+        TypeConverters.toString,
+        "column of booleans, true for rows to validate on, which the model is not trained on; default: none",
+    )
+    setValidationIndicatorCol = validationIndicatorCol.setter()
+    validationFraction, getValidationFraction, setValidationFraction = optional(
+        TypeConverters.toFloat,
+        "fraction of the rows, drawn at random, to validate on (between 0 and 1); default: none",
+        check=between(0, 1),
+        more="Each row group of the training rows in the Store gives its part. The same ``seed`` draws the same rows "
+        "again as long as those lie there; Spark may write them in another order the next time.",
+    )
 
 
-def labels_by_column(given: list[Any] | None, names: Sequence[str]) -> dict[str, list[Any]]:
+class HasModelInputs(Params):
+    """Params for how a model of the user is called with the features."""
+
+    passFeaturesBy, getPassFeaturesBy, setPassFeaturesBy = param(
+        cast("Callable[[Any], GivenBy]", one_of(*PASSED_BY)),
+        "how the model is called with its features: by position, in the order of featuresCol, by name, or with one "
+        "matrix of columns of one number each",
+        default="position",
+        more="The matrix has shape ``(rows, columns)`` and is called ``features``.",
+    )
+    prepareFeatures, getPrepareFeatures, setPrepareFeatures = optional(
+        AsGiven[PrepareFunction](),
+        "function that makes the model's inputs of a dict of the feature columns of a batch, also in transform",
+        check=check_callable,
+        more="For feature columns that are no numbers (strings, bytes, images) or not yet as the model takes them: it "
+        "gets arrays by column, with an item per row, and returns an array or tensor, or a dict of several.",
+    )
+    paddingValue, getPaddingValue, setPaddingValue = optional(
+        TypeConverters.toFloat,
+        "value to pad arrays of different lengths with, up to the longest of a batch; default: all have one length",
+    )
+    augment, getAugment, setAugment = optional(
+        AsGiven[AugmentFunction](),
+        "function that takes a dict of the arrays of a batch and returns them changed, in training only",
+        check=check_callable,
+        field="augment",
+        more="The dict holds inputs, labels and weights by name.",
+    )
+
+
+class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol):
+    """Params ``predictionCol``, ``probabilityCol`` and ``rawPredictionCol``, of pyspark, and ``predictionType``.
+
+    As everywhere in Spark ML, a column whose name is the empty string is not added. pyspark's mixins come in the order
+    in which its ``Classifier`` has them, from which classes here derive as well.
+    """
+
+    predictionType, getPredictionType, setPredictionType = param(
+        one_of(*PREDICTION_TYPES),
+        "type of predictionCol: auto, double, long, array or vector",
+        default="auto",
+        more='``"auto"`` is the type of the label column for classes, else double or array. ``"double"`` and '
+        '``"long"`` give the number of the class where labels are strings; ``"vector"`` is that of Spark ML.',
+    )
+    probabilityCol = Entry(
+        TypeConverters.toString,
+        "column that transform adds, a vector with the probability of each class; empty for no such column",
+        default="",
+        more="In ascending order of the classes or that of ``labels``, for CrossEntropyLoss, NLLLoss, "
+        "BCEWithLogitsLoss and BCELoss; with several label columns a struct of those that have such a loss.",
+    )
+    setProbabilityCol = probabilityCol.setter()
+    rawPredictionCol = Entry(
+        TypeConverters.toString,
+        "column that transform adds, a vector with the model's score of each class; empty for no such column",
+        default="",
+        more="The scores of two classes with a logit z are -z and z.",
+    )
+
+    def setRawPredictionCol(self: ParamsT, value: str) -> ParamsT:
+        """Set the column of class scores that transform adds; with an empty name it adds none."""
+        return self._set(rawPredictionCol=value)
+
+
+class HasPrediction(HasPredictionCol):
+    """Params of ``transform`` that all estimators and models have."""
+
+    predictionCol = Entry(TypeConverters.toString, "column that transform adds", default="prediction")
+    predictionBatchSize, getPredictionBatchSize, setPredictionBatchSize = param(
+        TypeConverters.toInt,
+        "rows per forward pass of transform (> 0)",
+        default=DEFAULT_BATCH_SIZE,
+        check=at_least(1),
+    )
+
+    def setPredictionCol(self: ParamsT, value: str) -> ParamsT:
+        """Set the column that transform adds."""
+        return self._set(predictionCol=value)
+
+
+def labels_by_column(given: Sequence[Any] | None, names: Sequence[str]) -> dict[str, list[Any]]:
     """Return the labels that the Param names by label column; a column whose labels are not named is left out.
 
     Raises:
@@ -249,36 +250,18 @@ def labels_by_column(given: list[Any] | None, names: Sequence[str]) -> dict[str,
     return {name: labels for name, labels in zip(names, each, strict=True) if labels is not None}
 
 
-class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol):
-    """Params ``predictionCol``, ``probabilityCol`` and ``rawPredictionCol``, of pyspark, and ``predictionType``.
+def check_validation(params: HasRowColumns) -> None:
+    """Check that one Param alone says which rows to validate on.
 
-    As everywhere in Spark ML, a column whose name is the empty string is not added. pyspark's mixins come in the order
-    in which its ``Classifier`` has them, from which classes here derive as well.
+    Raises:
+        ParamError: if two do.
     """
-
-    predictionType: Param[str] = Param(
-        Params._dummy(),
-        "predictionType",
-        "type of predictionCol: auto (as the label column calls classes, else double or array), double, long, array or "
-        "vector",
-        one_of(*PREDICTION_TYPES),
-    )
-
-    def getPredictionType(self) -> str:
-        """Return the type of predictionCol."""
-        return self.getOrDefault(self.predictionType)
-
-    def setPredictionType(self: ParamsT, value: str) -> ParamsT:
-        """Set the type of predictionCol."""
-        return self._set(predictionType=value)
-
-    def setProbabilityCol(self: ParamsT, value: str) -> ParamsT:
-        """Set the column of class probabilities that transform adds; with an empty name it adds none."""
-        return self._set(probabilityCol=value)
-
-    def setRawPredictionCol(self: ParamsT, value: str) -> ParamsT:
-        """Set the column of class scores that transform adds; with an empty name it adds none."""
-        return self._set(rawPredictionCol=value)
+    fraction = params.getValidationFraction()
+    if fraction is not None and params.isSet(params.validationIndicatorCol):
+        raise ParamError(
+            f"Params validationFraction ({fraction}) and validationIndicatorCol "
+            f"({params.getValidationIndicatorCol()!r}) both say which rows to validate on. Set one of them."
+        )
 
 
 def scored_columns_of(params: HasScoredColumns) -> tuple[ScoredColumn, ...]:

@@ -1,227 +1,199 @@
-"""Mixins of Params about surviving interruptions, and about tracking in MLflow.
-
-:mod:`sparkdl.estimators.params.estimator` combines them with the others.
-"""
+"""Entries of the table of Params for where and how a fit runs: ranks, rows, checkpoints, restarts, and MLflow."""
 
 from __future__ import annotations
 
+import os
+from datetime import timedelta
 from pathlib import PurePath
 from typing import Any
 
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param import Params, TypeConverters
 
+from sparkdl.collective import TRANSPORTS, WIRES
+from sparkdl.data import Store
+from sparkdl.data.store.store import KEEP_FOR
 from sparkdl.estimators.params.base import ParamsT, one_of
+from sparkdl.estimators.params.table import Entry, among, at_least, optional, param
+from sparkdl.launch.hangs.watch import MIN_HANG_TIMEOUT_S
 
 
 def _to_url(value: Any) -> str:
     return str(value) if isinstance(value, PurePath) else TypeConverters.toString(value)
 
 
-class HasCheckpoints(Params):
-    """Params ``checkpointDir``, ``checkpointEverySteps`` and ``keepCheckpoints``."""
+def _to_store_url(value: Any) -> str:
+    if isinstance(value, os.PathLike):
+        return TypeConverters.toString(os.fspath(value))
+    return value.url if isinstance(value, Store) else TypeConverters.toString(value)
 
-    checkpointDir: Param[str] = Param(
-        Params._dummy(),
-        "checkpointDir",
-        "path or URL where a fit keeps checkpoints and continues from the last one; default: none are taken",
-        _to_url,
-    )
-    checkpointEverySteps: Param[int] = Param(
-        Params._dummy(),
-        "checkpointEverySteps",
-        "updates of the weights from one checkpoint to the next (> 0); default: one at the end of each epoch alone",
+
+class HasRanks(Params):
+    """Params for the ranks of a fit and how they communicate."""
+
+    numWorkers, getNumWorkers, setNumWorkers = param(
         TypeConverters.toInt,
+        "ranks that train together, one slot of the cluster each",
+        default=1,
+        check=at_least(1),
     )
-    keepCheckpoints: Param[int] = Param(
-        Params._dummy(),
-        "keepCheckpoints",
-        "how many of the last checkpoints stay (> 0)",
+    gpusPerWorker, getGpusPerWorker, setGpusPerWorker = param(
         TypeConverters.toInt,
+        "GPUs of each rank: 0 trains on CPU, 1 on a GPU",
+        default=0,
+        check=among(0, 1),
+    )
+    transport, getTransport, setTransport = param(
+        one_of(*TRANSPORTS),
+        "how ranks exchange gradients: auto, native, shm, tcp, mpi, hierarchical or hierarchical-mpi",
+        default="auto",
+        more="The last two are for several hosts with GPUs: NCCL inside a host, and TCP or MPI across.",
+    )
+    wire, getWire, setWire = param(
+        one_of(*WIRES),
+        "dtype in which sums of float32, the gradients, travel between hosts: float32, or rounded to bfloat16 or "
+        "float16",
+        default="float32",
+        more="Rounding takes half the bytes; sums are still computed in float32, and float16 ends at 65504. Nothing is "
+        "rounded inside a host. MPI sends float32 alone, and so does NCCL, by which gradients on GPUs travel unless "
+        '``transport="hierarchical"``: ranks warn of it.',
     )
 
-    def getCheckpointDir(self) -> str | None:
-        """Return where checkpoints are kept, if they are."""
-        return self.getOrDefault(self.checkpointDir) if self.isSet(self.checkpointDir) else None
 
-    def getCheckpointEverySteps(self) -> int | None:
-        """Return the updates from one checkpoint to the next; None for one at the end of each epoch alone."""
-        return self.getOrDefault(self.checkpointEverySteps) if self.isSet(self.checkpointEverySteps) else None
+class HasRows(Params):
+    """Params for where the training rows lie and how long they stay."""
 
-    def getKeepCheckpoints(self) -> int:
-        """Return how many of the last checkpoints stay."""
-        return self.getOrDefault(self.keepCheckpoints)
-
-    def setCheckpointDir(self: ParamsT, value: str) -> ParamsT:
-        """Set where checkpoints are kept."""
-        return self._set(checkpointDir=value)
-
-    def setCheckpointEverySteps(self: ParamsT, value: int) -> ParamsT:
-        """Set the updates from one checkpoint to the next."""
-        return self._set(checkpointEverySteps=value)
-
-    def setKeepCheckpoints(self: ParamsT, value: int) -> ParamsT:
-        """Set how many of the last checkpoints stay."""
-        return self._set(keepCheckpoints=value)
-
-
-class HasRestarts(Params):
-    """Params ``maxRestarts``, ``minWorkers`` and ``hangTimeoutSeconds``."""
-
-    maxRestarts: Param[int] = Param(
-        Params._dummy(),
-        "maxRestarts",
-        "how often a fit continues by itself from its last checkpoint when ranks were lost (>= 0)",
-        TypeConverters.toInt,
+    cache, getCache, setCache = param(
+        one_of("off", "memory", "disk"),
+        "whether ranks keep decoded rows after the first epoch: off, memory or disk",
+        default="off",
+        more="Up to 4 GiB of each rank's training rows are kept, and 1 GiB of rows to validate on.",
     )
-    minWorkers: Param[int] = Param(
-        Params._dummy(),
-        "minWorkers",
-        "ranks with which a restarted fit makes do where slots are gone, from 1 to numWorkers; default: numWorkers",
-        TypeConverters.toInt,
+    store = Entry(
+        _to_store_url,
+        "Store, path or URL for the training rows; default: $SPARKDL_STORE, else a cache folder on this machine",
+        more="Driver and executors have to reach it.",
     )
-
-    hangTimeoutSeconds: Param[float] = Param(
-        Params._dummy(),
-        "hangTimeoutSeconds",
-        "seconds for which a rank may keep others waiting, or take for a step, until it counts as lost (>= 2)",
+    keepRowsSeconds = Entry(
         TypeConverters.toFloat,
+        "how long the training rows stay in the Store after their last use, for the next fit on the same DataFrame "
+        "(>= 0); default: as the Store says, else a day",
+        check=at_least(0),
+        more="0 removes them after the fit.",
     )
 
-    def getMaxRestarts(self) -> int:
-        """Return how often a fit continues by itself."""
-        return self.getOrDefault(self.maxRestarts)
+    def getStore(self) -> Store:
+        """Return the Store."""
+        store = Store(self.getOrDefault(self.store)) if self.isSet(self.store) else Store.default()
+        if not self.isSet(self.keepRowsSeconds):
+            return store
+        return Store(store.url, keep_for=timedelta(seconds=self.getKeepRowsSeconds()))
+
+    def setStore(self: ParamsT, value: Store | str | None) -> ParamsT:
+        """Set the Store, by object, path or URL."""
+        return self._set(store=value)
+
+    def getKeepRowsSeconds(self) -> float:
+        """Return how long the training rows stay in the Store after their last use."""
+        if self.isSet(self.keepRowsSeconds):
+            return self.getOrDefault(self.keepRowsSeconds)
+        return KEEP_FOR.total_seconds()
+
+    def setKeepRowsSeconds(self: ParamsT, value: float | None) -> ParamsT:
+        """Set how long the training rows stay in the Store after their last use."""
+        return self._set(keepRowsSeconds=value)
+
+    def _set(self: ParamsT, **params: Any) -> ParamsT:
+        store = params.get("store")
+        if isinstance(store, Store):  # the Param holds its URL alone
+            params.setdefault("keepRowsSeconds", store.keep_for.total_seconds())
+        return super()._set(**params)
+
+
+class HasCheckpoints(Params):
+    """Params for checkpoints, and for resuming a fit from them when ranks are lost."""
+
+    checkpointDir, getCheckpointDir, setCheckpointDir = optional(
+        _to_url,
+        "path or URL where a fit keeps checkpoints and resumes from the last one; default: none are taken",
+        more="An interrupted fit resumes when it is run again with the same Params and rows, and ends with the same "
+        "weights; one that has finished returns its model, or trains on where ``epochs`` is larger.",
+    )
+    checkpointEverySteps, getCheckpointEverySteps, setCheckpointEverySteps = optional(
+        TypeConverters.toInt,
+        "updates of the weights from one checkpoint to the next (> 0); default: one at the end of each epoch alone",
+        check=at_least(1),
+    )
+    keepCheckpoints, getKeepCheckpoints, setKeepCheckpoints = param(
+        TypeConverters.toInt, "how many of the last checkpoints stay (> 0)", default=2, check=at_least(1)
+    )
+    maxRestarts, getMaxRestarts, setMaxRestarts = param(
+        TypeConverters.toInt,
+        "how often a fit restarts by itself from its last checkpoint when ranks were lost (>= 0)",
+        default=0,
+        check=at_least(0),
+        more="A process, an executor or a host may be lost, or a rank hang. An exception that code raises ends the fit "
+        "at once. Without a ``checkpointDir`` the checkpoints lie in the Store meanwhile.",
+    )
+    minWorkers = Entry(
+        TypeConverters.toInt,
+        "fewest ranks with which a fit restarts where slots are gone, from 1 to numWorkers; default: numWorkers",
+    )
+    hangTimeoutSeconds, getHangTimeoutSeconds, setHangTimeoutSeconds = optional(
+        TypeConverters.toFloat,
+        "seconds after which a rank that others wait for, or that does not answer, counts as hanging (>= 2); default: "
+        "240",
+        check=at_least(MIN_HANG_TIMEOUT_S),
+        more="The fit then ends with an error that says where every rank was, or restarts as after a lost rank. Where "
+        "it is set, a rank also has to finish a step, or a batch of validation, within that time, even if no other "
+        "rank waits for it.",
+    )
 
     def getMinWorkers(self) -> int:
-        """Return the ranks with which a restarted fit makes do."""
+        """Return the fewest ranks with which a fit restarts."""
         if self.isSet(self.minWorkers):
             return self.getOrDefault(self.minWorkers)
         return int(self.getOrDefault("numWorkers"))
 
-    def getHangTimeoutSeconds(self) -> float | None:
-        """Return the seconds after which a rank hangs; None as long as none are set."""
-        if self.isSet(self.hangTimeoutSeconds):
-            return self.getOrDefault(self.hangTimeoutSeconds)
-        return None
-
-    def setMaxRestarts(self: ParamsT, value: int) -> ParamsT:
-        """Set how often a fit continues by itself."""
-        return self._set(maxRestarts=value)
-
-    def setMinWorkers(self: ParamsT, value: int) -> ParamsT:
-        """Set the ranks with which a restarted fit makes do."""
+    def setMinWorkers(self: ParamsT, value: int | None) -> ParamsT:
+        """Set the fewest ranks with which a fit restarts."""
         return self._set(minWorkers=value)
-
-    def setHangTimeoutSeconds(self: ParamsT, value: float) -> ParamsT:
-        """Set the seconds after which a rank hangs."""
-        return self._set(hangTimeoutSeconds=value)
 
 
 class HasTracking(Params):
-    """Params ``tracking``, ``experiment``, ``runName`` and ``trackingTimeoutSeconds``."""
+    """Params for MLflow, and for the progress that the driver shows."""
 
-    tracking: Param[str] = Param(
-        Params._dummy(),
-        "tracking",
-        "MLflow: auto (on when it is installed), on or off",
-        one_of("auto", "on", "off"),
+    tracking, getTracking, setTracking = param(
+        one_of("auto", "on", "off"), "MLflow: auto (on when it is installed), on or off", default="auto"
     )
-    experiment: Param[str] = Param(
-        Params._dummy(), "experiment", "MLflow experiment; default: the active one", TypeConverters.toString
+    experiment, getExperiment, setExperiment = optional(
+        TypeConverters.toString, "MLflow experiment; default: the active one"
     )
-    runName: Param[str] = Param(
-        Params._dummy(),
-        "runName",
-        "name of the MLflow run; default: MLflow makes one up",
-        TypeConverters.toString,
+    runName, getRunName, setRunName = optional(
+        TypeConverters.toString, "name of the MLflow run; default: MLflow makes one up"
     )
-    trackingTimeoutSeconds: Param[float] = Param(
-        Params._dummy(),
-        "trackingTimeoutSeconds",
-        "how long a fit waits at its end for MLflow to take what it has to say, and a second more for each MiB of the "
-        "model (>= 0); what is not taken is kept in the Store",
+    trackingTimeoutSeconds, getTrackingTimeoutSeconds, setTrackingTimeoutSeconds = param(
         TypeConverters.toFloat,
+        "how long a fit waits at its end for MLflow to take its data, and a second more for each MiB of the model "
+        "(>= 0)",
+        default=30.0,
+        check=at_least(0),
+        more="What is not taken by then is kept in the Store.",
     )
-
-    def getTracking(self) -> str:
-        """Return ``"auto"``, ``"on"`` or ``"off"``."""
-        return self.getOrDefault(self.tracking)
-
-    def getExperiment(self) -> str | None:
-        """Return the MLflow experiment, if one was chosen."""
-        return self.getOrDefault(self.experiment) if self.isSet(self.experiment) else None
-
-    def getRunName(self) -> str | None:
-        """Return the name of the MLflow run, if one was chosen."""
-        return self.getOrDefault(self.runName) if self.isSet(self.runName) else None
-
-    def getTrackingTimeoutSeconds(self) -> float:
-        """Return how long a fit waits for MLflow at its end."""
-        return self.getOrDefault(self.trackingTimeoutSeconds)
-
-    def setTracking(self: ParamsT, value: str) -> ParamsT:
-        """Set the mode of tracking."""
-        return self._set(tracking=value)
-
-    def setExperiment(self: ParamsT, value: str) -> ParamsT:
-        """Set the MLflow experiment."""
-        return self._set(experiment=value)
-
-    def setRunName(self: ParamsT, value: str) -> ParamsT:
-        """Set the name of the MLflow run."""
-        return self._set(runName=value)
-
-    def setTrackingTimeoutSeconds(self: ParamsT, value: float) -> ParamsT:
-        """Set how long a fit waits for MLflow at its end."""
-        return self._set(trackingTimeoutSeconds=value)
-
-
-class HasRegistration(Params):
-    """Params ``registeredModelName`` and ``registeredModelAlias``."""
-
-    registeredModelName: Param[str] = Param(
-        Params._dummy(),
-        "registeredModelName",
+    registeredModelName, getRegisteredModelName, setRegisteredModelName = optional(
+        TypeConverters.toString,
         "name under which MLflow registers a new version of the model; default: it is not registered",
-        TypeConverters.toString,
+        more='In Unity Catalog ``"catalog.schema.model"``. The model is logged in any case.',
     )
-    registeredModelAlias: Param[str] = Param(
-        Params._dummy(),
-        "registeredModelAlias",
-        "alias that the new version of the model gets; needs a registeredModelName",
-        TypeConverters.toString,
+    registeredModelAlias, getRegisteredModelAlias, setRegisteredModelAlias = optional(
+        TypeConverters.toString, "alias that the new version of the model gets; needs a registeredModelName"
     )
-
-    def getRegisteredModelName(self) -> str | None:
-        """Return the name that the model is registered under, if one was chosen."""
-        return self.getOrDefault(self.registeredModelName) if self.isSet(self.registeredModelName) else None
-
-    def getRegisteredModelAlias(self) -> str | None:
-        """Return the alias of the new version, if one was chosen."""
-        return self.getOrDefault(self.registeredModelAlias) if self.isSet(self.registeredModelAlias) else None
-
-    def setRegisteredModelName(self: ParamsT, value: str) -> ParamsT:
-        """Set the name that the model is registered under."""
-        return self._set(registeredModelName=value)
-
-    def setRegisteredModelAlias(self: ParamsT, value: str) -> ParamsT:
-        """Set the alias of the new version."""
-        return self._set(registeredModelAlias=value)
-
-
-class HasLogCheckpoints(Params):
-    """Param ``logCheckpoints``."""
-
-    logCheckpoints: Param[bool] = Param(
-        Params._dummy(),
-        "logCheckpoints",
-        "whether the checkpoints that a fit leaves are copied into its MLflow run; needs a checkpointDir",
+    logCheckpoints, getLogCheckpoints, setLogCheckpoints = param(
         TypeConverters.toBoolean,
+        "whether the checkpoints that a fit leaves are copied into its MLflow run; needs a checkpointDir",
+        default=False,
     )
-
-    def getLogCheckpoints(self) -> bool:
-        """Return whether checkpoints are copied into the run."""
-        return self.getOrDefault(self.logCheckpoints)
-
-    def setLogCheckpoints(self: ParamsT, value: bool) -> ParamsT:
-        """Set whether checkpoints are copied into the run."""
-        return self._set(logCheckpoints=value)
+    showProgress, getShowProgress, setShowProgress = param(
+        TypeConverters.toBoolean,
+        "whether fit shows its progress, on stderr or in the notebook",
+        default=True,
+    )

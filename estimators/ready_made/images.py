@@ -1,17 +1,16 @@
 """The ready-made estimator for images, its Params, and what it learns from a column of images.
 
-There is one small mixin for each group of Params. Learned are the layout of the images, one size for all of them, and
+Learned are the layout of the images, one size for all of them, and
 scales. The training runs on the ranks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +21,11 @@ from torch import nn
 
 from sparkdl.data import ParquetFeed
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.params.base import ParamsT, one_of
+from sparkdl.estimators.params.base import ParamsT, one_of, to_integers
+from sparkdl.estimators.params.estimator import ClassArguments
+from sparkdl.estimators.params.table import Entry, at_least, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import MadeModel, ReadyMadeEstimator, TorchClassificationModel
-from sparkdl.estimators.ready_made.params import (
-    SharedArguments,
-    _ReadyMadeClassifierParams,
-    out_of_range,
-    with_shared_arguments,
-)
+from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
 from sparkdl.networks.backbones import (
     NO_WEIGHTS,
     OWN,
@@ -59,7 +55,6 @@ if TYPE_CHECKING:
 
     from sparkdl.data import Column, ParquetDataset
     from sparkdl.data.dataset.rows import RowChoice
-    from sparkdl.estimators.params.inputs import Labels
 
 
 NORMALIZATIONS = ("learned", "imagenet", "none")
@@ -73,7 +68,19 @@ def _to_size(value: Any) -> list[int]:
     return sides
 
 
-def _to_augmentations(value: Any) -> list[str]:
+def _check_shape(param: Param[Any], value: Sequence[int]) -> None:
+    at_least(1)(param, value)
+    if len(value) not in (2, 3):
+        raise ParamError(f"Param {param.name} has {len(value)} numbers, {value}: {param.doc}.")
+
+
+def _check_widths(param: Param[Any], value: Sequence[int]) -> None:
+    at_least(1)(param, value)
+    if not value:
+        raise ParamError(f"Param {param.name} is empty: {param.doc}.")
+
+
+def _to_augmentations(value: Any) -> Sequence[str]:
     names = TypeConverters.toListString(value)
     unknown = [name for name in names if name not in AUGMENTATIONS]
     if unknown:
@@ -82,143 +89,76 @@ def _to_augmentations(value: Any) -> list[str]:
 
 
 class HasImages(Params):
-    """Params ``imageSize``, ``resizeMode``, ``imageShape``, ``normalization`` and ``augmentation``."""
+    """Params for how images become inputs of a network."""
 
-    imageSize: Param[Any] = Param(
-        Params._dummy(),
-        "imageSize",
-        "height and width, or one number for both, to which images are brought (> 0); default: learned from the rows",
+    imageSize = Entry(
         _to_size,
+        "height and width, or one number for both, to which images are resized (> 0); default: their median",
+        check=at_least(1),
+        more="Where a side of the median is longer, it becomes 224.",
     )
-    resizeMode: Param[str] = Param(
-        Params._dummy(),
-        "resizeMode",
-        "how images of other proportions are brought to imageSize: crop (the middle is kept) or stretch",
+    resizeMode, getResizeMode, setResizeMode = param(
         one_of(*RESIZE_MODES),
+        "how images of other proportions are resized: crop (the middle is kept) or stretch",
+        default="crop",
     )
-    imageShape: Param[list[int]] = Param(
-        Params._dummy(),
-        "imageShape",
-        "height and width, or height, width and channels, of images that lie in flat arrays or vectors (> 0)",
-        TypeConverters.toListInt,
+    imageShape, getImageShape, setImageShape = optional(
+        to_integers,
+        "height and width, or height, width and channels, of images that lie in flat arrays or vectors (> 0); "
+        "default: none",
+        check=_check_shape,
     )
-    normalization: Param[str] = Param(
-        Params._dummy(),
-        "normalization",
-        "by which mean and deviation channels are normalized: learned from the rows, those of imagenet, or none; "
-        "default: those that the library gives for its pretrained weights with these, else learned",
+    normalization, getNormalization, setNormalization = optional(
         one_of(*NORMALIZATIONS),
+        "mean and deviation that normalize the channels: learned from the rows, those of imagenet, or none; default: "
+        "those of the library's pretrained weights with these, else learned",
     )
-    augmentation: Param[list[str]] = Param(
-        Params._dummy(),
-        "augmentation",
+    augmentation, getAugmentation, setAugmentation = param(
+        _to_augmentations,
         "how images are changed at random in training: a list of flip (left to right) and crop (moved by up to an "
         "eighth)",
-        _to_augmentations,
+        default=[],
     )
 
     def getImageSize(self) -> list[int] | None:
-        """Return height and width to which images are brought, where that was set."""
+        """Return height and width to which images are resized, where that was set."""
         return self.getOrDefault(self.imageSize) if self.isSet(self.imageSize) else None
 
-    def getResizeMode(self) -> str:
-        """Return ``"crop"`` or ``"stretch"``."""
-        return self.getOrDefault(self.resizeMode)
-
-    def getImageShape(self) -> list[int] | None:
-        """Return the shape of images in flat arrays, where that was set."""
-        return self.getOrDefault(self.imageShape) if self.isSet(self.imageShape) else None
-
-    def getNormalization(self) -> str | None:
-        """Return ``"learned"``, ``"imagenet"`` or ``"none"``, where that was set."""
-        return self.getOrDefault(self.normalization) if self.isSet(self.normalization) else None
-
-    def getAugmentation(self) -> list[str]:
-        """Return how images are changed at random in training."""
-        return self.getOrDefault(self.augmentation)
-
-    def setImageSize(self: ParamsT, value: int | Sequence[int]) -> ParamsT:
-        """Set height and width, or one number for both, to which images are brought."""
+    def setImageSize(self: ParamsT, value: int | Sequence[int] | None) -> ParamsT:
+        """Set height and width, or one number for both, to which images are resized."""
         return self._set(imageSize=value)
-
-    def setResizeMode(self: ParamsT, value: str) -> ParamsT:
-        """Set how images of other proportions are brought to that size."""
-        return self._set(resizeMode=value)
-
-    def setImageShape(self: ParamsT, value: Sequence[int]) -> ParamsT:
-        """Set the shape of images that lie in flat arrays or vectors."""
-        return self._set(imageShape=value)
-
-    def setNormalization(self: ParamsT, value: str) -> ParamsT:
-        """Set by what channels are normalized."""
-        return self._set(normalization=value)
-
-    def setAugmentation(self: ParamsT, value: Sequence[str]) -> ParamsT:
-        """Set how images are changed at random in training."""
-        return self._set(augmentation=value)
 
 
 class HasBackbone(Params):
-    """Params ``backbone``, ``backboneWeights``, ``stageWidths`` and ``blocksPerStage``."""
+    """Params for the network of an image classifier and the weights that it begins with."""
 
-    backbone: Param[str] = Param(
-        Params._dummy(),
-        "backbone",
+    backbone, getBackbone, setBackbone = param(
+        TypeConverters.toString,
         "the network: residual, a small one of sparkdl, or one by its name in a library that is installed, as "
         "torchvision:resnet18 or timm:resnet18",
-        TypeConverters.toString,
+        default=OWN,
+        more="Executors need the library as well.",
     )
-    backboneWeights: Param[str] = Param(
-        Params._dummy(),
-        "backboneWeights",
-        "with which weights it begins: none but random ones, pretrained for those that the library fetches from the "
-        "network, or the path of a file on the driver",
+    backboneWeights, getBackboneWeights, setBackboneWeights = param(
         TypeConverters.toString,
+        "initial weights of the network: none for random ones, pretrained for those that the library downloads, or the "
+        "path of a file on the driver",
+        default=NO_WEIGHTS,
+        more="The file is of safetensors, or a ``state_dict`` of ``torch.save``. Its last layer may be for other "
+        "classes.",
     )
-    stageWidths: Param[list[int]] = Param(
-        Params._dummy(),
-        "stageWidths",
+    stageWidths, getStageWidths, setStageWidths = param(
+        to_integers,
         "channels of each stage of the residual network (> 0)",
-        TypeConverters.toListInt,
+        default=[32, 64, 128],
+        check=_check_widths,
     )
-    blocksPerStage: Param[int] = Param(
-        Params._dummy(),
-        "blocksPerStage",
-        "residual blocks of each stage of the residual network (> 0)",
+    blocksPerStage, getBlocksPerStage, setBlocksPerStage = param(
         TypeConverters.toInt,
+        "residual blocks of two convolutions in each stage of the residual network (> 0)",
+        default=2,
+        check=at_least(1),
     )
-
-    def getBackbone(self) -> str:
-        """Return the name of the network."""
-        return self.getOrDefault(self.backbone)
-
-    def getBackboneWeights(self) -> str:
-        """Return ``"none"``, ``"pretrained"`` or the path of a file."""
-        return self.getOrDefault(self.backboneWeights)
-
-    def getStageWidths(self) -> list[int]:
-        """Return the channels of each stage."""
-        return self.getOrDefault(self.stageWidths)
-
-    def getBlocksPerStage(self) -> int:
-        """Return how many blocks each stage has."""
-        return self.getOrDefault(self.blocksPerStage)
-
-    def setBackbone(self: ParamsT, value: str) -> ParamsT:
-        """Set the network."""
-        return self._set(backbone=value)
-
-    def setBackboneWeights(self: ParamsT, value: str) -> ParamsT:
-        """Set with which weights it begins."""
-        return self._set(backboneWeights=value)
-
-    def setStageWidths(self: ParamsT, value: Sequence[int]) -> ParamsT:
-        """Set the channels of each stage."""
-        return self._set(stageWidths=value)
-
-    def setBlocksPerStage(self: ParamsT, value: int) -> ParamsT:
-        """Set how many blocks each stage has."""
-        return self._set(blocksPerStage=value)
 
 
 LOOKED_AT = 512
@@ -375,19 +315,7 @@ def _by(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
 
 
-IMAGE_DEFAULTS: dict[str, Any] = {
-    "resizeMode": "crop",
-    "augmentation": [],
-    "backbone": OWN,
-    "backboneWeights": NO_WEIGHTS,
-    "stageWidths": [32, 64, 128],
-    "blocksPerStage": 2,
-    "dropout": 0.1,
-    "predictionBatchSize": 64,
-}
-
-
-@partial(with_shared_arguments, predictionBatchSize="rows per forward pass of ``transform``; default 64.")
+@with_arguments(ClassArguments, featuresCol='column of images; default ``"features"``.')
 class ImageClassifier(
     ReadyMadeEstimator[TorchClassificationModel],
     HasImages,
@@ -402,40 +330,9 @@ class ImageClassifier(
     and those of Spark become red, green and blue, arrays keep their channels. ``fit`` decodes up to 512 images of the
     training rows on the driver to learn their size and the scale of their channels, and reads all labels to count
     and check the classes; it returns a :class:`TorchClassificationModel`. An image that cannot be decoded is an error.
-
-    Args:
-        featuresCol: column of images; default ``"features"``.
-        labelCol: column of classes: whole numbers from 0, as Spark ML has them, or strings, booleans or other integers,
-            which are predicted as they are called; default ``"label"``.
-        labels: what it calls the classes, in the order that they are to have, where rows may lack one, as in a fold of
-            ``CrossValidator``, or need not be read to find them; default: those that the rows hold.
-        imageSize: height and width, or one number for both, to which images are brought; default: their median, where
-            a side is longer made smaller to 224.
-        resizeMode: how images of other proportions are: ``"crop"`` (default) keeps their middle, ``"stretch"`` all.
-        imageShape: height and width, or height, width and channels, of images in flat arrays or vectors.
-        normalization: by which mean and deviation channels are normalized: ``"learned"`` from the rows, those of
-            ``"imagenet"``, or ``"none"``; default: those that the library gives for its pretrained weights where
-            ``backboneWeights="pretrained"``, else ``"learned"``.
-        augmentation: how images are changed at random in training: a list of ``"flip"``, left to right, and ``"crop"``,
-            moved by up to an eighth of their sides; default [].
-        backbone: ``"residual"`` (default), or a network by its name in a library that is installed, as
-            ``"torchvision:resnet18"`` and ``"timm:resnet18"``; executors need the library as well.
-        backboneWeights: with which weights it begins: ``"none"`` (default) but random ones, ``"pretrained"`` for those
-            that the library fetches from the network, or the path of a file on the driver: of safetensors, or a
-            ``state_dict`` of ``torch.save``. The last layer may be for other classes.
-        stageWidths: channels of each stage of the residual network; default [32, 64, 128].
-        blocksPerStage: its blocks of two convolutions in each stage; default 2.
-        dropout: share of its last features that is dropped in training; default 0.1.
-        learningRate: of AdamW; default 0.001.
-        weightDecay: of AdamW; default 0.0001.
-        batchSize: rows per rank and step; default 64.
-        epochs: how often every row is visited; default 20.
-        seed: of the first weights, the order of rows and of all random numbers during the fit; default 0.
-        probabilityCol: column of the probabilities of the classes, a vector; default ``"probability"``.
-        rawPredictionCol: column of their scores, a vector; default ``"rawPrediction"``.
-        predictionType: type of predictionCol: ``"auto"`` (default), ``"double"`` or ``"long"`` for the number of the
-            class where labels are strings, ``"array"`` or ``"vector"``.
     """
+
+    _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 64}
 
     @keyword_only
     def __init__(
@@ -443,7 +340,6 @@ class ImageClassifier(
         *,
         featuresCol: str | None = None,
         labelCol: str | None = None,
-        labels: Labels | None = None,
         imageSize: int | Sequence[int] | None = None,
         resizeMode: str | None = None,
         imageShape: Sequence[int] | None = None,
@@ -456,16 +352,9 @@ class ImageClassifier(
         dropout: float | None = None,
         learningRate: float | None = None,
         weightDecay: float | None = None,
-        batchSize: int | None = None,
-        epochs: int | None = None,
-        seed: int | None = None,
-        probabilityCol: str | None = None,
-        rawPredictionCol: str | None = None,
-        predictionType: str | None = None,
-        **shared: Unpack[SharedArguments],
+        **params: Unpack[ClassArguments],
     ) -> None:
         super().__init__()
-        self._setDefault(**IMAGE_DEFAULTS)
         self._set_arguments()
 
     def check_ranges(self) -> None:
@@ -475,17 +364,6 @@ class ImageClassifier(
             raise ParamError(
                 f"Param featuresCol is {self.getFeaturesCols()}, and ImageClassifier takes one column of images."
             )
-        sides = {
-            self.imageSize: self.getImageSize() or [1],
-            self.imageShape: self.getImageShape() or [1],
-            self.stageWidths: self.getStageWidths() or [0],
-            self.blocksPerStage: [self.getBlocksPerStage()],
-        }
-        for param, values in sides.items():
-            if min(values) < 1:
-                raise out_of_range(self, param)
-        if len(self.getImageShape() or [1, 1]) not in (2, 3):
-            raise out_of_range(self, self.imageShape)
         self._check_backbone()
 
     def _check_backbone(self) -> None:
@@ -496,11 +374,12 @@ class ImageClassifier(
                 "Param backboneWeights is 'pretrained', and the residual network has no such weights. Take a backbone "
                 "such as 'torchvision:resnet18', or the path of a file."
             )
-        for param in (self.stageWidths, self.blocksPerStage, self.dropout):
-            if name != OWN and self.isSet(param):
+        own: list[Entry[Any]] = [self.stageWidths, self.blocksPerStage, self.dropout]
+        for entry in own:
+            if name != OWN and self.isSet(entry):
                 raise ParamError(
-                    f"Param {param.name} is {self.getOrDefault(param)}, which is one of the residual network, and "
-                    f"Param backbone is {name!r}. Leave {param.name} out."
+                    f"Param {entry.name} is {self.getOrDefault(entry)}, which is one of the residual network, and "
+                    f"Param backbone is {name!r}. Leave {entry.name} out."
                 )
         if weights not in (NO_WEIGHTS, PRETRAINED):
             read_weights(weights)

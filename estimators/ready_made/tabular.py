@@ -14,24 +14,22 @@ import numpy as np
 import numpy.typing as npt
 from pyspark import keyword_only
 from pyspark.ml.classification import Classifier
+from pyspark.ml.param import Params
 from pyspark.ml.regression import Regressor
 from torch import nn
 
 from sparkdl.data import ParquetFeed
 from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators.params.base import to_integers, to_strings
+from sparkdl.estimators.params.estimator import ClassArguments, SharedArguments
+from sparkdl.estimators.params.table import at_least, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import (
     MadeModel,
     ReadyMadeEstimator,
     TorchClassificationModel,
     TorchRegressionModel,
 )
-from sparkdl.estimators.ready_made.params import (
-    HasTable,
-    SharedArguments,
-    _ReadyMadeClassifierParams,
-    out_of_range,
-    with_shared_arguments,
-)
+from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
 from sparkdl.estimators.torch_estimator import M
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.standardization import Moments, StandardizedMSELoss
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 
     from sparkdl.data import Column, ParquetDataset
     from sparkdl.data.dataset.rows import RowChoice
-    from sparkdl.estimators.params.inputs import Labels
 
 
 MOST_CATEGORIES = 100_000
@@ -169,17 +166,27 @@ def _add_categories(categories: set[Any], values: npt.NDArray[Any], name: str) -
         )
 
 
-TABLE_DEFAULTS = {"hiddenSizes": [128, 64], "categoricalCols": [], "dropout": 0.1}
+class HasTable(Params):
+    """Params for the network of a table."""
+
+    hiddenSizes, getHiddenSizes, setHiddenSizes = param(
+        to_integers,
+        "width of each hidden layer (> 0); an empty list for a linear model",
+        default=[128, 64],
+        check=at_least(1),
+    )
+    categoricalCols, getCategoricalCols, setCategoricalCols = param(
+        to_strings,
+        "those of the feature columns whose integers stand for categories; columns of strings always do",
+        default=[],
+    )
+
+
+_FEATURES = 'column of numbers or vectors, or list of columns of numbers, vectors and strings; default ``"features"``.'
 
 
 class _TableEstimator(ReadyMadeEstimator[M], HasTable):
     """What both estimators for tables do."""
-
-    def check_ranges(self) -> None:
-        """Check what needs no data; see :meth:`check_values`."""
-        super().check_ranges()
-        if any(size < 1 for size in self.getHiddenSizes()):
-            raise out_of_range(self, self.hiddenSizes)
 
     def _learn_table(
         self, dataset: ParquetDataset, training: RowChoice | None, *, label: str | None = None
@@ -212,7 +219,7 @@ class _TableEstimator(ReadyMadeEstimator[M], HasTable):
         return MadeModel(network, None if table.is_plain else table.inputs, loss)
 
 
-@with_shared_arguments
+@with_arguments(ClassArguments, featuresCol=_FEATURES)
 class TorchClassifier(
     _TableEstimator[TorchClassificationModel],
     _ReadyMadeClassifierParams,
@@ -224,26 +231,6 @@ class TorchClassifier(
     one that was not there in training, at ``transform``, counts as none. ``fit`` reads the rows once on the driver to
     learn all that, and the labels again to count and check the classes; it returns a
     :class:`TorchClassificationModel`. Nulls are an error; ``pyspark.ml.feature.Imputer`` fills them.
-
-    Args:
-        featuresCol: column of numbers or vectors, or a list of columns of numbers, vectors and strings; default
-            ``"features"``.
-        categoricalCols: those of them whose integers stand for categories, as strings always do; default [], none.
-        labelCol: column of classes: whole numbers from 0, as Spark ML has them, or strings, booleans or other integers,
-            which are predicted as they are called; default ``"label"``.
-        labels: what it calls the classes, in the order that they are to have, where rows may lack one, as in a fold of
-            ``CrossValidator``, or need not be read to find them; default: those that the rows hold.
-        hiddenSizes: width of each hidden layer; default [128, 64]. Without any the model is linear.
-        dropout: share of the outputs of hidden layers that is dropped in training; default 0.1.
-        learningRate: of AdamW; default 0.001.
-        weightDecay: of AdamW; default 0.0001.
-        batchSize: rows per rank and step; default 64.
-        epochs: how often every row is visited; default 20.
-        seed: of the first weights, the order of rows and of all random numbers during the fit; default 0.
-        probabilityCol: column of the probabilities of the classes, a vector; default ``"probability"``.
-        rawPredictionCol: column of their scores, a vector; default ``"rawPrediction"``.
-        predictionType: type of predictionCol: ``"auto"`` (default), ``"double"`` or ``"long"`` for the number of the
-            class where labels are strings, ``"array"`` or ``"vector"``.
     """
 
     @keyword_only
@@ -253,21 +240,13 @@ class TorchClassifier(
         featuresCol: str | Sequence[str] | None = None,
         categoricalCols: Sequence[str] | None = None,
         labelCol: str | None = None,
-        labels: Labels | None = None,
         hiddenSizes: Sequence[int] | None = None,
         dropout: float | None = None,
         learningRate: float | None = None,
         weightDecay: float | None = None,
-        batchSize: int | None = None,
-        epochs: int | None = None,
-        seed: int | None = None,
-        probabilityCol: str | None = None,
-        rawPredictionCol: str | None = None,
-        predictionType: str | None = None,
-        **shared: Unpack[SharedArguments],
+        **params: Unpack[ClassArguments],
     ) -> None:
         super().__init__()
-        self._setDefault(**TABLE_DEFAULTS)
         self._set_arguments()
 
     def make(
@@ -282,26 +261,13 @@ class TorchClassifier(
         return TorchClassificationModel
 
 
-@with_shared_arguments
+@with_arguments(SharedArguments, featuresCol=_FEATURES, labelCol='column of numbers; default ``"label"``.')
 class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegressionModel]):
     """Tells a number by the columns of a table, with a multilayer perceptron.
 
     Columns are taken as :class:`TorchClassifier` takes them; ``fit`` reads the rows once on the driver. The layers
     learn standardized labels, whose mean and deviation the model holds, by the mean squared error: the unit of the
     labels changes nothing but the losses that are told in it. ``fit`` returns a :class:`TorchRegressionModel`.
-
-    Args:
-        featuresCol: column of numbers or vectors, or a list of columns of numbers, vectors and strings; default
-            ``"features"``.
-        categoricalCols: those of them whose integers stand for categories, as strings always do; default [], none.
-        labelCol: column of numbers; default ``"label"``.
-        hiddenSizes: width of each hidden layer; default [128, 64]. Without any the model is linear.
-        dropout: share of the outputs of hidden layers that is dropped in training; default 0.1.
-        learningRate: of AdamW; default 0.001.
-        weightDecay: of AdamW; default 0.0001.
-        batchSize: rows per rank and step; default 64.
-        epochs: how often every row is visited; default 20.
-        seed: of the first weights, the order of rows and of all random numbers during the fit; default 0.
     """
 
     @keyword_only
@@ -315,13 +281,9 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
         dropout: float | None = None,
         learningRate: float | None = None,
         weightDecay: float | None = None,
-        batchSize: int | None = None,
-        epochs: int | None = None,
-        seed: int | None = None,
-        **shared: Unpack[SharedArguments],
+        **params: Unpack[SharedArguments],
     ) -> None:
         super().__init__()
-        self._setDefault(**TABLE_DEFAULTS)
         self._set_arguments()
 
     def make(

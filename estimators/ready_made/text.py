@@ -1,33 +1,30 @@
 """The ready-made estimator for texts, its Params, and the words that it learns from a column of texts.
 
-There is one small mixin for each group of Params. The words are counted on the *executors*; the training runs on the
+The words are counted on the *executors*; the training runs on the
 ranks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from pyspark import keyword_only
 from pyspark.ml.classification import Classifier
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param import Params, TypeConverters
 from torch import nn
 
 from sparkdl.data import ParquetFeed
 from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.params.base import ParamsT, one_of
+from sparkdl.estimators.params.base import one_of
+from sparkdl.estimators.params.estimator import ClassArguments
+from sparkdl.estimators.params.table import Entry, at_least, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import MadeModel, ReadyMadeEstimator, TorchClassificationModel
-from sparkdl.estimators.ready_made.params import (
-    SharedArguments,
-    _ReadyMadeClassifierParams,
-    out_of_range,
-    with_shared_arguments,
-)
+from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.pretrained import PretrainedTextInputs, check_folder, load_folder, longest_text
 from sparkdl.networks.text import (
@@ -46,7 +43,6 @@ if TYPE_CHECKING:
 
     from sparkdl.data import ParquetDataset
     from sparkdl.data.dataset.rows import RowChoice
-    from sparkdl.estimators.params.inputs import Labels
     from sparkdl.estimators.torch_estimator import TorchEstimator
 
 
@@ -54,105 +50,51 @@ TOKENIZERS = ("words", "bytes")
 
 
 class HasTexts(Params):
-    """Params ``tokenizer``, ``vocabularySize``, ``maxLength`` and ``pretrained``."""
+    """Params for how texts become tokens, and for a network that has been trained before."""
 
-    tokenizer: Param[str] = Param(
-        Params._dummy(),
-        "tokenizer",
-        "what a token is: one of the words, of which the most frequent are learned from the rows, or of the bytes",
+    tokenizer, getTokenizer, setTokenizer = param(
         one_of(*TOKENIZERS),
+        "what a token is: words, of which the most frequent are learned from the rows, or bytes, in UTF-8",
+        default="words",
     )
-    vocabularySize: Param[int] = Param(
-        Params._dummy(), "vocabularySize", "how many words are known at most (> 0)", TypeConverters.toInt
-    )
-    maxLength: Param[int] = Param(
-        Params._dummy(),
-        "maxLength",
-        "tokens of a text that count (> 0); what comes after them is left out",
+    vocabularySize, getVocabularySize, setVocabularySize = param(
         TypeConverters.toInt,
+        "how many words are known at most, the most frequent ones (> 0)",
+        default=20_000,
+        check=at_least(1),
     )
-    pretrained: Param[str] = Param(
-        Params._dummy(),
-        "pretrained",
-        "local folder on the driver with a model and a tokenizer of transformers, that is trained on; default: none",
+    maxLength, getMaxLength, setMaxLength = param(
+        TypeConverters.toInt,
+        "tokens of a text that count (> 0); those after them are left out",
+        default=256,
+        check=at_least(1),
+    )
+    pretrained, getPretrained, setPretrained = optional(
         TypeConverters.toString,
+        "local folder on the driver with a model and a tokenizer of transformers, that is trained on; default: none",
+        more="As ``save_pretrained`` writes them; executors need transformers as well. It brings its own tokenizer "
+        "and layers; its last layer is new where it was for another number of classes.",
     )
-
-    def getTokenizer(self) -> str:
-        """Return ``"words"`` or ``"bytes"``."""
-        return self.getOrDefault(self.tokenizer)
-
-    def getVocabularySize(self) -> int:
-        """Return how many words are known at most."""
-        return self.getOrDefault(self.vocabularySize)
-
-    def getMaxLength(self) -> int:
-        """Return how many tokens of a text count."""
-        return self.getOrDefault(self.maxLength)
-
-    def getPretrained(self) -> str | None:
-        """Return the folder of a model that is trained on, where that was set."""
-        return self.getOrDefault(self.pretrained) if self.isSet(self.pretrained) else None
-
-    def setTokenizer(self: ParamsT, value: str) -> ParamsT:
-        """Set what a token is."""
-        return self._set(tokenizer=value)
-
-    def setVocabularySize(self: ParamsT, value: int) -> ParamsT:
-        """Set how many words are known at most."""
-        return self._set(vocabularySize=value)
-
-    def setMaxLength(self: ParamsT, value: int) -> ParamsT:
-        """Set how many tokens of a text count."""
-        return self._set(maxLength=value)
-
-    def setPretrained(self: ParamsT, value: str) -> ParamsT:
-        """Set the folder of a model that is trained on."""
-        return self._set(pretrained=value)
 
 
 class HasTransformer(Params):
-    """Params ``embeddingSize``, ``numLayers`` and ``numHeads``."""
+    """Params for the layers of a new network."""
 
-    embeddingSize: Param[int] = Param(
-        Params._dummy(),
-        "embeddingSize",
-        "numbers by which each token is told (> 0); numHeads divides it",
+    embeddingSize, getEmbeddingSize, setEmbeddingSize = param(
         TypeConverters.toInt,
+        "size of the transformer's vector for each token (> 0); numHeads divides it",
+        default=128,
+        check=at_least(1),
     )
-    numLayers: Param[int] = Param(
-        Params._dummy(),
-        "numLayers",
-        "layers in which tokens attend to each other (> 0)",
+    numLayers, getNumLayers, setNumLayers = param(
+        TypeConverters.toInt, "layers of the transformer (> 0)", default=2, check=at_least(1)
+    )
+    numHeads, getNumHeads, setNumHeads = param(
         TypeConverters.toInt,
+        "attention heads of each layer (> 0); they divide embeddingSize",
+        default=4,
+        check=at_least(1),
     )
-    numHeads: Param[int] = Param(
-        Params._dummy(), "numHeads", "of each layer (> 0); they divide embeddingSize", TypeConverters.toInt
-    )
-
-    def getEmbeddingSize(self) -> int:
-        """Return by how many numbers each token is told."""
-        return self.getOrDefault(self.embeddingSize)
-
-    def getNumLayers(self) -> int:
-        """Return the number of layers."""
-        return self.getOrDefault(self.numLayers)
-
-    def getNumHeads(self) -> int:
-        """Return the number of heads of each layer."""
-        return self.getOrDefault(self.numHeads)
-
-    def setEmbeddingSize(self: ParamsT, value: int) -> ParamsT:
-        """Set by how many numbers each token is told."""
-        return self._set(embeddingSize=value)
-
-    def setNumLayers(self: ParamsT, value: int) -> ParamsT:
-        """Set the number of layers."""
-        return self._set(numLayers=value)
-
-    def setNumHeads(self: ParamsT, value: int) -> ParamsT:
-        """Set the number of heads of each layer."""
-        return self._set(numHeads=value)
 
 
 COUNTED_HERE = 20_000
@@ -257,22 +199,15 @@ def _count_parts(
             )
 
 
-TEXT_DEFAULTS: dict[str, Any] = {
-    "tokenizer": "words",
-    "vocabularySize": 20_000,
-    "maxLength": 256,
-    "embeddingSize": 128,
-    "numLayers": 2,
-    "numHeads": 4,
-    "dropout": 0.1,
-    "predictionBatchSize": 128,
-}
-
 PRETRAINED_LEARNING_RATE = 5e-5
 """As Devlin et al. (2019) tuned BERT; at that of new weights a trained model forgets what it knows."""
 
 
-@partial(with_shared_arguments, predictionBatchSize="rows per forward pass of ``transform``; default 128.")
+@with_arguments(
+    ClassArguments,
+    featuresCol='column of strings; default ``"features"``.',
+    learningRate="of AdamW (> 0); default 0.001, and 0.00005 with a pretrained model.",
+)
 class TextClassifier(
     ReadyMadeEstimator[TorchClassificationModel],
     HasTexts,
@@ -287,33 +222,9 @@ class TextClassifier(
     string is a text; null is an error in training, and null in ``transform``. ``fit`` reads the texts once to count
     their words, on the executors where there are many, and all labels to count and check the classes; it returns a
     :class:`TorchClassificationModel`.
-
-    Args:
-        featuresCol: column of strings; default ``"features"``.
-        labelCol: column of classes: whole numbers from 0, as Spark ML has them, or strings, booleans or other integers,
-            which are predicted as they are called; default ``"label"``.
-        labels: what it calls the classes, in the order that they are to have, where rows may lack one, as in a fold of
-            ``CrossValidator``, or need not be read to find them; default: those that the rows hold.
-        tokenizer: what a token is: one of the ``"words"`` (default) or of the ``"bytes"`` in UTF-8.
-        vocabularySize: words that are known at most, the most frequent ones; default 20000.
-        maxLength: tokens of a text that count; what comes after them is left out; default 256.
-        pretrained: local folder on the driver with a model and a tokenizer of transformers, as ``save_pretrained``
-            writes them, which is trained on; executors need transformers as well. It brings its own tokenizer and
-            layers; its last layer is new where it was for another number of classes. Default: none.
-        embeddingSize: numbers by which the transformer tells each token; default 128.
-        numLayers: its layers; default 2.
-        numHeads: of each layer; default 4.
-        dropout: share of what its layers put out that is dropped in training; default 0.1.
-        learningRate: of AdamW; default 0.001, and 0.00005 with a pretrained model.
-        weightDecay: of AdamW; default 0.0001.
-        batchSize: rows per rank and step; default 64.
-        epochs: how often every row is visited; default 20.
-        seed: of the first weights, the order of rows and of all random numbers during the fit; default 0.
-        probabilityCol: column of the probabilities of the classes, a vector; default ``"probability"``.
-        rawPredictionCol: column of their scores, a vector; default ``"rawPrediction"``.
-        predictionType: type of predictionCol: ``"auto"`` (default), ``"double"`` or ``"long"`` for the number of the
-            class where labels are strings, ``"array"`` or ``"vector"``.
     """
+
+    _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 128}
 
     @keyword_only
     def __init__(
@@ -321,7 +232,6 @@ class TextClassifier(
         *,
         featuresCol: str | None = None,
         labelCol: str | None = None,
-        labels: Labels | None = None,
         tokenizer: str | None = None,
         vocabularySize: int | None = None,
         maxLength: int | None = None,
@@ -332,16 +242,9 @@ class TextClassifier(
         dropout: float | None = None,
         learningRate: float | None = None,
         weightDecay: float | None = None,
-        batchSize: int | None = None,
-        epochs: int | None = None,
-        seed: int | None = None,
-        probabilityCol: str | None = None,
-        rawPredictionCol: str | None = None,
-        predictionType: str | None = None,
-        **shared: Unpack[SharedArguments],
+        **params: Unpack[ClassArguments],
     ) -> None:
         super().__init__()
-        self._setDefault(**TEXT_DEFAULTS)
         self._set_arguments()
 
     def check_ranges(self) -> None:
@@ -352,10 +255,6 @@ class TextClassifier(
                 f"Param featuresCol is {self.getFeaturesCols()}, and TextClassifier takes one column of texts. Join "
                 "several with pyspark.sql.functions.concat_ws."
             )
-        sizes = (self.vocabularySize, self.maxLength, self.embeddingSize, self.numLayers, self.numHeads)
-        for param in sizes:
-            if self.getOrDefault(param) < 1:
-                raise out_of_range(self, param)
         if self.getEmbeddingSize() % self.getNumHeads():
             raise ParamError(
                 f"Param embeddingSize is {self.getEmbeddingSize()}, which numHeads, {self.getNumHeads()}, does not "
@@ -367,19 +266,13 @@ class TextClassifier(
         folder = self.getPretrained()
         if folder is None:
             return
-        own = (
-            self.tokenizer,
-            self.vocabularySize,
-            self.embeddingSize,
-            self.numLayers,
-            self.numHeads,
-            self.dropout,
-        )
-        for param in own:
-            if self.isSet(param):
+        own: list[Entry[Any]] = [self.tokenizer, self.vocabularySize, self.dropout]
+        own += [self.embeddingSize, self.numLayers, self.numHeads]
+        for entry in own:
+            if self.isSet(entry):
                 raise ParamError(
-                    f"Param {param.name} is {self.getOrDefault(param)!r}, and the model in Param pretrained, "
-                    f"{folder!r}, brings its own. Leave {param.name} out."
+                    f"Param {entry.name} is {self.getOrDefault(entry)!r}, and the model in Param pretrained, "
+                    f"{folder!r}, brings its own. Leave {entry.name} out."
                 )
         check_folder(folder)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pyspark.ml.param import TypeConverters
 from torch import nn
 
 from sparkdl.errors import JobFileError, ParamError
@@ -24,7 +23,6 @@ from sparkdl.training.update import make_optimizer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pyspark.ml.param import Param
     from torch import Tensor
 
     from sparkdl.jobs.job import Job
@@ -69,7 +67,7 @@ def _set(estimator: Any, name: str, entry: Entry) -> None:
     value = entry.plain()
     if not estimator.hasParam(name):
         pass  # setParams() raises, with the names that there are
-    elif _holds_objects(estimator.getParam(name)):
+    elif estimator.getParam(name).holds_object:
         value = named_object(entry, f"params.{name}", makes_instances=name not in _FACTORIES)
     elif isinstance(entry.value, dict):
         raise JobFileError(f"{entry.position}: params.{name}: it does not take {describe(entry.value)}.")
@@ -77,10 +75,6 @@ def _set(estimator: Any, name: str, entry: Entry) -> None:
         estimator.setParams(**{name: value})
     except ParamError as error:
         raise JobFileError(f"{entry.position}: params.{name}: {error}") from error
-
-
-def _holds_objects(param: Param[Any]) -> bool:
-    return param.typeConverter is TypeConverters.identity
 
 
 def _position_of(error: ParamError, job: Job) -> Any:

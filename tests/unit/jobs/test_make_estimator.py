@@ -91,7 +91,7 @@ def test_first_weights_are_those_of_the_seed(tmp_path):
         ("epochs=three", "params.epochs: Param epochs takes a whole number, got 'three'"),
         ("cache=of", "params.cache: Param cache cannot be 'of'"),
         ("batchSize=0", "params: Param batchSize must be at least 1, got 0"),
-        ("data.validation=2", "params: Param validationFraction is 2.0: share of the rows"),
+        ("data.validation=2", "params: Param validationFraction must be above 0 and below 1, got 2.0"),
         ("bestMetric=f1", "params: Param bestMetric is 'f1', but this fit has loss, val_loss."),
         ("labelCol={a: b}", "params.labelCol: it does not take a mapping."),
         ("loss=CrossEntropyLoss", "params.loss.import: takes MODULE:NAME, as torch.nn:CrossEntropyLoss"),

@@ -309,7 +309,7 @@ def test_what_does_not_fit_is_refused_with_its_name(dataset, name):
     ("changes", "message"),
     [
         ({"trainStep": loss_alone}, "Params loss and trainStep are both set"),
-        ({"lossWeights": [0.0]}, "Param lossWeights is"),
+        ({"lossWeights": [0.0]}, "Param lossWeights must be above 0"),
         (
             {"loss": None, "trainStep": loss_alone, "lossWeights": [2.0]},
             "Params lossWeights and trainStep are both set. Weigh the losses in trainStep",

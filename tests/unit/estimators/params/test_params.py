@@ -58,7 +58,7 @@ def test_how_long_rows_are_kept_comes_with_the_store_or_by_itself(tmp_path):
     assert make_estimator(store=Store(tmp_path, keep_for=hour)).getStore().keep_for == hour
     assert make_estimator(store=str(tmp_path), keepRowsSeconds=0).getStore().keep_for == timedelta(0)
     assert make_estimator(store=str(tmp_path)).getStore().keep_for == timedelta(days=1)
-    with pytest.raises(ParamError, match=r"keepRowsSeconds is -1\.0"):
+    with pytest.raises(ParamError, match=r"keepRowsSeconds must be at least 0, got -1\.0"):
         make_estimator(keepRowsSeconds=-1.0).check_values()
 
 
@@ -133,15 +133,15 @@ class OwnLoss(nn.Module):
         ({"epochs": 0}, "Param epochs must be at least 1, got 0: "),
         ({"batchSize": -1}, "Param batchSize must be at least 1, got -1: "),
         ({"numWorkers": 0}, "Param numWorkers must be at least 1, got 0: "),
-        ({"gpusPerWorker": 2}, "Param gpusPerWorker is 2"),
+        ({"gpusPerWorker": 2}, "Param gpusPerWorker must be 0 or 1, got 2"),
         (
             {"scheduler": torch.optim.lr_scheduler.StepLR},
             "Param scheduler is the class StepLR: function that takes",
         ),
         ({"warmupSteps": -1}, "Param warmupSteps must be at least 0, got -1: "),
         ({"gradientAccumulationSteps": 0}, "Param gradientAccumulationSteps must be at least 1, got 0: "),
-        ({"maxGradNorm": 0.0}, r"Param maxGradNorm is 0\.0"),
-        ({"trackingTimeoutSeconds": -1.0}, r"Param trackingTimeoutSeconds is -1\.0"),
+        ({"maxGradNorm": 0.0}, r"Param maxGradNorm must be above 0, got 0\.0"),
+        ({"trackingTimeoutSeconds": -1.0}, r"Param trackingTimeoutSeconds must be at least 0, got -1\.0"),
         (
             {"registeredModelAlias": "best"},
             "Param registeredModelAlias is 'best': .*needs a registeredModelName",
@@ -151,8 +151,11 @@ class OwnLoss(nn.Module):
             "transport='mpi' sends float32 as it is; wire='bfloat16' needs another transport",
         ),
         ({"logCheckpoints": True}, "Param logCheckpoints is True: .*needs a checkpointDir"),
-        ({"validationFraction": 0.0}, r"Param validationFraction is 0\.0: share of the rows"),
-        ({"validationFraction": 1.5}, r"Param validationFraction is 1\.5"),
+        (
+            {"validationFraction": 0.0},
+            r"validationFraction must be above 0 and below 1, got 0\.0: fraction of the rows",
+        ),
+        ({"validationFraction": 1.5}, r"Param validationFraction must be above 0 and below 1, got 1\.5"),
         (
             {"validationFraction": 0.5, "validationIndicatorCol": "v"},
             r"validationFraction \(0\.5\) and validationIndicatorCol \('v'\) both say which rows",
@@ -164,8 +167,11 @@ class OwnLoss(nn.Module):
         ({"labels": ["a", "b"], "labelCol": ["x", "y"]}, "of 1 columns, and labelCol names 2: x, y"),
         ({"labels": [0, 1], "loss": None, "trainStep": max}, "Params labels and trainStep are both set"),
         ({"metrics": [max]}, "Param metrics must be a dict, .*; got a list"),
-        ({"earlyStoppingPatience": 0}, "Param earlyStoppingPatience is 0: epochs in a row"),
-        ({"earlyStoppingMinDelta": -0.5}, r"Param earlyStoppingMinDelta is -0\.5"),
+        (
+            {"earlyStoppingPatience": 0},
+            "Param earlyStoppingPatience must be at least 1, got 0: epochs in a row",
+        ),
+        ({"earlyStoppingMinDelta": -0.5}, r"Param earlyStoppingMinDelta must be at least 0, got -0\.5"),
         ({"bestMetric": "val_loss"}, "Param bestMetric is 'val_loss', but this fit has loss. Choose"),
         (
             {"bestMetric": "f1", "validationFraction": 0.5, "metrics": {"auc": max}},

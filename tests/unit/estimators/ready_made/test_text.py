@@ -337,9 +337,9 @@ REFUSED = {
     "arrays of words": ("words", {}, DataError, "'words' holds arrays, and .* join arrays of strings with"),
     "bytes": ("bytes", {}, DataError, "'bytes' holds binary values, and TextClassifier takes strings"),
     "words of one text each": ("unique", {}, DataError, "No word in column 'unique' .* tokenizer='bytes'"),
-    "no words": ("text", {"vocabularySize": 0}, ParamError, "Param vocabularySize is 0"),
-    "no length": ("text", {"maxLength": 0}, ParamError, "Param maxLength is 0"),
-    "no layers": ("text", {"numLayers": 0}, ParamError, "Param numLayers is 0"),
+    "no words": ("text", {"vocabularySize": 0}, ParamError, "Param vocabularySize must be at least 1"),
+    "no length": ("text", {"maxLength": 0}, ParamError, "Param maxLength must be at least 1"),
+    "no layers": ("text", {"numLayers": 0}, ParamError, "Param numLayers must be at least 1"),
     "heads that do not fit": (
         "text",
         {"numHeads": 3},

@@ -1,0 +1,282 @@
+"""The entries of the table of Params, and what is made of them.
+
+An entry is one statement in the body of a class of Params::
+
+    epochs, getEpochs, setEpochs = param(
+        TypeConverters.toInt, "how often every row is visited", default=1, check=at_least(1), field="epochs"
+    )
+
+It makes the Param of pyspark, its getter and setter, its default, the check of its value before a fit, its line in the
+documentation of every estimator that has it, and the field of the :class:`~sparkdl.training.spec.TrainingSpec` that
+takes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
+
+from pyspark.ml.param import Param, Params, TypeConverters
+
+from sparkdl.errors import ParamError
+
+V = TypeVar("V")
+P = TypeVar("P", bound=Params)
+T = TypeVar("T", bound=type)
+
+Check: TypeAlias = Callable[[Param[Any], Any], None]
+"""Called with a Param and its value before a fit; raises ParamError where the value cannot work."""
+
+_WIDTH = 116
+
+
+class AsGiven(Generic[V]):
+    """Stands in an entry for the converter of a Param that holds an object, which is not converted."""
+
+    def __call__(self, value: Any) -> V:
+        """Return the value."""
+        return cast("V", value)
+
+
+class Entry(Param[V]):
+    """A Param with everything that is known of it; its name is that of the class attribute.
+
+    Args:
+        kind: converts a value, and raises TypeError or ValueError for what the Param does not take.
+        doc: noun phrase or clause for ``explainParams`` and for errors.
+        default: of estimators and models, None for no default; a class may have another in its ``_own_defaults``.
+        check: of a value, before a fit.
+        field: of the spec that takes the value.
+        more: sentences for the documentation of the class, after ``doc`` and the default.
+    """
+
+    def __init__(
+        self,
+        kind: Callable[[Any], V],
+        doc: str,
+        *,
+        default: Any = None,
+        check: Check | None = None,
+        field: str | None = None,
+        more: str = "",
+    ) -> None:
+        converter = TypeConverters.identity if isinstance(kind, AsGiven) else kind
+        super().__init__(Params._dummy(), "", doc, converter)
+        self.default, self.check, self.field, self.more = default, check, field, more
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        for verb, accessor in (("get", "Return"), ("set", "Set")):
+            made = vars(owner).get(self.accessor(verb))
+            if made is not None and made.__doc__ is None:
+                made.__name__ = self.accessor(verb)
+                made.__qualname__ = f"{owner.__qualname__}.{made.__name__}"
+                made.__doc__ = f"{accessor} ``{name}``: {self.doc}."
+
+    @property
+    def holds_object(self) -> bool:
+        """Whether it holds a Python object, such as a module or a function, as it was given."""
+        return self.typeConverter is TypeConverters.identity
+
+    def accessor(self, verb: str) -> str:
+        """Return the name of the getter or the setter."""
+        return f"{verb}{self.name[0].upper()}{self.name[1:]}"
+
+    def checked(self, instance: Params) -> V:
+        """Return the value for an instance.
+
+        Raises:
+            ParamError: if it cannot work.
+        """
+        value = instance.getOrDefault(self)
+        if self.check is not None:
+            self.check(self, value)
+        return value
+
+    def setter(self) -> Setter[V]:
+        """Return the setter, which returns its instance."""
+
+        def setter(instance: P, value: V | None) -> P:
+            return instance._set(**{self.name: value})
+
+        return cast("Setter[V]", setter)
+
+    def explanation(self, default: Any) -> str:
+        """Return what the documentation of a class says about the Param."""
+        shown = "" if default is None else f"; default {_shown(default)}"
+        return f"{self.doc}{shown}.{' ' if self.more else ''}{self.more}"
+
+
+class Getter(Generic[V]):
+    """The type of a getter, for type checkers; it is a function."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Callable[[Any], V]: ...
+    @overload
+    def __get__(self, instance: Params, owner: type) -> Callable[[], V]: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Return the bound method."""
+
+
+class Setter(Generic[V]):
+    """The type of a setter, for type checkers; it is a function."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Callable[[Any, V | None], Any]: ...
+    @overload
+    def __get__(self, instance: P, owner: type) -> Callable[[V | None], P]: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Return the bound method."""
+
+
+def param(
+    kind: Callable[[Any], V],
+    doc: str,
+    *,
+    default: Any = None,
+    check: Check | None = None,
+    field: str | None = None,
+    more: str = "",
+) -> tuple[Entry[V], Getter[V], Setter[V]]:
+    """Return a Param, its getter and its setter; for the arguments see :class:`Entry`."""
+    entry = Entry(kind, doc, default=default, check=check, field=field, more=more)
+
+    def getter(self: Params) -> V:
+        return cast("V", self.getOrDefault(entry.name))
+
+    return entry, cast("Getter[V]", getter), entry.setter()
+
+
+def optional(
+    kind: Callable[[Any], V],
+    doc: str,
+    *,
+    check: Check | None = None,
+    field: str | None = None,
+    more: str = "",
+) -> tuple[Entry[V], Getter[V | None], Setter[V]]:
+    """Return a Param without a default, whose getter returns None as long as it is not set; see :class:`Entry`."""
+    entry = Entry(kind, doc, check=check, field=field, more=more)
+
+    def getter(self: Params) -> V | None:
+        return self.getOrDefault(entry.name) if self.isDefined(entry.name) else None
+
+    return entry, cast("Getter[V | None]", getter), entry.setter()
+
+
+def entries_of(owner: type | Params) -> list[Entry[Any]]:
+    """Return the entries of a class or an instance, in the order of their names."""
+    each = (getattr(owner, name, None) for name in dir(owner if isinstance(owner, type) else type(owner)))
+    return [entry for entry in each if isinstance(entry, Entry)]
+
+
+def default_values(owner: type) -> dict[str, Any]:
+    """Return the defaults of a class by the names of its Params: those of the table, then ``_own_defaults``."""
+    values = {entry.name: entry.default for entry in entries_of(owner) if entry.default is not None}
+    for base in reversed(owner.__mro__):
+        values.update(vars(base).get("_own_defaults", {}))
+    return values
+
+
+def spec_fields(params: Params) -> dict[str, Any]:
+    """Return the fields of the spec that Params of an instance fill."""
+    return {
+        entry.field: getattr(params, entry.accessor("get"))()
+        for entry in entries_of(params)
+        if entry.field is not None
+    }
+
+
+def check_entries(params: Params) -> None:
+    """Check the value of each Param that has one.
+
+    Raises:
+        ParamError: naming the Param, its value and what it may be.
+    """
+    for entry in entries_of(params):
+        if params.isDefined(entry):
+            entry.checked(params)
+
+
+def at_least(least: float) -> Check:
+    """Return a check that a number, or each of a list, is not smaller than some number."""
+    return partial(_check_range, low=least, has_low=True)
+
+
+def above(limit: float) -> Check:
+    """Return a check that a number, or each of a list, is larger than some number."""
+    return partial(_check_range, low=limit)
+
+
+def between(low: float, high: float, *, has_low: bool = False) -> Check:
+    """Return a check that a number lies between two others, of which it may be the lower one if ``has_low``."""
+    return partial(_check_range, low=low, high=high, has_low=has_low)
+
+
+def _check_range(
+    param: Param[Any], value: Any, *, low: float, high: float = float("inf"), has_low: bool = False
+) -> None:
+    for number in value if isinstance(value, list) else [value]:
+        if not ((low <= number if has_low else low < number) and number < high):
+            wanted = f"at least {low:g}" if has_low else f"above {low:g}"
+            wanted += f" and below {high:g}" if high < float("inf") else ""
+            raise ParamError(f"Param {param.name} must be {wanted}, got {value}: {param.doc}.")
+
+
+def among(*choices: int) -> Check:
+    """Return a check that a number is one of a few."""
+    return partial(_check_choice, choices=choices)
+
+
+def _check_choice(param: Param[Any], value: Any, *, choices: tuple[int, ...]) -> None:
+    if value not in choices:
+        wanted = " or ".join(map(str, choices))
+        raise ParamError(f"Param {param.name} must be {wanted}, got {value}: {param.doc}.")
+
+
+def with_arguments(shared: Any, **differing: str) -> Callable[[T], T]:
+    """Return a decorator for a class with Params whose constructor takes its own and those of a TypedDict.
+
+    The class gets an ``Args:`` section made of the table, and its constructor a signature that names every argument,
+    for ``help()`` and editors.
+
+    Args:
+        shared: TypedDict of the constructor's ``**params``.
+        differing: by name what this class says about a Param in place of the table.
+    """
+
+    def decorate(made: T) -> T:
+        constructor: Any = made.__init__  # type: ignore[misc]  # of a class, not of an instance
+        signature = inspect.signature(constructor)
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        added = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation.__forward_arg__
+            )
+            for name, annotation in shared.__annotations__.items()
+        ]
+        constructor.__signature__ = signature.replace(parameters=[*own, *added])
+        names = [argument.name for argument in (*own, *added) if argument.name != "self"]
+        made.__doc__ = f"{inspect.getdoc(made)}\n\nArgs:\n{_arguments(made, names, differing)}\n"
+        return made
+
+    return decorate
+
+
+def _arguments(made: type, names: list[str], differing: Mapping[str, str]) -> str:
+    defaults = default_values(made)
+    lines = []
+    for name in names:
+        text = differing.get(name) or getattr(made, name).explanation(defaults.get(name))
+        filled = textwrap.fill(f"{name}: {text}", _WIDTH - 8, subsequent_indent="    ")
+        lines.append(textwrap.indent(filled, "    "))
+    return "\n".join(lines)
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, str):
+        return f'``"{default}"``'
+    return f"{default:g}" if isinstance(default, float) else str(default)

@@ -5,6 +5,9 @@ All of them can be caught as :class:`SparkdlError`. Errors that come from a rank
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Iterable
+
 
 class SparkdlError(Exception):
     """Base of every exception that sparkdl raises on purpose."""
@@ -225,3 +228,20 @@ class CommunicatorAbortedError(CommunicatorError):
 
 class RankLostError(CommunicatorError, ConnectionError):
     """A peer of the communicator died or cannot be reached any more; the message names the rank."""
+
+
+def did_you_mean(
+    word: str, known: Iterable[str], *, otherwise: str = "", most: int = 1, show: Callable[[str], str] = str
+) -> str:
+    """Return a sentence for an error that names the known words that are most similar to a wrong one.
+
+    Args:
+        word: the wrong one.
+        known: the right ones.
+        otherwise: is returned where none is similar.
+        most: how many are named at most.
+        show: how one is written.
+    """
+    folded = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(word.lower(), folded, n=most, cutoff=0.6)
+    return f"Did you mean {' or '.join(show(folded[each]) for each in near)}?" if near else otherwise

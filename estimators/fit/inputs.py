@@ -6,7 +6,6 @@ weights of the rows; the spec; and the columns that a DataFrame lacks, each repo
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from sparkdl.data import ParquetDataset
 from sparkdl.data.dataset.dataset import listed
 from sparkdl.data.dataset.shards import steps_per_epoch
 from sparkdl.data.spark.columns import ambiguous_column_error
-from sparkdl.errors import DataError, ParamError, SerializationError
+from sparkdl.errors import DataError, ParamError, SerializationError, did_you_mean
 from sparkdl.estimators.fit.labels import make_heads, stored_values, trial_labels, with_classes
 from sparkdl.estimators.fit.split import num_training_rows, split_rows, validation_column
 from sparkdl.estimators.fit.trials import try_step
@@ -372,9 +371,9 @@ def _missing(
 ) -> DataError:
     verb = "is" if isinstance(params.getOrDefault(param), str) else "names"
     default = "" if params.isSet(param) else " (the default)"
-    near = difflib.get_close_matches(name, available, n=1, cutoff=0.6)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return DataError(
-        f"Param {param.name} {verb} {name!r}{default}, and the DataFrame has no such column.{hint} Its columns are: "
-        f"{listed(available)}."
+    sentences = (
+        f"Param {param.name} {verb} {name!r}{default}, and the DataFrame has no such column.",
+        did_you_mean(name, available, show=repr),
+        f"Its columns are: {listed(available)}.",
     )
+    return DataError(" ".join(filter(None, sentences)))

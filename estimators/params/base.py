@@ -6,7 +6,6 @@ the error says what to pass instead.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import reprlib
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from torch import nn
 from torch.optim import Optimizer
 
-from sparkdl.errors import ParamError, ParamTypeError
+from sparkdl.errors import ParamError, ParamTypeError, did_you_mean
 from sparkdl.estimators.params.table import default_values
 
 if TYPE_CHECKING:
@@ -138,8 +137,8 @@ class CheckedParams(Params):
 def _unknown(cls: type, name: str, names: Sequence[str]) -> str:
     plain = name.lower().replace("_", "").removesuffix("s")
     near = [known for known in names if plain in _OTHER_NAMES.get(known, ())]
-    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"The Params are: {', '.join(names)}."
+    others = f"The Params are: {', '.join(names)}."
+    hint = f"Did you mean {' or '.join(near)}?" if near else did_you_mean(name, names, otherwise=others)
     return f"{cls.__name__} has no Param {name!r}. {hint}"
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import JobFileError
 from sparkdl.jobs.job import Section
-from sparkdl.jobs.yaml_tree import ARGUMENTS, IMPORT, Entry, did_you_mean
+from sparkdl.jobs.yaml_tree import ARGUMENTS, IMPORT, Entry, suggestion
 from sparkdl.launch.preflight import is_connect
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _named(entry: Entry, path: str) -> tuple[Any, Section]:
                 if hasattr(found, "__dict__")
                 else []
             )
-            raise section.error(f"{module} has no {inner!r}. {did_you_mean(part, names)}", IMPORT)
+            raise section.error(f"{module} has no {inner!r}. {suggestion(part, names)}", IMPORT)
         found = getattr(found, part)
     return found, arguments
 

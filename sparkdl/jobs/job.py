@@ -21,8 +21,8 @@ from sparkdl.jobs.yaml_tree import (
     Override,
     Position,
     apply_overrides,
-    did_you_mean,
     read_tree,
+    suggestion,
 )
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Section:
         for key, each in value.items():
             if known is not None and key not in known:
                 where = self.path or "a job"
-                raise JobFileError(f"{each.position}: {where} has no key {key!r}. {did_you_mean(key, known)}")
+                raise JobFileError(f"{each.position}: {where} has no key {key!r}. {suggestion(key, known)}")
 
     def __contains__(self, key: str) -> bool:
         return key in self._entries
@@ -273,7 +273,7 @@ def _model(job: Section) -> Entry:
         if entry.value not in READY_MADE:
             raise job.error(
                 f"{entry.value!r} is neither an import path, as my_models:make_net, nor an estimator. "
-                f"{did_you_mean(entry.value, READY_MADE)}",
+                f"{suggestion(entry.value, READY_MADE)}",
                 "model",
             )
         return entry

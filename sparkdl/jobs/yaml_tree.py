@@ -2,13 +2,12 @@
 
 Plain scalars are resolved as in YAML 1.2, not YAML 1.1: ``1e-3`` is a number, and ``off``, ``on``, ``yes``, ``no``,
 ``12:30`` and ``2026-01-01`` are strings. Tags and duplicate keys are errors. A file becomes a tree of :class:`Entry`.
-For a mistyped word, :func:`did_you_mean` suggests the most similar one. Overrides are written as
+For a mistyped word, :func:`suggestion` names the most similar one. Overrides are written as
 ``epochs=3 model.arguments.hidden=64``.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from sparkdl.errors import JobFileError
+from sparkdl.errors import JobFileError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -164,12 +163,10 @@ def _scalar(node: yaml.Node) -> Any:
     return node.value
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known: Iterable[str]) -> str:
     """Return a sentence that names the most similar word, or all of them."""
     words = list(known)
-    folded = {each.lower(): each for each in words}
-    near = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
-    return f"Did you mean {folded[near[0]]}?" if near else f"There is: {', '.join(words)}."
+    return did_you_mean(word, words, otherwise=f"There is: {', '.join(words)}.")
 
 
 IMPORT = "import"
@@ -219,7 +216,7 @@ def read_override(argument: str) -> Override:
         path = (*_UNDIVIDED, rest) if rest else _UNDIVIDED
     if path[0] not in SECTIONS:
         if len(path) > 1 and path[1] != ARGUMENTS:
-            raise JobFileError(f"{position}: a job has no {path[0]!r}. {did_you_mean(path[0], SECTIONS)}")
+            raise JobFileError(f"{position}: a job has no {path[0]!r}. {suggestion(path[0], SECTIONS)}")
         path = ("params", *path)
     return Override(path, read_tree(text, position) if text.strip() else Entry(None, position))
 

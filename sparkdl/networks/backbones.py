@@ -6,7 +6,6 @@ and ``"timm:resnet18"``; a library is imported when the first of its names is us
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, did_you_mean
 
 _WRAPPED = ("state_dict", "model")
 """Under which names training scripts often keep the weights among other things."""
@@ -159,8 +158,7 @@ def check_backbone(name: str) -> None:
     library, model = _split(name)
     names = _names(library)
     if model not in names:
-        near = difflib.get_close_matches(model, names, n=3, cutoff=0.5)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"It has {len(names)}, such as {names[0]}."
+        hint = did_you_mean(model, names, most=3, otherwise=f"It has {len(names)}, such as {names[0]}.")
         raise ParamError(f"Param backbone is {name!r}, and {library} has no model {model!r}. {hint}")
 
 

@@ -48,29 +48,36 @@ class CheckpointPlan:
     num_ranks: int | None = None
 
 
+FREE = {"identity": "free"}
+"""Of fields that may differ when a fit resumes."""
+
+DESCRIBED = {"identity": "described"}
+"""Of fields that hold objects, which the identity of a fit compares by descriptions of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingSpec:
     """One fit, as every rank receives it: built on the *driver*, pickled, read on the *ranks*."""
 
-    model: nn.Module
+    model: nn.Module = field(metadata=DESCRIBED)
     """The module to train; its weights are the initial weights. Each rank trains a copy."""
 
-    inputs: ModelInputs
+    inputs: ModelInputs = field(metadata=DESCRIBED)
     """The feature columns, and how the model is called with them."""
 
-    heads: tuple[Head, ...]
+    heads: tuple[Head, ...] = field(metadata=DESCRIBED)
     """The label columns, and the losses that the model's outputs have by them, whose weighted sum is to be small."""
 
-    user_step: UserStep | None = None
+    user_step: UserStep | None = field(default=None, metadata=DESCRIBED)
     """Called instead of model and losses; see :mod:`sparkdl.training.objective`."""
 
-    augment: AugmentFunction | None = None
+    augment: AugmentFunction | None = field(default=None, metadata=DESCRIBED)
     """Called with the prepared arrays of a batch before the model is trained on it; returns others by these names."""
 
-    optimizer: OptimizerFactory
+    optimizer: OptimizerFactory = field(metadata=DESCRIBED)
     """Called with ``model.parameters()``: on each rank for the training, and where a fit is tried or identified."""
 
-    scheduler: SchedulerFactory | None = None
+    scheduler: SchedulerFactory | None = field(default=None, metadata=DESCRIBED)
     """Called with the optimizer and the number of steps of the schedule, wherever the optimizer was made; or None."""
 
     scheduler_interval: str = "epoch"
@@ -82,7 +89,7 @@ class TrainingSpec:
     warmup_steps: int = 0
     """Updates over which the learning rate grows to its full value."""
 
-    accumulated_batches: int = 1
+    accumulated_batches: int = field(default=1, metadata={"param": "gradientAccumulationSteps"})
     """Batches of each rank that lead to one update of the weights."""
 
     max_grad_norm: float | None = None
@@ -91,13 +98,13 @@ class TrainingSpec:
     precision: str = "float32"
     """``"float32"``, or the lower precision in which the model computes: ``"bfloat16"`` or ``"float16"``."""
 
-    weight: str | None = None
+    weight: str | None = field(default=None, metadata={"param": "weightCol"})
     """Name of a column of non-negative row weights; the loss is then the weighted mean."""
 
     batch_size: int
     """Rows per rank and step."""
 
-    epochs: int
+    epochs: int = field(metadata=FREE)
     """How often every row is visited."""
 
     seed: int
@@ -106,56 +113,56 @@ class TrainingSpec:
     shuffle: bool = True
     """Whether each epoch has its own order of rows."""
 
-    cache: str | None = None
+    cache: str | None = field(default=None, metadata=FREE)
     """``"memory"`` or ``"disk"``: where ranks keep decoded rows after the first epoch, as the feed does."""
 
-    training_rows: RowChoice | None = None
+    training_rows: RowChoice | None = field(default=None, metadata=DESCRIBED)
     """Which rows the module is trained on, their numbers known; None for all of them."""
 
-    validation_rows: RowChoice | None = None
+    validation_rows: RowChoice | None = field(default=None, metadata=FREE)
     """On which rows loss and metrics are found after each epoch, their numbers known; None for no validation."""
 
     sync_batch_norm: bool = False
     """Whether BatchNorms take the statistics of all ranks' rows."""
 
-    compile: bool = False
+    compile: bool = field(default=False, metadata=FREE)
     """Whether the module is compiled by :func:`torch.compile` on each rank."""
 
     deterministic: bool = False
     """Whether torch refuses operations that do not repeat to the bit."""
 
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict, metadata=DESCRIBED)
     """By name what is found beside the loss, of training and validation rows; see :mod:`sparkdl.training.metrics`."""
 
-    best: Goal | None = None
+    best: Goal | None = field(default=None, metadata=DESCRIBED)
     """Which epoch's weights the fit returns; None for the last one's."""
 
-    patience: Patience | None = None
+    patience: Patience | None = field(default=None, metadata=DESCRIBED)
     """When to stop early; None for never."""
 
-    watched: Goal | None = None
+    watched: Goal | None = field(default=None, metadata=DESCRIBED)
     """What has to improve for the fit to continue."""
 
-    callbacks: tuple[Callback, ...] = ()
+    callbacks: tuple[Callback, ...] = field(default=(), metadata=FREE)
     """Run on every rank; see :mod:`sparkdl.training.callbacks`."""
 
-    device: str = "cpu"
+    device: str = field(default="cpu", metadata=FREE)
     """``"cpu"`` or ``"cuda"``. There is no fallback from one to the other."""
 
-    num_threads: int | None = None
+    num_threads: int | None = field(default=None, metadata=FREE)
     """torch threads per rank; None shares the host's cores among its ranks."""
 
-    num_reader_threads: int = 2
+    num_reader_threads: int = field(default=2, metadata=FREE)
     """Threads that read Parquet ahead of the training."""
 
-    has_unused_parameters: bool = False
+    has_unused_parameters: bool = field(default=False, metadata=FREE)
     """Whether some parameters may have no part in the loss; DDP then looks for them in each step.
 
     They may with a step of the user's own, whose way may depend on the rows, and where some had none when the driver
     tried it.
     """
 
-    checkpoints: CheckpointPlan | None = None
+    checkpoints: CheckpointPlan | None = field(default=None, metadata=FREE)
     """Where and when checkpoints are taken, and from where the fit resumes; None for no checkpoints."""
 
     @property

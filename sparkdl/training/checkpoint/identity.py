@@ -253,47 +253,6 @@ def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return words ^ (words >> np.uint64(31))
 
 
-_WITHOUT_EFFECT = frozenset(
-    {
-        "epochs",
-        "cache",
-        "device",
-        "compile",
-        "num_threads",
-        "num_reader_threads",
-        "has_unused_parameters",
-        "validation_rows",  # what is not trained on
-        "callbacks",
-        "checkpoints",
-    }
-)
-"""Fields of the spec that may differ when a fit resumes."""
-
-_DESCRIBED = frozenset(
-    {
-        "model",
-        "inputs",
-        "heads",
-        "user_step",
-        "augment",
-        "optimizer",
-        "scheduler",
-        "training_rows",
-        "metrics",
-        "best",
-        "patience",
-        "watched",
-    }
-)
-"""Fields that are no plain values, and are compared by descriptions of them."""
-
-_PARAM_OF_FIELD = {
-    "accumulated_batches": "gradientAccumulationSteps",
-    "weight": "weightCol",
-}
-"""How users spell fields whose Params are not their names in camelCase."""
-
-
 def fit_identity(
     spec: TrainingSpec, dataset: ParquetDataset, *, read_timeout_s: float = 600.0
 ) -> dict[str, Any]:
@@ -365,18 +324,19 @@ def _goals(spec: TrainingSpec) -> dict[str, Any]:
 
 
 def _plain_fields(spec: TrainingSpec) -> dict[str, Any]:
-    fields = {}
-    for name in (field.name for field in dataclasses.fields(spec)):
-        if name not in _WITHOUT_EFFECT | _DESCRIBED:
-            value = getattr(spec, name)
-            assert is_plain(value), f"{name} has to be described"
-            fields[_param_name(name)] = value
-    return fields
+    found = {}
+    for field in dataclasses.fields(spec):
+        if "identity" not in field.metadata:
+            value = getattr(spec, field.name)
+            assert is_plain(value), f"{field.name} has to be described"
+            found[_param_name(field)] = value
+    return found
 
 
-def _param_name(field: str) -> str:
-    first, *others = field.split("_")
-    return _PARAM_OF_FIELD.get(field, first + "".join(map(str.capitalize, others)))
+def _param_name(field: dataclasses.Field[Any]) -> str:
+    """The name of the Param: that of the field in camelCase, unless the field says another one."""
+    first, *others = field.name.split("_")
+    return str(field.metadata.get("param", first + "".join(map(str.capitalize, others))))
 
 
 _UNREADABLE = frozenset({"row groups", "training rows", "first rows", "rows", "parameters of the optimizer"})

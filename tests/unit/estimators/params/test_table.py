@@ -130,5 +130,9 @@ def test_all_params_of_estimators_are_entries_and_their_fields_are_those_of_the_
     for make in ESTIMATORS.values():
         estimator = make()
         assert {entry.name for entry in entries_of(estimator)} == {each.name for each in estimator.params}
-    fields = {field.name for field in dataclasses.fields(TrainingSpec)}
-    assert {entry.field for entry in entries_of(TorchEstimator)} - {None} < fields
+    fields = {field.name: field for field in dataclasses.fields(TrainingSpec)}
+    for entry in entries_of(TorchEstimator):
+        if entry.field is not None and "identity" not in fields[entry.field].metadata:
+            first, *others = entry.field.split("_")
+            spelled = "".join([first, *map(str.capitalize, others)])
+            assert fields[entry.field].metadata.get("param", spelled) == entry.name  # as checkpoints name it

@@ -75,7 +75,7 @@ TORCHRUN_VARIABLES = (
 """What ``torchrun`` tells a rank about its place, and :meth:`Job.to_torchrun_variables` too."""
 
 _OWN_RUN = "sparkdl-"
-"""How the run ids of our jobs begin, by which they are told from those of ``torchrun``."""
+"""How the run ids of our jobs begin, which tells them from those of ``torchrun``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +319,7 @@ class Origin(Enum):
     OWN = "own"
     """In what this rank ran."""
     SHARED = "shared"
-    """In what the ranks run together: they disagree about an operation, and all of them are told so."""
+    """In what the ranks run together: they disagree about an operation, and all of them raise it."""
     ABORTED = "aborted"
     """On another rank, which ended the communicator or left it."""
     LATE = "late"
@@ -390,7 +390,7 @@ class _Membership:
         # The errors: the coordinator, or the process that had it, has left already.
         with contextlib.suppress(CommunicatorError):
             if failure is not None:
-                self._tell(failure)
+                self._publish(failure)
         if self.communicator is not None:
             with contextlib.suppress(CommunicatorError):
                 self.communicator.close()
@@ -400,7 +400,7 @@ class _Membership:
         if self._coordinator is not None:
             self._coordinator.close()
 
-    def _tell(self, failure: BaseException) -> None:
+    def _publish(self, failure: BaseException) -> None:
         rank, text = self._job.rank, f"{type(failure).__name__}: {failure}"
         if not is_consequence(failure):
             news = {"rank": rank, "host": socket.gethostname(), "error": text}

@@ -113,7 +113,7 @@ class PendingMessage:
             f"{self.what} on {name!r} was not complete within {self.timeout_s:g} s: {why}"
         )
 
-    def look_at_the_clock(self, parent: Communicator) -> None:
+    def check_deadline(self, parent: Communicator) -> None:
         """Warn of a stall if it is time for that.
 
         Raises:

@@ -162,7 +162,7 @@ class AuthenticatedListener:
         for stranger in [*self._strangers, *self._knocked]:
             stranger.sock.close()
         self._selector.close()
-        self._refusals.tell()
+        self._refusals.log()
 
     def _time_to_next_s(self) -> float | None:
         times = [next(iter(strangers)).due_at for strangers in (self._strangers, self._knocked) if strangers]
@@ -312,7 +312,7 @@ class _Refusals:
 
     @property
     def due_at(self) -> float | None:
-        """When the next line is due; None if there is nothing to tell."""
+        """When the next line is due; None if there is nothing to log."""
         return None if self._told_at is None or not self._num_untold else self._told_at + _TELL_EVERY_S
 
     def note(self, sock: socket.socket, reason: str) -> None:
@@ -326,12 +326,12 @@ class _Refusals:
             self._latest = f"{peer_name(sock)} {reason}"
 
     def tell_if_due(self) -> None:
-        """Tell what has not been told, if it is time."""
+        """Log the count, if it is time."""
         if self.due_at is not None and self.due_at <= time.monotonic():
-            self.tell()
+            self.log()
 
-    def tell(self) -> None:
-        """Tell what has not been told."""
+    def log(self) -> None:
+        """Log the connections that have not been logged."""
         if self._told_at is None or not self._num_untold:
             return
         now = time.monotonic()

@@ -58,7 +58,7 @@ from sparkdl.rendezvous.addresses import (
     route_host,
 )
 from sparkdl.rendezvous.deadline import to_seconds
-from sparkdl.torch.gpu.accelerator import CUDA_ROADS, open_accelerator
+from sparkdl.torch.gpu.accelerator import CUDA_BACKENDS, open_accelerator
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ _given: list[tuple[Communicator, Rendezvous, RendezvousStore]] = []
 _num_inits: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
 
 # What worlds were asked to serve CUDA tensors by, and their process sets with them; None to leave CUDA alone.
-_cuda_roads: WeakKeyDictionary[Communicator, str | None] = WeakKeyDictionary()
+_cuda_backends: WeakKeyDictionary[Communicator, str | None] = WeakKeyDictionary()
 
 
 def register() -> None:
@@ -395,9 +395,9 @@ def init_process_group(
         ParamError: if torch.distributed is initialized already, ``cuda`` cannot be had, or no communicator is given
             and none is found.
     """
-    road = ("auto" if cuda else None) if isinstance(cuda, bool) else cuda
-    if road is not None and road not in CUDA_ROADS:
-        raise ParamError(f"cuda={cuda!r} is unknown; it may be a bool or one of {', '.join(CUDA_ROADS)}")
+    backend = ("auto" if cuda else None) if isinstance(cuda, bool) else cuda
+    if backend is not None and backend not in CUDA_BACKENDS:
+        raise ParamError(f"cuda={cuda!r} is unknown; it may be a bool or one of {', '.join(CUDA_BACKENDS)}")
     if dist.is_initialized():
         raise ParamError("torch.distributed is initialized already; call destroy_process_group() first.")
     communicator = communicator or current_communicator()
@@ -410,7 +410,7 @@ def init_process_group(
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     rendezvous = _fresh_keys(communicator)
     store = RendezvousStore(rendezvous, timeout_s=timeout_s)
-    _cuda_roads[communicator] = road
+    _cuda_backends[communicator] = backend
     _given.append((communicator, rendezvous, store))
     try:
         dist.init_process_group(
@@ -445,9 +445,11 @@ def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
     else:
         rendezvous, owns_communicator = _group_rendezvous(options), True
         communicator = _open_for_group(options, rendezvous, timeout_s)
-    road = _cuda_road(communicator)
+    backend = _cuda_backend(communicator)
     accelerator = (
-        None if road is None else open_accelerator(road, communicator, rendezvous, options.store, timeout_s)
+        None
+        if backend is None
+        else open_accelerator(backend, communicator, rendezvous, options.store, timeout_s)
     )
     return SparkdlProcessGroup(
         communicator,
@@ -515,10 +517,10 @@ def _world() -> SparkdlProcessGroup | None:
     return group if isinstance(group, SparkdlProcessGroup) else None
 
 
-def _cuda_road(communicator: Communicator) -> str | None:
+def _cuda_backend(communicator: Communicator) -> str | None:
     """By what the default group that this communicator makes or belongs to was asked to serve CUDA tensors."""
     world = _world()
-    return _cuda_roads.get(communicator if world is None else world.communicator, "auto")
+    return _cuda_backends.get(communicator if world is None else world.communicator, "auto")
 
 
 def _fresh_keys(communicator: Communicator) -> Rendezvous:

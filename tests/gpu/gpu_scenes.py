@@ -97,24 +97,24 @@ def ask_for(environment: RankEnvironment, cuda: str) -> str:
     return "no error"
 
 
-def hosts_for(environment: RankEnvironment, road: str) -> list[int] | None:
-    """The first half of the ranks on one played host, the others on another, for the road that needs several."""
-    if road != "hierarchical":
+def hosts_for(environment: RankEnvironment, backend: str) -> list[int] | None:
+    """The first half of the ranks on one played host, the others on another, for the backend that needs several."""
+    if backend != "hierarchical":
         return None
     return [2 * rank // environment.world_size for rank in range(environment.world_size)]
 
 
-def play_checks(environment: RankEnvironment, road: str) -> dict[str, str | None]:
-    """What the roads of our own must do, on the GPU's own streams."""
+def play_checks(environment: RankEnvironment, backend: str) -> dict[str, str | None]:
+    """What the backends of our own must do, on the GPU's own streams."""
     device = own_device(environment)
-    return run_checks(environment, road, GpuLane(device), device, hosts_for(environment, road))
+    return run_checks(environment, backend, GpuLane(device), device, hosts_for(environment, backend))
 
 
-def overlap(environment: RankEnvironment, road: str) -> tuple[bool, float]:
+def overlap(environment: RankEnvironment, backend: str) -> tuple[bool, float]:
     """Whether a collective returns while the GPU is busy, and its right result after all."""
     own_device(environment)
-    with environment.open(host_of_rank=hosts_for(environment, road)) as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=road)
+    with environment.open(host_of_rank=hosts_for(environment, backend)) as communicator:
+        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=backend)
         try:
             dist.all_reduce(torch.ones(1, device="cuda"))  # connects the ranks
             torch.cuda.synchronize()
@@ -130,12 +130,12 @@ def overlap(environment: RankEnvironment, road: str) -> tuple[bool, float]:
             sparkdl.torch.destroy_process_group()
 
 
-def train_data_parallel(environment: RankEnvironment, road: str) -> list[float]:
+def train_data_parallel(environment: RankEnvironment, backend: str) -> list[float]:
     """Some steps of DistributedDataParallel; the weights, which all ranks must share."""
     device = own_device(environment)
     torch.manual_seed(environment.rank)
-    with environment.open(host_of_rank=hosts_for(environment, road)) as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=road)
+    with environment.open(host_of_rank=hosts_for(environment, backend)) as communicator:
+        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=backend)
         try:
             module = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).to(device), device_ids=[device])
             optimizer = torch.optim.SGD(module.parameters(), lr=0.1)

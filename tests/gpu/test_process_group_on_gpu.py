@@ -1,4 +1,4 @@
-"""The process group's roads: CPU tensors over the communicator, CUDA tensors over NCCL or through host memory."""
+"""The process group's backends: CPU tensors over the communicator, CUDA tensors over NCCL or through host memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.torch.accelerator_checks import CHECKS
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
 ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}
-ROADS = ("auto", "torch", "sparkdl", "host")
+BACKENDS = ("auto", "torch", "sparkdl", "host")
 OWN_ROADS = [
     ("sparkdl", 1),
     pytest.param("sparkdl", 2, marks=needs_two_gpus),
@@ -40,21 +40,21 @@ def expected_sums(world_size: int) -> dict[str, tuple[str, float]]:
     return {"cpu": ("cpu", total), "cuda": ("cuda", total)}
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_group_of_one_serves_both_devices(road: str) -> None:
-    assert run_ranks(1, sum_on_both_devices, road, timeout_s=120) == [expected_sums(1)]
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_group_of_one_serves_both_devices(backend: str) -> None:
+    assert run_ranks(1, sum_on_both_devices, backend, timeout_s=120) == [expected_sums(1)]
 
 
 @needs_two_gpus
-@pytest.mark.parametrize("road", ROADS)
-def test_group_of_two_gpus_sums_on_both_devices(road: str) -> None:
-    assert run_ranks(2, sum_on_both_devices, road, timeout_s=150) == [expected_sums(2)] * 2
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_group_of_two_gpus_sums_on_both_devices(backend: str) -> None:
+    assert run_ranks(2, sum_on_both_devices, backend, timeout_s=150) == [expected_sums(2)] * 2
 
 
 @needs_two_gpus
-@pytest.mark.parametrize("road", ROADS)
-def test_average_on_gpus_is_an_average(road: str) -> None:
-    assert run_ranks(2, average_on_gpus, road, timeout_s=150) == [1.5, 1.5]
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_average_on_gpus_is_an_average(backend: str) -> None:
+    assert run_ranks(2, average_on_gpus, backend, timeout_s=150) == [1.5, 1.5]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -63,47 +63,47 @@ def test_ranks_that_share_a_gpu_sum_through_host_memory(world_size: int) -> None
     assert sums == [expected_sums(world_size)] * world_size
 
 
-@pytest.mark.parametrize("road", ["torch", "sparkdl"])
-def test_nccl_is_refused_to_ranks_that_share_a_gpu(road: str) -> None:
-    for text in run_ranks(2, ask_for, road, timeout_s=120, variables=ONE_GPU):
-        assert text.startswith(f"cuda={road!r} needs a GPU for every rank, but ranks 0, 1 share GPU"), text
+@pytest.mark.parametrize("backend", ["torch", "sparkdl"])
+def test_nccl_is_refused_to_ranks_that_share_a_gpu(backend: str) -> None:
+    for text in run_ranks(2, ask_for, backend, timeout_s=120, variables=ONE_GPU):
+        assert text.startswith(f"cuda={backend!r} needs a GPU for every rank, but ranks 0, 1 share GPU"), text
 
 
 @cache
-def checked(road: str, world_size: int) -> list[dict[str, str | None]]:
-    variables = ONE_GPU if road == "host" else None
-    return run_ranks(world_size, play_checks, road, timeout_s=150, variables=variables)
+def checked(backend: str, world_size: int) -> list[dict[str, str | None]]:
+    variables = ONE_GPU if backend == "host" else None
+    return run_ranks(world_size, play_checks, backend, timeout_s=150, variables=variables)
 
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(
-    ("road", "world_size"),
+    ("backend", "world_size"),
     # NCCL refuses ranks that share a GPU inside a host; two hosts of one rank can share one all the same.
     [*OWN_ROADS, pytest.param("hierarchical", 2, id="one-rank-per-host"), ("host", 1)],
 )
-def test_road_of_our_own(road: str, world_size: int, check: str) -> None:
-    for outcome in checked(road, world_size):
+def test_backend_of_our_own(backend: str, world_size: int, check: str) -> None:
+    for outcome in checked(backend, world_size):
         assert outcome[check] is None, outcome[check]
 
 
 @pytest.mark.parametrize(
-    ("road", "world_size"),
+    ("backend", "world_size"),
     OWN_ROADS,
 )
 def test_collective_returns_while_the_gpu_is_busy_and_keeps_the_streams_order(
-    road: str, world_size: int
+    backend: str, world_size: int
 ) -> None:
-    variables = ONE_GPU if road == "host" else None
-    for is_early, value in run_ranks(world_size, overlap, road, timeout_s=150, variables=variables):
+    variables = ONE_GPU if backend == "host" else None
+    for is_early, value in run_ranks(world_size, overlap, backend, timeout_s=150, variables=variables):
         assert is_early
         assert value == world_size * (world_size + 1)
 
 
 @pytest.mark.parametrize(
-    ("road", "world_size"),
+    ("backend", "world_size"),
     OWN_ROADS,
 )
-def test_data_parallel_keeps_the_ranks_weights_equal(road: str, world_size: int) -> None:
-    variables = ONE_GPU if road == "host" else None
-    first, *others = run_ranks(world_size, train_data_parallel, road, timeout_s=150, variables=variables)
+def test_data_parallel_keeps_the_ranks_weights_equal(backend: str, world_size: int) -> None:
+    variables = ONE_GPU if backend == "host" else None
+    first, *others = run_ranks(world_size, train_data_parallel, backend, timeout_s=150, variables=variables)
     assert all(weights == first for weights in others)

@@ -1,4 +1,4 @@
-"""What the roads of our own for CUDA tensors must do, on any device and any number of ranks from one up."""
+"""What the backends of our own for CUDA tensors must do, on any device and any number of ranks from one up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIMEOUT_S = 20.0
 
 
 class Scene:
-    """One road's group, and what the ranks hold, on torch's default device."""
+    """One backend's group, and what the ranks hold, on torch's default device."""
 
     def __init__(self, group: Any, communicator: Communicator) -> None:
         self.group = group
@@ -236,7 +236,7 @@ def rooted(options: Any, root: int) -> Any:
 
 def run_checks(
     environment: RankEnvironment,
-    road: str,
+    backend: str,
     lane: Lane,
     device: torch.device,
     hosts: Sequence[int] | None = None,
@@ -245,10 +245,10 @@ def run_checks(
     torch.set_num_threads(1)
     with environment.open(host_of_rank=hosts) as communicator, device:
         store = RendezvousStore(environment.rendezvous, timeout_s=TIMEOUT_S)
-        if road == "sparkdl":
+        if backend == "sparkdl":
             nccl = open_nccl_group(communicator, gpu=device.index or 0, timeout_s=TIMEOUT_S)
             group: Any = NcclTensors(nccl, lane, timeout_s=TIMEOUT_S)
-        elif road == "hierarchical":
+        elif backend == "hierarchical":
             gpu = device.index or 0
             group = divide(communicator, environment.rendezvous, store, lane, TIMEOUT_S, gpu=gpu)
         else:

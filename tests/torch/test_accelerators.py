@@ -1,4 +1,4 @@
-"""The roads of our own for CUDA tensors, over NCCL, through host memory and both, give what one process computes.
+"""The backends of our own for CUDA tensors, over NCCL, through host memory and both, give what one process computes.
 
 Tensors on the CPU stand for those on a GPU: NCCL's stand-in takes them, and host memory can be staged in host memory.
 What only a GPU shows, its streams, is in tests/gpu.
@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from sparkdl.errors import ParamError
-from sparkdl.torch.gpu.accelerator import choose_road, warn_of_wire
+from sparkdl.torch.gpu.accelerator import choose_cuda_backend, warn_of_wire
 from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support, stand_in_variables
 from tests.run_ranks import RankEnvironment, run_ranks
 from tests.torch.accelerator_checks import CHECKS, run_checks
 from tests.torch.host_lane import HostLane
 
 WORLDS = {
-    # Which road, over which transport, on which hosts.
+    # Which backend, over which transport, on which hosts.
     "NCCL": ("sparkdl", "auto", (0, 0, 0)),
     "host memory": ("host", "auto", (0, 0, 0)),
     "even hosts": ("hierarchical", "hierarchical", (0, 1, 0, 1)),
@@ -37,10 +37,10 @@ SLOW = ("even hosts", "MPI", "CUDA-aware MPI")
 def run_on_cpu(environment: RankEnvironment, world: str) -> dict[str, str | None]:
     # Each rank sees one GPU, another than the others.
     os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
-    road, _, hosts = WORLDS[world]
+    backend, _, hosts = WORLDS[world]
     if world == "CUDA-aware MPI":
         ask_stand_in_for_cuda_support()
-    return run_checks(environment, road, HostLane(), torch.device("cpu"), hosts)
+    return run_checks(environment, backend, HostLane(), torch.device("cpu"), hosts)
 
 
 @cache
@@ -57,13 +57,13 @@ def outcomes_of(world: str) -> list[dict[str, str | None]]:
 @pytest.mark.parametrize(
     "world", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in WORLDS]
 )
-def test_road_for_cuda_tensors(world: str, check: str) -> None:
+def test_backend_for_cuda_tensors(world: str, check: str) -> None:
     for outcome in outcomes_of(world):
         assert outcome[check] is None, outcome[check]
 
 
 @pytest.mark.parametrize(
-    ("road", "gpus", "chosen"),
+    ("backend", "gpus", "chosen"),
     [
         ("auto", ["a", "b"], "torch"),
         ("auto", ["a", "b", "a"], "host"),
@@ -75,12 +75,12 @@ def test_road_for_cuda_tensors(world: str, check: str) -> None:
         ("host", ["a", "a"], "host"),
     ],
 )
-def test_road_follows_the_request_and_the_gpus(road: str, gpus: list[str], chosen: str | None) -> None:
-    assert choose_road([road] * len(gpus), gpus) == chosen
+def test_backend_follows_the_request_and_the_gpus(backend: str, gpus: list[str], chosen: str | None) -> None:
+    assert choose_cuda_backend([backend] * len(gpus), gpus) == chosen
 
 
 @pytest.mark.parametrize(
-    ("road", "num_hosts", "chosen"),
+    ("backend", "num_hosts", "chosen"),
     [
         ("auto", 2, "hierarchical"),
         ("auto", 1, "torch"),
@@ -88,25 +88,25 @@ def test_road_follows_the_request_and_the_gpus(road: str, gpus: list[str], chose
         ("host", 2, "host"),
     ],
 )
-def test_hierarchical_transport_chooses_the_road_unless_another_was_asked_for(
-    road: str, num_hosts: int, chosen: str
+def test_hierarchical_transport_chooses_the_backend_unless_another_was_asked_for(
+    backend: str, num_hosts: int, chosen: str
 ) -> None:
-    assert choose_road([road] * 2, ["a", "b"], is_hierarchical=True, num_hosts=num_hosts) == chosen
-    assert choose_road(["auto"] * 2, ["a", ""], is_hierarchical=True, num_hosts=num_hosts) is None
+    assert choose_cuda_backend([backend] * 2, ["a", "b"], is_hierarchical=True, num_hosts=num_hosts) == chosen
+    assert choose_cuda_backend(["auto"] * 2, ["a", ""], is_hierarchical=True, num_hosts=num_hosts) is None
 
 
 def test_hierarchical_transport_is_not_replaced_where_ranks_share_a_gpu() -> None:
     with pytest.raises(ParamError, match=r"cuda='hierarchical' needs a GPU for every rank"):
-        choose_road(["auto"] * 2, ["a", "a"], is_hierarchical=True, num_hosts=1)
+        choose_cuda_backend(["auto"] * 2, ["a", "a"], is_hierarchical=True, num_hosts=1)
 
 
 def test_wire_that_nccl_does_not_know_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    for road, wire, num_hosts in (
+    for backend, wire, num_hosts in (
         ("torch", "float32", 2),
         ("hierarchical", "float16", 2),
         ("torch", "float16", 1),
     ):
-        warn_of_wire(road, wire, num_hosts)
+        warn_of_wire(backend, wire, num_hosts)
     assert not caplog.messages
     warn_of_wire("torch", "float16", 2)
     assert caplog.messages == [
@@ -115,11 +115,11 @@ def test_wire_that_nccl_does_not_know_is_warned_of(caplog: pytest.LogCaptureFixt
     ]
 
 
-def test_road_that_cannot_be_had_is_refused_with_the_ranks_that_stand_in_the_way() -> None:
-    for road in ("torch", "sparkdl"):
+def test_backend_that_cannot_be_had_is_refused_with_the_ranks_that_stand_in_the_way() -> None:
+    for backend in ("torch", "sparkdl"):
         with pytest.raises(ParamError, match=r"ranks 0, 2 share GPU a.*use cuda='host'"):
-            choose_road([road] * 3, ["a", "b", "a"])
+            choose_cuda_backend([backend] * 3, ["a", "b", "a"])
     with pytest.raises(ParamError, match=r"needs a GPU on every rank, but rank 1 cannot see one"):
-        choose_road(["host"] * 2, ["a", ""])
+        choose_cuda_backend(["host"] * 2, ["a", ""])
     with pytest.raises(ParamError, match=r"\['auto', 'host'\]"):
-        choose_road(["auto", "host"], ["a", "b"])
+        choose_cuda_backend(["auto", "host"], ["a", "b"])

@@ -92,7 +92,7 @@ def new_frame() -> Words:
     return np.empty(5, np.int64)
 
 
-_LOOK_AROUND_S = 0.2
+_POLL_S = 0.2
 
 
 def check_alive(reference: weakref.ref[Communicator]) -> Communicator:
@@ -128,7 +128,7 @@ class WatchedRendezvous(PrefixRendezvous):
                 rank=rank,
                 world_size=world_size,
                 value=value,
-                timeout_s=deadline.at_most(_LOOK_AROUND_S).timeout_s,
+                timeout_s=deadline.at_most(_POLL_S).timeout_s,
             )
             if isinstance(values, list) or deadline.expired:
                 return values
@@ -139,7 +139,7 @@ class WatchedRendezvous(PrefixRendezvous):
         while True:
             check_alive(self._communicator)
             try:
-                return super().get(key, deadline.at_most(_LOOK_AROUND_S).timeout_s)
+                return super().get(key, deadline.at_most(_POLL_S).timeout_s)
             except CommunicatorTimeoutError:
                 if deadline.expired:
                     raise
@@ -384,8 +384,8 @@ class MessageLink:
                     return frame
                 if self._is_closing and not self._lines:
                     return None
-                self._news.wait(_LOOK_AROUND_S if self._lines else None)
-            self._look_around()
+                self._news.wait(_POLL_S if self._lines else None)
+            self._check_deadlines()
 
     def _say(self, frame: Frame) -> None:
         self._send(frame.to_array())
@@ -397,15 +397,15 @@ class MessageLink:
         )
         while True:
             try:
-                handle.wait(_LOOK_AROUND_S)
+                handle.wait(_POLL_S)
             except CommunicatorTimeoutError:
                 if handle.done():
                     raise
-                self._look_around()
+                self._check_deadlines()
             else:
                 return
 
-    def _look_around(self) -> None:
+    def _check_deadlines(self) -> None:
         with self._news:
             first = [line[0] for line in self._lines.values()]
         if not first:
@@ -413,7 +413,7 @@ class MessageLink:
         parent = check_alive(self._parent)
         for message in first:
             try:
-                message.look_at_the_clock(parent)
+                message.check_deadline(parent)
             except CommunicatorTimeoutError as error:
                 if parent.failure is None:
                     parent.abort(str(error))

@@ -216,22 +216,22 @@ class AnySource:
                     self._thread = None
                     return
             try:
-                self._look_around(first)
+                self._poll(first)
             except Exception as error:
                 self._fail(error)
             del first
             pause.wait(pause_s)
             pause_s = min(_LAST_LOOK_S, 1.5 * pause_s)
 
-    def _look_around(self, first: Sequence[PendingMessage]) -> None:
+    def _poll(self, first: Sequence[PendingMessage]) -> None:
         communicator = check_alive(self._communicator)
         for message in first:
-            self._look_at_the_clock(message, communicator)
+            self._check_deadline(message, communicator)
         self._answer_callers(max(message.timeout_s for message in first))
 
-    def _look_at_the_clock(self, message: PendingMessage, communicator: Communicator) -> None:
+    def _check_deadline(self, message: PendingMessage, communicator: Communicator) -> None:
         try:
-            message.look_at_the_clock(communicator)
+            message.check_deadline(communicator)
         except CommunicatorTimeoutError as error:
             with self._lock:
                 if message not in self._waiting[message.tag]:

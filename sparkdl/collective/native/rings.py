@@ -40,7 +40,7 @@ _FAILURE_KINDS: tuple[type[Exception], ...] = (
 )
 """From the special to the general."""
 
-_LOOK_AROUND_S = 0.5
+_POLL_S = 0.5
 """How long a rank waits for its neighbour between two checks whether some rank has given up."""
 
 
@@ -245,10 +245,10 @@ def _accept_all(
     expected = {_hello(name, kind, ring.previous): kind for kind, ring in rings.items()}
     while len(accepted) < len(rings):
         try:
-            sock = listener.accept(timeout_s=deadline.at_most(_LOOK_AROUND_S).timeout_s)
+            sock = listener.accept(timeout_s=deadline.at_most(_POLL_S).timeout_s)
         except TimeoutError as error:
             if rendezvous.check([_FAILURE_KEY]):
-                raise _failure_of(rendezvous.get(_FAILURE_KEY, _LOOK_AROUND_S)) from error
+                raise _failure_of(rendezvous.get(_FAILURE_KEY, _POLL_S)) from error
             if not deadline.expired:
                 continue
             missing = sorted({ring.previous for kind, ring in rings.items() if kind not in accepted})

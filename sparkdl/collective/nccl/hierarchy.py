@@ -188,19 +188,19 @@ def open_hierarchy(all_ranks: Communicator, *, gpu: int, timeout_s: float | None
             name="NCCL inside hosts",
             timeout_s=deadline.remaining_s() + _OUTCOME_S,
         )
-        told: list[dict[str, Any]] = [json.loads(text) for text in texts]
+        published: list[dict[str, Any]] = [json.loads(text) for text in texts]
         if failure is not None:
             raise failure
         first_ranks = [topology.ranks_on(host)[0] for host in range(topology.num_hosts)]
         failures = [
-            f"on that of {name_ranks(topology.ranks_on(host))}: {told[first]['failure']}"
+            f"on that of {name_ranks(topology.ranks_on(host))}: {published[first]['failure']}"
             for host, first in enumerate(first_ranks)
-            if told[first]["failure"]
+            if published[first]["failure"]
         ]
         if inside is None or failures:
             raise CommunicatorError(f"NCCL could not be opened inside every host: {'; '.join(failures)}")
         opened.pop_all()
-        takes_device_memory = all(ranks["takes_device_memory"] for ranks in told)
+        takes_device_memory = all(ranks["takes_device_memory"] for ranks in published)
         return Hierarchy(all_ranks, inside, across, takes_device_memory=takes_device_memory)
 
 

@@ -118,10 +118,10 @@ def open_nccl_group(
     timeout_s = communicator.timeout_s if timeout_s is None else timeout_s
     deadline = Deadline(timeout_s)
     loaded, own = _look_at_own(gpu, library)
-    told = allgather_bytes(
+    published = allgather_bytes(
         communicator, json.dumps(own).encode(), name="GPUs for NCCL", timeout_s=deadline.remaining_s()
     )
-    _check_ranks([json.loads(text) for text in told])
+    _check_ranks([json.loads(text) for text in published])
     assert loaded is not None, "a rank without NCCL has been refused"
     unique_id = _share_unique_id(communicator, loaded, max(_LOOK_S, deadline.remaining_s()))
     core, failure = _begin(communicator, loaded, unique_id, gpu, f"{communicator.name}/{name}", deadline)
@@ -163,18 +163,20 @@ def _look_at_own(gpu: int, library: str | None) -> tuple[NcclLibrary | None, dic
 
 def _check_ranks(ranks: Sequence[Mapping[str, Any]]) -> None:
     """Raise the same error on all ranks unless NCCL can be opened over them."""
-    errors = {rank: told["error"] for rank, told in enumerate(ranks) if "error" in told}
+    errors = {rank: published["error"] for rank, published in enumerate(ranks) if "error" in published}
     if errors:
-        kinds = {told.get("kind") for told in ranks} - {None}
+        kinds = {published.get("kind") for published in ranks} - {None}
         text = _per_rank(errors)
         if kinds == {TransportUnavailableError.__name__}:
             raise TransportUnavailableError(text)
         raise ParamError(text)
-    versions = sorted({told["version"] for told in ranks})
+    versions = sorted({published["version"] for published in ranks})
     if len(versions) > 1:
-        text = _per_rank({rank: f"{told['version']} ({told['path']})" for rank, told in enumerate(ranks)})
+        text = _per_rank(
+            {rank: f"{published['version']} ({published['path']})" for rank, published in enumerate(ranks)}
+        )
         raise CommunicatorError(f"all ranks need the same version of NCCL, but have: {text}")
-    shared = find_shared_gpus([told["gpu"] for told in ranks])
+    shared = find_shared_gpus([published["gpu"] for published in ranks])
     if shared:
         who = "; ".join(f"{name_ranks(members)} share {gpu}" for gpu, members in shared.items())
         raise ParamError(
@@ -185,20 +187,20 @@ def _check_ranks(ranks: Sequence[Mapping[str, Any]]) -> None:
 
 def _share_unique_id(communicator: Communicator, library: NcclLibrary, timeout_s: float) -> bytes:
     """The id that rank 0 makes, or on all ranks the error that it met."""
-    told: dict[str, str] = {}
+    published: dict[str, str] = {}
     if communicator.rank == 0:
         try:
-            told = {"id": library.unique_id().hex()}
+            published = {"id": library.unique_id().hex()}
         except CommunicatorError as error:
-            told = {"error": str(error)}
-    told = json.loads(
+            published = {"error": str(error)}
+    published = json.loads(
         broadcast_bytes(
-            communicator, json.dumps(told).encode(), root=0, name="id of NCCL", timeout_s=timeout_s
+            communicator, json.dumps(published).encode(), root=0, name="id of NCCL", timeout_s=timeout_s
         )
     )
-    if "error" in told:
-        raise CommunicatorError(f"rank 0: {told['error']}")
-    return bytes.fromhex(told["id"])
+    if "error" in published:
+        raise CommunicatorError(f"rank 0: {published['error']}")
+    return bytes.fromhex(published["id"])
 
 
 def _begin(

@@ -392,7 +392,7 @@ class Telemetry:
             for gone in self._gone.values():
                 found[gone.key] = replace(gone, totals=dict(gone.totals), lateness=dict(gone.lateness))
             for member in list(self._members.values()):
-                member.tell(found)
+                member.add_to(found)
                 if reset:
                     member.reset()
             now = time.monotonic()
@@ -452,7 +452,7 @@ class Telemetry:
     def _let_go(self, number: int) -> None:
         with self._lock:
             member = self._members.pop(number)
-            member.tell(self._gone)
+            member.add_to(self._gone)
             if self._is_recording:
                 self._collect(member)
 
@@ -480,7 +480,7 @@ class _Member:
         self._lateness_before: dict[int, Lateness] = {}
         self._since_ns = 0
 
-    def tell(self, found: dict[CommunicatorKey, Measured]) -> None:
+    def add_to(self, found: dict[CommunicatorKey, Measured]) -> None:
         measured = found.setdefault(self.key, Measured(key=self.key))
         totals = [self._since_reset(more) for more in map(OperationTotals._make, self.monitor.totals())]
         lateness = map(Lateness._make, self.monitor.lateness())

@@ -179,7 +179,7 @@ class NotedWait:
         with _lock:
             _noted.discard(self)
 
-    def tell(self) -> Wait:
+    def snapshot(self) -> Wait:
         """What it is, at this moment."""
         what, timeout_s = self._told
         return Wait(*what, time.monotonic() - self._since, timeout_s)
@@ -203,7 +203,7 @@ def pending_waits() -> list[Wait]:
     """All waits of this process, the longest first."""
     with _lock:
         native_ones, noted = list(_native_ones.items()), list(_noted)
-    waits = [wait.tell() for wait in noted]
+    waits = [wait.snapshot() for wait in noted]
     for communicator, monitor in native_ones:
         waits += [Wait(communicator.name, communicator.world_ranks, *wait) for wait in monitor.waits()]
     # A thread that listens for messages does not wait for an operation.

@@ -42,44 +42,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CUDA_ROADS = ("auto", "torch", "sparkdl", "hierarchical", "host")
+CUDA_BACKENDS = ("auto", "torch", "sparkdl", "hierarchical", "host")
 
 
 def open_accelerator(
-    road: str, communicator: Communicator, rendezvous: Rendezvous, store: Store, timeout_s: float
+    backend: str, communicator: Communicator, rendezvous: Rendezvous, store: Store, timeout_s: float
 ) -> Any:
     """What serves CUDA tensors over the same ranks, or None where ``"auto"`` finds a rank without a GPU.
 
     Every rank of the communicator makes this call.
 
     Args:
-        road: one of ``CUDA_ROADS``.
+        backend: one of ``CUDA_BACKENDS``.
         communicator: the ranks.
         rendezvous: keys of this group alone.
         store: the group's c10d store.
         timeout_s: deadline of a collective that names none.
 
     Raises:
-        ParamError: on every rank, if what was asked for cannot be had, or ranks asked for different roads.
+        ParamError: on every rank, if what was asked for cannot be had, or ranks asked for different backends.
     """
     told = all_gather_bytes(
         rendezvous,
         key="gpu",
         rank=communicator.rank,
         world_size=communicator.world_size,
-        value=json.dumps({"road": road, "gpu": _own_gpu()}).encode(),
+        value=json.dumps({"backend": backend, "gpu": _own_gpu()}).encode(),
         timeout_s=timeout_s,
     )
     ranks = [json.loads(text) for text in told]
-    chosen = choose_road(
-        [rank["road"] for rank in ranks],
+    chosen = choose_cuda_backend(
+        [rank["backend"] for rank in ranks],
         [rank["gpu"] for rank in ranks],
         is_hierarchical=is_hierarchical(communicator.requested_transport),
         num_hosts=communicator.topology.num_hosts,
     )
     if chosen is None:
         return None
-    if road == "auto" and chosen == "host" and communicator.rank == 0:
+    if backend == "auto" and chosen == "host" and communicator.rank == 0:
         logger.warning("Ranks share a GPU, which NCCL refuses: CUDA tensors travel through host memory.")
     if communicator.rank == 0:
         warn_of_wire(chosen, communicator.wire, communicator.topology.num_hosts)
@@ -94,13 +94,13 @@ def open_accelerator(
     return stage(communicator, rendezvous, store, GpuLane(device), timeout_s)
 
 
-def choose_road(
-    roads: Sequence[str], gpus: Sequence[str], *, is_hierarchical: bool = False, num_hosts: int = 1
+def choose_cuda_backend(
+    backends: Sequence[str], gpus: Sequence[str], *, is_hierarchical: bool = False, num_hosts: int = 1
 ) -> str | None:
-    """Which road the ranks take; None for none.
+    """Which backend the ranks take; None for none.
 
     Args:
-        roads: what each rank asked for.
+        backends: what each rank asked for.
         gpus: the identity of each rank's GPU, empty where it has none.
         is_hierarchical: whether the communicator's transport asks for NCCL inside hosts alone.
         num_hosts: how many hosts the ranks are on.
@@ -108,33 +108,35 @@ def choose_road(
     Raises:
         ParamError: if that cannot be had.
     """
-    if len(set(roads)) > 1:
-        raise ParamError(f"all ranks must ask for the same cuda=, but they ask for {list(roads)}")
-    road = roads[0]
+    if len(set(backends)) > 1:
+        raise ParamError(f"all ranks must ask for the same cuda=, but they ask for {list(backends)}")
+    backend = backends[0]
     without = [rank for rank, gpu in enumerate(gpus) if not gpu]
     if without:
-        if road == "auto":
+        if backend == "auto":
             return None
-        raise ParamError(f"cuda={road!r} needs a GPU on every rank, but {name_ranks(without)} cannot see one")
+        raise ParamError(
+            f"cuda={backend!r} needs a GPU on every rank, but {name_ranks(without)} cannot see one"
+        )
     shared = find_shared_gpus(gpus)
-    if road == "auto" and is_hierarchical:
-        road = "hierarchical"
-    if road == "auto":
+    if backend == "auto" and is_hierarchical:
+        backend = "hierarchical"
+    if backend == "auto":
         return "host" if shared else "torch"
-    if shared and road != "host":
+    if shared and backend != "host":
         who = "; ".join(f"{name_ranks(ranks)} share GPU {gpu}" for gpu, ranks in shared.items())
         raise ParamError(
-            f"cuda={road!r} needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or use"
+            f"cuda={backend!r} needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or use"
             " cuda='host'."
         )
-    if road == "hierarchical" and num_hosts == 1:
+    if backend == "hierarchical" and num_hosts == 1:
         return "torch"
-    return road
+    return backend
 
 
-def warn_of_wire(road: str, wire: str, num_hosts: int) -> None:
+def warn_of_wire(backend: str, wire: str, num_hosts: int) -> None:
     """Say so where ``wire`` asks for rounding between hosts, and NCCL, which does not round, sends there."""
-    if road in ("torch", "sparkdl") and num_hosts > 1 and wire != "float32":
+    if backend in ("torch", "sparkdl") and num_hosts > 1 and wire != "float32":
         logger.warning(
             "wire=%r does not reach CUDA tensors: they travel by NCCL, which sends float32 as it is. "
             "transport='hierarchical' rounds it between hosts.",

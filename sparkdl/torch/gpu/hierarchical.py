@@ -375,7 +375,7 @@ class HierarchicalTensors(StagedTensors):
         return self._submit(outputs, [opts], in_order)
 
     def _fit(self, blocks: Tensors, wholes: Tensors) -> bool:
-        """Each whole has a block for every rank; what does not is left to the host's road, which says what is wrong."""
+        """Whether each whole has a block for every rank; the way through host memory reports what does not."""
         return all(
             0 < self._world_size * block.numel() == whole.numel() and block.dtype == whole.dtype
             for block, whole in zip(blocks, wholes, strict=True)

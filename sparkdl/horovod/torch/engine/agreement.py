@@ -28,7 +28,7 @@ from sparkdl.horovod.torch.engine.plan import (
     plan_steps,
 )
 from sparkdl.horovod.torch.engine.request import Description, Kind, Request
-from sparkdl.horovod.torch.engine.stalls import ADVICE, Ages, StallWatch, find_stall
+from sparkdl.horovod.torch.engine.stalls import REMEDY, Ages, StallWatch, find_stall
 from sparkdl.horovod.torch.names import HorovodInternalError
 
 
@@ -221,7 +221,7 @@ class Agreement:
             if deadline.expired:
                 waiting = "; ".join(f"{name} for ranks {ranks}" for name, ranks in missing.items())
                 raise CommunicatorTimeoutError(
-                    f"No request was made by all ranks for {deadline.timeout_s:g} s: {waiting} still to come. {ADVICE}"
+                    f"No request was made by all ranks for {deadline.timeout_s:g} s: {waiting} still to come. {REMEDY}"
                 )
             time.sleep(_PAUSE_S)
 

@@ -22,7 +22,7 @@ from sparkdl.horovod.torch.engine.request import (
     refuse_join,
 )
 
-Outstanding = Sequence[Description]
+Requests = Sequence[Description]
 """The requests of one rank that have not run, in its order of submission."""
 
 
@@ -39,7 +39,7 @@ class Step:
     error: str | None = None
 
 
-def plan_steps(outstanding: Sequence[Outstanding | None]) -> list[Step]:
+def plan_steps(outstanding: Sequence[Requests | None]) -> list[Step]:
     """Choose the requests that can run now, in the order of the first rank that has not joined.
 
     A request can run when all ranks that have not joined have it. A rank has joined if its list is None, or if the
@@ -66,7 +66,7 @@ def plan_steps(outstanding: Sequence[Outstanding | None]) -> list[Step]:
     return list(steps.values())
 
 
-def missing_ranks(outstanding: Sequence[Outstanding | None]) -> dict[str, list[int]]:
+def missing_ranks(outstanding: Sequence[Requests | None]) -> dict[str, list[int]]:
     """The names of requests that some rank has, and for each the ranks without it that have not joined.
 
     Requests to join are not counted: they wait as long as other ranks have data.
@@ -84,7 +84,7 @@ def missing_ranks(outstanding: Sequence[Outstanding | None]) -> dict[str, list[i
     return {name: ranks for name, ranks in missing.items() if ranks}
 
 
-def joins(requests: Outstanding) -> bool:
+def joins(requests: Requests) -> bool:
     """Whether a rank with these requests has asked to join."""
     return any(request.kind is Kind.JOIN for request in requests)
 

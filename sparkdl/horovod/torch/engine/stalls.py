@@ -42,7 +42,7 @@ class Ages:
 
 logger = logging.getLogger(__name__)
 
-ADVICE = (
+REMEDY = (
     "Look at what those ranks are doing: all ranks of a process set have to make the same requests, under the same"
     " names."
 )
@@ -85,7 +85,7 @@ class StallWatch:
                     age_s,
                     self._process_set,
                     name_ranks(missing[name]),
-                    ADVICE,
+                    REMEDY,
                 )
 
     def note_run(self, name: str) -> None:
@@ -121,4 +121,4 @@ def find_stall(
     ]
     if not stalls:
         return None
-    return f"On {process_set}, {'; '.join(stalls)}. {ADVICE}"
+    return f"On {process_set}, {'; '.join(stalls)}. {REMEDY}"

@@ -168,7 +168,9 @@ def test_a_fit_that_goes_on_with_another_number_of_workers_ends_with_the_same_we
 
     whole = estimator(tmp_path / "two").fit(frame)
     checkpoints = CheckpointFolder(str(tmp_path / "two"))
-    (name,) = (name for name in checkpoints.names() if checkpoints.manifest(name).position == "epoch 2, step 3")
+    (name,) = (
+        name for name in checkpoints.names() if checkpoints.manifest(name).position == "epoch 2, step 3"
+    )
     shutil.copytree(tmp_path / "two" / name, tmp_path / "one" / name)
     resumed = estimator(tmp_path / "one", numWorkers=1).fit(frame)
     for mine, theirs in zip(weights_of(resumed), weights_of(whole), strict=True):

@@ -236,7 +236,7 @@ def test_a_script_gets_its_arguments_and_its_exit_status_counts(tmp_path):
         make_runner().run(str(tmp_path / "train.py"), "rows", rate=2, **arguments)
     with pytest.raises(ParamError, match="missing.py cannot be read: No such file"):
         make_runner().run("missing.py")
-    with pytest.raises(ParamError, match=r"A function or the path of a file \*.py .* 'train.sh'"):
+    with pytest.raises(ParamError, match=r"a file \*.py given by its path, not 'train.sh'"):
         make_runner().run("train.sh")
 
 
@@ -257,7 +257,7 @@ def test_mistakes_of_those_who_come_from_elsewhere_are_explained():
         ({"min_workers": 3}, "min_workers=3 must be between 1 and num_workers=2"),
         ({"log_level": "loud"}, "log_level='loud' is not a level of logging.*WARNING"),
         ({"transport": "pigeon"}, "'pigeon' is unknown"),
-        ({"resources": object()}, "resources has no meaning for local=True"),
+        ({"resources": object()}, "resources has no meaning with local=True"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(options, said):

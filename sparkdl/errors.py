@@ -6,7 +6,10 @@ All of them can be caught as :class:`SparkdlError`. Errors that come from a rank
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 
 class SparkdlError(Exception):

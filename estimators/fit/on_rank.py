@@ -370,5 +370,6 @@ def fit_on_rank(
     communication = communicator.gather_report() if is_watched else None
     if context.rank != 0:
         return None
+    assert result.module is not None, "rank 0 has the whole module"
     module = store_module(result.module, stored.folder)
     return FitOutcome(module, result.history, result.model_epoch, communication)

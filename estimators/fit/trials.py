@@ -18,11 +18,11 @@ import torch
 from sparkdl import data
 from sparkdl.errors import ParamError, SparkdlError, TrainingError
 from sparkdl.model.architecture import evaluating
+from sparkdl.training.batches import single_rows_allowed
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import Evaluation, Objective, StepPosition
 from sparkdl.training.probe import TrialGradients, trial_copy, try_optimizer
 from sparkdl.training.random_state import random_numbers_apart
-from sparkdl.training.single_rows import single_rows_allowed
 from sparkdl.training.update import Precision, make_optimizer
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
         rows = next(iter(feed.epoch(0)))
     whole_batches = partial(_whole_batches, trial, dataset, objective, model)
     with random_numbers_apart(_CPU):
-        batch = _try("augment", lambda: objective.prepare(rows, position=StepPosition(0, 1, 1)))
+        batch = _try("augment", lambda: objective.prepare(rows, position=StepPosition(0, 1, 1, 0)))
         if not spec.user_step:
             with evaluating(model):
                 found = _try("loss", lambda: objective.evaluate(model, batch))
@@ -210,7 +210,7 @@ def _whole_batches(
     """Yield what the model makes of the rows from the first on, in batches as a rank has them, without another step."""
     with data.ParquetFeed(dataset, columns=spec.columns(), batch_size=spec.batch_size, shuffle=False) as feed:
         for step, rows in enumerate(feed.epoch(0), start=1):
-            batch = _try("augment", partial(objective.prepare, rows, position=StepPosition(0, 1, step)))
+            batch = _try("augment", partial(objective.prepare, rows, position=StepPosition(0, 1, step, 0)))
             name = "trainStep" if spec.user_step else "loss"
             with single_rows_allowed(model.train()) if spec.user_step else evaluating(model):
                 found = _try(name, partial(objective.evaluate, model, batch))

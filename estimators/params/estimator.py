@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data import ParquetDataset, Store
     from sparkdl.estimators.params.inputs import Labels
+    from sparkdl.parallel import Parallelism
     from sparkdl.training.callbacks import Callback
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.metrics import Metric
@@ -83,6 +84,7 @@ class SharedArguments(TypedDict, total=False):
     deterministic: bool | None
     numWorkers: int | None
     gpusPerWorker: int | None
+    parallelism: Parallelism | Mapping[str, Any] | None
     shuffle: bool | None
     cache: str | None
     store: Store | str | None
@@ -186,6 +188,9 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
             )
         if self.getLogCheckpoints() and self.getCheckpointDir() is None:
             raise ParamError(f"Param logCheckpoints is True: {self.logCheckpoints.doc}.")
+        parallelism = self.getParallelism()
+        if parallelism is not None:
+            parallelism.resolve(self.getNumWorkers())
         if not 1 <= self.getMinWorkers() <= self.getNumWorkers():
             raise ParamError(
                 f"Param minWorkers is {self.getMinWorkers()} and numWorkers {self.getNumWorkers()}: "

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from datetime import timedelta
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspark.ml.param import Params, TypeConverters
+from pyspark.ml.param import Param, Params, TypeConverters
 
 from sparkdl.collective import TRANSPORTS, WIRES
 from sparkdl.data import Store
 from sparkdl.data.store.store import KEEP_FOR
+from sparkdl.errors import ParamError, did_you_mean
 from sparkdl.estimators.params.base import ParamsT, one_of
 from sparkdl.estimators.params.table import Entry, among, at_least, optional, param
 from sparkdl.launch.hangs.watch import MIN_HANG_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from sparkdl.parallel import Parallelism
 
 
 def _to_url(value: Any) -> str:
@@ -25,6 +31,32 @@ def _to_store_url(value: Any) -> str:
     if isinstance(value, os.PathLike):
         return TypeConverters.toString(os.fspath(value))
     return value.url if isinstance(value, Store) else TypeConverters.toString(value)
+
+
+def _to_parallelism(value: Any) -> dict[str, Any]:
+    given = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"it takes a sparkdl.parallel.Parallelism, or a dict such as {{'shard': 4}}, not a {type(value).__name__}"
+        )
+    made, plain = _parallelism(given), _parallelism({})
+    return {name: each for name, each in asdict(made).items() if each != getattr(plain, name)}
+
+
+def _parallelism(given: Mapping[str, Any]) -> Parallelism:
+    from sparkdl.parallel import Parallelism  # with torch's device meshes, which few fits need
+
+    unknown = [name for name in given if name not in Parallelism.__dataclass_fields__]
+    if unknown:
+        known = list(Parallelism.__dataclass_fields__)
+        hint = did_you_mean(unknown[0], known, otherwise=f"It takes {', '.join(known)}.", show=repr)
+        raise ParamError(f"Param parallelism has no size {unknown[0]!r}. {hint}")
+    return Parallelism(**given)
+
+
+def _check_parallelism(param: Param[Any], value: Mapping[str, Any]) -> None:
+    del param
+    _parallelism(value)
 
 
 class HasRanks(Params):
@@ -42,6 +74,14 @@ class HasRanks(Params):
         default=0,
         check=among(0, 1),
     )
+    parallelism = Entry(
+        _to_parallelism,
+        "how ranks share the model: a sparkdl.parallel.Parallelism or a dict of its sizes; default: each has a replica",
+        check=_check_parallelism,
+        field="parallelism",
+        more="``shard`` divides weights, gradients and optimizer state of any model; ``tensor`` needs a plan and "
+        "``context`` numbers of positions, see docs/parallelism.md. The product of the sizes is numWorkers.",
+    )
     transport, getTransport, setTransport = param(
         one_of(*TRANSPORTS),
         "how ranks exchange gradients: auto, native, shm, tcp, mpi, hierarchical or hierarchical-mpi",
@@ -57,6 +97,17 @@ class HasRanks(Params):
         "rounded inside a host. MPI sends float32 alone, and so does NCCL, by which gradients on GPUs travel unless "
         '``transport="hierarchical"``: ranks warn of it.',
     )
+
+    def getParallelism(self) -> Parallelism | None:
+        """Return how ranks share the model; None where each has a replica."""
+        if not self.isSet(self.parallelism):
+            return None
+        given: dict[str, Any] = self.getOrDefault(self.parallelism)
+        return _parallelism(given)
+
+    def setParallelism(self: ParamsT, value: Parallelism | Mapping[str, Any] | None) -> ParamsT:
+        """Set how ranks share the model."""
+        return self._set(parallelism=value)
 
 
 class HasRows(Params):

@@ -3,14 +3,16 @@
 Runs on the *rank*, over an initialized ``torch.distributed``, and knows neither Spark nor the training loop. Read
 :mod:`~sparkdl.parallel.parallelism` first: :class:`Parallelism` places the kinds of parallelism on the ranks. A model
 is then prepared in this order: :func:`cut` into pipeline stages, :func:`divide` layers (tensor),
-:func:`share_sequences` (context), :func:`recompute_activations`, :func:`shard`.
+:func:`share_sequences` (context), :func:`recompute_activations`, :func:`shard`. :func:`parallelize` does all but the
+first.
 """
 
 from __future__ import annotations
 
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention
-from sparkdl.parallel.context import share_sequences
+from sparkdl.parallel.context import WholeSequences, share_sequences
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
+from sparkdl.parallel.parallelize import parallelize
 from sparkdl.parallel.pipeline import SCHEDULES, Pipeline, costs_by_memory, costs_by_time, cut
 from sparkdl.parallel.sharding import (
     accumulated,
@@ -27,6 +29,7 @@ __all__ = [
     "Parallelism",
     "Pipeline",
     "RankLayout",
+    "WholeSequences",
     "accumulated",
     "all_to_all_attention",
     "average_gradients",
@@ -37,6 +40,7 @@ __all__ = [
     "cross_entropy",
     "cut",
     "divide",
+    "parallelize",
     "recompute_activations",
     "ring_attention",
     "shard",

@@ -7,21 +7,22 @@ gives to the ranks. Everything else in a decoder works position by position.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sparkdl.errors import ParamError
+from sparkdl.parallel import sequence
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch.distributed as dist
 
 METHODS = {"ring": ring_attention, "all-to-all": all_to_all_attention}
 
@@ -163,3 +164,88 @@ class _Replaced:
                 return forward(*args, **kwargs)
         finally:
             self._thread.is_inside = False
+
+
+_NAMES_OF_POSITIONS = ("positions", "position_ids")
+
+
+class WholeSequences(nn.Module):
+    """Calls a module of :func:`share_sequences` with whole sequences and returns whole outputs, with gradients.
+
+    For losses that know nothing of shared sequences. All ranks of the group pass the same inputs and compute the same
+    loss of the outputs; the gradients of the module's weights are then those of this rank's positions.
+
+    Args:
+        module: which takes ``(batch, positions, ...)`` and the numbers of positions as ``positions`` or
+            ``position_ids``.
+        group: the ranks that share sequences.
+
+    Raises:
+        ParamError: if the module does not take the numbers of positions: it would count them from 0 on each rank.
+    """
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.module, self._group = module, group
+        taken = inspect.signature(module.forward).parameters
+        self._positions = next((name for name in _NAMES_OF_POSITIONS if name in taken), None)
+        if self._positions is None:
+            raise ParamError(
+                f"{type(module).__name__}.forward takes neither {' nor '.join(_NAMES_OF_POSITIONS)}, so ranks cannot "
+                "share its sequences: each would count positions from 0. Give it such an argument, or use no context "
+                "parallelism."
+            )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module returns, each tensor with whole sequences in its second dimension."""
+        lengths = {each.shape[1] for each in (*args, *kwargs.values()) if _is_sequence(each)}
+        if len(lengths) != 1:
+            raise ParamError(
+                f"Context parallelism needs inputs (batch, positions, ...) of one length, got {sorted(lengths)}."
+            )
+        (length,) = lengths
+        device = next(each.device for each in (*args, *kwargs.values()) if _is_sequence(each))
+        assert self._positions is not None, "checked when this was made"
+        numbers = sequence.positions(length, self._group, device)
+        if self._positions == "position_ids":
+            numbers = numbers[None]
+        parts = [self._part(each) for each in args]
+        named = {self._positions: numbers, **{name: self._part(each) for name, each in kwargs.items()}}
+        return self._joined(self.module(*parts, **named))
+
+    def _part(self, value: Any) -> Any:
+        return sequence.shard(value, 1, self._group) if _is_sequence(value) else value
+
+    def _joined(self, output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return _apply(_Joined, output, self._group) if _is_sequence(output) else output
+        if isinstance(output, dict):  # a Hugging Face ModelOutput is one
+            for name, each in output.items():
+                output[name] = self._joined(each)
+            return output
+        if isinstance(output, tuple | list):
+            return type(output)(self._joined(each) for each in output)
+        return output
+
+
+def _apply(function: Any, *args: Any) -> Any:
+    return function.apply(*args)
+
+
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 1
+
+
+class _Joined(torch.autograd.Function):
+    """Whole sequences of the parts of all ranks; the gradient of this rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """``(batch, positions / ranks, ...)`` to ``(batch, positions, ...)``."""
+        ctx.group = group
+        return sequence.unshard(part, 1, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Return this rank's part."""
+        return sequence.shard(gradient, 1, ctx.group), None

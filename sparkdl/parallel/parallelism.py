@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,9 +32,13 @@ DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
 _INSIDE_A_HOST = ("tensor", "context", "shard")
 
 
+STAGES = (1, 2, 3)
+METHODS = ("ring", "all-to-all")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """The sizes of each kind of parallelism; their product is the number of ranks.
+    """The sizes of each kind of parallelism, whose product is the number of ranks, and how each is done.
 
     One size may be -1: it takes what the others leave of the ranks.
 
@@ -45,6 +49,11 @@ class Parallelism:
         tensor: ranks among which each layer's weights and arithmetic are divided.
         context: ranks that share the positions of each sequence.
         pipeline: stages, each of which has some of the layers.
+        sharding_stage: the ZeRO stage of ``shard``; see :func:`sparkdl.parallel.shard`.
+        sequence: whether tensor ranks also divide the activations between the divided layers.
+        attention: the method of ``context``; see :func:`sparkdl.parallel.share_sequences`.
+        recompute: whether blocks keep only their inputs for the backward pass; see
+            :func:`sparkdl.parallel.recompute_activations`.
     """
 
     data: int | None = None
@@ -52,9 +61,18 @@ class Parallelism:
     tensor: int = 1
     context: int = 1
     pipeline: int = 1
+    sharding_stage: int = 3
+    sequence: bool = False
+    attention: str = "ring"
+    recompute: bool = False
 
     def __post_init__(self) -> None:
-        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, choices in (("sharding_stage", STAGES), ("attention", METHODS)):
+            if getattr(self, name) not in choices:
+                raise ParamError(
+                    f"Parallelism: {name} must be {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}."
+                )
+        sizes = {name: getattr(self, name) for name in DIMENSIONS}
         for name, size in sizes.items():
             if name == "data" and size is None:
                 continue
@@ -88,7 +106,7 @@ class Parallelism:
                 f"Parallelism: {given} = {product} does not {'divide' if open_name else 'equal'} {world_size} ranks. "
                 f"{_what_fits(product, world_size, open_name)}"
             )
-        return Parallelism(**sizes)
+        return replace(self, **sizes)
 
     def lay_out(self, *, device_type: str = "cpu", host_of_rank: Sequence[int] | None = None) -> RankLayout:
         """Place the sizes on the ranks of the open process group and open a group for each. Collective.

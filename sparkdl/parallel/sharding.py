@@ -24,13 +24,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from sparkdl.errors import ParamError
+from sparkdl.parallel.parallelism import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from sparkdl.parallel.parallelism import RankLayout
-
-STAGES = (1, 2, 3)
 
 
 def shard(
@@ -178,3 +177,26 @@ def clip_gradients(module: nn.Module, max_norm: float, layout: RankLayout) -> Te
         norm = squares.sqrt()
     torch.nn.utils.clip_grads_with_norm_(module.parameters(), max_norm, norm)
     return norm
+
+
+def part_like(whole: Tensor, like: DTensor) -> DTensor:
+    """Return this rank's part of a tensor, placed as another one. No communication.
+
+    Args:
+        whole: the same on all ranks.
+        like: a parameter that :func:`shard` or :func:`~sparkdl.parallel.tensor.divide` has placed, of that shape.
+    """
+    part = whole
+    coordinates = like.device_mesh.get_coordinate()
+    assert coordinates is not None, "this rank has a part"
+    # Tensor parallelism divides first, and its dimension of the mesh is the last.
+    for dim in reversed(range(like.device_mesh.ndim)):
+        along = getattr(like.placements[dim], "dim", None)
+        if along is not None:
+            chunks = part.chunk(like.device_mesh.size(dim), along)
+            empty = part.narrow(along, 0, 0)
+            part = chunks[coordinates[dim]] if coordinates[dim] < len(chunks) else empty
+    local = torch.empty_like(like.to_local()).copy_(part)
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )

@@ -79,7 +79,12 @@ def tensor_plan_of(module: nn.Module) -> dict[str, str]:
 
 
 def divide(
-    module: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str] | None = None, *, sequence: bool = False
+    module: nn.Module,
+    mesh: DeviceMesh,
+    plan: Mapping[str, str] | None = None,
+    *,
+    sequence: bool = False,
+    whole_outputs: bool = False,
 ) -> nn.Module:
     """Divide the layers of a module among the ranks of a mesh of one dimension, in place.
 
@@ -91,6 +96,8 @@ def divide(
         module: the whole model.
         mesh: the ranks, as ``layout.mesh["tensor"]``.
         plan: styles by module names; what the module carries if None.
+        whole_outputs: a ``colwise`` head returns the whole vocabulary, for losses that know nothing of parts. A head is
+            a ``colwise`` layer without a ``rowwise`` one beside it.
         sequence: divide also the activations between the divided parts, by positions. The modules whose children are
             ``colwise`` then take sequences as their first argument or as ``hidden_states``, and the layers of the list
             that the plan names with its first ``*`` pass divided sequences on.
@@ -104,6 +111,8 @@ def divide(
     """
     plan = dict(plan) if plan is not None else tensor_plan_of(module)
     divided = {name: (layer, style) for name, layer, style in _matches(module, plan)}
+    if whole_outputs:
+        divided = dict(_with_whole_outputs(divided))
     size = mesh.size()
     for name, (layer, style) in divided.items():
         _check(name, layer, style, size)
@@ -159,6 +168,15 @@ def _matches(module: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, 
             )
         for name in found:
             yield name, names[name], style
+
+
+def _with_whole_outputs(
+    divided: Mapping[str, tuple[nn.Module, str]],
+) -> Iterator[tuple[str, tuple[nn.Module, str]]]:
+    joined = {name.rpartition(".")[0] for name, (_, style) in divided.items() if style.startswith("rowwise")}
+    for name, (layer, style) in divided.items():
+        is_head = style == "colwise" and name.rpartition(".")[0] not in joined
+        yield name, (layer, "colwise_gather_output" if is_head else style)
 
 
 def _check(name: str, layer: nn.Module, style: str, size: int) -> None:

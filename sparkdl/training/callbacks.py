@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import TrainingError
-from sparkdl.training.checkpoint.state import load_module_state, module_state
+from sparkdl.training.checkpoint.state import is_part, load_module_state, module_state, part_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -184,7 +184,8 @@ class BestWeights:
     Args:
         goal: what makes an epoch the best; of equal ones it is the first.
         module: whose state is kept.
-        is_keeper: whether this rank keeps the weights; the others only note which epoch is the best.
+        is_keeper: whether this rank keeps the weights, or its part of them; the others only note which epoch is the
+            best.
 
     Attributes:
         epoch: number of the best epoch; None before any.
@@ -232,13 +233,21 @@ class BestWeights:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned on the rank that keeps the weights."""
         self._best, self.epoch = state["best"], state["epoch"]
-        self._kept = dict(state["weights"]) if self._is_keeper else {}
+        self._kept = {}
+        if self._is_keeper:
+            own = module_state(self._module)
+            self._kept = {
+                kind: {name: part_of(part, own[kind].get(name)) for name, part in parts.items()}
+                for kind, parts in state["weights"].items()
+            }
 
 
 def _kept(part: Any, before: Any) -> Any:
     """A copy of a part of a state on the host, in the memory of the one before where it fits."""
     if not isinstance(part, Tensor):
         return copy.deepcopy(part)  # the extra state of a module
+    if is_part(part):  # stays on its device, where it can be gathered for a checkpoint
+        return part.detach().clone()
     if isinstance(before, Tensor) and before.shape == part.shape and before.dtype == part.dtype:
         return before.copy_(part)
     return torch.empty_like(part, device="cpu").copy_(part.detach())
@@ -305,6 +314,7 @@ class FitControl:
         module: that is trained.
         optimizer: of its parameters.
         steps_per_epoch: on every rank.
+        is_divided: whether each rank has a part of the module.
     """
 
     def __init__(
@@ -315,6 +325,7 @@ class FitControl:
         module: nn.Module,
         optimizer: Optimizer,
         steps_per_epoch: int,
+        is_divided: bool = False,
     ) -> None:
         self._communicator = communicator
         self._callbacks = Callbacks(
@@ -328,7 +339,7 @@ class FitControl:
         )
         self._best: BestWeights | None = None
         if spec.best is not None:
-            self._best = BestWeights(spec.best, module, is_keeper=communicator.rank == 0)
+            self._best = BestWeights(spec.best, module, is_keeper=communicator.rank == 0 or is_divided)
         self._stopping: EarlyStopping | None = None
         if spec.patience is not None:
             assert spec.watched is not None, "patience is for something"

@@ -186,11 +186,19 @@ _OF_AUGMENT = 1
 
 
 class StepPosition(NamedTuple):
-    """A step of one rank."""
+    """A step of one rank.
+
+    Attributes:
+        rank: of all ranks.
+        epoch: counted from 1.
+        step: of the epoch, counted from 1.
+        reader: the number of the rank among those with rows of their own.
+    """
 
     rank: int
     epoch: int
     step: int
+    reader: int
 
     def text(self, *, of_validation: bool = False) -> str:
         """Name epoch and step, a batch of the validation being one of its steps."""
@@ -289,7 +297,9 @@ class Objective:
 
     def _augmented(self, augment: AugmentFunction, arrays: dict[str, Any], position: StepPosition) -> Arrays:
         num_rows = self.num_rows(arrays)
-        with random_numbers_apart(_CPU, rank_seed(self._spec.seed, *position, _OF_AUGMENT)):
+        with random_numbers_apart(
+            _CPU, rank_seed(self._spec.seed, position.reader, position.epoch, position.step, _OF_AUGMENT)
+        ):
             changed = augment(dict(arrays))
         if not isinstance(changed, Mapping) or changed.keys() != arrays.keys():
             found = ", ".join(map(str, changed)) if isinstance(changed, Mapping) else type(changed).__name__

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.rows import RowChoice
     from sparkdl.model.heads import Head
     from sparkdl.model.inputs import ModelInputs
+    from sparkdl.parallel import Parallelism
     from sparkdl.training.callbacks import Callback, Patience
     from sparkdl.training.history import EpochRecord
     from sparkdl.training.learning_rate import SchedulerFactory
@@ -161,6 +162,9 @@ class TrainingSpec:
     They may with a step of the user's own, whose way may depend on the rows, and where some had none when the driver
     tried it.
     """
+
+    parallelism: Parallelism | None = field(default=None, metadata=FREE)
+    """How the ranks share the module; None for a replica on each."""
 
     checkpoints: CheckpointPlan | None = field(default=None, metadata=FREE)
     """Where and when checkpoints are taken, and from where the fit resumes; None for no checkpoints."""

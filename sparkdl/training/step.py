@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from sparkdl.errors import TrainingError
 from sparkdl.model.heads import LossTerm
-from sparkdl.torch import DataParallel, SyncBatchNorm
+from sparkdl.torch import SyncBatchNorm
 from sparkdl.training.checkpoint.state import buffers_kept
 from sparkdl.training.objective import Batch, Objective
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkdl.collective import Communicator
+    from sparkdl.training.distribution import Replicas
     from sparkdl.training.metrics import EpochMetrics
     from sparkdl.training.update import Precision, UpdatePlan, WeightUpdate
 
@@ -112,18 +112,19 @@ class StepResult:
 class TrainingStep:
     """Applies batches to a module so that N ranks compute what one rank would on the joined batch.
 
-    An update of the weights takes the batches of one step, or of several where gradients are accumulated. The wrapped
-    module averages the gradients of the ranks. With ``w`` the weight of this rank's rows in a batch (their number,
-    unless rows or classes are weighted), ``W`` that of all ranks' rows in the update and ``P`` the number of ranks, the
-    rank's mean loss is scaled by ``w * P / W`` before the backward pass; a loss that sums by ``w * P``. Where ``W``
-    depends on the batches, it is predicted from the last update, and gradients are corrected when all batches are
-    through; so are those of a loss that sums, as in float16 a gradient must not grow with the rows.
+    An update of the weights takes the batches of one step, or of several where gradients are accumulated. The
+    wrapped module averages the gradients of the ranks. With ``w`` the weight of this rank's rows in a batch (their
+    number, unless rows or classes are weighted), ``W`` that of all ranks' rows in the update and ``P`` the number
+    of ranks over which gradients are averaged, the rank's mean loss is scaled by ``w * P / W`` before the backward
+    pass; a loss that sums by ``w * P``. Where ``W`` depends on the batches, it is predicted from the last update,
+    and gradients are corrected when all batches are through; so are those of a loss that sums, as in float16 a
+    gradient must not grow with the rows.
     """
 
     def __init__(
         self,
         *,
-        module: nn.Module,
+        distribution: Replicas,
         objective: Objective,
         plan: UpdatePlan,
         update: WeightUpdate,
@@ -131,7 +132,7 @@ class TrainingStep:
         communicator: Communicator,
         device: torch.device,
     ) -> None:
-        self._module = module
+        self._distribution, self._module = distribution, distribution.called
         self.objective = objective
         self._plan = plan
         self._update = update
@@ -142,7 +143,7 @@ class TrainingStep:
         self._weight_of_update = 0.0
         self._weight_per_row = 1.0
         """Predicted; the same on every rank."""
-        self._last_batch: Batch | None = None
+        self.last_batch: Batch | None = None
 
     def run(self, batch: Batch, *, epoch: int, step: int, metrics: EpochMetrics | None = None) -> StepResult:
         """Take one step together with all other ranks.
@@ -158,23 +159,24 @@ class TrainingStep:
         """
         rows = self.objective.num_rows(batch)
         updates = self._plan.is_last_of_update(step)
-        with nullcontext() if updates else self._without_averaging():
+        with nullcontext() if updates else self._distribution.without_averaging():
             if rows:
-                self._last_batch = batch
+                self.last_batch = batch
                 found = self.objective.evaluate(self._module, batch)
                 term = found.term
                 self._finite.observe(term.mean, batch, epoch=epoch, step=step)
                 self._backward(term.mean, term.weight, self._plan.rows_of_update(step))
-                if metrics is not None:
+                weight = term.weight if self._distribution.counts_rows else 0.0
+                if metrics is not None and weight:
                     metrics.add(found, rows)
             else:
-                term = self._pass_without_rows()
-        self._weight_of_update += term.weight
+                term, weight = self._pass_without_rows(), 0.0
+        self._weight_of_update += weight
         if updates:
             self._update.apply(self._divisor(self._plan.rows_of_update(step)))
             self._weight_of_update = 0.0
         self._finite.settle(epoch=epoch, step=step, steps=self._plan.num_steps)
-        return StepResult(term.mean.detach(), term.weight, rows)
+        return StepResult(term.mean.detach(), weight, rows if self._distribution.counts_rows else 0)
 
     def state_dict(self) -> dict[str, float]:
         """Return what an update leaves for the next one; within one there is more."""
@@ -187,11 +189,11 @@ class TrainingStep:
     @property
     def has_batch(self) -> bool:
         """Whether this rank has had a batch with rows."""
-        return self._last_batch is not None
+        return self.last_batch is not None
 
     def remember(self, batch: Batch) -> None:
         """Have a batch with rows for steps without any, where the first step of this rank is one."""
-        self._last_batch = batch
+        self.last_batch = batch
 
     def settle(self, *, epoch: int, step: int) -> None:
         """Look now whether all losses so far were finite, as :meth:`run` does now and then. Collective on CUDA.
@@ -202,15 +204,9 @@ class TrainingStep:
         self._finite.settle(epoch=epoch, step=step, steps=step)
 
     def _backward(self, loss_mean: Tensor, weight: float, rows_of_update: int) -> None:
-        scale = weight * self._communicator.world_size / (rows_of_update * self._weight_per_row)
+        scale = weight * self._distribution.num_averaged / (rows_of_update * self._weight_per_row)
         scaled = loss_mean if scale == 1.0 else loss_mean * scale  # the usual case costs no operation
         self._precision.scaler.scale(scaled).backward()
-
-    def _without_averaging(self) -> AbstractContextManager[None]:
-        if self._communicator.world_size == 1:
-            return nullcontext()
-        assert isinstance(self._module, (DataParallel, DistributedDataParallel))
-        return self._module.no_sync()
 
     def _divisor(self, rows_of_update: int) -> float:
         """What the gradients are still to be divided by; 0 if no row of this update weighs anything."""
@@ -233,12 +229,12 @@ class TrainingStep:
         for most layers, but a BatchNorm cannot normalize them; what the pass changes in buffers of the model and of
         the losses is put back, but for the statistics of all ranks' rows.
         """
-        assert self._last_batch is not None, "a rank without rows in its first step remembers others"
+        assert self.last_batch is not None, "a rank without rows in its first step remembers others"
         shared = {id(buffer) for layer in _synchronized(self._module) for buffer in layer.buffers()}
         buffers = (*self._module.buffers(), *self.objective.loss_buffers())
         own = {id(buffer): buffer for buffer in buffers if id(buffer) not in shared}
         with buffers_kept(own.values()), _rows_not_counted(self._module):
-            term = self.objective.evaluate(self._module, self._last_batch).term
+            term = self.objective.evaluate(self._module, self.last_batch).term
             self._backward(term.mean, 0.0, 1)
         return LossTerm(mean=term.mean, weight=0.0)
 

@@ -12,27 +12,20 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from sparkdl.data import ParquetDataset, PlannedFeed
 from sparkdl.errors import ParamError
-from sparkdl.torch import (
-    DataParallel,
-    collective_errors,
-    destroy_process_group,
-    init_process_group,
-    synchronized_batch_norms,
-)
-from sparkdl.training.batches import batches_for, read_timeout_s
+from sparkdl.torch import collective_errors, destroy_process_group
+from sparkdl.training.batches import batches_for, read_timeout_s, single_rows_allowed
 from sparkdl.training.callbacks import FitControl
 from sparkdl.training.checkpoint.checkpointing import Checkpoints, Choice, agree_on_checkpoint
 from sparkdl.training.checkpoint.state import FitState
+from sparkdl.training.distribution import Replicas, distribute
 from sparkdl.training.history import EpochMeter, EpochRecord, ProgressReporter, Report
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.metrics import EpochMetrics
-from sparkdl.training.objective import Objective, StepModule, StepPosition, error_context
+from sparkdl.training.objective import Objective, StepPosition, error_context
 from sparkdl.training.random_state import refuse_what_varies, seed_rank
-from sparkdl.training.single_rows import single_rows_allowed
 from sparkdl.training.step import TrainingStep
 from sparkdl.training.update import Precision, UpdatePlan, WeightUpdate, fuse, make_optimizer
 from sparkdl.training.validation import Validation
@@ -75,13 +68,14 @@ class TrainingResult:
     """What training leaves on a rank.
 
     Attributes:
-        module: the trained module, on CPU and in ``eval()`` mode; equal on all ranks, except for buffers.
+        module: the trained module, on CPU and in ``eval()`` mode; equal on all ranks, except for buffers. None on
+            ranks other than 0 where each has a part of it.
         history: one record per epoch, equal on all ranks.
         model_epoch: the epoch that the weights are from: the best one where the fit keeps it, and then on rank 0 alone,
             while other ranks have the last one's.
     """
 
-    module: nn.Module
+    module: nn.Module | None
     history: tuple[EpochRecord, ...]
     model_epoch: int
 
@@ -155,6 +149,7 @@ class Trainer:
 
     Attributes:
         device: on which the module computes.
+        distribution: of the module over the ranks.
         module: that is trained.
         feed: this rank's rows.
         plan: which steps lead to an update of the weights.
@@ -182,14 +177,16 @@ class Trainer:
         self.spec = spec
         self.communicator = communicator
         self.on_position = on_position
-        seed_rank(spec.seed, communicator.rank)
         refuse_what_varies(spec.deterministic)
         torch.set_num_threads(spec.num_threads or cores_per_rank(communicator.topology.local_size))
         self.device = choose_device(spec.device, communicator)
-        self.module = spec.model.to(self.device).train()
         choice = agree_on_checkpoint(spec, dataset, communicator)
-        self.feed = resources.enter_context(_open_feed(spec, communicator, dataset, choice))
-        distributed = self._distribute(resources)
+        self.distribution = distribute(spec, communicator, self.device, resources)
+        self.module = self.distribution.module
+        seed_rank(spec.seed, self.distribution.num_generator)
+        self.feed = resources.enter_context(
+            _open_feed(spec, communicator, dataset, choice, self.distribution)
+        )
         self.plan = UpdatePlan(self.feed, spec.accumulated_batches)
         optimizer = make_optimizer(spec.optimizer, self.module)
         fuse(optimizer)
@@ -203,9 +200,11 @@ class Trainer:
             steps_per_epoch=self.plan.num_updates,
         )
         precision = Precision(spec.precision, self.device)
-        self.update = WeightUpdate(self.module, optimizer, self.learning_rate, precision, spec.max_grad_norm)
+        self.update = WeightUpdate(
+            self.distribution, optimizer, self.learning_rate, precision, spec.max_grad_norm
+        )
         self.step = TrainingStep(
-            module=distributed,
+            distribution=self.distribution,
             objective=Objective(spec, precision=precision, device=self.device),
             plan=self.plan,
             update=self.update,
@@ -220,6 +219,7 @@ class Trainer:
             module=self.module,
             optimizer=optimizer,
             steps_per_epoch=self.feed.steps_per_epoch,
+            is_divided=self.distribution.is_divided,
         )
         state = FitState(
             self.module,
@@ -239,6 +239,7 @@ class Trainer:
                 updates=self.plan,
                 feed=self.feed,
                 control=self.control,
+                distribution=self.distribution,
                 communicator=communicator,
             )
         )
@@ -259,7 +260,7 @@ class Trainer:
                 self.run_epoch(epoch)
             self.on_position("")
             model_epoch = self.control.end()
-        return TrainingResult(self.module.to("cpu").eval(), tuple(self.history), model_epoch)
+        return TrainingResult(self.distribution.whole_module(), tuple(self.history), model_epoch)
 
     def run_epoch(self, epoch: int) -> None:
         """Train on all rows once, validate, and take a checkpoint if one is due."""
@@ -274,7 +275,7 @@ class Trainer:
         if self.validation is not None:
             self.on_position(f"the validation of epoch {epoch}")
             with self._error_context("validation", epoch):
-                record = record.with_validation(*self.validation.run(self.module, epoch))
+                record = record.with_validation(*self.validation.run(epoch, self.step.last_batch))
         self.on_position(f"the end of epoch {epoch}")
         self.update.end_epoch(epoch)
         with self._error_context("the scheduler", epoch):
@@ -301,7 +302,9 @@ class Trainer:
         self.checkpoints.after_step(epoch, step, meter)
 
     def _run_steps(self, epoch: int, meter: EpochMeter) -> None:
-        first = StepPosition(self.communicator.rank, epoch, self.plan.steps_before + 1)
+        first = StepPosition(
+            self.communicator.rank, epoch, self.plan.steps_before + 1, self.distribution.reader
+        )
         objective = self.step.objective
         prepared = objective.prepare_all(self.feed.epoch(epoch - 1), first)
         # A step that fails leaves the batches to its traceback, with the threads that make them.
@@ -320,29 +323,6 @@ class Trainer:
     def _error_context(self, what: str, epoch: int) -> AbstractContextManager[None]:
         return error_context(what, rank=self.communicator.rank, where=f"epoch {epoch}")
 
-    def _distribute(self, resources: ExitStack) -> nn.Module:
-        """Wrap the module so that backward averages gradients; all ranks get the weights of rank 0."""
-        spec, module, communicator = self.spec, self.module, self.communicator
-        if spec.sync_batch_norm and communicator.world_size > 1:
-            resources.enter_context(synchronized_batch_norms(module))
-        if spec.compile:
-            module.compile()
-        if communicator.world_size == 1:
-            return module
-        # Also for modules that use torch.distributed themselves, as SyncBatchNorm does.
-        init_process_group(communicator, cuda=self.device.type == "cuda")
-        whole = module if spec.user_step is None else StepModule(module, spec.user_step)
-        if self.device.type == "cpu":
-            wrapped = DataParallel(whole, communicator)
-            resources.callback(wrapped.close)  # the module may be trained again
-            return wrapped
-        return DistributedDataParallel(
-            whole,
-            device_ids=[self.device],
-            gradient_as_bucket_view=True,
-            find_unused_parameters=spec.has_unused_parameters,
-        )
-
     def _open_validation(
         self, dataset: ParquetDataset, resources: ExitStack, on_step: Callable[[], None]
     ) -> Validation | None:
@@ -352,6 +332,7 @@ class Trainer:
             self.spec,
             dataset=dataset,
             communicator=self.communicator,
+            distribution=self.distribution,
             objective=self.step.objective,
             device=self.device,
             on_step=on_step,
@@ -361,13 +342,17 @@ class Trainer:
 
 
 def _open_feed(
-    spec: TrainingSpec, communicator: Communicator, dataset: ParquetDataset, choice: Choice
+    spec: TrainingSpec,
+    communicator: Communicator,
+    dataset: ParquetDataset,
+    choice: Choice,
+    distribution: Replicas,
 ) -> PlannedFeed:
     return PlannedFeed(
         dataset,
         columns=spec.columns(),
-        rank=communicator.rank,
-        world_size=communicator.world_size,
+        rank=distribution.reader,
+        world_size=distribution.num_readers,
         planned_ranks=choice.num_ranks_at_start,
         batch_size=spec.batch_size,
         shuffle=spec.shuffle,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkdl.data import PlannedFeed
+    from sparkdl.training.distribution import Replicas
     from sparkdl.training.learning_rate import LearningRate
     from sparkdl.training.spec import OptimizerFactory
 
@@ -91,10 +92,10 @@ class UpdatePlan:
 class WeightUpdate:
     """Divides and clips the gradients, has the optimizer take its step, and clears them.
 
-    Gradients are the same on every rank here, and so is what becomes of them.
+    Gradients are the same on every rank here, or each has its part of them.
 
     Args:
-        module: whose gradients they are.
+        distribution: of the module whose gradients they are.
         optimizer: of the module's parameters.
         learning_rate: that the optimizer is to have.
         precision: whose scaled gradients are unscaled first.
@@ -106,13 +107,13 @@ class WeightUpdate:
 
     def __init__(
         self,
-        module: nn.Module,
+        distribution: Replicas,
         optimizer: Optimizer,
         learning_rate: LearningRate,
         precision: Precision,
         max_grad_norm: float | None = None,
     ) -> None:
-        self._module = module
+        self._distribution, self._module = distribution, distribution.module
         self._optimizer = optimizer
         self._learning_rate = learning_rate
         self._scaler = precision.scaler
@@ -120,7 +121,7 @@ class WeightUpdate:
         self._num_updates = 0
         self.num_skipped = 0
         self._parameters_by_layer: list[dict[str, Any]] = []
-        module.zero_grad(set_to_none=True)
+        self._module.zero_grad(set_to_none=True)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -137,7 +138,7 @@ class WeightUpdate:
                     if parameter.grad is not None:
                         parameter.grad.mul_(1 / divisor)
             if self._max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(self._module.parameters(), self._max_grad_norm)
+                self._distribution.clip_gradients(self._max_grad_norm)
             self._step()
         self._clear_gradients()
 
@@ -272,7 +273,7 @@ def _fuses(parameter: nn.Parameter) -> bool:
     """Whether torch 2.13's fused kernel computes what the default does: it disregards the order in memory."""
     return (
         parameter.device.type == "cpu"
-        and type(parameter.data) is Tensor
+        and (type(parameter.data) is Tensor or hasattr(parameter, "full_tensor"))
         and parameter.dtype in (torch.float32, torch.float64)
         and parameter.is_contiguous()
     )

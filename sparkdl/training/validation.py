@@ -8,9 +8,10 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparkdl.data import ParquetDataset, ParquetFeed
+from sparkdl.data.dataset.shards import steps_per_epoch
 from sparkdl.model.architecture import evaluating
 from sparkdl.training.batches import batches_for, read_timeout_s
 from sparkdl.training.checkpoint.state import buffers_kept, loss_buffers
@@ -21,7 +22,8 @@ from sparkdl.training.random_state import random_numbers_apart
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
-    from sparkdl.training.objective import Objective
+    from sparkdl.training.distribution import Replicas
+    from sparkdl.training.objective import Batch, Objective
     from sparkdl.training.spec import TrainingSpec
 
 _CACHE_LIMIT_BYTES = 1 << 30
@@ -43,6 +45,7 @@ class Validation:
         spec: names the validation rows and the metrics.
         dataset: where the rows are.
         communicator: open over all ranks.
+        distribution: of the module over them.
         objective: applies the module and its loss.
         device: of the module.
         on_step: called before each batch.
@@ -54,6 +57,7 @@ class Validation:
         *,
         dataset: ParquetDataset,
         communicator: Communicator,
+        distribution: Replicas,
         objective: Objective,
         device: torch.device,
         on_step: Callable[[], None] = lambda: None,
@@ -61,16 +65,18 @@ class Validation:
         self._on_step = on_step
         assert spec.validation_rows is not None, "made where there is something to validate on"
         self._communicator, self._objective, self._device = communicator, objective, device
+        self._distribution = distribution
         self._metrics, self._losses = spec.metrics, spec.losses
         num_rows = sum(spec.validation_rows.counts or ())
         # A feed has a row for each rank at least.
-        num_readers = min(communicator.world_size, num_rows)
+        num_readers = min(distribution.num_readers, num_rows)
+        self._num_steps = steps_per_epoch(num_rows, num_readers, spec.batch_size)
         self._feed: ParquetFeed | None = None
-        if communicator.rank < num_readers:
+        if distribution.reader < num_readers:
             self._feed = ParquetFeed(
                 dataset,
                 columns=spec.columns(),
-                rank=communicator.rank,
+                rank=distribution.reader,
                 world_size=num_readers,
                 batch_size=spec.batch_size,
                 shuffle=False,
@@ -81,7 +87,7 @@ class Validation:
                 cache_limit_bytes=_CACHE_LIMIT_BYTES if spec.cache else _UNASKED_CACHE_LIMIT_BYTES,
             )
 
-    def run(self, module: nn.Module, epoch: int) -> tuple[dict[str, float], float]:
+    def run(self, epoch: int, spare: Batch | None) -> tuple[dict[str, float], float]:
         """Return ``val_loss`` and each metric as ``val_<name>``, and the seconds it took. Collective.
 
         All of it is the same on every rank: the seconds are the mean over the ranks.
@@ -91,14 +97,15 @@ class Validation:
         numbers of Python, NumPy and torch are afterwards what they were.
 
         Args:
-            module: as it is after the epoch.
             epoch: counted from 1, for error messages.
+            spare: a batch with rows, for steps in which this rank has none and its part of the module is needed.
 
         Raises:
             TrainingError: if the model, a loss or a metric fails, with rank, epoch and step where it is in one.
             DataError: if rows cannot be read.
         """
         started = time.perf_counter()
+        module = self._distribution.evaluated
         self._share(module.buffers())
         metrics = EpochMetrics(self._metrics, self._device)
         losses = LossSum(self._device)
@@ -108,26 +115,39 @@ class Validation:
             self._shared_for_now(loss_buffers(self._losses, module).values()),
             random_numbers_apart(self._device),
         ):
-            if self._feed is not None:
-                first = StepPosition(self._communicator.rank, epoch, 1)
+            if self._feed is None:
+                self._take_part(spare, self._num_steps)
+            else:
+                first = StepPosition(self._communicator.rank, epoch, 1, self._distribution.reader)
                 prepared = self._objective.prepare_all(self._feed.epoch(0), first, of_validation=True)
                 with closing(batches_for(self._device, prepared)) as batches:
                     for step, batch in enumerate(batches, start=1):
                         self._on_step()
                         rows = self._objective.num_rows(batch)
                         if not rows:
+                            self._take_part(spare, 1)
                             continue
                         where = first._replace(step=step).text(of_validation=True)
                         with error_context("evaluating the batch", rank=first.rank, where=where, batch=batch):
                             found = self._objective.evaluate(module, batch)
-                            metrics.add(found, rows)
-                        losses.add(found.term.mean, found.term.weight)
+                            if self._distribution.counts_rows:
+                                metrics.add(found, rows)
+                                losses.add(found.term.mean, found.term.weight)
         own_loss = float(losses.total)  # waits for the device
         values, (total, all_weight, seconds) = metrics.close(
             self._communicator, own_loss, losses.weight, time.perf_counter() - started
         )
         loss = total / all_weight if all_weight else float("nan")
         return {f"{PREFIX}loss": loss, **prefixed(values)}, seconds / self._communicator.world_size
+
+    def _take_part(self, spare: Batch | None, num_steps: int) -> None:
+        """Go with the others through a module of which this rank has a part; nothing where it has a replica."""
+        if not self._distribution.is_divided:
+            return
+        assert spare is not None, "validation follows steps"
+        for _ in range(num_steps):
+            self._on_step()
+            self._objective.evaluate(self._distribution.evaluated, spare)
 
     def _share(self, buffers: Iterable[Tensor]) -> None:
         """Give all ranks what is in rank 0's buffers. Collective."""

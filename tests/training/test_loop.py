@@ -14,8 +14,8 @@ from torchmetrics import MeanMetric
 
 from sparkdl.collective.job import is_consequence
 from sparkdl.errors import RankError, SparkdlError
+from sparkdl.training.batches import single_rows_allowed
 from sparkdl.training.callbacks import Callback
-from sparkdl.training.single_rows import single_rows_allowed
 from tests.run_ranks import run_ranks
 from tests.training.test_validation import with_split
 from tests.training.training_scenes import (

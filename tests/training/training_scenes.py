@@ -95,7 +95,8 @@ def train_all(
         events: list[dict[str, Any]] = []
         with environment.open(name=f"{name}-{number}") as communicator:
             result = train(spec, communicator=communicator, dataset=dataset, report=events.append)
-        weights = {name: value.numpy().copy() for name, value in result.module.state_dict().items()}
+        state = {} if result.module is None else result.module.state_dict()
+        weights = {name: value.numpy().copy() for name, value in state.items()}
         outcomes.append(Outcome(weights, result.history, events, result.model_epoch))
     return outcomes
 

@@ -19,6 +19,7 @@ SMALL_FOR_A_REASON = {
     "sparkdl.cli.__main__": "python -m sparkdl.cli",
     "sparkdl.horovod.torch.mpi_ops": "Horovod's own module name",
     "sparkdl.horovod.torch.sync_batch_norm": "Horovod's own module name",
+    "sparkdl.parallel.parallelize": "applies all kinds of parallelism, so it is above their modules",
     "sparkdl.runner.training_state": "sparkdl.runner imports it on first use: it needs torch",
     "sparkdl.tracking.model_loader": "copied into every logged model",
 }
@@ -32,9 +33,9 @@ LAYERS = {
     "torch": "registration, gpu, process_group, movements | reductions, submission, "
     "buffers | data_parallel | sync_batch_norm | work",
     "data": "blend | converter, feed | spark, petastorm | store, dataset, checks | files",
-    "parallel": "context, attention, parallelism | pipeline | sequence | sharding | tensor",
-    "training": "trainer, callbacks | step | validation, checkpoint, history | objective | probe, "
-    "batches | feed_dataset | learning_rate | metrics | random_state | single_rows | spec | update",
+    "parallel": "parallelize, context, attention, pipeline | sequence | sharding | tensor, parallelism",
+    "training": "trainer, callbacks | step | validation, checkpoint, history | distribution, objective | probe, "
+    "batches | feed_dataset | learning_rate | metrics | random_state | spec | update",
     "launch": "local_launch, run, collect, spark_job, task, forkserver | hangs, rank | restarts, preflight | wire",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",

@@ -90,6 +90,7 @@ from sparkdl.horovod.torch.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
+    process_set_of,
     remove_process_set,
 )
 from sparkdl.horovod.torch.sync_batch_norm import SyncBatchNorm
@@ -153,6 +154,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "poll",
+    "process_set_of",
     "rank",
     "reducescatter",
     "reducescatter_async",

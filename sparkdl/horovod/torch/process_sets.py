@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
 
 from sparkdl.horovod.torch.current_session import open_session, session
 from sparkdl.horovod.torch.engine.engine import Engine
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _NEEDS_RANKS = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
 
@@ -37,6 +43,8 @@ class ProcessSet:
         self.mpi_comm: Any = None
         self._world_id: str | None = None
         """Which world ``process_set_id`` is a number of; None for that of all ranks, which every world has."""
+        self._groups: dict[str, dist.ProcessGroup] = {}
+        """The process group of torch by the world in which it was made."""
         if isinstance(ranks_or_comm, Iterable):
             ranks = sorted(ranks_or_comm)
             if any(not isinstance(rank, int) for rank in ranks):
@@ -80,6 +88,31 @@ class ProcessSet:
             return None
         self._check_world("ProcessSet.included")
         return session().world.rank in self.ranks
+
+    def process_group(self) -> dist.ProcessGroup:
+        """The process group of torch.distributed with the same members, for ``DeviceMesh.from_group``, DDP or FSDP2.
+
+        Collective among the members at the first call.
+
+        Raises:
+            ValueError: if torch.distributed is not initialized over all ranks, the process set is not usable, or this
+                rank is no member.
+        """
+        if not dist.is_initialized() or dist.get_world_size() != session().world.world_size:
+            raise ValueError(
+                "ProcessSet.process_group needs torch.distributed over all ranks: call "
+                "sparkdl.torch.init_process_group() first."
+            )
+        if self.process_set_id is None:
+            raise ValueError(f"{self} was not given to hvd.init() or hvd.add_process_set().")
+        if self.process_set_id == 0:
+            assert dist.group.WORLD is not None, "torch.distributed is initialized"
+            return dist.group.WORLD
+        self.rank()  # raises where this rank is no member
+        world = str(self._world_id)
+        if world not in self._groups:
+            self._groups = {world: dist.new_group(self.ranks, use_local_synchronization=True)}
+        return self._groups[world]
 
     def __str__(self) -> str:
         return (
@@ -142,6 +175,39 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
     bind(process_set, number, current.world_id)
     return process_set
+
+
+def process_set_of(mesh: DeviceMesh) -> ProcessSet:
+    """The process set of this rank's group along a mesh of one dimension, such as ``layout.mesh["tensor"]``.
+
+    All ranks of Horovod's world call this: one process set is opened for each group along the dimension, unless there
+    is one of its ranks already.
+
+    Args:
+        mesh: of one dimension, over the ranks of torch.distributed, which are those of Horovod.
+
+    Raises:
+        ValueError: if the mesh has several dimensions.
+    """
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"process_set_of takes a mesh of one dimension, got {mesh.ndim}; choose one, mesh['name']."
+        )
+    own = sorted(dist.get_process_group_ranks(mesh.get_group()))
+    everyone = torch.empty(dist.get_world_size(), len(own), dtype=torch.int64)
+    dist.all_gather_into_tensor(everyone, torch.tensor(own))
+    current = session()
+    found: ProcessSet | None = None
+    for ranks in sorted({tuple(row) for row in everyone.tolist()}):
+        there = [number for number, members in current.ranks_of.items() if list(members) == list(ranks)]
+        process_set = ProcessSet(ranks)
+        number = there[0] if there else current.add(list(ranks))
+        assert number is not None, "there was none of these ranks"
+        bind(process_set, number, current.world_id)
+        if list(ranks) == own:
+            found = process_set
+    assert found is not None, "this rank is in its group"
+    return found
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

@@ -33,6 +33,7 @@ from sparkdl.training.checkpoint.state import (
     read_rank_state,
     set_buffers,
 )
+from sparkdl.training.distribution import num_readers
 from sparkdl.training.history import EpochRecord, join_meter_states
 from sparkdl.training.objective import StepPosition
 from sparkdl.training.random_state import random_numbers_apart, seed_rank, set_random_state
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator
     from sparkdl.data import ParquetDataset, PlannedFeed
     from sparkdl.training.callbacks import FitControl
+    from sparkdl.training.distribution import Replicas
     from sparkdl.training.history import EpochMeter
     from sparkdl.training.spec import TrainingSpec
     from sparkdl.training.step import TrainingStep
@@ -78,6 +80,7 @@ class Checkpoints:
         updates: says which steps update the weights.
         feed: of the rows.
         control: of the fit, whose end a callback of this rank may have requested.
+        distribution: of the module over the ranks.
         communicator: of all ranks.
     """
 
@@ -91,11 +94,13 @@ class Checkpoints:
         updates: UpdatePlan,
         feed: PlannedFeed,
         control: FitControl,
+        distribution: Replicas,
         communicator: Communicator,
     ) -> None:
         self._choice, self._plan, self._control = choice, spec.checkpoints, control
         self._spec, self._state, self._step = spec, state, step
         self._updates, self._feed, self._communicator = updates, feed, communicator
+        self._distribution = distribution
         self._writer: CheckpointWriter | None = None
         self._num_updates = 0
         self._position = ResumePoint()
@@ -138,7 +143,7 @@ class Checkpoints:
         is_resumed = epoch == self._position.epoch and self._position.step > 0
         step = self._position.step if is_resumed else 0
         self._updates.begin(epoch, step)
-        if not self._step.has_batch and not self._feed.rows_in_step(0, epoch - 1)[self._communicator.rank]:
+        if not self._step.has_batch and not self._feed.rows_in_step(0, epoch - 1)[self._distribution.reader]:
             self._step.remember(self._earlier_batch(epoch, step))
         if is_resumed and self._position.meter:
             meter.load_state_dict(self._position.meter)
@@ -182,14 +187,18 @@ class Checkpoints:
         module = self._state.module
         own = {**own, "wants_to_stop": self._control.wants_to_stop}
         ranks = gather_rank_states(module, self._spec.losses, self._step.device, own, self._communicator)
-        if self._writer is None:
+        if self._writer is None and not self._distribution.is_divided:
             return
         given = where["step"] - self._updates.steps_before
         states = self._state.capture(
+            keep=self._writer is not None,
             history=[asdict(record) for record in history],
             feed=self._feed.state(given, where["epoch"] - 1),
             num_updates=self._num_updates,
+            layout=self._distribution.name,
         )
+        if self._writer is None:
+            return
         manifest = Manifest(
             **where,
             epochs=self._spec.epochs,
@@ -210,23 +219,26 @@ class Checkpoints:
         self._num_updates = fit["num_updates"]
         self._state.restore_optimizer(load_file(location, OPTIMIZER), fit)
         self._state.restore_parts(fit)
-        is_as_many = manifest.world_size == self._communicator.world_size
-        meter = self._restore_rank(load_file(location, RANKS), (epoch, step), is_as_many=is_as_many)
+        is_alike = (
+            manifest.world_size == self._communicator.world_size
+            and self._distribution.name == fit.get("layout", self._distribution.name)
+        )
+        meter = self._restore_rank(load_file(location, RANKS), (epoch, step), is_alike=is_alike)
         return ResumePoint(
             epoch, step, tuple(EpochRecord.from_dict(record) for record in fit["history"]), meter
         )
 
     def _restore_rank(
-        self, ranks: Sequence[bytes], position: tuple[int, int], *, is_as_many: bool
+        self, ranks: Sequence[bytes], position: tuple[int, int], *, is_alike: bool
     ) -> dict[str, Any]:
         """Give this rank what it had of its own, and return the state of its meter, if an epoch is under way."""
         rank, module = self._communicator.rank, self._state.module
-        states = [read_rank_state(state) for state in ([ranks[rank]] if is_as_many else ranks)]
+        states = [read_rank_state(state) for state in ([ranks[rank]] if is_alike else ranks)]
         own = states[0]  # as the model's, the buffers of losses are otherwise those of rank 0
         set_buffers(loss_buffers(self._spec.losses, module), own["loss_buffers"])
         self._control.wants_to_stop = any(state["wants_to_stop"] for state in states)
-        if not is_as_many:
-            seed_rank(self._spec.seed, rank, *position)
+        if not is_alike:
+            seed_rank(self._spec.seed, self._distribution.num_generator, *position)
             meters = [state.get("meter") for state in states]
             return join_meter_states([meter for meter in meters if meter], rank) if all(meters) else {}
         set_buffers(dict(module.named_buffers()), own["buffers"])
@@ -237,7 +249,7 @@ class Checkpoints:
     def _earlier_batch(self, epoch: int, step: int) -> Any:
         """The last batch with rows that this rank has had: it takes part with it in steps without any."""
         index, batch = self._feed.batch_before(epoch - 1, step)
-        position = StepPosition(self._communicator.rank, epoch, index + 1)
+        position = StepPosition(self._communicator.rank, epoch, index + 1, self._distribution.reader)
         with random_numbers_apart(self._step.device):
             return self._step.objective.prepare(batch, position=position)
 
@@ -251,7 +263,7 @@ class Choice:
 
     Attributes:
         name: of the checkpoint; None where the fit starts from the beginning.
-        num_ranks_at_start: with how many ranks the fit began, for which its rows are planned.
+        num_ranks_at_start: how many ranks read rows of their own when the fit began; for these the rows are planned.
         damaged: names of later checkpoints that cannot be read.
         identity: of the fit, on rank 0.
     """
@@ -269,7 +281,7 @@ def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicato
         CheckpointError: as :func:`choose_checkpoint`.
         StoreError: if the folder cannot be read.
     """
-    choice = Choice(None, communicator.world_size)
+    choice = Choice(None, num_readers(spec, communicator.world_size))
     if spec.checkpoints is None:
         return choice
     if communicator.rank == 0:
@@ -277,7 +289,7 @@ def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicato
         name, manifest, damaged = choose_checkpoint(
             CheckpointFolder(spec.checkpoints.url), identity, spec.epochs
         )
-        planned = spec.checkpoints.num_ranks or communicator.world_size
+        planned = num_readers(spec, spec.checkpoints.num_ranks or communicator.world_size)
         num_ranks = planned if manifest is None else manifest.num_ranks_at_start
         choice = Choice(name, num_ranks, damaged, identity)
     if communicator.world_size == 1:

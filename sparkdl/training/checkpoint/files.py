@@ -61,7 +61,8 @@ class Manifest:
         finished: whether nothing of the fit was left to do.
         epochs: of the whole fit.
         world_size: number of ranks.
-        num_ranks_at_start: with how many the fit began, for which its rows are planned on any number of ranks.
+        num_ranks_at_start: how many read rows of their own when the fit began; for these the rows are planned on any
+            number of ranks.
         identity: of the fit, see :mod:`sparkdl.training.checkpoint.identity`.
         files: size and SHA-256 of each file by name.
         format_version: in which it was written.

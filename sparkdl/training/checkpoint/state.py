@@ -34,28 +34,32 @@ if TYPE_CHECKING:
     from sparkdl.training.learning_rate import LearningRate
 
 
+_NOTHING = torch.empty(0)
+
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _MAPPINGS = (dict, OrderedDict, Counter)
 _SEQUENCES = (list, tuple, set)
 
 
-def copy_to_host(value: Any, name: str) -> Any:
-    """Return a copy on the CPU; tensors that are one tensor stay one.
+def copy_to_host(value: Any, name: str, *, keep: bool = True) -> Any:
+    """Return a copy on the CPU; tensors that are one tensor stay one. Collective for tensors that ranks share.
 
     Args:
         value: numbers, strings, tensors, and dicts, lists, tuples and sets of them.
         name: of what is copied, for the error.
+        keep: whether this rank wants the tensors; other ranks take part in gathering those of which they have a part.
 
     Raises:
         CheckpointError: if it holds something else; it says where.
     """
-    return _Copier().copy(value, name)
+    return _Copier(keep=keep).copy(value, name)
 
 
 class _Copier:
     """Remembers which tensors it has copied."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep: bool) -> None:
+        self._keep = keep
         self._copies: dict[tuple[Any, ...], Tensor] = {}
 
     def copy(self, value: Any, name: str) -> Any:
@@ -78,6 +82,11 @@ class _Copier:
 
     def _copy_tensor(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
+        if is_part(tensor):
+            whole = tensor.full_tensor()  # type: ignore[attr-defined]  # of a DTensor
+            return whole.to("cpu", copy=True) if self._keep else _NOTHING
+        if not self._keep:
+            return _NOTHING
         if tensor.layout != torch.strided:
             return tensor.to("cpu", copy=True)
         key = (
@@ -125,18 +134,19 @@ class FitState:
         assert name not in self._parts, f"there is a part {name} already"
         self._parts[name] = part
 
-    def capture(self, **others: Any) -> dict[str, Any]:
-        """Return copies in host memory by the names of files.
+    def capture(self, *, keep: bool = True, **others: Any) -> dict[str, Any]:
+        """Return copies in host memory by the names of files. Collective where ranks have parts of the module.
 
         Args:
+            keep: whether this rank wants the copies.
             others: what else goes into the file of the fit.
 
         Raises:
             CheckpointError: if a part holds what no checkpoint can.
         """
         return {
-            MODEL: copy_to_host(module_state(self.module), "the model's state"),
-            OPTIMIZER: copy_to_host(self._optimizer.state_dict(), "the optimizer's state"),
+            MODEL: copy_to_host(module_state(self.module), "the model's state", keep=keep),
+            OPTIMIZER: copy_to_host(self._optimizer.state_dict(), "the optimizer's state", keep=keep),
             FIT: copy_to_host(
                 {
                     "learning_rate": self._learning_rate.state_dict(),
@@ -144,6 +154,7 @@ class FitState:
                     **others,
                 },
                 "the state of the fit",
+                keep=keep,
             ),
         }
 
@@ -154,7 +165,7 @@ class FitState:
             state: of the optimizer.
             fit: what the file of the fit holds.
         """
-        load_optimizer_state(self._optimizer, state)
+        load_optimizer_state(self._optimizer, _with_parts(self._optimizer, state))
         self._learning_rate.load_state_dict(fit["learning_rate"])
 
     def restore_parts(self, fit: Mapping[str, Any]) -> None:
@@ -172,8 +183,39 @@ def module_state(module: nn.Module) -> dict[str, Any]:
 
 def load_module_state(module: nn.Module, state: Mapping[str, Any]) -> None:
     """Give a module what :func:`module_state` returned, in place."""
-    module.load_state_dict(state["state"])
+    own = module.state_dict()
+    module.load_state_dict({name: part_of(value, own.get(name)) for name, value in state["state"].items()})
     set_buffers(_other_buffers(module, state["state"]), state["buffers"])
+
+
+def is_part(value: object) -> bool:
+    """Whether a tensor is a DTensor, of which each rank has a part."""
+    return hasattr(value, "full_tensor")
+
+
+def part_of(value: Any, like: Any) -> Any:
+    """Return this rank's part of a whole tensor where ``like`` is one; anything else as it is."""
+    if not is_part(like) or is_part(value):
+        return value
+    from sparkdl.parallel.sharding import part_like  # on ranks only: the driver does without parallelism
+
+    return part_like(value, like)
+
+
+def _with_parts(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer's state in which whole tensors of the shape of their parameter are placed as it is."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    placed = dict(state["state"])
+    for number, parameter in zip(numbers, parameters, strict=False):
+        if number in placed and is_part(parameter):
+            placed[number] = {
+                name: part_of(value, parameter)
+                if isinstance(value, Tensor) and value.shape == parameter.shape
+                else value
+                for name, value in placed[number].items()
+            }
+    return {**state, "state": placed}
 
 
 def set_buffers(buffers: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

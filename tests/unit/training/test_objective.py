@@ -17,7 +17,12 @@ from sparkdl.training.update import Precision
 from tests.training.training_scenes import make_spec
 
 CPU = torch.device("cpu")
-PLACES = [StepPosition(0, 1, 1), StepPosition(1, 1, 1), StepPosition(0, 2, 1), StepPosition(0, 1, 2)]
+PLACES = [
+    StepPosition(0, 1, 1, 0),
+    StepPosition(1, 1, 1, 1),
+    StepPosition(0, 2, 1, 0),
+    StepPosition(0, 1, 2, 0),
+]
 
 
 def draw() -> list[float]:
@@ -62,7 +67,7 @@ def test_random_numbers_of_augment_depend_on_seed_and_position_alone():
 def test_augment_gets_batches_of_training_alone_each_with_its_position():
     objective = make_objective(augment=put_draws)
     batches = (make_batch() for _ in range(2))
-    found = [batch["x"][0, :3].tolist() for batch in objective.prepare_all(batches, StepPosition(0, 1, 1))]
+    found = [batch["x"][0, :3].tolist() for batch in objective.prepare_all(batches, StepPosition(0, 1, 1, 0))]
     assert found == [
         objective.prepare(make_batch(), position=place)["x"][0, :3].tolist()
         for place in (PLACES[0], PLACES[3])
@@ -79,7 +84,7 @@ def test_unknown_label_of_the_validation_is_reported_with_its_batch():
         device=CPU,
     )
     batches = (make_batch() | {"y": np.array([0, last])} for last in (0, 1))
-    prepared = objective.prepare_all(batches, StepPosition(2, 3, 1), of_validation=True)
+    prepared = objective.prepare_all(batches, StepPosition(2, 3, 1, 2), of_validation=True)
     next(prepared)
     message = (
         "In epoch 3, step 2 of the validation on rank 2: Column 'y' holds 1, which is none of the 1 classes"

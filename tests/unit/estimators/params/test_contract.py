@@ -20,6 +20,7 @@ from sparkdl.data import Store
 from sparkdl.errors import DataError, ParamError, ParamTypeError, SavedModelError, SparkdlError
 from sparkdl.estimators import Callback, TorchEstimator
 from sparkdl.estimators.params.base import OneOf
+from sparkdl.parallel import Parallelism
 from tests.unit.estimators.public_classes import ESTIMATORS, MODELS
 
 CLASSES = {**ESTIMATORS, **MODELS}
@@ -30,6 +31,7 @@ OTHER_VALUES = {
     "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.5),
     "scheduler": lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, 2 * steps),
     "store": "/some/store",
+    "parallelism": {"shard": 2, "recompute": True},
     "passFeaturesBy": "name",
     "labels": ["yes", "no"],
     "lossWeights": [2.0, 0.5],
@@ -45,6 +47,7 @@ OTHER_VALUES = {
 
 OBJECTS = frozenset(OTHER_VALUES) - {
     "store",
+    "parallelism",
     "labels",
     "hiddenSizes",
     "imageSize",
@@ -82,9 +85,11 @@ def accessor(instance, kind, param):
 
 
 def shown(value):
-    """A Store's getter makes an object of the URL, and one of several objects a tuple."""
+    """A Store's getter makes an object of the URL, that of parallelism one of a dict, and one of several a tuple."""
     if isinstance(value, Store):
         return value.url
+    if isinstance(value, Parallelism):
+        return {"shard": value.shard, "recompute": value.recompute}
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -1,0 +1,201 @@
+"""Fits whose ranks share the module: weights and history are those of replicas on as many ranks as read rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparkdl.data import Column, scan_dataset
+from sparkdl.model.heads import Head, LabelColumn
+from sparkdl.networks.decoder import Decoder, DecoderSizes
+from sparkdl.parallel import Parallelism
+from sparkdl.training.spec import CheckpointPlan, Goal, TrainingSpec
+from tests.run_ranks import run_ranks
+from tests.training.signatures import make_inputs
+from tests.training.test_validation import with_split
+from tests.training.training_scenes import make_model, make_spec, train_all, write_dataset
+
+NUM_ROWS = 45  # of which some are for validation; the last step is uneven
+TOLERANCE = 1e-5  # float32, sums in another order
+
+PARTS = {
+    "shard": Parallelism(shard=4),
+    "hybrid": Parallelism(data=2, shard=2),
+    "tensor": Parallelism(tensor=2),
+    "shard x tensor": Parallelism(shard=2, tensor=2, recompute=True),
+    "whole gradients": Parallelism(shard=4, sharding_stage=1),
+}
+adamw = partial(torch.optim.AdamW, lr=0.05, eps=1e-3)
+CHANGES: dict[str, dict[str, Any]] = {
+    "plain": {"batch_size": 4},
+    "accumulated, clipped and weighted": {
+        "accumulated_batches": 2,
+        "max_grad_norm": 0.1,
+        "weight": "w",
+        "batch_size": 3,
+    },
+    "best epoch": {"best": Goal(metric="val_loss"), "epochs": 4, "optimizer": partial(adamw, lr=0.5)},
+}
+
+
+def with_plan(model: nn.Sequential) -> nn.Module:
+    model.tensor_plan = {"0": "colwise", "2": "rowwise"}
+    return model
+
+
+def is_right(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.argmax(dim=1) == labels
+
+
+def fits() -> dict[str, TrainingSpec]:
+    return {
+        name: make_spec(
+            model=with_plan(make_model()), metrics={"right": is_right}, **{"optimizer": adamw, **changes}
+        )
+        for name, changes in CHANGES.items()
+    }
+
+
+def readers_of(parallelism: Parallelism) -> int:
+    sizes = parallelism.resolve(4)
+    return sizes.data * sizes.shard
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("rows"), NUM_ROWS)
+
+
+@pytest.fixture(scope="module")
+def replicas(rows):
+    """What replicas on two and on four ranks have after each fit."""
+    cases = [(with_split(spec, rows, 0.2), rows) for spec in fits().values()]
+    return {ranks: dict(zip(fits(), run_ranks(ranks, train_all, cases)[0], strict=True)) for ranks in (2, 4)}
+
+
+@pytest.fixture(scope="module")
+def parts(rows):
+    cases = [
+        (dataclasses.replace(with_split(spec, rows, 0.2), parallelism=parallelism), rows)
+        for parallelism in PARTS.values()
+        for spec in fits().values()
+    ]
+    outcomes = run_ranks(4, train_all, cases, timeout_s=160)
+    names = [(parts, fit) for parts in PARTS for fit in fits()]
+    assert not any(outcome.weights for rank in outcomes[1:] for outcome in rank)
+    return dict(zip(names, outcomes[0], strict=True))
+
+
+@pytest.mark.parametrize("fit", CHANGES)
+@pytest.mark.parametrize("name", PARTS)
+def test_ranks_with_parts_compute_what_replicas_do(parts, replicas, name, fit):
+    found, expected = parts[name, fit], replicas[readers_of(PARTS[name])][fit]
+    assert found.weights.keys() == expected.weights.keys()
+    for key, value in found.weights.items():
+        np.testing.assert_allclose(value, expected.weights[key], rtol=TOLERANCE, atol=TOLERANCE, err_msg=key)
+    for one, other in zip(found.history, expected.history, strict=True):
+        assert one.rows == other.rows
+        assert one.loss == pytest.approx(other.loss, rel=TOLERANCE)
+        assert one.metrics == pytest.approx(other.metrics, rel=TOLERANCE)
+    assert found.model_epoch == expected.model_epoch
+
+
+def next_token_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), labels.flatten())
+
+
+def small_decoder() -> Decoder:
+    torch.manual_seed(3)
+    return Decoder(DecoderSizes(vocabulary=32, width=16, layers=2, heads=2))
+
+
+def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path):
+    rng = np.random.default_rng(0)
+    tokens = (np.arange(17) * rng.integers(1, 4, size=(21, 1)) + rng.integers(0, 32, size=(21, 1))) % 32
+
+    def column(values):
+        return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1).astype(np.int64)), 16)
+
+    table = pa.table({"x": column(tokens[:, :-1]), "y": column(tokens[:, 1:])})
+    pq.write_table(table, tmp_path / "part-0.parquet", row_group_size=5)
+    dataset = scan_dataset(str(tmp_path))
+    spec = dataclasses.replace(
+        make_spec(model=small_decoder(), batch_size=4, optimizer=adamw),
+        inputs=make_inputs("x", x=Column(name="x", dtype="int64", shape=(16,)), dtypes=("int64",)),
+        heads=(Head(label=LabelColumn(name="y", dtype="int64", shape=(16,)), loss=next_token_loss),),
+    )
+    layouts = [
+        Parallelism(shard=2, context=2),
+        Parallelism(data=2, tensor=2, sequence=True),
+        Parallelism(data=1, tensor=2, context=2),
+        Parallelism(context=2, data=2, attention="all-to-all"),
+    ]
+    cases = [
+        (dataclasses.replace(spec, model=small_decoder(), parallelism=each), dataset) for each in layouts
+    ]
+    (found, *_) = run_ranks(4, train_all, cases, timeout_s=120)
+    expected = {ranks: run_ranks(ranks, train_all, [(spec, dataset)])[0][0] for ranks in (1, 2)}
+    for layout, outcome in zip(layouts, found, strict=True):
+        other = expected[readers_of(layout)]
+        assert outcome.history[-1].loss == pytest.approx(other.history[-1].loss, rel=TOLERANCE), layout
+        for key, value in outcome.weights.items():
+            np.testing.assert_allclose(
+                value, other.weights[key], rtol=1e-4, atol=1e-5, err_msg=f"{layout} {key}"
+            )
+
+
+@pytest.mark.parametrize("all_pairs", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
+    """From the middle of an epoch; the optimizer, the metrics and the best weights so far are continued too.
+
+    Each layout from one other and into one other; every pair of them where that may take a minute.
+    """
+    spec = dataclasses.replace(
+        with_split(fits()["best epoch"], rows, 0.2), batch_size=2, metrics={"right": is_right}
+    )
+
+    def case(parallelism: Parallelism | None, folder: str, **changes: Any) -> tuple[TrainingSpec, Any]:
+        plan = CheckpointPlan(url=str(tmp_path / folder), every_updates=2, num_kept=100)
+        model = with_plan(make_model())
+        return dataclasses.replace(
+            spec, model=model, parallelism=parallelism, checkpoints=plan, **changes
+        ), rows
+
+    layouts = [None, PARTS["shard"], PARTS["hybrid"], PARTS["tensor"], PARTS["shard x tensor"]]
+    whole = run_ranks(
+        4, train_all, [case(each, f"{number}") for number, each in enumerate(layouts)], timeout_s=120
+    )[0]
+    pairs = [
+        (one, other)
+        for one, _ in enumerate(layouts)
+        for other, _ in enumerate(layouts)
+        if all_pairs or other == (one + 1) % len(layouts)
+    ]
+    resumed = []
+    for number, other in pairs:
+        names = sorted(each.name for each in (tmp_path / f"{number}").glob("epoch-00003-step-00000002-*"))
+        folder = f"{number} to {other}"
+        shutil.copytree(tmp_path / f"{number}" / names[0], tmp_path / folder / names[0])
+        resumed.append(case(layouts[other], folder))
+    outcomes = run_ranks(4, train_all, resumed, timeout_s=160)[0]
+    for (number, other), found in zip(pairs, outcomes, strict=True):
+        expected, where = whole[number], f"{layouts[number]} to {layouts[other]}"
+        assert [each.epoch for each in found.history] == [1, 2, 3, 4]
+        assert found.model_epoch == expected.model_epoch, where
+        for one, another in zip(found.history, expected.history, strict=True):
+            assert one.rows == another.rows, where
+            assert one.loss == pytest.approx(another.loss, rel=TOLERANCE), where
+            assert one.metrics == pytest.approx(another.metrics, rel=TOLERANCE), where
+        for key, value in found.weights.items():
+            np.testing.assert_allclose(
+                value, expected.weights[key], rtol=TOLERANCE, atol=TOLERANCE, err_msg=where
+            )

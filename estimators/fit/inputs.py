@@ -263,6 +263,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     _check_precision(params)
     heads = with_classes(found.heads, found.num_classes, dataset, named)
     check_indexed_features(inputs, heads)
+    _check_parallelism(params)
     spec = replace(_make_spec(params, found, heads), training_rows=training, validation_rows=validation)
     gradients = try_step(spec, dataset) or found.gradients
     _check_sparse(params, gradients)
@@ -307,6 +308,26 @@ def _check_precision(params: _TorchEstimatorParams) -> None:
         raise ParamError(
             f"Param precision is {precision}, which needs weights of float32; the model has "
             f"{', '.join(sorted(others))}. Call model.float(), or leave precision at 'float32'."
+        )
+
+
+def _check_parallelism(params: _TorchEstimatorParams) -> None:
+    parallelism = params.getParallelism()
+    if parallelism is None:
+        return
+    from sparkdl.parallel.parallelize import check_parts  # with torch's device meshes, which few fits need
+
+    sizes = parallelism.resolve(params.getNumWorkers())
+    check_parts(params.getModel(), sizes)
+    if params.getPrecision() == "float16" and sizes.data != params.getNumWorkers():
+        raise ParamError(
+            "Param precision is 'float16', whose gradients parts of a model do not scale alike. Use 'bfloat16' with "
+            "parallelism."
+        )
+    if params.getSyncBatchNorm() and sizes.tensor * sizes.context > 1:
+        raise ParamError(
+            "Param syncBatchNorm would count rows twice where ranks of tensor or context parallelism have the same "
+            "ones. Leave it out, or use shard alone."
         )
 
 

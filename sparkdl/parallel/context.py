@@ -169,6 +169,22 @@ class _Replaced:
 _NAMES_OF_POSITIONS = ("positions", "position_ids")
 
 
+def name_of_positions(module: nn.Module) -> str:
+    """The argument by which a module takes the numbers of positions.
+
+    Raises:
+        ParamError: if there is none.
+    """
+    taken = inspect.signature(module.forward).parameters
+    for name in _NAMES_OF_POSITIONS:
+        if name in taken:
+            return name
+    raise ParamError(
+        f"{type(module).__name__}.forward takes neither {' nor '.join(_NAMES_OF_POSITIONS)}, so ranks cannot share its "
+        "sequences: each would count positions from 0. Give it such an argument, or use no context parallelism."
+    )
+
+
 class WholeSequences(nn.Module):
     """Calls a module of :func:`share_sequences` with whole sequences and returns whole outputs, with gradients.
 
@@ -187,14 +203,7 @@ class WholeSequences(nn.Module):
     def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
         super().__init__()
         self.module, self._group = module, group
-        taken = inspect.signature(module.forward).parameters
-        self._positions = next((name for name in _NAMES_OF_POSITIONS if name in taken), None)
-        if self._positions is None:
-            raise ParamError(
-                f"{type(module).__name__}.forward takes neither {' nor '.join(_NAMES_OF_POSITIONS)}, so ranks cannot "
-                "share its sequences: each would count positions from 0. Give it such an argument, or use no context "
-                "parallelism."
-            )
+        self._positions = name_of_positions(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns, each tensor with whole sequences in its second dimension."""
@@ -205,7 +214,6 @@ class WholeSequences(nn.Module):
             )
         (length,) = lengths
         device = next(each.device for each in (*args, *kwargs.values()) if _is_sequence(each))
-        assert self._positions is not None, "checked when this was made"
         numbers = sequence.positions(length, self._group, device)
         if self._positions == "position_ids":
             numbers = numbers[None]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.context import WholeSequences, share_sequences
+from sparkdl.parallel.context import WholeSequences, name_of_positions, share_sequences
 from sparkdl.parallel.sharding import blocks_of, recompute_activations, shard
-from sparkdl.parallel.tensor import divide
+from sparkdl.parallel.tensor import divide, divided_layers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
-    from sparkdl.parallel.parallelism import RankLayout
+    from sparkdl.parallel.parallelism import Parallelism, RankLayout
 
 
 def parallelize(
@@ -57,3 +57,24 @@ def parallelize(
     if layout.size("data", "shard", "context") > 1:
         shard(module, layout, stage=sizes.sharding_stage, blocks=blocks)
     return called
+
+
+def check_parts(module: nn.Module, sizes: Parallelism) -> None:
+    """Check that :func:`parallelize` can divide a module with whole outputs; needs no process group.
+
+    Args:
+        module: as it is before.
+        sizes: resolved.
+
+    Raises:
+        ParamError: if it cannot; the message says what would fit.
+    """
+    if sizes.pipeline > 1:
+        raise ParamError(
+            "Param parallelism: an estimator does not cut modules into pipeline stages. Use shard, tensor and context, "
+            "or a Runner with sparkdl.parallel.cut and Pipeline."
+        )
+    if sizes.tensor > 1:
+        divided_layers(module, sizes.tensor)
+    if sizes.context > 1:
+        name_of_positions(module)

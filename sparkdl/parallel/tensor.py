@@ -109,14 +109,9 @@ def divide(
         ParamError: if the plan names modules that do not exist, a style is unknown or of another kind of layer, or
             sizes cannot be divided by the number of ranks. Nothing is changed then.
     """
-    plan = dict(plan) if plan is not None else tensor_plan_of(module)
-    divided = {name: (layer, style) for name, layer, style in _matches(module, plan)}
+    divided = divided_layers(module, mesh.size(), plan)
     if whole_outputs:
         divided = dict(_with_whole_outputs(divided))
-    size = mesh.size()
-    for name, (layer, style) in divided.items():
-        _check(name, layer, style, size)
-    _check_heads(module, divided, size)
     blocks = _blocks_of(module, divided) if sequence else None
     group = mesh.get_group()
     tied = _tied_parameters(module)
@@ -139,6 +134,22 @@ def divide(
     if blocks is not None:
         _divide_sequences(module.get_submodule(blocks), group)
     return module
+
+
+def divided_layers(
+    module: nn.Module, size: int, plan: Mapping[str, str] | None = None
+) -> dict[str, tuple[nn.Module, str]]:
+    """The layers that :func:`divide` divides among so many ranks, by name, each with its style.
+
+    Raises:
+        ParamError: if they cannot be divided so.
+    """
+    plan = dict(plan) if plan is not None else tensor_plan_of(module)
+    divided = {name: (layer, style) for name, layer, style in _matches(module, plan)}
+    for name, (layer, style) in divided.items():
+        _check(name, layer, style, size)
+    _check_heads(module, divided, size)
+    return divided
 
 
 def _matches(module: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, nn.Module, str]]:

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sparkdl.errors import ParamError
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.torch import DataParallel, init_process_group, synchronized_batch_norms
 from sparkdl.training.objective import StepModule
@@ -118,7 +117,6 @@ class Parts(Replicas):
     def __init__(self, layout: RankLayout, spec: TrainingSpec, device: torch.device) -> None:
         from sparkdl.parallel import parallelize
 
-        _check(layout, spec)
         self._layout = layout
         self.name = repr(layout)
         self._structure, self._others = _take_apart(spec.model)
@@ -199,21 +197,3 @@ def _take_apart(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
     structure, tensors = split_module(module)
     names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     return structure, {name: tensor.clone() for name, tensor in tensors.items() if name not in names}
-
-
-def _check(layout: RankLayout, spec: TrainingSpec) -> None:
-    if layout.size("pipeline") > 1:
-        raise ParamError(
-            "Param parallelism: an estimator does not cut modules into pipeline stages. Use shard, tensor and context, "
-            "or a Runner with sparkdl.parallel.cut and Pipeline."
-        )
-    if spec.precision == "float16":
-        raise ParamError(
-            "Param precision is 'float16', whose gradients parts of a module do not scale alike. Use 'bfloat16' with "
-            "parallelism."
-        )
-    if spec.sync_batch_norm and layout.size("tensor", "context") > 1:
-        raise ParamError(
-            "Param syncBatchNorm would count rows twice where ranks of tensor or context parallelism have the same "
-            "ones. Leave it out, or use shard alone."
-        )

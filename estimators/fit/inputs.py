@@ -303,6 +303,11 @@ def _try_scheduler(params: _TorchEstimatorParams, found: ProbeResult, num_rows: 
 
 def _check_precision(params: _TorchEstimatorParams) -> None:
     precision = params.getPrecision()
+    if precision == "float8" and not params.getGpusPerWorker():
+        raise ParamError(
+            "Param precision is 'float8', which CPUs do not have: it takes GPUs of compute capability 8.9 or newer. "
+            "Set gpusPerWorker to 1, or use 'bfloat16'."
+        )
     others = {dtype_name(parameter.dtype) for parameter in params.getModel().parameters()} - {"float32"}
     if precision != "float32" and others:
         raise ParamError(

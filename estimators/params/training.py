@@ -249,10 +249,11 @@ class HasTraining(HasSeed):
     )
     precision, getPrecision, setPrecision = param(
         one_of(*PRECISIONS),
-        "precision of the model's computations, by torch's autocast: float32, bfloat16 or float16",
+        "precision of the model's computations, by torch's autocast: float32, bfloat16, float16 or float8",
         default="float32",
         field="precision",
-        more="Losses are scaled with float16. Weights keep their dtype.",
+        more="Losses are scaled with float16. Weights keep their dtype. float8 takes torchao and a GPU that has it, "
+        "and is for linear layers alone; all else computes in bfloat16.",
     )
     syncBatchNorm, getSyncBatchNorm, setSyncBatchNorm = param(
         TypeConverters.toBoolean,

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.torch import DataParallel, init_process_group, synchronized_batch_norms
 from sparkdl.training.objective import StepModule
+from sparkdl.training.update import use_float8
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -57,6 +58,10 @@ class Replicas:
         self, spec: TrainingSpec, communicator: Communicator, device: torch.device, resources: ExitStack
     ) -> None:
         self.module = spec.model.to(device).train()
+        self._before: tuple[bytes, dict[str, Tensor]] | None = None
+        if spec.precision == "float8":
+            self._before = _take_apart(self.module)
+            use_float8(self.module, device)
         self.reader = self.num_generator = communicator.rank
         self.num_readers = self.num_averaged = communicator.world_size
         self.name = f"{communicator.world_size} replicas"
@@ -100,7 +105,14 @@ class Replicas:
 
     def whole_module(self) -> nn.Module | None:
         """The trained module on CPU, in ``eval()`` mode."""
-        return self.module.to("cpu").eval()
+        module = self.module.to("cpu")
+        if self._before is not None:  # without the layers of float8
+            structure, others = self._before
+            tensors = dict((*module.named_parameters(), *module.named_buffers()))
+            module = join_module(
+                structure, {**others, **{name: each.detach() for name, each in tensors.items()}}
+            )
+        return module.eval()
 
 
 class Parts(Replicas):
@@ -121,6 +133,8 @@ class Parts(Replicas):
         self.name = repr(layout)
         self._structure, self._others = _take_apart(spec.model)
         self.module = spec.model.train()
+        if spec.precision == "float8":
+            use_float8(self.module, device)
         # FSDP2 moves the module to a GPU block by block, so that it never lies there whole.
         self.evaluated = parallelize(self.module, layout, whole_outputs=True)
         self.module.to(device)

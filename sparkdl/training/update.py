@@ -184,7 +184,40 @@ class WeightUpdate:
         self._parameters_by_layer = []
 
 
-PRECISIONS = ("float32", "bfloat16", "float16")
+PRECISIONS = ("float32", "bfloat16", "float16", "float8")
+_FLOAT8_CAPABILITY = (8, 9)
+"""Of the first GPUs that multiply matrices of float8."""
+
+
+def use_float8(module: nn.Module, device: torch.device) -> None:
+    """Have the linear layers of a module compute in float8, by torchao, in place; all else computes in bfloat16.
+
+    Layers whose sizes are no multiples of 16 stay as they are: the GPU takes no others.
+
+    Raises:
+        ParamError: if the device has no float8, or torchao is not installed.
+    """
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if capability is None or capability < _FLOAT8_CAPABILITY:
+        what = (
+            "a CPU" if capability is None else f"a GPU of compute capability {capability[0]}.{capability[1]}"
+        )
+        raise ParamError(
+            f"Param precision is 'float8', which {what} does not have: it takes a GPU of compute capability 8.9, such "
+            "as an H100, or a newer one. Use 'bfloat16'."
+        )
+    try:
+        from torchao.float8 import convert_to_float8_training
+    except ImportError as error:
+        raise ParamError(
+            f"Param precision is 'float8', which needs torchao on the executors: {error}. Run pip install torchao."
+        ) from error
+    convert_to_float8_training(module, module_filter_fn=_takes_float8)
+
+
+def _takes_float8(layer: nn.Module, name: str) -> bool:
+    del name
+    return isinstance(layer, nn.Linear) and layer.in_features % 16 == 0 and layer.out_features % 16 == 0
 
 
 class Precision:
@@ -199,9 +232,7 @@ class Precision:
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
-        self._dtype = (
-            None if name == "float32" else {"bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-        )
+        self._dtype = None if name == "float32" else torch.float16 if name == "float16" else torch.bfloat16
         self._device = device
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "float16")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
 from sparkdl.errors import RankError
 from tests.gpu.gpu_scenes import NotFiniteFromStep, needs_gpu, needs_two_gpus
@@ -97,3 +99,26 @@ def test_a_fit_that_goes_on_from_any_checkpoint_ends_with_the_same_bits(tmp_path
     assert len(resumed) >= 2
     for outcome in resumed.values():
         assert_same_fit(whole, outcome)
+
+
+@needs_two_gpus
+def test_shards_on_gpus_learn_what_one_process_learns(tmp_path: Path) -> None:
+    from sparkdl.parallel import Parallelism
+
+    dataset = write_dataset(tmp_path, 37)
+    spec = make_spec(device="cuda")
+    expected = train_in_one_process(copy.deepcopy(spec), dataset, world_size=2)
+    divided = dataclasses.replace(spec, parallelism=Parallelism(shard=2))
+    outcomes = run_ranks(2, train_all, [(divided, dataset)], timeout_s=120)
+    assert_same_weights(outcomes[0][0].weights, expected)
+
+
+def test_float8_trains_and_leaves_a_plain_module(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    dataset = write_dataset(tmp_path, 37)
+    model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3))
+    spec = make_spec(model=model, device="cuda", precision="float8")
+    names = list(model.state_dict())
+    ((outcome,),) = run_ranks(1, train_all, [(spec, dataset)], timeout_s=120)
+    assert list(outcome.weights) == names
+    assert outcome.history[-1].loss < outcome.history[0].loss

@@ -129,6 +129,10 @@ REFUSED = {
         {"optimizer": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1)},
         "Param optimizer makes LBFGS, which cannot step by gradients alone: .*closure",
     ),
+    "float8 without a GPU": (
+        {"precision": "float8"},
+        "Param precision is 'float8', which CPUs do not have",
+    ),
     "weights of another precision": (
         {"model": make_model().double(), "precision": "bfloat16"},
         "Param precision is bfloat16, which needs weights of float32; the model has float64",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
@@ -111,22 +112,62 @@ def read_weights(file: IO[bytes]) -> dict[str, Tensor]:
     Raises:
         SavedModelError: if it ends too early, or is another kind of file.
     """
-    size = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-    try:
-        header = json.loads(file.read(size))
-        kinds = {
-            name: (entry["data_offsets"], _DTYPES[entry["dtype"]], entry["shape"])
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
-    except (ValueError, KeyError, TypeError) as error:
-        raise SavedModelError(f"This is no file of weights: {type(error).__name__}: {error}") from error
     tensors: dict[str, Tensor] = {}
-    for name, (_, dtype, shape) in sorted(kinds.items(), key=lambda item: item[1][0]):
-        tensor = torch.empty(shape, dtype=dtype)
+    for name, stored in read_header(file).items():
+        tensor = torch.empty(stored.shape, dtype=stored.dtype)
         _fill(memoryview(_bytes_of(tensor)), file, name)
         tensors[name] = tensor
     return tensors
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies in a file of weights.
+
+    Attributes:
+        begin: the number of its first byte in the file.
+        dtype: of its elements.
+        shape: of the tensor.
+    """
+
+    begin: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def read_header(file: IO[bytes]) -> dict[str, StoredTensor]:
+    """Return where the tensors of a file lie, in their order; leaves the file at the first one.
+
+    Raises:
+        SavedModelError: if it is another kind of file.
+    """
+    size = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    try:
+        header = json.loads(file.read(size))
+        stored = {
+            name: StoredTensor(
+                _LENGTH_BYTES + size + entry["data_offsets"][0],
+                _DTYPES[entry["dtype"]],
+                tuple(entry["shape"]),
+            )
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise SavedModelError(f"This is no file of weights: {type(error).__name__}: {error}") from error
+    return dict(sorted(stored.items(), key=lambda item: item[1].begin))
+
+
+def read_rows(file: IO[bytes], stored: StoredTensor, first: int, count: int) -> Tensor:
+    """Return some rows, along the first dimension, of a tensor in a file that can be read at any place.
+
+    Raises:
+        SavedModelError: if the file ends too early.
+    """
+    tensor = torch.empty((count, *stored.shape[1:]), dtype=stored.dtype)
+    file.seek(stored.begin + first * math.prod(stored.shape[1:]) * stored.dtype.itemsize)
+    _fill(memoryview(_bytes_of(tensor)), file, "a tensor")
+    return tensor
 
 
 def map_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:

@@ -19,6 +19,8 @@ from sparkdl.model.weights_file import (
     _DTYPES,
     map_weights,
     num_bytes,
+    read_header,
+    read_rows,
     read_weights,
     write_weights,
 )
@@ -55,6 +57,18 @@ def test_what_is_written_comes_back_and_is_read_by_safetensors_too(tensors: dict
     assert described == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     assert_equal(safetensors.torch.load(content), tensors)
     assert_equal(read_weights(io.BytesIO(content)), tensors)
+
+
+def test_rows_are_read_where_they_lie() -> None:
+    tensors = {"wide": torch.arange(24.0).view(6, 4), "odd": torch.arange(7, dtype=torch.uint8)}
+    file = io.BytesIO()
+    write_weights(tensors, file)
+    file.seek(0)
+    header = read_header(file)
+    assert torch.equal(read_rows(file, header["wide"], 2, 3), tensors["wide"][2:5])
+    assert torch.equal(read_rows(file, header["odd"], 6, 1), tensors["odd"][6:])
+    with pytest.raises(SavedModelError, match="too early"):
+        read_rows(file, header["odd"], 6, 2 * _CHUNK_BYTES)
 
 
 def test_a_column_of_one_row_is_written_whatever_its_stride() -> None:

@@ -4,12 +4,13 @@ Runs on the *rank*, over an initialized ``torch.distributed``, and knows neither
 :mod:`~sparkdl.parallel.parallelism` first: :class:`Parallelism` places the kinds of parallelism on the ranks. A model
 is then prepared in this order: :func:`cut` into pipeline stages, :func:`divide` layers (tensor),
 :func:`share_sequences` (context), :func:`recompute_activations`, :func:`shard`. :func:`parallelize` does all but the
-first.
+first. :class:`ShardedCheckpoints` saves and loads the result.
 """
 
 from __future__ import annotations
 
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention
+from sparkdl.parallel.checkpoint import ShardedCheckpoints
 from sparkdl.parallel.context import WholeSequences, share_sequences
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.parallelize import parallelize
@@ -29,6 +30,7 @@ __all__ = [
     "Parallelism",
     "Pipeline",
     "RankLayout",
+    "ShardedCheckpoints",
     "WholeSequences",
     "accumulated",
     "all_to_all_attention",

@@ -96,6 +96,11 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         return self._communicator
 
     @property
+    def timeout_s(self) -> float:
+        """The deadline of collectives that name none."""
+        return self._timeout_s
+
+    @property
     def failure(self) -> Exception | None:
         """The first error that an asynchronous operation of this group had."""
         own = self._completer.failure or self._message_completer.failure

@@ -186,6 +186,24 @@ def check_all_ranks_write_and_no_tensor_is_written_twice() -> None:
     )
 
 
+def check_replicas_of_shards_shared_sequences_and_sharded_stages_save_the_whole_model() -> None:
+    for sizes in (
+        Parallelism(data=2, shard=2),
+        Parallelism(shard=2, context=2),
+        Parallelism(shard=2, pipeline=2),
+    ):
+        layout, folder = sizes.lay_out(), new_folder()
+        stages = (
+            cut(untied(), layout.group("pipeline"), schedule="1f1b") if sizes.pipeline > 1 else [untied()]
+        )
+        with ShardedCheckpoints(folder, layout) as checkpoints:
+            checkpoints.save(1, [shard(stage, layout) for stage in stages])
+        loaded = untied().apply(fill)
+        with ShardedCheckpoints(folder, layout_of("plain")) as checkpoints:
+            checkpoints.load(loaded)
+        torch.testing.assert_close(dict(loaded.state_dict()), dict(untied().state_dict()), rtol=0.0, atol=0.0)
+
+
 def check_the_same_layout_continues_to_the_bit() -> None:
     layout = layout_of("FSDP2")
 

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import sparkdl.horovod.torch as hvd
+from sparkdl.parallel import Parallelism, ShardedCheckpoints, divide, shard
 from sparkdl.runner import TrainingState
 
 NUM_EPOCHS = 5
@@ -112,6 +113,26 @@ def train_sharded(marker: str | None, mesh_name: str = "ranks") -> dict[str, Any
         "began_with": began_with,
         "weight": torch.cat([*weights, *moments, *means]).detach(),
     }
+
+
+def train_in_layout(folder: str, marker: str | None, **sizes: int) -> dict[str, Any]:
+    """The same with checkpoints that any layout of the ranks can load."""
+    layout = Parallelism(**sizes).lay_out()
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+    if layout.size("tensor") > 1:
+        divide(model, layout.mesh["tensor"], {"0": "colwise", "2": "rowwise"})
+    shard(model, layout)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    with ShardedCheckpoints(folder, layout) as checkpoints:
+        began_with = (checkpoints.load(model, optimizer) or {"epoch": 0})["epoch"]
+        for epoch in range(began_with, NUM_EPOCHS):
+            make_gradients(model, 10 * epoch + layout.row_reader[0])
+            die_once(marker, epoch)
+            optimizer.step()
+            checkpoints.save(epoch + 1, model, optimizer, state={"epoch": epoch + 1})
+    weights = [parameter.full_tensor().flatten().detach() for parameter in model.parameters()]
+    return {"began_with": began_with, "weight": torch.cat(weights)}
 
 
 def keep_fsdp1() -> None:

@@ -63,6 +63,16 @@ def test_the_commits_of_a_sharded_training_are_taken_up_by_ranks_that_are_sharde
     assert names == ["state-0-commit", "state-0-commit-5-rank-0", "state-0-commit-5-rank-1"]
 
 
+def test_a_training_whose_rank_was_killed_continues_on_fewer_ranks_in_another_layout(tmp_path):
+    folder, train = str(tmp_path / "checkpoints"), functions.train_in_layout
+    with pytest.raises(RankDiedError, match="Rank 3"):
+        make_runner(num_workers=4).run(train, folder, str(tmp_path / "killed"), shard=2, tensor=2)
+    continued = make_runner().run(train, folder, None, shard=2)
+    assert continued["began_with"] in (2, 3)  # the third may still have been written
+    undisturbed = make_runner().run(train, str(tmp_path / "others"), None, shard=2)
+    torch.testing.assert_close(continued["weight"], undisturbed["weight"], rtol=1e-5, atol=1e-6)
+
+
 def test_a_state_refuses_what_is_sharded_without_saying_so():
     with pytest.raises(RankError, match=r"\(FSDP1\) cannot be kept in a state: .*fully_shard") as caught:
         make_runner(max_restarts=3).run(functions.keep_fsdp1)

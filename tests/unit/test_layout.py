@@ -19,7 +19,6 @@ SMALL_FOR_A_REASON = {
     "sparkdl.cli.__main__": "python -m sparkdl.cli",
     "sparkdl.horovod.torch.mpi_ops": "Horovod's own module name",
     "sparkdl.horovod.torch.sync_batch_norm": "Horovod's own module name",
-    "sparkdl.parallel.parallelize": "applies all kinds of parallelism, so it is above their modules",
     "sparkdl.runner.training_state": "sparkdl.runner imports it on first use: it needs torch",
     "sparkdl.tracking.model_loader": "copied into every logged model",
 }

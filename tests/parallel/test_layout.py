@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
+import sparkdl.horovod.torch as hvd
 from sparkdl.errors import ParamError
 from sparkdl.parallel.parallelism import Parallelism
 from tests.checks import checks_in
@@ -50,6 +53,29 @@ def check_a_group_that_crosses_hosts_is_placed_by_hosts() -> None:
 def check_sizes_that_do_not_fit_the_ranks_are_refused() -> None:
     with pytest.raises(ParamError, match="4 ranks"):
         Parallelism(tensor=3).lay_out()
+
+
+def check_process_sets_of_horovod_and_meshes_become_each_other() -> None:
+    hvd.init()
+    layout = Parallelism(shard=2, tensor=2).lay_out()
+    found = hvd.process_set_of(layout.mesh["tensor"])
+    assert found.ranks == layout.ranks("tensor")
+    assert hvd.process_set_of(layout.mesh["tensor"]).process_set_id == found.process_set_id
+    ones = torch.ones(1) * dist.get_rank()
+    assert hvd.allreduce(ones, op=hvd.Sum, process_set=found).item() == sum(found.ranks)
+    outer = hvd.add_process_set([0, 3])
+    if outer.included():
+        mesh = DeviceMesh.from_group(outer.process_group(), "cpu", mesh_dim_names=("outer",))
+        tensor = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
+        assert tensor.to_local().tolist() == ([0.0, 1.0] if dist.get_rank() == 0 else [2.0, 3.0])
+        assert tensor.sum().full_tensor().item() == 6
+    else:
+        with pytest.raises(ValueError, match="not part of"):
+            outer.process_group()
+    assert hvd.global_process_set.process_group() is dist.group.WORLD
+    with pytest.raises(ValueError, match="one dimension"):
+        hvd.process_set_of(layout.mesh)
+    hvd.shutdown()
 
 
 CHECKS = checks_in(__name__)

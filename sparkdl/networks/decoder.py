@@ -85,12 +85,16 @@ class Decoder(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all weights: normal with 0.02, narrower by the number of layers where a layer adds to its input."""
-        narrower = 0.02 / math.sqrt(2 * self.sizes.layers)
         for name, parameter in self.named_parameters():
-            if parameter.ndim == 1:
-                nn.init.ones_(parameter)
-            else:
-                nn.init.normal_(parameter, std=narrower if name.endswith("output.weight") else 0.02)
+            self.draw_weight(name, parameter)
+
+    def draw_weight(self, name: str, weight: Tensor) -> None:
+        """Draw one weight, in place; see :func:`sparkdl.parallel.draw_weights`."""
+        narrower = 0.02 / math.sqrt(2 * self.sizes.layers)
+        if weight.ndim == 1:
+            nn.init.ones_(weight)
+        else:
+            nn.init.normal_(weight, std=narrower if name.endswith("output.weight") else 0.02)
 
     pipeline_parts = (("embedding",), "blocks", ("norm", "head"))
     """What comes before the blocks, the blocks, and what comes after them: where pipeline stages can be cut."""

@@ -24,6 +24,7 @@ from sparkdl.parallel.sharding import (
     shard,
 )
 from sparkdl.parallel.tensor import cross_entropy, divide, tensor_plan_of
+from sparkdl.parallel.weights import draw_weights, load_weights, on_meta, save_weights
 
 __all__ = [
     "SCHEDULES",
@@ -42,9 +43,13 @@ __all__ = [
     "cross_entropy",
     "cut",
     "divide",
+    "draw_weights",
+    "load_weights",
+    "on_meta",
     "parallelize",
     "recompute_activations",
     "ring_attention",
+    "save_weights",
     "shard",
     "share_sequences",
     "tensor_plan_of",

@@ -187,16 +187,32 @@ def part_like(whole: Tensor, like: DTensor) -> DTensor:
         like: a parameter that :func:`shard` or :func:`~sparkdl.parallel.tensor.divide` has placed, of that shape.
     """
     part = whole
-    coordinates = like.device_mesh.get_coordinate()
-    assert coordinates is not None, "this rank has a part"
-    # Tensor parallelism divides first, and its dimension of the mesh is the last.
-    for dim in reversed(range(like.device_mesh.ndim)):
-        along = getattr(like.placements[dim], "dim", None)
-        if along is not None:
-            chunks = part.chunk(like.device_mesh.size(dim), along)
-            empty = part.narrow(along, 0, 0)
-            part = chunks[coordinates[dim]] if coordinates[dim] < len(chunks) else empty
+    for along, (first, end) in enumerate(local_ranges(like)):
+        part = part.narrow(along, first, end - first)
     local = torch.empty_like(like.to_local()).copy_(part)
     return DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+
+
+def local_ranges(parameter: Tensor) -> list[tuple[int, int]]:
+    """Where in a whole tensor this rank's part lies: of each dimension the first index and the one after the last.
+
+    Args:
+        parameter: that :func:`shard` or :func:`~sparkdl.parallel.tensor.divide` has placed, or a whole tensor.
+    """
+    ranges = [(0, length) for length in parameter.shape]
+    if not isinstance(parameter, DTensor):
+        return ranges
+    mesh = parameter.device_mesh
+    coordinates = mesh.get_coordinate()
+    assert coordinates is not None, "this rank has a part"
+    # Tensor parallelism divides first, and its dimension of the mesh is the last.
+    for dim in reversed(range(mesh.ndim)):
+        along = getattr(parameter.placements[dim], "dim", None)
+        if along is not None:
+            first, end = ranges[along]
+            length = -(-(end - first) // mesh.size(dim))  # as torch.chunk cuts
+            start = min(end, first + coordinates[dim] * length)
+            ranges[along] = (start, min(end, start + length))
+    return ranges

@@ -1,0 +1,349 @@
+"""Weights of models of which no process has all: drawn, read from files and written to files part by part.
+
+A model is made inside of :func:`on_meta`, where its parameters take no memory, then cut, divided and sharded. After
+that :func:`draw_weights` or :func:`load_weights` gives each rank the values of its own part. :func:`save_weights`
+writes the whole model as a folder of safetensors files with an index, as Hugging Face has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from sparkdl.data.files.failures import explain_failure
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.errors import ParamError, SavedModelError, StoreError
+from sparkdl.model.weights_file import StoredTensor, read_header, read_rows, write_weights
+from sparkdl.parallel.sharding import local_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkdl.data.files.filesystems import Location
+    from sparkdl.parallel.parallelism import RankLayout
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+@contextlib.contextmanager
+def on_meta() -> Iterator[None]:
+    """Inside, modules that are made have their parameters on the meta device; buffers have their values.
+
+    Unlike inside of ``torch.device("meta")``, tables that a constructor computes stay right.
+    """
+    kind: Any = nn.Module
+    register = kind.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+        register(module, name, param)
+
+    kind.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        kind.register_parameter = register
+
+
+def draw_weights(module: nn.Module | Sequence[nn.Module], *, seed: int, device: str = "cpu") -> None:
+    """Draw the initial weights of a model, in which each rank keeps its part. No communication.
+
+    The weights depend on the seed and on their names alone: they are the same in every layout, and in one process. One
+    layer at a time is whole. A model with a method ``draw_weight(name, tensor)`` draws each of its weights by it;
+    models of Hugging Face and layers of torch are known.
+
+    Args:
+        module: the model, or this rank's stages of it; parameters on meta become real.
+        seed: of the random numbers.
+        device: of the parameters.
+
+    Raises:
+        ParamError: if it is not known how a layer draws its weights, or a buffer is on meta.
+    """
+    drawn: set[nn.Parameter] = set()
+    for root in _modules(module):
+        _make_real(root, device)
+        for layer_name, layer in root.named_modules():
+            own = {
+                name: each
+                for name, each in layer._parameters.items()
+                if each is not None and each not in drawn
+            }
+            if not own:
+                continue
+            prefix = f"{layer_name}." if layer_name else ""
+            whole = _drawn(root, layer, prefix, own, seed)
+            for name, parameter in own.items():
+                _fill(parameter, whole[name].detach())
+            drawn.update(own.values())
+
+
+def load_weights(module: nn.Module | Sequence[nn.Module], folder: str, *, device: str = "cpu") -> None:
+    """Give a model the weights of a folder of safetensors files, of which each rank reads its part. No communication.
+
+    Args:
+        module: the model, or this rank's stages of it; parameters on meta become real.
+        folder: path or URL with ``model.safetensors``, or with several files and ``model.safetensors.index.json``.
+        device: of the parameters.
+
+    Raises:
+        StoreError: if the folder or a file cannot be read.
+        SavedModelError: if a weight is missing or has another shape, or the files hold others; nothing is changed then.
+    """
+    location = open_location(folder)
+    stored = _stored_tensors(location, folder)
+    wanted: dict[str, list[tuple[str, Tensor]]] = defaultdict(list)  # by file
+    known: set[str] = set()
+    is_whole = True
+    for root in _modules(module):
+        is_whole = is_whole and not any(getattr(part, "is_elsewhere", False) for part in root.modules())
+        for names, tensor in _tensors_of(root):
+            known.update(names)
+            name = next((each for each in names if each in stored), None)
+            if name is None:
+                raise SavedModelError(
+                    f"The weights in {folder} hold no {names[0]!r}. Are they of another model?"
+                )
+            file, entry = stored[name]
+            if tuple(tensor.shape) != entry.shape:
+                raise SavedModelError(
+                    f"{name!r} is {entry.shape} in {folder}, and {tuple(tensor.shape)} in the model. Make the model "
+                    "with the sizes that the weights have."
+                )
+            wanted[file].append((name, tensor))
+    others = sorted(stored.keys() - known)
+    if others and is_whole:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise SavedModelError(
+            f"The weights in {folder} hold {others[0]!r}{more}, which the model, a "
+            f"{type(_modules(module)[0]).__name__}, does not have."
+        )
+    for root in _modules(module):
+        _make_real(root, device)
+    real = {
+        name: tensor for root in _modules(module) for names, tensor in _tensors_of(root) for name in names
+    }
+    for file, tensors in wanted.items():
+        with _opened(location, file, folder) as opened:
+            for name, _ in tensors:
+                _fill_from(opened, stored[name][1], real[name])
+
+
+def save_weights(
+    module: nn.Module | Sequence[nn.Module], folder: str, layout: RankLayout, *, file_bytes: int = 1 << 30
+) -> None:
+    """Write the whole model as safetensors files with an index. Collective.
+
+    One tensor at a time is gathered; the ranks of a pipeline stage write its files in turn. A rank holds the tensors of
+    a file that it writes. The index is written last: without it, the folder holds no model.
+
+    Args:
+        module: the model, or this rank's stages of it.
+        folder: path or URL, on a filesystem that all ranks and later readers share.
+        layout: of the ranks.
+        file_bytes: at which a file ends.
+
+    Raises:
+        StoreError: if it cannot be written.
+    """
+    location = open_location(folder)
+    stage, peers = layout.rank("pipeline"), layout.size("data", "shard", "context", "tensor")
+    number = layout.rank("data", "shard", "context", "tensor")
+    files: list[list[str]] = [[]]
+    kept: dict[str, Tensor] = {}
+    filled, total = 0, 0
+    writer = _Writer(location, folder, stage)
+    for root in _modules(module):
+        for names, tensor in _tensors_of(root):
+            num_bytes = tensor.numel() * tensor.element_size()
+            if filled and filled + num_bytes > file_bytes:
+                writer.write(len(files) - 1, kept)
+                files.append([])
+                kept, filled = {}, 0
+            is_mine = (len(files) - 1) % peers == number
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if is_mine:
+                kept[names[0]] = whole.detach().to("cpu")
+            files[-1].append(names[0])
+            filled, total = filled + num_bytes, total + num_bytes
+    writer.write(len(files) - 1, kept)
+    weight_map = {name: writer.name_of(index) for index, names in enumerate(files) for name in names}
+    if number == 0:
+        writer.write_text(f"stage-{stage:05}.json", {"bytes": total, "weight_map": weight_map})
+    dist.barrier()
+    if dist.get_rank() == 0:
+        writer.join_indexes(layout.size("pipeline"))
+    dist.barrier()
+
+
+@dataclass(frozen=True)
+class _Writer:
+    location: Location
+    folder: str
+    stage: int
+
+    def name_of(self, index: int) -> str:
+        return f"model-{self.stage:02}-{index:05}.safetensors"
+
+    def write(self, index: int, tensors: dict[str, Tensor]) -> None:
+        if not tensors:
+            return
+        with self._writing():
+            self.location.make_folder()
+            with self.location.filesystem.open(f"{self.location.path}/{self.name_of(index)}", "wb") as file:
+                write_weights(tensors, file)
+
+    def write_text(self, name: str, content: dict[str, Any]) -> None:
+        with self._writing():
+            self.location.make_folder()
+            with self.location.filesystem.open(f"{self.location.path}/{name}", "wb") as file:
+                file.write(json.dumps(content, indent=1, sort_keys=True).encode())
+
+    def join_indexes(self, num_stages: int) -> None:
+        with self._writing():
+            filesystem, path = self.location.filesystem, self.location.path
+            weight_map: dict[str, str] = {}
+            total = 0
+            for stage in range(num_stages):
+                with filesystem.open(f"{path}/stage-{stage:05}.json", "rb") as file:
+                    part = json.loads(file.read())
+                weight_map |= part["weight_map"]
+                total += part["bytes"]
+            self.write_text(f"{INDEX}.new", {"metadata": {"total_size": total}, "weight_map": weight_map})
+            filesystem.mv(f"{path}/{INDEX}.new", f"{path}/{INDEX}")
+            for stage in range(num_stages):
+                filesystem.rm(f"{path}/stage-{stage:05}.json")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"The weights cannot be written to {self.folder}: {explain_failure(error)}"
+            ) from error
+
+
+def _modules(module: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
+    return [module] if isinstance(module, nn.Module) else list(module)
+
+
+def _tensors_of(root: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
+    """Parameters and persistent buffers, each once with all of its names, in the order of the module."""
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Tensor] = {}
+    persistent = set(root.state_dict(keep_vars=True))
+    for named in (
+        root.named_parameters(remove_duplicate=False),
+        root.named_buffers(remove_duplicate=False),
+    ):
+        for name, tensor in named:
+            if name in persistent:
+                names.setdefault(id(tensor), []).append(name)
+                tensors[id(tensor)] = tensor
+    for key, tensor in tensors.items():
+        yield names[key], tensor
+
+
+def _make_real(root: nn.Module, device: str) -> None:
+    """Give parameters on meta memory without values, and keep those that were one parameter one."""
+    buffers = [name for name, buffer in root.named_buffers() if buffer.is_meta]
+    if buffers:
+        raise ParamError(
+            f"The buffer {buffers[0]!r} of {type(root).__name__} is on the meta device and has no values. Make the "
+            "model inside of sparkdl.parallel.on_meta() in place of torch.device('meta')."
+        )
+    ties = [names for names, tensor in _tensors_of(root) if len(names) > 1 and tensor.is_meta]
+    make_real: Any = root._apply
+    make_real(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    for first, *others in ties:
+        parameter = root.get_parameter(first)
+        for name in others:
+            parent, _, attribute = name.rpartition(".")
+            setattr(root.get_submodule(parent), attribute, parameter)
+
+
+def _drawn(root: Any, layer: Any, prefix: str, own: dict[str, nn.Parameter], seed: int) -> dict[str, Tensor]:
+    """The whole parameters of a layer with their initial values."""
+    whole = copy.copy(layer)
+    whole._parameters = {
+        name: None if each is None else nn.Parameter(torch.empty(each.shape, dtype=each.dtype))
+        for name, each in layer._parameters.items()
+    }
+    digest = hashlib.sha256(f"{seed} {prefix}".encode()).digest()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(int.from_bytes(digest[:7], "little"))
+        if hasattr(root, "draw_weight"):
+            for name in own:
+                root.draw_weight(f"{prefix}{name}", whole._parameters[name])
+        elif hasattr(root, "_init_weights"):  # of a Hugging Face model
+            root._init_weights(whole)
+        elif hasattr(layer, "reset_parameters"):
+            type(layer).reset_parameters(whole)
+        else:
+            raise ParamError(
+                f"It is not known how {prefix.rstrip('.')!r}, a {type(layer).__name__}, draws its weights. Give it a "
+                f"method reset_parameters(), or {type(root).__name__} a method draw_weight(name, tensor)."
+            )
+    return {name: whole._parameters[name] for name in own}
+
+
+def _fill(tensor: Tensor, whole: Tensor) -> None:
+    for along, (first, end) in enumerate(local_ranges(tensor)):
+        whole = whole.narrow(along, first, end - first)
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    with torch.no_grad():
+        local.copy_(whole)
+
+
+def _fill_from(file: Any, stored: StoredTensor, tensor: Tensor) -> None:
+    ranges = local_ranges(tensor)
+    first, end = ranges[0] if ranges else (0, 1)
+    rows = read_rows(file, stored, first, end - first)
+    for along, (start, stop) in enumerate(ranges[1:], start=1):
+        rows = rows.narrow(along, start, stop - start)
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    with torch.no_grad():
+        local.copy_(rows)
+
+
+def _stored_tensors(location: Location, folder: str) -> dict[str, tuple[str, StoredTensor]]:
+    """By name the file of each tensor in a folder, and where it lies there."""
+    try:
+        if location.filesystem.exists(f"{location.path}/{INDEX}"):
+            with location.filesystem.open(f"{location.path}/{INDEX}", "rb") as file:
+                files = sorted(set(json.loads(file.read())["weight_map"].values()))
+        else:
+            files = [SINGLE]
+    except (OSError, ValueError, KeyError) as error:
+        raise StoreError(f"The index of the weights in {folder} cannot be read: {error}") from error
+    found: dict[str, tuple[str, StoredTensor]] = {}
+    for name in files:
+        with _opened(location, name, folder) as opened:
+            found |= {tensor: (name, entry) for tensor, entry in read_header(opened).items()}
+    return found
+
+
+@contextlib.contextmanager
+def _opened(location: Location, name: str, folder: str) -> Iterator[Any]:
+    try:
+        file = location.filesystem.open(f"{location.path}/{name}", "rb")
+    except OSError as error:
+        raise StoreError(
+            f"{name} in {folder} cannot be read: {explain_failure(error)}. The folder needs {SINGLE}, or several files "
+            f"and {INDEX}."
+        ) from error
+    with file:
+        yield file

@@ -1,0 +1,190 @@
+"""Weights drawn, written and read part by part on four ranks, in every layout."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from sparkdl.errors import ParamError, SavedModelError, StoreError
+from sparkdl.networks.decoder import Decoder, DecoderSizes
+from sparkdl.parallel import (
+    Parallelism,
+    RankLayout,
+    cut,
+    draw_weights,
+    load_weights,
+    on_meta,
+    parallelize,
+    save_weights,
+)
+from tests.checks import checks_in
+from tests.parallel.models import SIZES, llama
+from tests.torch.checks import run_checks
+
+LAYOUTS = {
+    "plain": Parallelism(),
+    "fsdp": Parallelism(shard=4),
+    "tp": Parallelism(tensor=2),
+    "pp": Parallelism(pipeline=2),
+    "tp x pp": Parallelism(tensor=2, pipeline=2),
+    "fsdp x tp": Parallelism(shard=2, tensor=2),
+}
+
+
+def untied() -> nn.Module:
+    return Decoder(DecoderSizes(**{**vars(SIZES), "is_tied": False}))
+
+
+def tied() -> nn.Module:
+    return Decoder(SIZES)
+
+
+def on_ranks(
+    make: Callable[[], nn.Module], parallelism: Parallelism, *, is_meta: bool = True
+) -> tuple[RankLayout, list[nn.Module]]:
+    layout = parallelism.lay_out()
+    if is_meta:
+        with on_meta():
+            module = make()
+        assert all(each.is_meta for each in module.parameters())
+    else:
+        module = make()
+    stages = [module]
+    sizes = layout.sizes
+    if sizes.pipeline > 1:
+        stages = cut(module, layout.group("pipeline"))
+    if sizes.pipeline == 1 and sizes != Parallelism().resolve(4):
+        parallelize(module, layout)
+    elif sizes.tensor > 1:
+        from sparkdl.parallel import divide
+
+        for stage in stages:
+            divide(stage, layout.mesh["tensor"])
+    return layout, stages
+
+
+def whole(stages: list[nn.Module]) -> dict[str, Tensor]:
+    found = {}
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            value = parameter.detach()
+            found[name] = value.full_tensor() if isinstance(value, DTensor) else value
+    return found
+
+
+def shared_folder() -> str:
+    names = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(names)
+    return names[0]
+
+
+def check_drawn_weights_are_the_same_in_every_layout() -> None:
+    for make in (untied, llama):
+        reference = make()
+        draw_weights(reference, seed=5)
+        expected = dict(reference.named_parameters())
+        assert len({float(each.detach().double().std()) for each in expected.values() if each.ndim > 1}) > 3
+        for name, parallelism in LAYOUTS.items():
+            _, stages = on_ranks(make, parallelism)
+            draw_weights(stages, seed=5)
+            for key, value in whole(stages).items():
+                assert torch.equal(value, expected[key]), f"{name} {key}"
+
+
+def check_tied_weights_stay_one_parameter() -> None:
+    for name in ("plain", "fsdp", "tp", "fsdp x tp"):
+        _, (module,) = on_ranks(tied, LAYOUTS[name])
+        draw_weights(module, seed=5)
+        assert module.head.weight is module.embedding.weight, name
+        assert len(whole([module])) == len(dict(tied().named_parameters()))
+
+
+def check_a_rank_has_its_part_alone() -> None:
+    _, (module,) = on_ranks(untied, LAYOUTS["fsdp"])
+    draw_weights(module, seed=5)
+    own = sum(each.to_local().numel() for each in module.parameters())
+    everything = sum(each.numel() for each in module.parameters())
+    assert own <= 1.1 * everything / 4
+
+
+def check_folders_of_every_layout_are_read_in_every_other() -> None:
+    reference = untied()
+    draw_weights(reference, seed=7)
+    expected = dict(reference.named_parameters())
+    for name, parallelism in LAYOUTS.items():
+        folder = shared_folder()
+        layout, stages = on_ranks(untied, parallelism)
+        draw_weights(stages, seed=7)
+        save_weights(stages, folder, layout, file_bytes=10_000)
+        weight_map = json.loads(Path(folder, "model.safetensors.index.json").read_text())["weight_map"]
+        files = {file: safetensors.torch.load_file(Path(folder, file)) for file in set(weight_map.values())}
+        assert len(files) > 2
+        assert sorted(each.name for each in Path(folder).iterdir()) == sorted(
+            [*files, "model.safetensors.index.json"]
+        )
+        assert weight_map.keys() == expected.keys()
+        for key, file in weight_map.items():
+            assert torch.equal(files[file][key], expected[key]), f"{name} {key}"
+        for other, target in LAYOUTS.items():
+            _, stages = on_ranks(untied, target)
+            load_weights(stages, folder)
+            for key, value in whole(stages).items():
+                assert torch.equal(value, expected[key]), f"{name} to {other}: {key}"
+
+
+def check_a_folder_of_hugging_face_is_read_part_by_part() -> None:
+    folder = shared_folder()
+    reference = llama()
+    if dist.get_rank() == 0:
+        reference.save_pretrained(folder)
+    dist.barrier()
+    _, stages = on_ranks(llama, LAYOUTS["fsdp x tp"])
+    load_weights(stages, folder)
+    for key, value in whole(stages).items():
+        assert torch.equal(value, reference.get_parameter(key)), key
+
+
+def check_weights_of_another_model_are_refused_before_anything_is_changed() -> None:
+    folder = shared_folder()
+    layout, stages = on_ranks(untied, LAYOUTS["plain"])
+    draw_weights(stages, seed=7)
+    save_weights(stages, folder, layout)
+    wider = Decoder(DecoderSizes(**{**vars(SIZES), "is_tied": False, "hidden": 64}))
+    before = {name: value.clone() for name, value in wider.state_dict().items()}
+    with pytest.raises(SavedModelError, match="feed_forward"):
+        load_weights(wider, folder)
+    assert all(torch.equal(value, before[name]) for name, value in wider.state_dict().items())
+    deeper = Decoder(DecoderSizes(**{**vars(SIZES), "is_tied": False, "layers": 5}))
+    with pytest.raises(SavedModelError, match=r"hold no 'blocks\.4"):
+        load_weights(deeper, folder)
+    flatter = Decoder(DecoderSizes(**{**vars(SIZES), "is_tied": False, "layers": 3}))
+    with pytest.raises(SavedModelError, match=r"'blocks\.3\..*does not have"):
+        load_weights(flatter, folder)
+    with pytest.raises(StoreError, match=r"model\.safetensors in .* cannot be read"):
+        load_weights(untied(), tempfile.mkdtemp())
+    with torch.device("meta"):
+        broken = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(ParamError, match="on_meta"):
+        draw_weights(broken, seed=0)
+
+
+CHECKS = checks_in(__name__)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    return run_checks([__name__], 4)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_weights(check: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[check] is None, outcomes[check]

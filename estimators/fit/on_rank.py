@@ -41,12 +41,14 @@ if TYPE_CHECKING:
     from sparkdl.collective import WorldReport
     from sparkdl.data import ParquetDataset
     from sparkdl.launch import RankContext
+    from sparkdl.training.distribution import Replicas
     from sparkdl.training.history import EpochRecord
     from sparkdl.training.spec import TrainingSpec
 
 
 _TENSORS = "_tensors.safetensors"
 _TRAINED = "_trained.safetensors"
+_PARTS = "trained"
 _CHUNK_BYTES = 4 << 20
 
 
@@ -69,11 +71,11 @@ class StoredModule:
 
     Attributes:
         structure: the pickle without tensors.
-        weights: size and checksum of the file with the tensors, which lies in the folder of the spec.
+        weights: size and checksum of each file with tensors, by its path in the folder of the spec.
     """
 
     structure: bytes
-    weights: Mapping[str, Any]
+    weights: Mapping[str, Mapping[str, Any]]
 
 
 def store_spec(spec: TrainingSpec, folder: str) -> StoredSpec:
@@ -110,36 +112,72 @@ def store_module(module: nn.Module, folder: str) -> StoredModule:
         SerializationError: if the module can no longer be pickled.
     """
     structure, tensors = split_module(module)
-    return StoredModule(structure, _write(tensors, folder, _TRAINED))
+    return StoredModule(structure, {_TRAINED: _write(tensors, folder, _TRAINED)})
+
+
+def store_trained(
+    distribution: Replicas, folder: str, *, before: Callable[[], None] = lambda: None
+) -> StoredModule | None:
+    """Write a trained module into the folder of its spec; return it on *rank* 0, None elsewhere. Collective.
+
+    Where each rank has a part of it, all ranks write, and none of them has all.
+
+    Args:
+        distribution: holds the module.
+        folder: URL of the folder.
+        before: called first.
+
+    Raises:
+        StoreError: if the Store does not take them from here.
+        SerializationError: if the module can no longer be pickled.
+    """
+    before()
+    if distribution.is_divided:
+        from sparkdl.parallel.weights import saved_files  # on ranks only, as the training loop
+        from sparkdl.training.distribution import Parts
+
+        assert isinstance(distribution, Parts), "the only ones that are divided"
+        distribution.save_parameters(f"{folder}/{_PARTS}")
+        if distribution.rank != 0:
+            return None
+        others = {_TRAINED: _write(distribution.other_tensors(), folder, _TRAINED)}
+        parts = {f"{_PARTS}/{name}": each for name, each in saved_files(f"{folder}/{_PARTS}").items()}
+        return StoredModule(distribution.structure, {**others, **parts})
+    module = distribution.whole_module()
+    return store_module(module, folder) if module is not None and distribution.rank == 0 else None
 
 
 def fetch_module(stored: StoredModule, folder: str) -> nn.Module:
-    """Return a trained module whose weights are mapped from a file of its own, which goes with it. On the *driver*.
+    """Return a trained module whose weights are mapped from files of its own, which go with it. On the *driver*.
 
     Raises:
         StoreError: if the Store cannot be read, or holds something else than the rank wrote.
         SavedModelError: if the module's classes are not installed here.
     """
     location = open_location(folder)
+    tensors: dict[str, Tensor] = {}
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as own:
         path = Path(own) / _TRAINED
-        try:
-            # Its own, as a Store's file may go while the module stays. What is mapped outlives the name.
-            with (
-                location.filesystem.open(f"{location.path}/{_TRAINED}", "rb") as there,
-                path.open("wb") as here,
-            ):
-                copied = HashingFile(here)
-                while chunk := there.read(_CHUNK_BYTES):
-                    copied.write(chunk)
-        except Exception as error:
-            raise _unreadable(folder, error) from error
-        if copied.describe() != stored.weights:
-            raise StoreError(
-                f"The trained weights in {folder} are not what rank 0 wrote: {copied.describe()} instead of "
-                f"{dict(stored.weights)}. Choose a Store that driver and executors see alike."
-            )
-        return join_module(stored.structure, map_weights(path))
+        for name, written in stored.weights.items():
+            try:
+                # Its own, as a Store's file may go while the module stays. What is mapped outlives the name.
+                with (
+                    location.filesystem.open(f"{location.path}/{name}", "rb") as there,
+                    path.open("wb") as here,
+                ):
+                    copied = HashingFile(here)
+                    while chunk := there.read(_CHUNK_BYTES):
+                        copied.write(chunk)
+            except Exception as error:
+                raise _unreadable(folder, error) from error
+            if copied.describe() != written:
+                raise StoreError(
+                    f"The trained weights in {folder}/{name} are not what a rank wrote: {copied.describe()} instead of "
+                    f"{dict(written)}. Choose a Store that driver and executors see alike."
+                )
+            tensors |= map_weights(path)
+            path.unlink()
+        return join_module(stored.structure, tensors)
 
 
 def _write(tensors: Mapping[str, Tensor], folder: str, name: str) -> dict[str, Any]:
@@ -365,11 +403,10 @@ def fit_on_rank(
             report=context.report,
             on_step=context.progress if tells_progress else lambda: None,
             on_position=context.note_place,
+            # To write the model takes as long as it takes.
+            keep=partial(store_trained, folder=stored.folder, before=partial(context.progress, done=True)),
         )
-    context.progress(done=True)  # to write the model takes as long as it takes
     communication = communicator.gather_report() if is_watched else None
     if context.rank != 0:
         return None
-    assert result.module is not None, "rank 0 has the whole module"
-    module = store_module(result.module, stored.folder)
-    return FitOutcome(module, result.history, result.model_epoch, communication)
+    return FitOutcome(result.module, result.history, result.model_epoch, communication)

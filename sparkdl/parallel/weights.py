@@ -12,7 +12,6 @@ import copy
 import hashlib
 import json
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -147,7 +146,8 @@ def save_weights(
     """Write the whole model as safetensors files with an index. Collective.
 
     One tensor at a time is gathered; the ranks of a pipeline stage write its files in turn. A rank holds the tensors of
-    a file that it writes. The index is written last: without it, the folder holds no model.
+    a file that it writes. The index is written last: without it, the folder holds no model. It has the size and the
+    SHA-256 of each file in its metadata.
 
     Args:
         module: the model, or this rank's stages of it.
@@ -158,73 +158,106 @@ def save_weights(
     Raises:
         StoreError: if it cannot be written.
     """
-    location = open_location(folder)
-    stage, peers = layout.rank("pipeline"), layout.size("data", "shard", "context", "tensor")
-    number = layout.rank("data", "shard", "context", "tensor")
-    files: list[list[str]] = [[]]
-    kept: dict[str, Tensor] = {}
-    filled, total = 0, 0
-    writer = _Writer(location, folder, stage)
+    writer = _Writer(open_location(folder), folder, layout)
     for root in _modules(module):
         for names, tensor in _tensors_of(root):
-            num_bytes = tensor.numel() * tensor.element_size()
-            if filled and filled + num_bytes > file_bytes:
-                writer.write(len(files) - 1, kept)
-                files.append([])
-                kept, filled = {}, 0
-            is_mine = (len(files) - 1) % peers == number
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if is_mine:
-                kept[names[0]] = whole.detach().to("cpu")
-            files[-1].append(names[0])
-            filled, total = filled + num_bytes, total + num_bytes
-    writer.write(len(files) - 1, kept)
-    weight_map = {name: writer.name_of(index) for index, names in enumerate(files) for name in names}
-    if number == 0:
-        writer.write_text(f"stage-{stage:05}.json", {"bytes": total, "weight_map": weight_map})
-    dist.barrier()
-    if dist.get_rank() == 0:
-        writer.join_indexes(layout.size("pipeline"))
-    dist.barrier()
+            writer.add(names[0], tensor, file_bytes)
+    writer.end()
 
 
-@dataclass(frozen=True)
+def saved_files(folder: str) -> dict[str, dict[str, Any]]:
+    """Size and checksum of each file that :func:`save_weights` has written into a folder, by name.
+
+    Raises:
+        StoreError: if its index cannot be read.
+    """
+    location = open_location(folder)
+    try:
+        with location.filesystem.open(f"{location.path}/{INDEX}", "rb") as file:
+            files: dict[str, dict[str, Any]] = json.loads(file.read())["metadata"]["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise StoreError(f"The index of the weights in {folder} cannot be read: {error}") from error
+    return files
+
+
 class _Writer:
-    location: Location
-    folder: str
-    stage: int
+    """Collects the tensors of this rank's pipeline stage in files, which the ranks of the stage write in turn."""
 
-    def name_of(self, index: int) -> str:
-        return f"model-{self.stage:02}-{index:05}.safetensors"
+    def __init__(self, location: Location, folder: str, layout: RankLayout) -> None:
+        self._location, self._folder = location, folder
+        self._stage = layout.rank("pipeline")
+        self._number = layout.rank("data", "shard", "context", "tensor")
+        self._num_peers = layout.size("data", "shard", "context", "tensor")
+        self._names: list[list[str]] = [[]]
+        self._kept: dict[str, Tensor] = {}
+        self._filled = self._total = 0
+        self._files: dict[str, Any] = {}
+        """Size and checksum of those that this rank has written."""
 
-    def write(self, index: int, tensors: dict[str, Tensor]) -> None:
-        if not tensors:
+    def add(self, name: str, tensor: Tensor, file_bytes: int) -> None:
+        """Add a tensor of which each rank of the stage has its part. Collective among them."""
+        num_bytes = tensor.numel() * tensor.element_size()
+        if self._filled and self._filled + num_bytes > file_bytes:
+            self._write_file()
+            self._names.append([])
+            self._filled = 0
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if (len(self._names) - 1) % self._num_peers == self._number:
+            self._kept[name] = whole.detach().to("cpu")
+        self._names[-1].append(name)
+        self._filled += num_bytes
+        self._total += num_bytes
+
+    def end(self) -> None:
+        """Write the last file, and the index once all ranks have written theirs. Collective."""
+        self._write_file()
+        weight_map = {name: self._file(index) for index, names in enumerate(self._names) for name in names}
+        own = {"files": self._files, "bytes": 0, "weight_map": {}}
+        if self._number == 0:  # says what all ranks of the stage know
+            own |= {"bytes": self._total, "weight_map": weight_map}
+        self._write_text(_part_of_index(dist.get_rank()), own)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            self._join_indexes()
+        dist.barrier()
+
+    def _file(self, index: int) -> str:
+        return f"model-{self._stage:02}-{index:05}.safetensors"
+
+    def _write_file(self) -> None:
+        if not self._kept:
             return
+        name = self._file(len(self._names) - 1)
         with self._writing():
-            self.location.make_folder()
-            with self.location.filesystem.open(f"{self.location.path}/{self.name_of(index)}", "wb") as file:
-                write_weights(tensors, file)
+            self._location.make_folder()
+            with self._location.filesystem.open(f"{self._location.path}/{name}", "wb") as file:
+                self._files[name] = write_weights(self._kept, file)
+        self._kept = {}
 
-    def write_text(self, name: str, content: dict[str, Any]) -> None:
+    def _write_text(self, name: str, content: dict[str, Any]) -> None:
         with self._writing():
-            self.location.make_folder()
-            with self.location.filesystem.open(f"{self.location.path}/{name}", "wb") as file:
+            self._location.make_folder()
+            with self._location.filesystem.open(f"{self._location.path}/{name}", "wb") as file:
                 file.write(json.dumps(content, indent=1, sort_keys=True).encode())
 
-    def join_indexes(self, num_stages: int) -> None:
+    def _join_indexes(self) -> None:
         with self._writing():
-            filesystem, path = self.location.filesystem, self.location.path
+            filesystem, path = self._location.filesystem, self._location.path
+            parts = [f"{path}/{_part_of_index(rank)}" for rank in range(dist.get_world_size())]
             weight_map: dict[str, str] = {}
+            files: dict[str, Any] = {}
             total = 0
-            for stage in range(num_stages):
-                with filesystem.open(f"{path}/stage-{stage:05}.json", "rb") as file:
-                    part = json.loads(file.read())
-                weight_map |= part["weight_map"]
-                total += part["bytes"]
-            self.write_text(f"{INDEX}.new", {"metadata": {"total_size": total}, "weight_map": weight_map})
+            for part in parts:
+                with filesystem.open(part, "rb") as file:
+                    content = json.loads(file.read())
+                weight_map |= content["weight_map"]
+                files |= content["files"]
+                total += content["bytes"]
+            metadata = {"total_size": total, "files": files}
+            self._write_text(f"{INDEX}.new", {"metadata": metadata, "weight_map": weight_map})
             filesystem.mv(f"{path}/{INDEX}.new", f"{path}/{INDEX}")
-            for stage in range(num_stages):
-                filesystem.rm(f"{path}/stage-{stage:05}.json")
+            for part in parts:
+                filesystem.rm(part)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -232,8 +265,12 @@ class _Writer:
             yield
         except OSError as error:
             raise StoreError(
-                f"The weights cannot be written to {self.folder}: {explain_failure(error)}"
+                f"The weights cannot be written to {self._folder}: {explain_failure(error)}"
             ) from error
+
+
+def _part_of_index(rank: int) -> str:
+    return f"index-of-rank-{rank:05}.json"
 
 
 def _modules(module: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:

@@ -42,6 +42,7 @@ class Replicas:
         module: that is trained.
         called: what a training step calls: the module, or what wraps it.
         evaluated: what is called without gradients.
+        rank: of all ranks.
         reader: the number of this rank among those that read rows of their own.
         num_readers: how many there are.
         counts_rows: whether this rank counts its rows, which others may have as well.
@@ -62,7 +63,7 @@ class Replicas:
         if spec.precision == "float8":
             self._before = _take_apart(self.module)
             use_float8(self.module, device)
-        self.reader = self.num_generator = communicator.rank
+        self.rank = self.reader = self.num_generator = communicator.rank
         self.num_readers = self.num_averaged = communicator.world_size
         self.name = f"{communicator.world_size} replicas"
         self.called = self._wrap(spec, communicator, device, resources)
@@ -122,6 +123,9 @@ class Parts(Replicas):
         layout: of the ranks.
         spec: of the fit.
         device: of this rank.
+
+    Attributes:
+        structure: the pickle of the module without its tensors, as it was before the fit.
     """
 
     is_divided = True
@@ -131,13 +135,14 @@ class Parts(Replicas):
 
         self._layout = layout
         self.name = repr(layout)
-        self._structure, self._others = _take_apart(spec.model)
+        self.structure, self._others = _take_apart(spec.model)
         self.module = spec.model.train()
         if spec.precision == "float8":
             use_float8(self.module, device)
         # FSDP2 moves the module to a GPU block by block, so that it never lies there whole.
         self.evaluated = parallelize(self.module, layout, whole_outputs=True)
         self.module.to(device)
+        self.rank = torch.distributed.get_rank()
         self.reader, self.num_readers = layout.row_reader
         self.num_averaged = layout.size("data", "shard", "context")
         self.num_generator = layout.rank("pipeline", "data", "shard", "context")
@@ -164,14 +169,28 @@ class Parts(Replicas):
 
         One tensor after the other is gathered. Attributes that are no tensors are those before the fit.
         """
-        is_kept = torch.distributed.get_rank() == 0
-        tensors = dict(self._others)
-        for named in (self.module.named_parameters(), self.module.named_buffers()):
-            for name, tensor in named:
-                whole = whole_tensor(tensor.detach())
-                if is_kept:
-                    tensors[name] = whole.to("cpu", copy=True)
-        return join_module(self._structure, tensors).eval() if is_kept else None
+        is_kept = self.rank == 0
+        tensors = self.other_tensors()
+        for name, tensor in self.module.named_parameters():
+            whole = whole_tensor(tensor.detach())
+            if is_kept:
+                tensors[name] = whole.to("cpu", copy=True)
+        return join_module(self.structure, tensors).eval() if is_kept else None
+
+    def other_tensors(self) -> dict[str, Tensor]:
+        """Buffers, and tensors that are neither parameters nor buffers, on CPU: every rank has them whole."""
+        buffers = {name: buffer.detach().to("cpu") for name, buffer in self.module.named_buffers()}
+        return {**self._others, **buffers}
+
+    def save_parameters(self, folder: str) -> None:
+        """Write the parameters into a folder of the Store, of which no rank has all. Collective.
+
+        Raises:
+            StoreError: if it cannot be written.
+        """
+        from sparkdl.parallel import save_weights
+
+        save_weights(self.module, folder, self._layout)
 
 
 def distribute(

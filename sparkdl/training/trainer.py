@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from sparkdl.data import ParquetDataset, PlannedFeed
 from sparkdl.errors import ParamError
@@ -68,14 +67,13 @@ class TrainingResult:
     """What training leaves on a rank.
 
     Attributes:
-        module: the trained module, on CPU and in ``eval()`` mode; equal on all ranks, except for buffers. None on
-            ranks other than 0 where each has a part of it.
+        module: what ``keep`` has made of the trained module.
         history: one record per epoch, equal on all ranks.
         model_epoch: the epoch that the weights are from: the best one where the fit keeps it, and then on rank 0 alone,
             while other ranks have the last one's.
     """
 
-    module: nn.Module | None
+    module: Any
     history: tuple[EpochRecord, ...]
     model_epoch: int
 
@@ -88,6 +86,7 @@ def train(
     report: Report | None = None,
     on_step: Callable[[], None] = lambda: None,
     on_position: Callable[[str], None] = lambda _: None,
+    keep: Callable[[Replicas], Any] = Replicas.whole_module,
 ) -> TrainingResult:
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 
@@ -104,6 +103,8 @@ def train(
         on_step: called on every rank after each step and each batch of validation.
         on_position: called on every rank with epoch and step in words before each step, and with an empty text after
             the last one.
+        keep: called on every rank, together, with what holds the trained module. By default it is the module on CPU and
+            in ``eval()`` mode, equal on all ranks but for buffers; None on ranks other than 0 where each has a part.
 
     Raises:
         TrainingError: if the loss is no longer finite, or code of the user's fails: the model, its losses, a trainStep,
@@ -126,7 +127,7 @@ def train(
                 on_step=on_step,
                 on_position=on_position,
             )
-            return trainer.fit()
+            return trainer.fit(keep)
     except BaseException as error:
         communicator.abort(f"{type(error).__name__}: {error}")
         raise
@@ -251,8 +252,8 @@ class Trainer:
         )
         self.history: list[EpochRecord] = []
 
-    def fit(self) -> TrainingResult:
-        """Train all epochs that are left."""
+    def fit(self, keep: Callable[[Replicas], Any]) -> TrainingResult:
+        """Train all epochs that are left; see :func:`train`."""
         with single_rows_allowed(self.module):
             for epoch in range(self._resume(), self.spec.epochs + 1):
                 if not self.control.should_continue:
@@ -260,7 +261,7 @@ class Trainer:
                 self.run_epoch(epoch)
             self.on_position("")
             model_epoch = self.control.end()
-        return TrainingResult(self.distribution.whole_module(), tuple(self.history), model_epoch)
+        return TrainingResult(keep(self.distribution), tuple(self.history), model_epoch)
 
     def run_epoch(self, epoch: int) -> None:
         """Train on all rows once, validate, and take a checkpoint if one is due."""

@@ -32,8 +32,8 @@ LAYERS = {
     "torch": "registration, gpu, process_group, movements | reductions, submission, "
     "buffers | data_parallel | sync_batch_norm | work",
     "data": "blend | converter, feed | spark, petastorm | store, dataset, checks | files",
-    "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, attention, pipeline | sequence | sharding | "
-    "tensor, parallelism",
+    "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, attention, "
+    "pipeline | sequence | sharding | tensor, parallelism",
     "training": "trainer, callbacks | step | validation, checkpoint, history | distribution, objective | probe, "
     "batches | feed_dataset | learning_rate | metrics | random_state | spec | update",
     "launch": "local_launch, run, collect, spark_job, task, forkserver | hangs, rank | restarts, preflight | wire",

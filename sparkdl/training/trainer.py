@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,7 +87,7 @@ def train(
     report: Report | None = None,
     on_step: Callable[[], None] = lambda: None,
     on_position: Callable[[str], None] = lambda _: None,
-    keep: Callable[[Replicas], Any] = Replicas.whole_module,
+    keep: Callable[[Replicas], Any] = methodcaller("whole_module"),
 ) -> TrainingResult:
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 

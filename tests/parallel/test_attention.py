@@ -50,8 +50,8 @@ def check(
     output = attention(*leaves, group, is_causal=is_causal, documents=own)
     output.backward(grad)
     found = [output, *(leaf.grad for leaf in leaves)]
-    # Blocks are summed in another order: a few units of the last place of sums over 32 positions.
-    tolerance = {"rtol": 0.03, "atol": 0.03} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    # Blocks are summed in another order, on each processor in its own: sums of 32 positions of terms of about 1.
+    tolerance = {"rtol": 0.03, "atol": 0.03} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
     for part, whole in zip(found, expected(tensors, is_causal=is_causal, documents=documents), strict=True):
         assert part.dtype == dtype
         torch.testing.assert_close(unshard(part, 2, group), whole, **tolerance)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -239,6 +239,9 @@ def cut(
     for stage in own:
         shell = module if stage == own[-1] else _shallow_copy(module)
         stages.append(_keep(shell, parts, stage, num_stages, firsts))
+        cast("Any", stages[-1]).is_pipeline_stage = (
+            num_stages > 1
+        )  # for those who would take it for the whole model
     return stages
 
 

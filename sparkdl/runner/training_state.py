@@ -25,9 +25,10 @@ class TrainingState(TorchState):
     Rank 0 writes a commit to the Runner's ``checkpoint_dir`` before ``commit()`` returns there, which takes as long as
     writing model and optimizer takes.
 
-    Modules that FSDP2 or tensor parallelism made of DTensors, and their optimizers, are committed by all ranks
-    together, each of which writes its own pieces. They are taken up by as many ranks, laid out in the same way; where
-    nothing was committed yet, they stay as the ranks have them, which have to begin with the same weights.
+    Modules that FSDP2 or tensor parallelism made of DTensors, pipeline stages, and their optimizers are committed
+    by all ranks together, each of which writes its own pieces. They are taken up by as many ranks, laid out in the
+    same way; where nothing was committed yet, they stay as the ranks have them, which have to begin with the same
+    weights.
 
     Args:
         parts: modules, optimizers and samplers of :mod:`sparkdl.horovod.torch` are kept by their ``state_dict``;

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import sparkdl.horovod.torch as hvd
-from sparkdl.parallel import Parallelism, ShardedCheckpoints, divide, shard
+from sparkdl.parallel import Parallelism, Pipeline, ShardedCheckpoints, cut, divide, shard
 from sparkdl.runner import TrainingState
 
 NUM_EPOCHS = 5
@@ -113,6 +113,26 @@ def train_sharded(marker: str | None, mesh_name: str = "ranks") -> dict[str, Any
         "began_with": began_with,
         "weight": torch.cat([*weights, *moments, *means]).detach(),
     }
+
+
+def train_pipeline(marker: str | None) -> dict[str, Any]:
+    """The same with a stage of a pipeline on each rank, which has other parameters than the other one."""
+    group = Parallelism(pipeline=-1).lay_out().group("pipeline")
+    torch.manual_seed(3)
+    stages = cut(torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))), group)
+    pipeline = Pipeline(stages, group, schedule="1f1b", microbatches=2, loss=torch.nn.functional.mse_loss)
+    optimizer = torch.optim.AdamW(stages[0].parameters(), lr=0.1)
+    state = TrainingState(model=stages[0], optimizer=optimizer, epoch=0)
+    began_with = state.epoch
+    while state.epoch < NUM_EPOCHS:
+        optimizer.zero_grad()
+        rows = torch.arange(8.0).reshape(2, 4) / (state.epoch + 1)
+        pipeline.step(rows, target=rows)
+        die_once(marker, state.epoch)
+        optimizer.step()
+        state.epoch += 1
+        state.commit()
+    return {"began_with": began_with, "weight": pipeline.step(rows, target=rows)}
 
 
 def train_in_layout(folder: str, marker: str | None, **sizes: int) -> dict[str, Any]:

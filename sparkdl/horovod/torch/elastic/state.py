@@ -30,6 +30,13 @@ def holds_shards(value: Any) -> bool:
     return any(True for _ in _dtensors_of(value))
 
 
+def is_pipeline_stage(value: Any) -> bool:
+    """Whether a module is a stage that :func:`sparkdl.parallel.cut` has kept, or has one inside."""
+    return isinstance(value, torch.nn.Module) and any(
+        getattr(module, "is_pipeline_stage", False) for module in value.modules()
+    )
+
+
 def refuse_other_shards(value: Any) -> None:
     """Refuse what is sharded in a way of its own, so that rank 0's state is not that of the other ranks.
 
@@ -192,8 +199,9 @@ def _layout_of(dtensor: Any) -> str:
 class TorchState(ObjectState):
     """The state of a training; each part is an attribute.
 
-    Modules that FSDP2 or tensor parallelism have sharded, and their optimizers, may be parts of it: of these each rank
-    keeps what it has. ``sync`` leaves them as they are, so give the ranks the same weights before.
+    Modules that FSDP2 or tensor parallelism have sharded, pipeline stages of :func:`sparkdl.parallel.cut`, and their
+    optimizers may be parts of it: of these each rank keeps what it has. ``sync`` leaves them as they are, so give the
+    ranks the same weights before.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
@@ -211,6 +219,10 @@ class TorchState(ObjectState):
         parts = {"model": model, "optimizer": optimizer, **kwargs}
         found = {name: make_handler(value) for name, value in parts.items()}
         self._handlers = {name: handler for name, handler in found.items() if handler is not None}
+        if any(is_pipeline_stage(handler.value) for handler in self._handlers.values()):
+            for handler in self._handlers.values():
+                if isinstance(handler, ModelStateHandler | OptimizerStateHandler):
+                    handler.is_of_stage = True
         for name, handler in self._handlers.items():
             setattr(self, name, handler.value)
         objects = {name: value for name, value in parts.items() if name not in self._handlers}
@@ -296,7 +308,13 @@ class StateHandler:
 
 
 class _StateDictHandler(StateHandler):
-    """Keeps a part that has a ``state_dict``."""
+    """Keeps a part that has a ``state_dict``.
+
+    Attributes:
+        is_of_stage: whether it belongs to a pipeline stage, so that each rank has another one.
+    """
+
+    is_of_stage = False
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -305,7 +323,7 @@ class _StateDictHandler(StateHandler):
     @property
     def is_sharded(self) -> bool:  # type: ignore[override]  # of a part that may be sharded later
         """See :class:`StateHandler`."""
-        return holds_shards(self.value)
+        return self.is_of_stage or holds_shards(self.value)
 
     def save(self) -> None:
         """See :class:`StateHandler`."""

@@ -35,7 +35,10 @@ from sparkdl.parallel.tensor import cross_entropy, divide
 from tests.checks import checks_in
 from tests.parallel.models import SIZES, batch, decoder, optimizer_of
 from tests.run_ranks import RankEnvironment, run_ranks
+from tests.s3_server import S3, s3, s3_endpoint
 from tests.torch.checks import run_checks
+
+__all__ = ["s3", "s3_endpoint"]
 
 LAYOUTS = {
     "plain": Parallelism(data=4),
@@ -550,6 +553,20 @@ def resume_and_save(environment: RankEnvironment, folder: str) -> tuple[int, lis
         checkpoints.save(3, module)
         checkpoints.wait()
         return state["step"], checkpoints.steps(), len(list(Path(folder).iterdir()))
+
+
+def test_checkpoints_are_kept_on_an_object_store(s3: S3) -> None:
+    url = f"s3://{s3.make_bucket()}/run"
+    assert run_ranks(2, save_three, url, variables=s3.environment) == [([2, 3], {"step": 3})] * 2
+
+
+def save_three(environment: RankEnvironment, url: str) -> tuple[list[int], Any]:
+    module, layout = start(environment)
+    with ShardedCheckpoints(url, layout) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, module, state={"step": step})
+        checkpoints.wait()
+        return checkpoints.steps(), checkpoints.load(module)
 
 
 def start(environment: RankEnvironment) -> tuple[nn.Module, RankLayout]:

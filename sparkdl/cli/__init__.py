@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from sparkdl import __version__
-from sparkdl.bench import allreduce, feed, fit, step, transform
+from sparkdl.bench import allreduce, feed, fit, parallel, step, transform
 from sparkdl.cli import demo, run
 from sparkdl.doctor import command as doctor
 from sparkdl.errors import ParamError, SparkdlError
@@ -32,6 +32,10 @@ _COMMANDS = {
 _BENCHMARKS = {
     "allreduce": (allreduce, "time an allreduce against Gloo, MPI and Horovod"),
     "step": (step, "time a training step against Gloo and Horovod"),
+    "parallel": (
+        parallel,
+        "time a training step under each kind of parallelism against Gloo and one process",
+    ),
     "feed": (feed, "time reading Parquet against Petastorm, pyarrow and torch"),
     "transform": (transform, "time predictions against Spark's predict_batch_udf"),
     "fit": (fit, "time a whole fit against TorchDistributor and Horovod's estimator"),

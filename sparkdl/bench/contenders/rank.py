@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from sparkdl.bench.contenders.allreduce import allreduce_trial
 from sparkdl.bench.contenders.arithmetic import arithmetic_trial
 from sparkdl.bench.contenders.feed import feed_trial
+from sparkdl.bench.contenders.parallel import parallel_trial
 from sparkdl.bench.contenders.sessions import Session, open_session
 from sparkdl.bench.contenders.step import step_trial
 from sparkdl.collective import Address, RendezvousClient
@@ -75,6 +76,7 @@ TRIALS: dict[str, Callable[[Session, str, dict[str, Any]], Trial]] = {
     "allreduce": allreduce_trial,
     "feed": feed_trial,
     "fit": arithmetic_trial,
+    "parallel": parallel_trial,
     "step": step_trial,
 }
 

@@ -1,0 +1,230 @@
+"""What ``sparkdl bench parallel`` times: a training step of a decoder under each kind of parallelism. On the *rank*."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.contenders.sessions import Session
+
+if TYPE_CHECKING:
+    import torch
+
+    from sparkdl.parallel import Parallelism, RankLayout
+
+_MICROBATCHES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSize:
+    """A decoder of so many layers of a width."""
+
+    width: int
+    num_layers: int
+    num_heads: int
+    vocabulary: int
+
+
+MODELS = {
+    "23M": DecoderSize(width=512, num_layers=6, num_heads=8, vocabulary=4096),
+    "100M": DecoderSize(width=768, num_layers=12, num_heads=12, vocabulary=8192),
+}
+"""Models by their number of parameters."""
+
+KINDS = ("FSDP2", "TP", "TP+SP", "PP", "CP")
+"""Kinds of parallelism over all ranks."""
+
+ALONE = {"one rank": 1, "two threads": 2}
+"""The whole step in one process while the other ranks sleep, by its number of threads."""
+
+
+class ParallelTrial:
+    """Training steps by one contender: forward, backward and AdamW, on the same batch on all ranks."""
+
+    num_warm_ups = 1
+
+    def __init__(self, session: Session, contender: str, case: Mapping[str, Any]) -> None:
+        import torch
+
+        self._is_idle = contender in ALONE and session.rank != 0
+        torch.set_num_threads(ALONE.get(contender, 1))
+        size = MODELS[case["model"]]
+        shape = (case["rows"], case["positions"] + 1)
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(size.vocabulary, shape, generator=generator)
+        self._tokens, self._labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        torch.manual_seed(0)  # all contenders begin with the same weights
+        kind = contender.partition(" on ")[0]
+        self._step = _alone(size) if contender in ALONE else _divided(size, kind, session.world_size)
+        self._optimizer = torch.optim.AdamW(self._step.parameters(), lr=1e-4, fused=True)
+        self._loss, self._saved_bytes = self._first_loss()
+
+    def prepare(self, repetition: int, operations: int) -> None:
+        """Keep the batch: a decoder takes as long for any tokens."""
+
+    def run(self, operations: int) -> None:
+        """So many steps."""
+        if self._is_idle:
+            return
+        for _ in range(operations):
+            self._optimizer.zero_grad()
+            self._step.backward(self._tokens, self._labels)
+            self._optimizer.step()
+
+    def check(self) -> None:
+        """Do nothing: :meth:`result` has the loss."""
+
+    def result(self) -> dict[str, Any]:
+        """The loss with the initial weights; bytes of the training state and of activations on this rank."""
+        return {"loss": self._loss, "state_bytes": self._state_bytes(), "saved_bytes": self._saved_bytes}
+
+    def _first_loss(self) -> tuple[float, int]:
+        """The loss of the batch, and the bytes that its forward pass keeps for the backward pass."""
+        import torch
+
+        if self._is_idle:
+            return float("nan"), 0
+        own = {each.untyped_storage().data_ptr() for each in map(_local, self._step.parameters())}
+        saved: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = _local(tensor).untyped_storage()
+            if storage.data_ptr() not in own:
+                saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = self._step.backward(self._tokens, self._labels)
+        return loss, sum(saved.values())
+
+    def _state_bytes(self) -> int:
+        import torch
+
+        tensors = [each for parameter in self._step.parameters() for each in (parameter, parameter.grad)]
+        for state in self._optimizer.state.values():
+            tensors += [each for each in state.values() if isinstance(each, torch.Tensor) and each.ndim]
+        return sum(_local(each).nbytes for each in tensors if each is not None)
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+class _Step:
+    """A loss and its gradients."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return list(self.module.parameters())
+
+    def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
+        """Add the gradients of a batch to those that there are, and return its mean loss."""
+        from torch.nn.functional import cross_entropy
+
+        loss = cross_entropy(self.module(tokens).flatten(0, 1), labels.flatten())
+        loss.backward()
+        return loss.item()
+
+
+def _decoder(size: DecoderSize) -> torch.nn.Module:
+    from sparkdl.networks.decoder import Decoder, DecoderSizes
+
+    return Decoder(
+        DecoderSizes(
+            vocabulary=size.vocabulary,
+            width=size.width,
+            layers=size.num_layers,
+            heads=size.num_heads,
+            is_tied=False,  # a pipeline has the embedding and the head on two ranks
+        )
+    )
+
+
+def _alone(size: DecoderSize) -> _Step:
+    return _Step(_decoder(size))
+
+
+def _divided(size: DecoderSize, kind: str, ranks: int) -> _Step:
+    from sparkdl.parallel import Parallelism, parallelize
+
+    if kind == "PP":
+        return _PipelineStep(size, Parallelism(pipeline=ranks))
+    parallelism = {
+        "FSDP2": Parallelism(shard=ranks),
+        "TP": Parallelism(tensor=ranks),
+        "TP+SP": Parallelism(tensor=ranks, sequence=True),
+        "CP": Parallelism(context=ranks),
+    }[kind]
+    layout = parallelism.lay_out()
+    module = parallelize(_decoder(size), layout)
+    if kind == "FSDP2":
+        return _Step(module)
+    return _ContextStep(module, layout) if kind == "CP" else _TensorStep(module, layout)
+
+
+class _TensorStep(_Step):
+    def __init__(self, module: torch.nn.Module, layout: RankLayout) -> None:
+        super().__init__(module)
+        self._group = layout.group("tensor")
+
+    def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
+        from sparkdl.parallel import cross_entropy
+
+        loss = cross_entropy(self.module(tokens), labels, self._group)
+        loss.backward()
+        return loss.item()
+
+
+class _ContextStep(_Step):
+    def __init__(self, module: torch.nn.Module, layout: RankLayout) -> None:
+        super().__init__(module)
+        self._group = layout.group("context")
+
+    def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        from sparkdl.parallel import sequence
+
+        positions = sequence.positions(tokens.shape[1], self._group)
+        own, targets = (sequence.shard(each, 1, self._group) for each in (tokens, labels))
+        loss = cross_entropy(self.module(own, positions).flatten(0, 1), targets.flatten())
+        loss.backward()
+        mean = loss.detach().clone()
+        torch.distributed.all_reduce(mean, op=torch.distributed.ReduceOp.SUM, group=self._group)
+        return mean.item() / torch.distributed.get_world_size(self._group)
+
+
+class _PipelineStep(_Step):
+    def __init__(self, size: DecoderSize, parallelism: Parallelism) -> None:
+        from torch.nn.functional import cross_entropy
+
+        from sparkdl.parallel import Pipeline, cut
+
+        group = parallelism.lay_out().group("pipeline")
+        (stage,) = cut(_decoder(size), group, schedule="1f1b")
+        super().__init__(stage)
+        self._pipeline = Pipeline(
+            [stage],
+            group,
+            schedule="1f1b",
+            microbatches=_MICROBATCHES,
+            loss=lambda logits, labels: cross_entropy(logits.flatten(0, 1), labels.flatten()),
+        )
+
+    def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
+        return self._pipeline.step(tokens, target=labels).item()
+
+
+def takes(contender: str, rows: int) -> bool:
+    """Whether a contender can have a batch of so many rows: a pipeline cuts it into small ones."""
+    return not contender.startswith("PP") or rows % _MICROBATCHES == 0
+
+
+def parallel_trial(session: Session, contender: str, case: Mapping[str, Any]) -> ParallelTrial:
+    """The trial of a turn."""
+    return ParallelTrial(session, contender, case)

@@ -1,0 +1,185 @@
+"""``sparkdl bench parallel``: the time and memory of one training step under each kind of parallelism.
+
+Runs where it is called; the ranks are processes of this machine with one thread each. The same code runs on our
+backend and on Gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparkdl.bench.contenders.parallel import ALONE, KINDS, MODELS, takes
+from sparkdl.bench.contest import Case, Contest, Measured, hold
+from sparkdl.bench.libraries import missing_libraries, names_of
+from sparkdl.bench.options import add_common_arguments, check_common_arguments
+from sparkdl.bench.report import format_time, percentile, ratios, write_report
+from sparkdl.collective.telemetry.report import format_columns
+from sparkdl.errors import CommunicatorError, ParamError
+
+CONTENDERS = {
+    **dict.fromkeys(ALONE, "torch"),
+    **{f"{kind} on sparkdl": "torch" for kind in KINDS},
+    **{f"{kind} on gloo": "gloo" for kind in KINDS},
+}
+"""The contenders, and the library that the ranks of each open."""
+
+_LOSS_TOLERANCE = 1e-4
+
+_LEGEND = (
+    "A step is forward, backward and AdamW (fused), on one batch of rows x positions. TP (tensor), TP+SP (and\n"
+    "sequence), PP (pipeline, 1F1B, 4 small batches) and CP (context, ring attention) share the batch among the\n"
+    "ranks; with FSDP2 (ZeRO-3) each rank has a batch. one rank: one process with one thread, two threads: with two;\n"
+    "other ranks sleep. state: weights, gradients and AdamW's moments on the fullest rank. saved: what a forward pass\n"
+    "keeps for the backward pass, without weights. of gloo: the time as a multiple of the same code's on Gloo; of one\n"
+    "rank: likewise."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    add_common_arguments(parser, seconds=10.0)
+    parser.add_argument(
+        "--models",
+        default="23M",
+        help=f"sizes of the decoder in parameters, of {', '.join(MODELS)}, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batches",
+        default="4x128,1x64",
+        help="rows x positions of a batch, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--kinds",
+        default=",".join(KINDS),
+        help="kinds of parallelism, separated by commas (default: %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table, and write the report that was asked for.
+
+    Raises:
+        ParamError: if an option has a value that cannot work.
+        RankError: if a contender failed.
+        CommunicatorError: if a contender's loss is not that of one process.
+    """
+    check_common_arguments(arguments)
+    if arguments.plot is not None:
+        raise ParamError("sparkdl bench parallel draws nothing; leave --plot out.")
+    kinds = names_of(arguments.kinds, list(KINDS), "--kinds")
+    missing = missing_libraries(["torch", "gloo"])
+    if missing:
+        raise ParamError(f"sparkdl bench parallel: {next(iter(missing.values()))}")
+    contenders = {
+        name: library
+        for name, library in CONTENDERS.items()
+        if name in ALONE or name.partition(" on ")[0] in kinds
+    }
+    measured: dict[str, dict[str, Measured]] = {}
+    cases = make_cases(arguments.models, arguments.batches, arguments.ranks)
+    for case in cases:
+        contest = Contest(
+            benchmark="parallel",
+            world_size=arguments.ranks,
+            libraries={
+                name: library for name, library in contenders.items() if takes(name, case.settings["rows"])
+            },
+            cases=[case],
+            seconds=arguments.seconds,
+            num_rounds=3,
+            min_repetitions=2,
+        )
+        measured |= hold(contest, announce=lambda text: print(f"{text} ...", flush=True))
+    rows = make_rows(cases, measured, arguments.ranks)
+    print(format_rows(rows))
+    print(_LEGEND)
+    if arguments.json is not None:
+        write_report(arguments.json, "parallel", rows, {})
+    return 0
+
+
+def make_cases(models: str, batches: str, ranks: int) -> list[Case]:
+    """A case per model and batch.
+
+    Raises:
+        ParamError: if a model is unknown, a batch is none, or ranks cannot share its positions.
+    """
+    names = names_of(models, list(MODELS), "--models")
+    if not names:
+        raise ParamError(f"--models names none; it may be any of {', '.join(MODELS)}.")
+    cases = []
+    for name in names:
+        for batch in batches.split(","):
+            try:
+                rows, positions = (int(number) for number in batch.strip().split("x"))
+            except ValueError:
+                raise ParamError(f"--batches {batch} is not rows x positions, such as 4x128.") from None
+            if rows < 1 or positions < 1 or positions % (2 * ranks):
+                raise ParamError(
+                    f"--batches {batch}: it needs rows, and a number of positions that {2 * ranks} divides."
+                )
+            settings = {"model": name, "rows": rows, "positions": positions}
+            cases.append(Case(name=f"{name}, {rows} x {positions}", settings=settings, max_operations=1))
+    return cases
+
+
+def make_rows(
+    cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measured]], world_size: int
+) -> list[dict[str, Any]]:
+    """One row per case and contender; ``ratio`` holds each other contender's median as a multiple of this row's.
+
+    Raises:
+        CommunicatorError: if a contender's loss is not that of one process.
+    """
+    rows = []
+    for case in cases:
+        found_of = measured[case.name]
+        medians = {name: statistics.median(found.times) for name, found in found_of.items()}
+        loss = found_of["one rank"].results[0][0]["loss"]
+        for contender, found in found_of.items():
+            results = [each for each in found.results[0] if not math.isnan(each["loss"])]
+            for result in results:
+                if not math.isclose(result["loss"], loss, rel_tol=_LOSS_TOLERANCE):
+                    raise CommunicatorError(
+                        f"{contender}, {case.name}: the loss is {result['loss']}, and {loss} in one process."
+                    )
+            rows.append(
+                {
+                    "case": case.name,
+                    "contender": contender,
+                    "repetitions": len(found.times),
+                    "median_s": medians[contender],
+                    "p90_s": percentile(found.times, 0.9),
+                    "state_bytes": max(result["state_bytes"] for result in results),
+                    "saved_bytes": max(result["saved_bytes"] for result in results),
+                    "ranks": world_size,
+                    "ratio": ratios(contender, medians),
+                }
+            )
+    return rows
+
+
+def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table that is printed."""
+    header = ("case", "contender", "median", "p90", "of gloo", "of one rank", "state", "saved")
+    table = []
+    for row in rows:
+        medians = {other["contender"]: other["median_s"] for other in rows if other["case"] == row["case"]}
+        on_gloo = medians.get(row["contender"].replace(" on sparkdl", " on gloo"))
+        table.append(
+            (
+                row["case"],
+                row["contender"],
+                format_time(row["median_s"]),
+                format_time(row["p90_s"]),
+                f"{row['median_s'] / on_gloo:.2f}x" if on_gloo and " on sparkdl" in row["contender"] else "",
+                f"{row['median_s'] / medians['one rank']:.2f}x",
+                f"{row['state_bytes'] / 2**20:.0f} MiB",
+                f"{row['saved_bytes'] / 2**20:.1f} MiB",
+            )
+        )
+    return format_columns(header, table)

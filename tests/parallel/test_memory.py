@@ -1,0 +1,117 @@
+"""Memory of a rank falls with the number of ranks, and a model that is too large for one is trained by several."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+import sparkdl.torch
+from sparkdl.networks.decoder import Decoder, DecoderSizes
+from sparkdl.parallel import Parallelism, draw_weights, on_meta, parallelize, sequence
+from tests.run_ranks import RankEnvironment, run_ranks
+
+SMALL = DecoderSizes(vocabulary=512, width=128, layers=4, heads=4)
+LARGE = DecoderSizes(vocabulary=1024, width=768, layers=16, heads=12)
+"""115 million parameters, of 16 bytes each with gradient and two moments."""
+
+MIB = 1 << 20
+LIMIT_BYTES = 1000 * MIB
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def state_bytes(environment: RankEnvironment, kind: str) -> int:
+    """Bytes of weights, gradients and AdamW's moments on this rank after a step."""
+    with environment.communicator() as communicator:
+        sparkdl.torch.init_process_group(communicator, timeout_s=60.0)
+        layout = Parallelism(**{kind: environment.world_size}).lay_out()
+        torch.manual_seed(0)
+        module = parallelize(Decoder(SMALL), layout, whole_outputs=True)
+        optimizer = torch.optim.AdamW(module.parameters())
+        module(torch.zeros(1, 16, dtype=torch.int64)).sum().backward()
+        optimizer.step()
+        tensors = [each for parameter in module.parameters() for each in (parameter, parameter.grad)]
+        tensors += [each for state in optimizer.state.values() for each in state.values() if each.ndim]
+        total = sum(_local(each).nbytes for each in tensors if each is not None)
+        sparkdl.torch.destroy_process_group()
+    return total
+
+
+@pytest.mark.parametrize("kind", ["shard", "tensor"])
+def test_the_training_state_of_a_rank_is_its_share(kind: str) -> None:
+    (whole,) = run_ranks(1, state_bytes, kind)
+    for ranks in (2, 4):
+        for found in run_ranks(ranks, state_bytes, kind):
+            assert found == pytest.approx(whole / ranks, rel=0.1)
+
+
+def saved_bytes(environment: RankEnvironment, length: int) -> int:
+    """Bytes that the forward pass of a sequence keeps on this rank for the backward pass, but for weights."""
+    with environment.communicator() as communicator:
+        sparkdl.torch.init_process_group(communicator, timeout_s=60.0)
+        layout = Parallelism(context=environment.world_size).lay_out()
+        torch.manual_seed(0)
+        module = parallelize(Decoder(SMALL), layout)
+        saved: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = _local(tensor).untyped_storage()
+            saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        group = layout.group("context")
+        tokens = sequence.shard(torch.zeros(1, length, dtype=torch.int64), 1, group)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            module(tokens, sequence.positions(length, group))
+        weights = sum(each.numel() * each.element_size() for each in module.parameters())
+        sparkdl.torch.destroy_process_group()
+    return max(0, sum(saved.values()) - weights)
+
+
+@pytest.mark.parametrize("length", [1024, pytest.param(8192, marks=pytest.mark.slow)])
+def test_the_activations_of_shared_sequences_are_a_ranks_share(length: int) -> None:
+    (whole,) = run_ranks(1, saved_bytes, length)
+    for ranks in (2, 4):
+        for found in run_ranks(ranks, saved_bytes, length):
+            assert found == pytest.approx(whole / ranks, rel=0.25)
+
+
+def train_within_a_limit(environment: RankEnvironment) -> float:
+    """Three steps of a large model while this process may take 1,000 MiB more than it has."""
+    with environment.communicator() as communicator:
+        sparkdl.torch.init_process_group(communicator, timeout_s=100.0)
+        torch.set_num_threads(1)
+        layout = Parallelism(shard=environment.world_size).lay_out()
+        has = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (has + LIMIT_BYTES, resource.RLIM_INFINITY))
+        with on_meta():
+            module = Decoder(LARGE)
+        parallelize(module, layout)
+        draw_weights(module, seed=0)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+        tokens = torch.arange(32)[None]
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(module(tokens)[0, :-1], tokens[0, 1:])
+            loss.backward()
+            optimizer.step()
+        sparkdl.torch.destroy_process_group()
+    return loss.item()
+
+
+@pytest.mark.slow
+def test_a_model_that_exceeds_the_memory_of_one_rank_is_trained_by_four() -> None:
+    assert sum(each.numel() for each in Decoder(LARGE).parameters()) * 16 > LIMIT_BYTES
+    with pytest.raises(Exception, match="can't allocate memory|Cannot allocate|MemoryError|bad_alloc"):
+        run_ranks(1, train_within_a_limit)
+    losses = run_ranks(4, train_within_a_limit, timeout_s=150)
+    assert len(set(losses)) == 1
+    assert losses[0] < 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from pathlib import Path
@@ -21,6 +22,7 @@ LARGE = DecoderSizes(vocabulary=1024, width=768, layers=16, heads=12)
 """115 million parameters, of 16 bytes each with gradient and two moments."""
 
 MIB = 1 << 20
+_M_MMAP_THRESHOLD = -3
 LIMIT_BYTES = 1000 * MIB
 
 
@@ -89,6 +91,7 @@ def train_within_a_limit(environment: RankEnvironment) -> float:
     with environment.communicator() as communicator:
         sparkdl.torch.init_process_group(communicator, timeout_s=100.0)
         torch.set_num_threads(1)
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MIB)  # what is freed is given back
         layout = Parallelism(shard=environment.world_size).lay_out()
         has = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (has + LIMIT_BYTES, resource.RLIM_INFINITY))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkdl.estimators.ready_made.estimator import TorchClassificationModel, TorchRegressionModel
     from sparkdl.estimators.ready_made.images import ImageClassifier
+    from sparkdl.estimators.ready_made.language import LanguageModel, LanguageModelModel
     from sparkdl.estimators.ready_made.tabular import TorchClassifier, TorchRegressor
     from sparkdl.estimators.ready_made.text import TextClassifier
     from sparkdl.estimators.summary import TrainingSummary
@@ -26,6 +27,8 @@ _MODULES = {
     "Callback": "sparkdl.training.callbacks",
     "FitContext": "sparkdl.training.callbacks",
     "ImageClassifier": "sparkdl.estimators.ready_made.images",
+    "LanguageModel": "sparkdl.estimators.ready_made.language",
+    "LanguageModelModel": "sparkdl.estimators.ready_made.language",
     "TextClassifier": "sparkdl.estimators.ready_made.text",
     "TorchClassificationModel": "sparkdl.estimators.ready_made.estimator",
     "TorchClassifier": "sparkdl.estimators.ready_made.tabular",
@@ -40,6 +43,8 @@ __all__ = [
     "Callback",
     "FitContext",
     "ImageClassifier",
+    "LanguageModel",
+    "LanguageModelModel",
     "TextClassifier",
     "TorchClassificationModel",
     "TorchClassifier",

@@ -81,6 +81,10 @@ def _of_label(output: ModelOutput) -> str:
 
 def _check_type(column: ScoredColumn, output: ModelOutput) -> None:
     of_label = _of_label(output)
+    if output.kind == "text" and column.type != "auto":
+        raise ParamError(
+            f"Param predictionType is {column.type!r}, and {of_label} is a text. Leave it at 'auto'."
+        )
     if column.type in ("double", "long") and output.shape:
         raise ParamError(
             f"Param predictionType is {column.type!r}, and {of_label} has shape {output.shape} per row. Leave it at "
@@ -94,7 +98,7 @@ def _check_type(column: ScoredColumn, output: ModelOutput) -> None:
 
 
 def _told(output: ModelOutput) -> str:
-    if output.kind == "value":
+    if output.kind in ("value", "text"):
         return "no classes"
     return (
         f"classes of shape {output.shape} per row" if output.shape else "margins, which are no probabilities"
@@ -127,6 +131,8 @@ def _type_of(column: ScoredColumn, output: ModelOutput) -> str:
         return "array<double>"
     if column.type in ("double", "long"):
         return {"double": "double", "long": "bigint"}[column.type]
+    if output.kind == "text":
+        return "string"
     element = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
     return f"array<{element}>" if output.shape or column.type == "array" else element
 

@@ -150,7 +150,9 @@ def _shown(outputs: Any) -> str:
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
-PredictionKind: TypeAlias = Literal["class", "class_margin", "binary_logit", "binary_probability", "value"]
+PredictionKind: TypeAlias = Literal[
+    "class", "class_margin", "binary_logit", "binary_probability", "value", "text"
+]
 
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _IGNORE_INDEX_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)

@@ -110,7 +110,7 @@ class Predictor:
     def predict(self, columns: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Return by the name of each output one prediction per row.
 
-        They are float64 of shape ``(rows, *output.shape)``, or what the label column calls the classes.
+        They are float64 of shape ``(rows, *output.shape)``, or what the label column calls the classes, or texts.
 
         Args:
             columns: holds the feature columns, ``(rows, *column.shape)``, or, where the model takes it, their matrix.
@@ -286,6 +286,8 @@ def _has_number(condition: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], 
 
 def _is_nan(outputs: Tensor, output: ModelOutput) -> Tensor:
     """Which rows have an output that is NaN, or probabilities made of it that are."""
+    if output.kind == "text":
+        return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
     if output.kind == "class":
         # The softmax is NaN of a score that is infinite, and of log-probabilities that all are.
         is_nan = ~outputs.amax(dim=1).isfinite()
@@ -304,7 +306,17 @@ def _described(tensor: Tensor) -> str:
     return text
 
 
-def _answer(answer: Answer, outputs: Tensor, output: ModelOutput) -> npt.NDArray[np.float64]:
+def _texts(outputs: Tensor) -> npt.NDArray[Any]:
+    """The texts whose bytes in UTF-8 a module returned, -1 behind them."""
+    texts: npt.NDArray[Any] = np.empty(len(outputs), object)
+    for row, values in enumerate(outputs.cpu().numpy()):
+        texts[row] = values[values >= 0].astype(np.uint8).tobytes().decode("utf-8", "replace")
+    return texts
+
+
+def _answer(answer: Answer, outputs: Tensor, output: ModelOutput) -> npt.NDArray[Any]:
+    if output.kind == "text":
+        return _texts(outputs)
     if answer == "probability":
         found = class_probabilities(outputs, output.kind)
     elif answer == "rawPrediction":
@@ -338,7 +350,7 @@ def decide(outputs: Tensor, kind: PredictionKind) -> Tensor:
     """Turn a module's outputs into predictions.
 
     ``"class"`` and ``"class_margin"``: index of the largest of ``(N, classes, ...)``; ``"binary_logit"`` and
-    ``"binary_probability"``: 1 above 0 or 0.5, else 0; ``"value"``: the output itself.
+    ``"binary_probability"``: 1 above 0 or 0.5, else 0; ``"value"``: the output itself. ``"text"``: bytes in UTF-8.
     """
     if kind in ("class", "class_margin"):
         return outputs.argmax(dim=1)

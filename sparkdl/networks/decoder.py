@@ -128,11 +128,17 @@ class Decoder(nn.Module):
         Returns:
             ``(batch, positions, vocabulary)``.
         """
+        return self.head(self.states(tokens, positions, documents))  # type: ignore[no-any-return]  # modules return Any
+
+    def states(
+        self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
+        """Compute what the head takes, ``(batch, positions, width)``; for the arguments see :meth:`forward`."""
         hidden = self.embedding(tokens)
         rotation = self.rotation(positions, tokens)
         for block in self.blocks:
             hidden = block(hidden, rotation, documents)
-        return self.head(self.norm(hidden))  # type: ignore[no-any-return]  # modules return Any
+        return self.norm(hidden)  # type: ignore[no-any-return]  # modules return Any
 
     def rotation(self, positions: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the angles of each position, ``(1 or batch, 1, positions, head size)`` in float32."""

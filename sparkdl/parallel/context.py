@@ -206,7 +206,7 @@ class WholeSequences(nn.Module):
         self._positions = name_of_positions(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module returns, each tensor with whole sequences in its second dimension."""
+        """Return what the module returns, with whole sequences: in the second dimension, or its ``positions_dim``."""
         lengths = {each.shape[1] for each in (*args, *kwargs.values()) if _is_sequence(each)}
         if len(lengths) != 1:
             raise ParamError(
@@ -226,7 +226,8 @@ class WholeSequences(nn.Module):
 
     def _joined(self, output: Any) -> Any:
         if isinstance(output, Tensor):
-            return _apply(_Joined, output, self._group) if _is_sequence(output) else output
+            dim = getattr(self.module, "positions_dim", 1)
+            return _apply(_Joined, output, dim, self._group) if output.ndim > dim else output
         if isinstance(output, dict):  # a Hugging Face ModelOutput is one
             for name, each in output.items():
                 output[name] = self._joined(each)
@@ -248,12 +249,12 @@ class _Joined(torch.autograd.Function):
     """Whole sequences of the parts of all ranks; the gradient of this rank's part."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, part: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
         """``(batch, positions / ranks, ...)`` to ``(batch, positions, ...)``."""
-        ctx.group = group
-        return sequence.unshard(part, 1, group)
+        ctx.dim, ctx.group = dim, group
+        return sequence.unshard(part, dim, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Return this rank's part."""
-        return sequence.shard(gradient, 1, ctx.group), None
+        return sequence.shard(gradient, ctx.dim, ctx.group), None, None

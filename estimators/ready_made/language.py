@@ -1,0 +1,460 @@
+"""The ready-made estimator for language models, its Params, and the model that it fits.
+
+Texts are tokenized and packed on the *executors*; the packed rows are trained on like any others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from pyspark import keyword_only
+from pyspark.ml import Estimator
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+from torch import nn
+
+from sparkdl.data import Column
+from sparkdl.data.spark.columns import quoted
+from sparkdl.data.spark.jobs import spark_job
+from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators.fit.rows import share_rows
+from sparkdl.estimators.fit.runs import place_of_single_fit
+from sparkdl.estimators.params.base import ParamsT, one_of
+from sparkdl.estimators.params.estimator import SharedArguments
+from sparkdl.estimators.params.table import at_least, optional, param, with_arguments
+from sparkdl.estimators.persistence import ParamsWriter, TorchEstimatorReader, TorchModelReader
+from sparkdl.estimators.ready_made.params import _ReadyMadeParams
+from sparkdl.estimators.torch_estimator import FittingEstimator, TorchEstimator
+from sparkdl.estimators.torch_model import TorchModel
+from sparkdl.model.inputs import ModelInput, ModelInputs
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelOutput, ModelSignature
+from sparkdl.networks.decoder import Decoder, DecoderSizes
+from sparkdl.networks.initial_weights import seeded
+from sparkdl.networks.language import (
+    ANSWERS,
+    FolderTokenizer,
+    Generation,
+    LanguageNetwork,
+    LanguageTokenizer,
+    PromptInputs,
+    TextModel,
+    learn_tokenizer,
+    pack_texts,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from typing_extensions import Unpack
+
+    from sparkdl.estimators.summary import TrainingSummary
+
+_SAMPLE_TEXTS = 20_000
+"""Texts from which a tokenizer is learned."""
+
+
+class HasGeneration(Params):
+    """Params for what a language model is asked about texts."""
+
+    output, getOutput, setOutput = param(
+        one_of(*ANSWERS),
+        "what transform writes of a text: continuation, a string; logLikelihood, an array of its sum over the tokens "
+        "after the first and their number; or embedding, the mean of the last layer's output",
+        default="continuation",
+    )
+    maxNewTokens, getMaxNewTokens, setMaxNewTokens = param(
+        TypeConverters.toInt, "tokens that a continuation has at most (> 0)", default=64, check=at_least(1)
+    )
+    temperature, getTemperature, setTemperature = param(
+        TypeConverters.toFloat,
+        "how freely tokens of a continuation are drawn (>= 0); 0 takes the likeliest one",
+        default=0.0,
+        check=at_least(0),
+        more="Draws depend on the seed and the text alone.",
+    )
+    topK, getTopK, setTopK = param(
+        TypeConverters.toInt,
+        "among how many of the likeliest tokens one is drawn (>= 0); 0 for all",
+        default=0,
+        check=at_least(0),
+    )
+    maxLength, getMaxLength, setMaxLength = param(
+        TypeConverters.toInt,
+        "tokens of a packed row, and of a text that count (> 1)",
+        default=256,
+        check=at_least(2),
+    )
+
+
+class HasDecoder(Params):
+    """Params for the network of a language model and its tokens."""
+
+    pretrained, getPretrained, setPretrained = optional(
+        TypeConverters.toString,
+        "local folder on the driver with a causal language model and a tokenizer of transformers; default: none",
+        more="It brings its own tokenizer and layers.",
+    )
+    loraRank, getLoraRank, setLoraRank = optional(
+        TypeConverters.toInt,
+        "rank of the adapters (LoRA) that are trained in place of the pretrained weights (> 0); default: none",
+        check=at_least(1),
+        more="By the library peft. The returned model has the adapters merged into its weights.",
+    )
+    vocabularySize, getVocabularySize, setVocabularySize = param(
+        TypeConverters.toInt,
+        "tokens that are learned from the texts at most, 256 bytes among them (> 256)",
+        default=8192,
+        check=at_least(257),
+    )
+    embeddingSize, getEmbeddingSize, setEmbeddingSize = param(
+        TypeConverters.toInt,
+        "features of a position between the layers (> 0), a multiple of twice numHeads",
+        default=256,
+        check=at_least(1),
+    )
+    numLayers, getNumLayers, setNumLayers = param(
+        TypeConverters.toInt, "layers of the decoder (> 0)", default=4, check=at_least(1)
+    )
+    numHeads, getNumHeads, setNumHeads = param(
+        TypeConverters.toInt, "attention heads of each layer (> 0)", default=4, check=at_least(1)
+    )
+    numKeyHeads, getNumKeyHeads, setNumKeyHeads = optional(
+        TypeConverters.toInt,
+        "heads of keys and values, which several heads share (> 0); default: as many as numHeads",
+        check=at_least(1),
+    )
+
+
+class LanguageModelModel(TorchModel, HasGeneration):
+    """What :class:`LanguageModel` returns: a :class:`TorchModel` of texts.
+
+    ``transform`` adds ``predictionCol``, what ``output`` says. Texts of more than ``maxLength`` tokens count by their
+    last ones where they are continued, and else by their first ones.
+    """
+
+    @property
+    def saved(self) -> SavedModel:
+        """The module together with what it takes and gives, as ``output`` and the other Params say."""
+        return self._answering(self.getOutput())
+
+    def generate(self, text: str) -> str:
+        """Continue a text, on the driver."""
+        saved = self._answering("continuation")
+        model, inputs = saved.module, saved.signature.inputs
+        assert isinstance(model, TextModel), "what fits make"
+        assert inputs.prepare is not None, "which makes tokens"
+        given = inputs.prepare({inputs.names[0]: np.array([text], object)})
+        with torch.inference_mode():
+            (tokens,) = model.continuations(
+                *(torch.from_numpy(np.asarray(given[name])) for name in ("tokens", "lengths"))
+            )
+        return model.tokenizer.decode(tokens)
+
+    def perplexity(self, dataset: DataFrame) -> float:
+        """The exponential of the mean negative log-likelihood of the tokens of all texts; runs on the executors.
+
+        Raises:
+            DataError: if no text has two tokens.
+        """
+        from pyspark.sql import functions as F
+
+        scored = self.copy({self.output: "logLikelihood"}).transform(dataset)
+        found = F.col(quoted(self.getPredictionCol()))
+        sums = scored.agg(F.sum(found[0]).alias("sum"), F.sum(found[1]).alias("count"))
+        with spark_job(dataset.sparkSession, "computing the perplexity"):
+            row = sums.collect()[0]
+        if not row["count"]:
+            raise DataError("No text has two tokens, so there is no perplexity.")
+        return math.exp(-row["sum"] / row["count"])
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        return self._as_plain()._transform(dataset)
+
+    def _as_plain(self) -> TorchModel:
+        """The model with the module that answers as the Params say, as models of other estimators have it."""
+        plain = self._copyValues(TorchModel(self.saved))
+        plain._resetUid(self.uid)
+        return plain
+
+    def _answering(self, answer: str) -> SavedModel:
+        trained = self._saved.module
+        assert isinstance(trained, TextModel), "what fits make"
+        return text_model(
+            trained.decoder,
+            trained.tokenizer,
+            column=self._saved.signature.inputs.names[0],
+            answer=answer,
+            generation=Generation(
+                max_tokens=self.getMaxNewTokens(),
+                temperature=self.getTemperature(),
+                top_k=self.getTopK(),
+                seed=self.getOrDefault("seed"),
+            ),
+            max_length=self.getMaxLength(),
+        )
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        """Return a reader; :meth:`load` is the shortcut."""
+        return TorchModelReader(cls)
+
+
+def text_model(
+    decoder: nn.Module,
+    tokenizer: LanguageTokenizer,
+    *,
+    column: str,
+    answer: str,
+    generation: Generation,
+    max_length: int,
+) -> SavedModel:
+    """Return a model of a column of texts."""
+    is_text = answer == "continuation"
+    module = TextModel(decoder, tokenizer, answer=answer, generation=generation, max_length=max_length).eval()
+    shape: tuple[int, ...] = () if is_text else (2,)
+    if answer == "embedding":
+        with torch.inference_mode():
+            shape = tuple(
+                module(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)).shape[1:]
+            )
+    inputs = ModelInputs(
+        columns=(Column(name=column, dtype="object", kind="string"),),
+        inputs=(ModelInput(name="tokens", dtype="int64"), ModelInput(name="lengths", dtype="int64")),
+        prepare=PromptInputs(column=column, tokenizer=tokenizer, max_length=max_length, from_end=is_text),
+    )
+    outputs = (ModelOutput(name=answer, kind="text" if is_text else "value", shape=shape),)
+    return SavedModel(module, ModelSignature(inputs=inputs, outputs=outputs))
+
+
+@with_arguments(
+    SharedArguments,
+    featuresCol='column of strings; default ``"features"``.',
+    seed="seed of the first weights, the order of rows, and the draws of continuations; default 0.",
+)
+class LanguageModel(
+    FittingEstimator[LanguageModelModel],
+    HasGeneration,
+    HasDecoder,
+    _ReadyMadeParams,
+    MLReadable[Any],
+    MLWritable,
+):
+    """Learns to continue texts: a decoder that predicts each token by those before it.
+
+    The network is :class:`sparkdl.networks.decoder.Decoder`, or a model of Hugging Face that lies in a local folder.
+    ``fit`` learns a tokenizer from up to 20,000 texts, unless the folder brings one, and packs the texts into rows of
+    ``maxLength`` tokens, in which attention stays inside of each text. The loss of an epoch is the mean over all
+    tokens; its exponential is the perplexity. ``batchSize`` counts packed rows.
+    """
+
+    _own_defaults: ClassVar[Mapping[str, Any]] = {"batchSize": 8, "epochs": 1, "predictionBatchSize": 32}
+
+    @keyword_only
+    def __init__(
+        self,
+        *,
+        featuresCol: str | None = None,
+        output: str | None = None,
+        maxNewTokens: int | None = None,
+        temperature: float | None = None,
+        topK: int | None = None,
+        maxLength: int | None = None,
+        pretrained: str | None = None,
+        loraRank: int | None = None,
+        vocabularySize: int | None = None,
+        embeddingSize: int | None = None,
+        numLayers: int | None = None,
+        numHeads: int | None = None,
+        numKeyHeads: int | None = None,
+        learningRate: float | None = None,
+        weightDecay: float | None = None,
+        **params: Unpack[SharedArguments],
+    ) -> None:
+        super().__init__()
+        self._set_arguments()
+
+    def setFeaturesCol(self: ParamsT, value: str) -> ParamsT:
+        """Set the column of texts."""
+        return self._set(featuresCol=value)
+
+    def check_values(self) -> None:
+        """Check what needs no data.
+
+        Raises:
+            ParamError: naming the Param, its value and what it may be.
+        """
+        self.check_ranges()
+        if len(self.getFeaturesCols()) > 1:
+            raise ParamError(
+                f"Param featuresCol is {self.getFeaturesCols()}, and LanguageModel takes one column of texts. Join "
+                "several with pyspark.sql.functions.concat_ws."
+            )
+        if self.getPretrained() is None:
+            if self.getLoraRank() is not None:
+                raise ParamError(
+                    "Param loraRank is set, and pretrained is not: adapters are for trained weights."
+                )
+            self._sizes(num_tokens=self.getVocabularySize())
+        else:
+            own: list[Param[Any]] = [self.vocabularySize, self.embeddingSize, self.numLayers, self.numHeads]
+            for entry in (*own, self.numKeyHeads):
+                if self.isSet(entry):
+                    raise ParamError(
+                        f"Param {entry.name} is {self.getOrDefault(entry)!r}, and the model in Param pretrained brings "
+                        f"its own. Leave {entry.name} out."
+                    )
+        TorchEstimator.check_settings(self._estimator(nn.Linear(1, 1)))
+
+    def params_of_fit(self) -> TorchEstimator:
+        """Return what a fit goes by once the rows are packed; a fit makes its own."""
+        raise NotImplementedError("LanguageModel packs its rows before it makes the estimator of a fit.")
+
+    def model_class(self) -> type[LanguageModelModel]:
+        """Return the class of the models that fits return."""
+        return LanguageModelModel
+
+    def fitMultiple(self, dataset: DataFrame, paramMaps: Any) -> Any:
+        """Return a thread-safe iterator of ``(index, model)``, a model for each Param map, each on rows of its own."""
+        return Estimator.fitMultiple(self, dataset, paramMaps)
+
+    def write(self) -> MLWriter:
+        """Return a writer: ``estimator.write().overwrite().save(path)``."""
+        return ParamsWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        """Return a reader; :meth:`load` is the shortcut."""
+        return TorchEstimatorReader(cls)
+
+    def _fit(self, dataset: DataFrame) -> LanguageModelModel:
+        self.check_values()
+        (name,) = self.getFeaturesCols()
+        with self._jobs():
+            tokenizer, decoder = self._make(dataset, name)
+            packed = _packed(dataset, name, tokenizer, self.getMaxLength())
+            estimator = self._estimator(LanguageNetwork(decoder))
+            (rows,) = share_rows(packed, [estimator])
+            with place_of_single_fit() as place:
+                from sparkdl.estimators.fit.fit import fit_on_rows
+
+                return fit_on_rows(
+                    estimator,
+                    dataset.sparkSession,
+                    rows,
+                    partial(self._text_model, tokenizer=tokenizer, column=name),
+                    place=place,
+                )
+
+    def _text_model(
+        self, saved: SavedModel, summary: TrainingSummary, *, tokenizer: LanguageTokenizer, column: str
+    ) -> LanguageModelModel:
+        network = saved.module
+        assert isinstance(network, LanguageNetwork), "what was trained"
+        made = text_model(
+            _merged(network.decoder),
+            tokenizer,
+            column=column,
+            answer=self.getOutput(),
+            generation=Generation(),
+            max_length=self.getMaxLength(),
+        )
+        return self._make_model(made, summary)
+
+    def _estimator(self, network: nn.Module) -> TorchEstimator:
+        """The estimator of packed rows."""
+        estimator = TorchEstimator(
+            model=network,
+            loss=nn.CrossEntropyLoss(ignore_index=-100),
+            optimizer=partial(
+                torch.optim.AdamW, lr=self.getLearningRate(), weight_decay=self.getWeightDecay()
+            ),
+        )
+        self._copyValues(estimator)
+        return estimator._set(featuresCol=["tokens", "documents"], labelCol="labels")
+
+    def _make(self, dataset: DataFrame, name: str) -> tuple[LanguageTokenizer, nn.Module]:
+        folder = self.getPretrained()
+        if folder is not None:
+            return _load_folder(folder, self.getLoraRank(), self.getSeed())
+        with spark_job(dataset.sparkSession, "sampling texts"):
+            rows = dataset.select(quoted(name)).limit(_SAMPLE_TEXTS).collect()
+        texts = [row[0] for row in rows]
+        if not texts:
+            raise DataError(f"There are no texts in column {name!r}.")
+        if not all(isinstance(text, str) for text in texts):
+            raise DataError(
+                f"Column {name!r} holds null or no strings, and LanguageModel takes texts. Leave those rows out."
+            )
+        tokenizer = learn_tokenizer(texts, self.getVocabularySize())
+        with seeded(self.getSeed()):
+            return tokenizer, Decoder(self._sizes(num_tokens=tokenizer.num_tokens))
+
+    def _sizes(self, *, num_tokens: int) -> DecoderSizes:
+        return DecoderSizes(
+            # Tensor parallelism divides the vocabulary among ranks.
+            vocabulary=math.ceil(num_tokens / 64) * 64,
+            width=self.getEmbeddingSize(),
+            layers=self.getNumLayers(),
+            heads=self.getNumHeads(),
+            key_heads=self.getNumKeyHeads(),
+        )
+
+
+def _packed(dataset: DataFrame, name: str, tokenizer: LanguageTokenizer, length: int) -> DataFrame:
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def texts() -> Iterator[str]:
+            for batch in batches:
+                for text in batch.column(0).to_pylist():
+                    if not isinstance(text, str):
+                        raise DataError(f"Column {name!r} holds {text!r}, and LanguageModel takes texts.")
+                    yield text
+
+        for row in pack_texts(texts(), tokenizer, length):
+            yield pa.RecordBatch.from_pydict({each: pa.array([values]) for each, values in row.items()})
+
+    schema = "tokens array<bigint>, documents array<bigint>, labels array<bigint>"
+    return dataset.select(quoted(name)).mapInArrow(pack, schema)
+
+
+def _load_folder(folder: str, lora_rank: int | None, seed: int) -> tuple[LanguageTokenizer, nn.Module]:
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise ParamError(
+            f"Param pretrained needs transformers: {error}. Run pip install transformers."
+        ) from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, which holds no causal language model with a tokenizer: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ParamError(f"The tokenizer in {folder!r} has no end of sequence. Set its eos_token.")
+    # Packed rows keep their texts apart by masks, which this implementation of all models takes.
+    model.set_attn_implementation("sdpa")
+    if lora_rank is not None:
+        try:
+            from peft import LoraConfig, get_peft_model
+        except ImportError as error:
+            raise ParamError(f"Param loraRank needs peft: {error}. Run pip install peft.") from error
+        with seeded(seed):
+            model = get_peft_model(
+                model, LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear")
+            )
+    return FolderTokenizer(tokenizer), model
+
+
+def _merged(decoder: Any) -> nn.Module:
+    """The decoder with its adapters in its weights."""
+    merge = getattr(decoder, "merge_and_unload", None)
+    merged: nn.Module = decoder if merge is None else merge()
+    return merged

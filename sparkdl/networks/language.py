@@ -1,0 +1,384 @@
+"""Language models: tokenizers, packed rows to train on, and what a trained model answers about texts.
+
+A tokenizer has ``num_tokens``, ``end`` (the token after a text), ``encode`` and ``decode``. Texts are packed on the
+*executors*, and :class:`LanguageNetwork` is trained on the *ranks*; :class:`TextModel` answers wherever it is loaded.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from sparkdl.data.blend.packing import SequencePacker
+from sparkdl.errors import ParamError
+from sparkdl.networks.decoder import Decoder
+from sparkdl.networks.text import checked_texts
+
+_END = "<|end|>"
+NUM_OPEN_ROWS = 16
+"""Rows among which a packed text finds its place."""
+
+
+class LanguageTokenizer(Protocol):
+    """Makes tokens of texts, and texts of tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are."""
+
+    @property
+    def end(self) -> int:
+        """The token that follows a text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without the end."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without ends."""
+
+
+@dataclass(frozen=True)
+class LearnedTokenizer:
+    """Byte pairs that were learned from texts: every text has tokens, as all bytes have.
+
+    Attributes:
+        json: how the library ``tokenizers`` writes it.
+    """
+
+    json: str
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are."""
+        count: int = self._tokenizer.get_vocab_size()
+        return count
+
+    @property
+    def end(self) -> int:
+        """The token that follows a text."""
+        number: int = self._tokenizer.token_to_id(_END)
+        return number
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without the end."""
+        tokens: list[int] = self._tokenizer.encode(text).ids
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without ends."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return _tokenizers().Tokenizer.from_str(self.json)
+
+    def __reduce__(self) -> Any:
+        """Pickle the text, not what the library made of it."""
+        return LearnedTokenizer, (self.json,)
+
+
+def learn_tokenizer(texts: Iterable[str], num_tokens: int) -> LearnedTokenizer:
+    """Learn byte pairs (Sennrich et al., 2016) of texts.
+
+    Args:
+        texts: to learn from.
+        num_tokens: how many tokens there are at most: 256 bytes, the end, and the most frequent pairs.
+    """
+    library = _tokenizers()
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=num_tokens,
+        special_tokens=[_END],
+        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return LearnedTokenizer(tokenizer.to_str())
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ParamError(
+            f"A LanguageModel needs the library tokenizers, also on executors: {error}. Run pip install tokenizers."
+        ) from error
+    return tokenizers
+
+
+@dataclass(frozen=True)
+class FolderTokenizer:
+    """The tokenizer of a folder of Hugging Face.
+
+    Attributes:
+        tokenizer: of transformers; it has an end of sequence.
+    """
+
+    tokenizer: Any
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are."""
+        return len(self.tokenizer)
+
+    @property
+    def end(self) -> int:
+        """The token that follows a text."""
+        return int(self.tokenizer.eos_token_id)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without the end."""
+        tokens: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without ends."""
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+
+def pack_texts(
+    texts: Iterable[str], tokenizer: LanguageTokenizer, length: int
+) -> Iterator[dict[str, npt.NDArray[np.int64]]]:
+    """Yield rows of whole texts, each with its end; those longer than a row are split.
+
+    Yields:
+        ``tokens``; ``documents``, the number of each token's text in the row and -1 for padding; and ``labels``, the
+        next token of the same text or -100: each ``(length,)``.
+    """
+    packer = SequencePacker(length, batch_size=1, num_open_rows=NUM_OPEN_ROWS, pad_token=tokenizer.end)
+    documents = ([np.array([*tokenizer.encode(text), tokenizer.end])] for text in texts)
+    for batch in packer.pack(documents):
+        yield {
+            "tokens": batch.tokens[0],
+            "documents": batch.document_ids[0].astype(np.int64),
+            "labels": batch.labels()[0],
+        }
+
+
+class LanguageNetwork(nn.Module):
+    """Packed rows to logits of the next tokens, in the order in which torch's losses take classes.
+
+    Args:
+        decoder: a :class:`~sparkdl.networks.decoder.Decoder`, or a causal language model of transformers.
+    """
+
+    positions_dim = 2
+    """The dimension of positions in what it returns."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    @property
+    def tensor_plan(self) -> dict[str, str]:
+        """The plan of the decoder, for tensor parallelism."""
+        plan = getattr(self.decoder, "tensor_plan", None) or getattr(self.decoder, "tp_plan", None) or {}
+        return {f"decoder.{name}": style for name, style in plan.items()}
+
+    def forward(self, tokens: Tensor, documents: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Compute the logits of the token after each position.
+
+        Args:
+            tokens: ``(rows, positions)`` integers.
+            documents: ``(rows, positions)``: attention stays inside of equal numbers.
+            positions: ``(positions,)``, the numbers of the positions; counted from 0 if None.
+
+        Returns:
+            ``(rows, vocabulary, positions)``.
+        """
+        if isinstance(self.decoder, Decoder):
+            logits: Tensor = self.decoder(tokens, positions, documents)
+        else:
+            logits = logits_of(self.decoder, tokens, documents)
+        return logits.transpose(1, 2)
+
+
+def logits_of(decoder: Any, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+    """The logits of a decoder of ours or of transformers, ``(rows, positions, vocabulary)``."""
+    if isinstance(decoder, Decoder):
+        ours: Tensor = decoder(tokens, None, documents)
+        return ours
+    mask = None
+    if documents is not None:
+        same = documents[:, None, :, None] == documents[:, None, None, :]
+        mask = same & torch.ones(same.shape[-2:], dtype=torch.bool, device=same.device).tril()
+        # As all models of transformers take it: 0 where a position is attended to.
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
+    found: Tensor = decoder(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+    return found
+
+
+ANSWERS = ("continuation", "logLikelihood", "embedding")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """How a text is continued.
+
+    Attributes:
+        max_tokens: how many tokens are added at most.
+        temperature: by which logits are divided before a token is drawn; 0 takes the likeliest one.
+        top_k: among how many of the likeliest tokens one is drawn; 0 for all.
+        seed: of the draws; those of a text depend on the seed and the text alone.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptInputs:
+    """Makes tokens of texts for :class:`TextModel`; saved with the model.
+
+    Attributes:
+        column: name of the column of texts.
+        tokenizer: of the model.
+        max_length: tokens that count: the last ones of a text that is to be continued, else the first ones.
+        from_end: whether the last ones count.
+    """
+
+    column: str
+    tokenizer: LanguageTokenizer
+    max_length: int
+    from_end: bool
+
+    def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
+        """Return ``tokens``, ``(rows, longest)``, and ``lengths``, ``(rows,)``; an empty text has an end.
+
+        Raises:
+            DataError: if a row holds no text.
+        """
+        tokens = [
+            self.tokenizer.encode(text) or [self.tokenizer.end]
+            for text in checked_texts(columns[self.column], self.column)
+        ]
+        tokens = [each[-self.max_length :] if self.from_end else each[: self.max_length] for each in tokens]
+        lengths = np.array([len(each) for each in tokens], np.int64)
+        padded = np.full((len(tokens), int(lengths.max(initial=1))), self.tokenizer.end, np.int64)
+        for row, each in zip(padded, tokens, strict=True):
+            row[: len(each)] = each
+        return {"tokens": padded, "lengths": lengths}
+
+
+class TextModel(nn.Module):
+    """A trained language model with its tokenizer, and what it is asked about texts.
+
+    Args:
+        decoder: of ours or of transformers.
+        tokenizer: of its tokens.
+        answer: of the :data:`ANSWERS`.
+        generation: how texts are continued.
+        max_length: positions that the decoder was trained with.
+    """
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        tokenizer: LanguageTokenizer,
+        *,
+        answer: str,
+        generation: Generation,
+        max_length: int,
+    ) -> None:
+        super().__init__()
+        self.decoder, self.tokenizer = decoder, tokenizer
+        self.answer, self.generation, self.max_length = answer, generation, max_length
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Answer about texts.
+
+        Args:
+            tokens: ``(rows, longest)`` integers, padded behind the texts.
+            lengths: ``(rows,)``, tokens of each text.
+
+        Returns:
+            Of a continuation its bytes in UTF-8, ``(rows, longest)`` int16, -1 behind them; of a log-likelihood
+            ``(rows, 2)``, the sum over the tokens after the first and their number; of an embedding ``(rows, width)``,
+            the mean of the last layer's output.
+        """
+        if self.answer == "logLikelihood":
+            return self._log_likelihood(tokens, lengths)
+        if self.answer == "embedding":
+            return self._embedding(tokens, lengths)
+        return as_bytes([self.tokenizer.decode(each) for each in self.continuations(tokens, lengths)])
+
+    def continuations(self, tokens: Tensor, lengths: Tensor) -> list[list[int]]:
+        """The tokens that continue each text, up to an end."""
+        rows, how = len(tokens), self.generation
+        texts = [row[: int(length)].tolist() for row, length in zip(tokens, lengths, strict=True)]
+        generators = [
+            torch.Generator().manual_seed(zlib.crc32(np.array(text, np.int64).tobytes(), how.seed))
+            for text in texts
+        ]
+        found: list[list[int]] = [[] for _ in range(rows)]
+        open_rows = list(range(rows))
+        for _ in range(how.max_tokens):
+            if not open_rows:
+                break
+            windows = [(texts[row] + found[row])[-self.max_length :] for row in open_rows]
+            longest = max(map(len, windows))
+            batch = torch.full((len(windows), longest), self.tokenizer.end, dtype=torch.int64)
+            for place, window in zip(batch, windows, strict=True):
+                place[: len(window)] = torch.tensor(window)
+            last = torch.tensor([len(window) - 1 for window in windows])
+            logits = logits_of(self.decoder, batch.to(tokens.device)).cpu().float()
+            chosen = self._choose(
+                logits[torch.arange(len(windows)), last], [generators[row] for row in open_rows]
+            )
+            for row, token in zip(open_rows, chosen, strict=True):
+                found[row].append(token)
+            open_rows = [row for row in open_rows if found[row][-1] != self.tokenizer.end]
+        return found
+
+    def _choose(self, logits: Tensor, generators: Sequence[torch.Generator]) -> list[int]:
+        how = self.generation
+        if not how.temperature:
+            return logits.argmax(dim=-1).tolist()
+        if how.top_k:
+            least = logits.topk(min(how.top_k, logits.shape[-1]), dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < least, float("-inf"))
+        shares = (logits / how.temperature).softmax(dim=-1)
+        return [
+            int(torch.multinomial(each, 1, generator=generator))
+            for each, generator in zip(shares, generators, strict=True)
+        ]
+
+    def _log_likelihood(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        logs = logits_of(self.decoder, tokens).float().log_softmax(dim=-1)
+        following = logs[:, :-1].gather(-1, tokens[:, 1:, None]).squeeze(-1)
+        counted = torch.arange(1, tokens.shape[1], device=tokens.device) < lengths[:, None]
+        return torch.stack([(following * counted).sum(dim=1), counted.sum(dim=1).to(logs.dtype)], dim=1)
+
+    def _embedding(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        if isinstance(self.decoder, Decoder):
+            states = self.decoder.states(tokens)
+        else:
+            decoder: Any = self.decoder
+            states = decoder(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states[-1]
+        counted = (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]).to(states.dtype)
+        mean: Tensor = (states * counted[..., None]).sum(dim=1) / counted.sum(dim=1, keepdim=True)
+        return mean
+
+
+def as_bytes(texts: Sequence[str]) -> Tensor:
+    """Texts as one tensor: their bytes in UTF-8, ``(texts, longest)`` int16, -1 behind them."""
+    encoded = [text.encode("utf-8", "replace") for text in texts]
+    longest = max(map(len, encoded), default=0)
+    rows = np.full((len(encoded), longest), -1, np.int16)
+    for row, each in zip(rows, encoded, strict=True):
+        row[: len(each)] = np.frombuffer(each, np.uint8)
+    return torch.from_numpy(rows)

@@ -74,7 +74,7 @@ def save_for_mlflow(
             for output, names in zip(outputs, answer_names(outputs), strict=True)
             for column in _answers(output, *names)
         ),
-        example=None if example is None else {column.name: example[column.name][0] for column in columns},
+        example=_example(example, columns),
         params=DEFAULT_PARAMS,
         modules=frozenset(
             {
@@ -84,6 +84,13 @@ def save_for_mlflow(
         ),
         classes={output.name: output.classes for output in outputs if output.classes is not None},
     )
+
+
+def _example(example: Mapping[str, Any] | None, columns: Sequence[Column]) -> dict[str, Any] | None:
+    """One row by the columns of the model; None where the rows were made of others, as packed texts are."""
+    if example is None or any(column.name not in example for column in columns):
+        return None
+    return {column.name: example[column.name][0] for column in columns}
 
 
 def _input(column: Column) -> LoggedColumn:

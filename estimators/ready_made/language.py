@@ -25,7 +25,7 @@ from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.fit.runs import place_of_single_fit
-from sparkdl.estimators.params.base import ParamsT, one_of
+from sparkdl.estimators.params.base import one_of
 from sparkdl.estimators.params.estimator import SharedArguments
 from sparkdl.estimators.params.table import at_least, optional, param, with_arguments
 from sparkdl.estimators.persistence import ParamsWriter, TorchEstimatorReader, TorchModelReader
@@ -279,10 +279,6 @@ class LanguageModel(
         super().__init__()
         self._set_arguments()
 
-    def setFeaturesCol(self: ParamsT, value: str) -> ParamsT:
-        """Set the column of texts."""
-        return self._set(featuresCol=value)
-
     def check_values(self) -> None:
         """Check what needs no data.
 
@@ -295,6 +291,13 @@ class LanguageModel(
                 f"Param featuresCol is {self.getFeaturesCols()}, and LanguageModel takes one column of texts. Join "
                 "several with pyspark.sql.functions.concat_ws."
             )
+        for entry, why in (
+            (self.weightCol, "packed rows hold several texts. Repeat texts that shall count more"),
+            (self.validationIndicatorCol, "packed rows hold several texts. Use validationFraction"),
+            (self.dropout, "the decoder has no dropout. Use weightDecay"),
+        ):
+            if self.isSet(entry):
+                raise ParamError(f"Param {entry.name} has no meaning for LanguageModel: {why}.")
         if self.getPretrained() is None:
             if self.getLoraRank() is not None:
                 raise ParamError(
@@ -303,11 +306,11 @@ class LanguageModel(
             self._sizes(num_tokens=self.getVocabularySize())
         else:
             own: list[Param[Any]] = [self.vocabularySize, self.embeddingSize, self.numLayers, self.numHeads]
-            for entry in (*own, self.numKeyHeads):
-                if self.isSet(entry):
+            for given in (*own, self.numKeyHeads):
+                if self.isSet(given):
                     raise ParamError(
-                        f"Param {entry.name} is {self.getOrDefault(entry)!r}, and the model in Param pretrained brings "
-                        f"its own. Leave {entry.name} out."
+                        f"Param {given.name} is {self.getOrDefault(given)!r}, and the model in Param pretrained brings "
+                        f"its own. Leave {given.name} out."
                     )
         TorchEstimator.check_settings(self._estimator(nn.Linear(1, 1)))
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from sparkdl.estimators import (
     ImageClassifier,
+    LanguageModel,
     TextClassifier,
     TorchClassificationModel,
     TorchClassifier,
@@ -57,6 +58,7 @@ ESTIMATORS = {
     "TorchRegressor": make_ready_made(TorchRegressor),
     "TextClassifier": make_ready_made(TextClassifier),
     "ImageClassifier": make_ready_made(ImageClassifier),
+    "LanguageModel": make_ready_made(LanguageModel),
 }
 """Makes an estimator that could be fitted, with Params changed by keyword."""
 

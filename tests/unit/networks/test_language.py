@@ -1,0 +1,136 @@
+"""Tokenizers, packed rows, and what a language model answers, without Spark."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+from sparkdl.model.predictor import Predictor
+from sparkdl.networks.decoder import Decoder, DecoderSizes
+from sparkdl.networks.language import (
+    Generation,
+    LanguageNetwork,
+    PromptInputs,
+    TextModel,
+    as_bytes,
+    learn_tokenizer,
+    logits_of,
+    pack_texts,
+)
+
+TEXTS = ["the cat sat on the mat", "the dog sat", "", "ein Käse 🧀 aß", "x" * 50]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return learn_tokenizer(TEXTS, 300)
+
+
+@pytest.fixture(scope="module")
+def decoder(tokenizer):
+    torch.manual_seed(0)
+    return Decoder(DecoderSizes(vocabulary=tokenizer.num_tokens, width=32, layers=2, heads=4)).eval()
+
+
+def test_every_text_comes_back_from_its_tokens(tokenizer):
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    for text in [*TEXTS, "words that it has never seen: ÿ\n\t漢字"]:
+        assert copy.decode([*tokenizer.encode(text), tokenizer.end]) == text
+    assert 257 <= tokenizer.num_tokens <= 300
+    assert len(tokenizer.encode("the cat")) < len("the cat")
+
+
+def test_packed_rows_hold_every_token_once_and_labels_stay_in_their_text(tokenizer):
+    rows = list(pack_texts(TEXTS, tokenizer, 16))
+    found = []
+    for row in rows:
+        assert all(values.shape == (16,) for values in row.values())
+        for number in range(row["documents"].max() + 1):
+            mine = row["documents"] == number
+            found.append(row["tokens"][mine].tolist())
+            assert row["labels"][mine].tolist() == [*row["tokens"][mine][1:].tolist(), -100]
+        assert (row["labels"][row["documents"] < 0] == -100).all()
+    everything = [[*tokenizer.encode(text), tokenizer.end] for text in TEXTS]
+    assert sorted(chain.from_iterable(found)) == sorted(chain.from_iterable(everything))
+
+
+def test_the_loss_of_packed_rows_is_that_of_each_text_alone(tokenizer, decoder):
+    network = LanguageNetwork(decoder)
+    rows = list(pack_texts(TEXTS, tokenizer, 64))
+    batch = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
+    loss = torch.nn.CrossEntropyLoss(ignore_index=-100)(
+        network(batch["tokens"], batch["documents"]), batch["labels"]
+    )
+    total, count = 0.0, 0
+    for text in TEXTS:
+        tokens = torch.tensor([[*tokenizer.encode(text), tokenizer.end]])
+        logs = logits_of(decoder, tokens).log_softmax(-1)[0, :-1]
+        total -= logs.gather(1, tokens[0, 1:, None]).sum().item()
+        count += tokens.shape[1] - 1
+    assert loss.item() == pytest.approx(total / count, rel=1e-5)
+
+
+def ask(decoder, tokenizer, answer, texts, **generation):
+    model = TextModel(decoder, tokenizer, answer=answer, generation=Generation(**generation), max_length=32)
+    inputs = PromptInputs(
+        column="text", tokenizer=tokenizer, max_length=32, from_end=answer == "continuation"
+    )
+    given = inputs({"text": np.array(texts, object)})
+    with torch.inference_mode():
+        return model, model(*(torch.from_numpy(given[name]) for name in ("tokens", "lengths")))
+
+
+def test_a_log_likelihood_is_that_of_the_tokens_after_the_first(tokenizer, decoder):
+    _, found = ask(decoder, tokenizer, "logLikelihood", TEXTS[:2])
+    for text, (total, count) in zip(TEXTS, found.tolist(), strict=False):
+        tokens = torch.tensor([tokenizer.encode(text)])
+        logs = logits_of(decoder, tokens).log_softmax(-1)[0, :-1]
+        assert count == tokens.shape[1] - 1
+        assert total == pytest.approx(logs.gather(1, tokens[0, 1:, None]).sum().item(), rel=1e-4)
+
+
+def test_an_embedding_does_not_depend_on_what_a_batch_is_padded_to(tokenizer, decoder):
+    _, together = ask(decoder, tokenizer, "embedding", TEXTS[:2])
+    _, alone = ask(decoder, tokenizer, "embedding", TEXTS[1:2])
+    assert together.shape == (2, 32)
+    torch.testing.assert_close(together[1:], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("generation", [{}, {"temperature": 0.8, "top_k": 5, "seed": 3}])
+def test_the_continuation_of_a_text_depends_on_it_alone(tokenizer, decoder, generation):
+    model, found = ask(decoder, tokenizer, "continuation", TEXTS, max_tokens=12, **generation)
+    for row, text in zip(found, TEXTS, strict=True):
+        _, (alone,) = ask(decoder, tokenizer, "continuation", [text], max_tokens=12, **generation)
+        assert row[row >= 0].tolist() == alone[alone >= 0].tolist()
+    longest = max(len(each) for each in model.continuations(torch.tensor([[5]]), torch.tensor([1])))
+    assert 1 <= longest <= 12
+
+
+def test_other_seeds_draw_other_continuations(tokenizer, decoder):
+    drawn = {
+        ask(decoder, tokenizer, "continuation", ["the"], max_tokens=12, temperature=1.0, seed=seed)[1]
+        .numpy()
+        .tobytes()
+        for seed in range(4)
+    }
+    assert len(drawn) > 1
+
+
+def test_texts_are_bytes_between_module_and_prediction(tokenizer, decoder):
+    from sparkdl.estimators.ready_made.language import text_model
+
+    saved = text_model(
+        decoder,
+        tokenizer,
+        column="text",
+        answer="continuation",
+        generation=Generation(max_tokens=5),
+        max_length=32,
+    )
+    found = Predictor(saved, batch_size=2).predict({"text": np.array(TEXTS, object)})["continuation"]
+    assert [type(each) for each in found] == [str] * len(TEXTS)
+    assert as_bytes(["ä", ""]).tolist() == [[0xC3, 0xA4], [-1, -1]]

@@ -241,7 +241,7 @@ def with_param_maps(estimator: E, maps: Sequence[dict[Any, Any]]) -> list[E]:
             copy.check_values()
         except ParamError as error:
             raise type(error)(f"In the Param map with index {index}: {error}") from error
-        folder = copy.params_of_fit().getCheckpointDir()
+        folder = copy.getOrDefault("checkpointDir") if copy.isSet("checkpointDir") else None
         if folder is not None and len(maps) > 1:  # each is another fit
             copy.setParams(checkpointDir=f"{folder.rstrip('/')}/fit-{index}")
         copies.append(copy)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from pyspark import keyword_only
-from pyspark.ml import Estimator
+from pyspark.ml.base import _FitMultipleIterator
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
@@ -23,13 +23,15 @@ from sparkdl.data import Column
 from sparkdl.data.spark.columns import quoted
 from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators.fit.fit import check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.fit.runs import place_of_single_fit
 from sparkdl.estimators.params.base import one_of
-from sparkdl.estimators.params.estimator import SharedArguments
-from sparkdl.estimators.params.table import at_least, optional, param, with_arguments
+from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
+from sparkdl.estimators.params.table import at_least, check_entries, optional, param, with_arguments
+from sparkdl.estimators.params.training import HasFunctions
 from sparkdl.estimators.persistence import ParamsWriter, TorchEstimatorReader, TorchModelReader
-from sparkdl.estimators.ready_made.params import _ReadyMadeParams
+from sparkdl.estimators.ready_made.params import HasAdamW
 from sparkdl.estimators.torch_estimator import FittingEstimator, TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.inputs import ModelInput, ModelInputs
@@ -241,7 +243,9 @@ class LanguageModel(
     FittingEstimator[LanguageModelModel],
     HasGeneration,
     HasDecoder,
-    _ReadyMadeParams,
+    HasFunctions,
+    HasAdamW,
+    _SharedParams,
     MLReadable[Any],
     MLWritable,
 ):
@@ -285,7 +289,7 @@ class LanguageModel(
         Raises:
             ParamError: naming the Param, its value and what it may be.
         """
-        self.check_ranges()
+        check_entries(self)
         if len(self.getFeaturesCols()) > 1:
             raise ParamError(
                 f"Param featuresCol is {self.getFeaturesCols()}, and LanguageModel takes one column of texts. Join "
@@ -294,7 +298,6 @@ class LanguageModel(
         for entry, why in (
             (self.weightCol, "packed rows hold several texts. Repeat texts that shall count more"),
             (self.validationIndicatorCol, "packed rows hold several texts. Use validationFraction"),
-            (self.dropout, "the decoder has no dropout. Use weightDecay"),
         ):
             if self.isSet(entry):
                 raise ParamError(f"Param {entry.name} has no meaning for LanguageModel: {why}.")
@@ -324,7 +327,10 @@ class LanguageModel(
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Any) -> Any:
         """Return a thread-safe iterator of ``(index, model)``, a model for each Param map, each on rows of its own."""
-        return Estimator.fitMultiple(self, dataset, paramMaps)
+        check_rows_to_fit(dataset)
+        check_maps(paramMaps)
+        estimators = with_param_maps(self, paramMaps)
+        return _FitMultipleIterator(lambda index: estimators[index].fit(dataset), len(estimators))
 
     def write(self) -> MLWriter:
         """Return a writer: ``estimator.write().overwrite().save(path)``."""
@@ -344,8 +350,6 @@ class LanguageModel(
             estimator = self._estimator(LanguageNetwork(decoder))
             (rows,) = share_rows(packed, [estimator])
             with place_of_single_fit() as place:
-                from sparkdl.estimators.fit.fit import fit_on_rows
-
                 return fit_on_rows(
                     estimator,
                     dataset.sparkSession,

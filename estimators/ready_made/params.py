@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HasAdamW(Params):
-    """Params for the optimizer and the regularization of a ready-made network."""
+    """Params for the optimizer of a ready-made network."""
 
     learningRate, getLearningRate, setLearningRate = param(
         TypeConverters.toFloat,
@@ -35,6 +35,11 @@ class HasAdamW(Params):
         default=1e-4,
         check=at_least(0),
     )
+
+
+class HasDropout(Params):
+    """Params for the regularization of a ready-made network."""
+
     dropout, getDropout, setDropout = param(
         TypeConverters.toFloat,
         "fraction of the outputs of hidden layers that is dropped in training (0 to below 1)",
@@ -43,8 +48,8 @@ class HasAdamW(Params):
     )
 
 
-class _ReadyMadeParams(HasLabelCol, _SharedParams, HasFunctions, HasAdamW):
-    """Params of all ready-made estimators."""
+class _ReadyMadeParams(HasLabelCol, _SharedParams, HasFunctions, HasAdamW, HasDropout):
+    """Params of all ready-made estimators with a label."""
 
     _own_defaults: ClassVar[Mapping[str, Any]] = {"batchSize": 64, "epochs": 20}
 

@@ -20,7 +20,7 @@ class Handle:
         """
         Return once the operation is done, and raise its error if it failed.
 
-        Raises CommunicatorTimeoutError if it is not done after timeout_s seconds; it then goes on and can be waited for again.
+        Raises CommunicatorTimeoutError if it is not done after timeout_s seconds; it then continues and can be waited for again.
         """
 
     def done(self) -> bool:
@@ -298,7 +298,7 @@ class NcclCommunicator:
 
     def wait(self, number: int, timeout_s: float) -> None:
         """
-        Block until done. CommunicatorTimeoutError if that takes longer; it then goes on.
+        Block until done. CommunicatorTimeoutError if that takes longer; it then continues.
         """
 
     @property

@@ -174,7 +174,7 @@ class WorkersLostError(LossError, SparkJobError):
 
 
 class ClusterLostError(LossError, LaunchError):
-    """Spark's application ended while a job ran: its cluster went away, or somebody ended it. Run the job again."""
+    """Spark's application ended while a job ran: its cluster was lost, or it was stopped. Run the job again."""
 
 
 class TrainingError(SparkdlError, ArithmeticError):

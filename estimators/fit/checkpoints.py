@@ -53,7 +53,7 @@ def held_alone(url: str, on_wait: Callable[[str], None]) -> Iterator[Callable[[]
 
     Args:
         url: of the folder.
-        on_wait: is told whose lease it has to wait for, where that may be nobody's any more.
+        on_wait: called with a text if the fit has to wait for a lease whose holder may have ended.
 
     Raises:
         CheckpointsInUseError: if another fit uses it, or may have used it before the end of this one.
@@ -226,7 +226,7 @@ def checkpoints_of(
 
 
 def _do_nothing() -> None:
-    """Nobody else knows of a folder that is made for a fit."""
+    """A folder that is made for one fit is not shared."""
 
 
 def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str | None) -> TrainingSpec:

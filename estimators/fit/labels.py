@@ -193,7 +193,10 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
 
 
 def _head_of_step(column: Column) -> Head:
-    """Of strings nobody knows what they are for in a step, nor that the model tells them apart for ``transform``."""
+    """Return the head of a label column of a trainStep, which must be numeric.
+
+    A step may use strings for anything, so they cannot be indexed as classes.
+    """
     if column.kind != "number":
         raise DataError(
             f"Column {column.name!r} holds {column.kind} values, and a trainStep gets labels as numbers. Make numbers "

@@ -364,7 +364,7 @@ class FitOutcome:
         module: the trained module, whose weights lie in the Store.
         history: one record per epoch.
         model_epoch: number of the epoch that the module is from.
-        communication: report of all ranks; None where nobody asked for it.
+        communication: report of all ranks; None if it was not requested.
     """
 
     module: StoredModule

@@ -76,9 +76,9 @@ def send_weights(tensors: Mapping[str, Tensor], name: str, spark: SparkSession) 
 class ScoringModels:
     """Packs a module when it is first asked for, and gives the same object for the same batch size ever after.
 
-    Copies of a model share it, as they share the module, which nobody trains any more: ``transform(df, params)`` works
-    on a copy, and executors keep what they loaded by the object's key. Large weights are not packed: they go to the
-    executors from where they lie.
+    Copies of a model share it, as they share the trained module: ``transform(df, params)`` works on a copy, and
+    executors keep loaded modules by the object's key. Large weights are not packed: they are sent to the executors
+    as a file.
     """
 
     def __init__(self, saved: SavedModel) -> None:

@@ -61,8 +61,8 @@ def udf_on_pandas(
     """Return what makes a column of feature columns.
 
     pandas has one word for null and NaN, so that which rows have a null travels as a column of its own, and a NaN among
-    features stays one. A null inside an array becomes NaN, and a prediction that is NaN becomes null, which nobody
-    can tell apart there. A function on pandas cannot return a struct that is null; it returns arrays of one or none.
+    features stays one. A null inside an array becomes NaN, and a prediction that is NaN becomes null, as pandas
+    has one value for both. A function on pandas cannot return a struct that is null; it returns arrays of one or none.
 
     Args:
         score_arrays: of batches of columns, the predictions of each.
@@ -161,7 +161,7 @@ class Packing:
         numbers = values.to_numpy(zero_copy_only=False).reshape(-1, width)
         if inputs.given_by == "matrix":
             return {MATRIX: numbers}, absent
-        columns = np.array(numbers.T, order="C")  # one after the other, and nobody else's
+        columns = np.array(numbers.T, order="C")  # one after the other, in memory of their own
         return dict(zip(inputs.names, columns, strict=True)), absent
 
 

@@ -147,7 +147,7 @@ Status Communicator::Wait(const PendingOperation& pending, double timeout_s,
     if (left.count() == 0) {
       return Status(StatusCode::kTimeout, Summarize(pending.operation()) + " was not done after " +
                                               std::to_string(timeout_s) +
-                                              " s; it goes on, wait for it again");
+                                              " s; it continues and can be waited for again");
     }
     pending.WaitFor(std::min(left, kSlice));
     if (!pending.done() && interrupt_check != nullptr && interrupt_check()) {

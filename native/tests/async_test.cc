@@ -80,7 +80,7 @@ TEST(WaitThatTimesOutLeavesTheOperationGoingOn) {
   const auto early = world.at(0).Submit(AllReduceOf(&first, 1), kTimeout);
   const Status status = Communicator::Wait(*early, 0.05, nullptr);
   CHECK(status.code() == StatusCode::kTimeout);
-  CHECK_CONTAINS(status.ToString(), "it goes on");
+  CHECK_CONTAINS(status.ToString(), "it continues");
   CHECK_OK(world.at(1).Run(AllReduceOf(&second, 1), kTimeout, nullptr));
   CHECK_OK(Communicator::Wait(*early, kTimeout, nullptr));
   CHECK_EQ(first, 2.0F);

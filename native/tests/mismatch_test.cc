@@ -1,5 +1,5 @@
 // Ranks that are not about to do the same: all get one text that says who said what, nothing is
-// written, and the communicator goes on.
+// written, and the communicator continues.
 #include <string>
 #include <vector>
 

@@ -85,7 +85,7 @@ class Communicator {
   // Queues a validated operation for the progress thread.
   std::shared_ptr<PendingOperation> Submit(const Operation& operation, double timeout_s);
 
-  // Waits for a submitted operation; kTimeout if it is not done by then, but it goes on.
+  // Waits for a submitted operation; kTimeout if it is not done by then, but it continues.
   static Status Wait(const PendingOperation& pending, double timeout_s,
                      InterruptCheck interrupt_check);
 

@@ -65,7 +65,7 @@ class NcclCommunicator {
   // Whether what has this number, and all before it, is complete on the GPU.
   Result<bool> IsDone(uint64_t number);
 
-  // Waits until it is; kTimeout if it is not by then, but it goes on.
+  // Waits until it is; kTimeout if it is not by then, but it continues.
   Status Wait(uint64_t number, double timeout_s, InterruptCheck interrupt_check);
 
   // Whether anything is known to be under way.

@@ -38,8 +38,7 @@ void DefineHandle(nb::module_& module) {
       .def("wait", &WaitFor, "timeout_s"_a = nb::none(),
            "Return once the operation is done, and raise its error if it failed.\n\n"
            "Raises CommunicatorTimeoutError if it is not done after timeout_s seconds; it then "
-           "goes on "
-           "and can be waited for again.")
+           "continues and can be waited for again.")
       .def(
           "done", [](const Handle& handle) { return handle.pending->done(); },
           "Whether the operation has finished or failed; its arrays are then free to use.");

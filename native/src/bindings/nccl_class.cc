@@ -250,7 +250,7 @@ void DefineCommunicator(nb::module_& module) {
       .def("done", &Self::IsDone, "number"_a,
            "Whether this number and all before it are complete on the GPU.")
       .def("wait", &Self::Wait, "number"_a, "timeout_s"_a,
-           "Block until done. CommunicatorTimeoutError if that takes longer; it then goes on.")
+           "Block until done. CommunicatorTimeoutError if that takes longer; it then continues.")
       .def_prop_ro("busy", &Self::busy, "Whether anything is known to be under way.")
       .def("abort", &Self::Abort, "reason"_a,
            "End what is under way on this rank and refuse what follows; returns at once.")

@@ -211,7 +211,7 @@ Status NcclCommunicator::Wait(uint64_t number, double timeout_s, InterruptCheck 
     if (deadline.Passed()) {
       return Status(StatusCode::kTimeout,
                     "call " + std::to_string(number) + " on '" + options_.name +
-                        "' is not complete yet; it goes on and can be waited for again");
+                        "' is not complete yet; it continues and can be waited for again");
     }
     if (pause.is_long() && interrupt_check != nullptr && interrupt_check()) {
       return Status(StatusCode::kInterrupted, "a signal interrupted the wait");

@@ -214,7 +214,7 @@ class BlendedFeed:
         """Continue with the batch after those that had been taken when :meth:`state` was called.
 
         On as many ranks, and with as large shuffle buffers, the batches are those that would have come. On
-        another number of ranks every feed divides the rows that nobody has had of its epoch anew, and each of them
+        another number of ranks every feed divides the unread rows of its epoch again, and each of them
         comes once; which feed serves which row of a step stays the same. A blend that a state is refused by stays
         where it was.
 

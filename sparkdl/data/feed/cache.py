@@ -128,7 +128,9 @@ class BlockCache:
         with self._lock:
             remove = self._closed and not self._writing
         if remove and self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # mapped files live on until nobody holds a batch
+            shutil.rmtree(
+                self._folder, ignore_errors=True
+            )  # mapped files remain until no batch refers to them
 
     def _say_once(self, what: str) -> None:
         with self._lock:

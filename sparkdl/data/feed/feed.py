@@ -337,8 +337,8 @@ class ParquetFeed:
         """Return where the feed stands, for :meth:`resume`: a small dict for JSON, the same on every rank.
 
         Args:
-            given: how many batches of the current iteration count as used; by default all that it gave. Whoever
-                takes batches ahead of their use knows better.
+            given: how many batches of the current iteration count as used; by default all that it gave. Pass it
+                where batches are taken ahead of their use.
             epoch: number of the epoch that they are of, likewise; by default the current one.
         """
         given = self._given if given is None else given
@@ -376,7 +376,7 @@ class ParquetFeed:
         """Continue where another feed of this dataset stood; it becomes the current epoch.
 
         On as many ranks, and with as large a shuffle buffer, the rows are those that would have come, in their order.
-        Otherwise the rows that nobody has had are divided anew, and each of them comes once. The batch size may be
+        Otherwise the unread rows are divided again, and each of them comes once. The batch size may be
         another.
 
         Args:

@@ -1,8 +1,8 @@
 """Which rows each rank reads of an epoch, or of what is left of one that was interrupted.
 
-An epoch begins with all rows divided among the ranks. Where it continues with another number of ranks, the rows that
-nobody has had yet are divided anew; each such part of an epoch is a *stretch*. All of it follows from numbers, so
-that every rank finds the same plan without being told, and without reading a row.
+An epoch begins with all rows divided among the ranks. Where it continues with another number of ranks, the unread rows
+are divided again; each such part of an epoch is a *stretch*. The plan is computed from numbers only, so that every rank
+finds the same plan without communication and without reading a row.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class PlannedFeed:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue where other ranks stood that had the same plan, with the rows that would have come in each step.
 
-        After ranks with another plan, or other buffers, the rows that nobody has had are divided anew.
+        After ranks with another plan, or other buffers, the unread rows are divided again.
 
         Raises:
             ParamError: if it is no state of a feed.

@@ -77,7 +77,7 @@ class RowStream:
 
     Args:
         name: what error messages call the feed.
-        feed: the feed; of a resumable one a twin is read, so that nobody else moves it.
+        feed: the feed; of a resumable one a copy is read, so that its position does not change.
     """
 
     def __init__(self, name: str, feed: Feed) -> None:

@@ -46,7 +46,7 @@ def find_dataset(
             columns itself.
         DataError: if there are no Parquet files, they cannot be read, or a Store holds none or several datasets; if
             that is not found out in time.
-        StoreAccessError: if the filesystem lets nobody look.
+        StoreAccessError: if the filesystem denies access.
         StoreError: if the filesystem cannot be opened.
     """
     if isinstance(source, ParquetDataset):

@@ -100,7 +100,7 @@ class OrderedThreadPool:
         return self._ready.pop()
 
     def stop(self) -> None:
-        """Ask the threads to end; row groups that nobody waits for are not read."""
+        """Ask the threads to end; pending row groups are not read."""
         self._stopped.set()
         self._budget.close()
         self._threads.stop()
@@ -204,7 +204,7 @@ class _ByteBudget:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """Wake all waiting threads."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -53,7 +53,7 @@ _FORMAT = 1
 
 _WAIT_S = 3600.0
 _LOOK_S = 0.5
-"""Between two looks at whether somebody else still writes: a Store tells nobody of what changes in it."""
+"""Seconds between checks whether another process still writes: a Store does not notify of changes."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def use_materialized(
 ) -> Iterator[ParquetDataset]:
     """Give what :func:`materialize` returns, safe from every cleanup until the block ends.
 
-    Rows that nobody else can ask for, as those of a random sample, are removed at the end of the block, and so is
+    Rows that no other fit can share, such as those of a random sample, are removed at the end of the block, and so is
     everything in a Store that keeps nothing (``keep_for=timedelta(0)``).
 
     ``on_write`` is called before rows are written, and ``in_tasks`` on the executors, in each task that does so, with
@@ -209,7 +209,7 @@ def obtain_dataset(
     on_write: Callable[[], None] | None = None,
     in_tasks: Callable[[int], None] | None = None,
 ) -> Obtained:
-    """Do what :func:`materialize` does, for somebody who reads the rows until they end the use of them."""
+    """Do what :func:`materialize` does, for a caller that reads the rows until it ends their use."""
     if isinstance(columns, str):
         raise ParamError(f"columns must be a list of names, got the text {columns!r}. Write [{columns!r}].")
     fields = check_types(df.schema, columns)
@@ -272,7 +272,7 @@ def _wait_for_writer(store: Store, key: str, deadline: float) -> None:
     is_told = False
     while store.is_being_written(_NAME, key) and time.monotonic() < deadline:
         if not is_told:
-            logger.info("Somebody else is writing the same rows to %s; waiting for them.", store.url)
+            logger.info("Another process is writing the same rows to %s; waiting for it.", store.url)
             is_told = True
         time.sleep(_LOOK_S)
 

@@ -154,7 +154,7 @@ def input_files(df: DataFrame) -> InputFiles | None:
     try:
         urls = sorted(set(df.inputFiles()))
         return _describe(urls) if urls else None
-    except Exception:  # by whatever Spark, or the filesystem of somebody else's data, gives up
+    except Exception:  # any error of Spark or of a filesystem that is not ours
         return None
 
 
@@ -329,7 +329,7 @@ def _why_not_repeatable(df: DataFrame, plan: PlanText) -> str:
     if _ASSEMBLER in plan.canonical:  # whose function Spark calls indeterminate, though it is not
         return ""
     if not hasattr(df, "_jdf"):
-        return "nobody knows what a function of the JVM does" if _calls_scala(plan) else ""
+        return "it is not known what a function of the JVM does" if _calls_scala(plan) else ""
     if not df._jdf.queryExecution().analyzed().deterministic():
         return "Spark says that it can give other rows each time"
     return ""

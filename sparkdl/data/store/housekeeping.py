@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LEASE_S = 120.0
-"""Seconds after which a lease that nobody renews is over."""
+"""Seconds after which a lease that is not renewed has expired."""
 
 RENEWAL_S = 20.0
 """Seconds between two renewals."""
@@ -54,7 +54,7 @@ class Lease:
         began: when the file was written.
         is_lost: whether others may have taken it for over, as it was not renewed in time: its file has gone since, or
             another lease of its kind lies beside it, whose name begins alike up to the first hyphen. One whose file
-            somebody deleted earlier than that is not lost, and not renewed either.
+            was deleted earlier than that is not lost, and not renewed either.
 
     Raises:
         Exception: of the filesystem, if the folder cannot be written.
@@ -117,7 +117,7 @@ class Lease:
         filesystem = self._location.filesystem
         filesystem.invalidate_cache()
         if not filesystem.exists(self.path):
-            # What is not there was removed by others after its time, or by somebody on purpose, with the folder or not.
+            # A missing file was removed by others after it expired, or deleted on purpose, with the folder or without.
             if filesystem.exists(self._location.path):
                 self.is_lost |= store_time(self._location) - self._renewed >= LEASE_S
             return False
@@ -241,7 +241,7 @@ class Marks:
         return self.last_use is not None or self.has_manifest or self.is_being_removed
 
     def in_use(self, now: float) -> bool:
-        """Whether somebody reads or writes there at ``now``, in the Store's time."""
+        """Whether a process reads or writes there at ``now``, in the Store's time."""
         return any(now - time < LEASE_S for time in self.uses.values())
 
 
@@ -271,7 +271,7 @@ _NUM_THREADS = 16
 
 
 def remove_old_folders(url: str, older_than_s: float) -> list[str]:
-    """Remove the datasets of a Store that nobody used for some time, and folders that were never finished.
+    """Remove the datasets of a Store that were not used for some time, and folders that were never finished.
 
     Args:
         url: URL of the Store.
@@ -323,7 +323,7 @@ def remove_folder(location: Location) -> None:
 
 
 def remove_unless_used(url: str) -> bool:
-    """Remove a folder of a Store unless somebody reads or writes there, and return whether that was done.
+    """Remove a folder of a Store unless a process reads or writes there, and return whether that was done.
 
     Folders that sparkdl did not write, as those of rows that are read in place, stay as they are.
 
@@ -352,5 +352,5 @@ def _remove_if_old(url: str, now: float, older_than_s: float) -> bool:
         unmark_for_removal(location)
         return False
     remove_folder(location)
-    logger.info("Removed %s, which nobody used any more.", url)
+    logger.info("Removed %s, which was no longer used.", url)
     return True

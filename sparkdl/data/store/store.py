@@ -275,7 +275,7 @@ class Store:
         return None
 
     def is_being_written(self, name: str, key: str, *, before: str | None = None) -> bool:
-        """Whether somebody writes a dataset with that name and key just now.
+        """Whether a process is writing a dataset with that name and key.
 
         Args:
             name: readable part of the folder's name.
@@ -292,7 +292,7 @@ class Store:
         return False
 
     def cleanup(self, older_than: timedelta | None = None) -> list[str]:
-        """Remove datasets that nobody has used for some time, and what broken-off writes left.
+        """Remove datasets that were not used for some time, and the remains of interrupted writes.
 
         What is being read or written stays, however old it is; so does what sparkdl did not write.
 
@@ -324,7 +324,7 @@ class Store:
 
 
 class StagedDataset:
-    """A dataset that is being written and that nobody reads yet.
+    """A dataset that is being written and not yet read.
 
     Attributes:
         url: the folder of its files.

@@ -56,7 +56,7 @@ def provide_commit_keeper(keeper: CommitKeeper) -> None:
 
 
 def keep_commit(state: Any) -> None:
-    """Have rank 0's last commit kept, if somebody keeps commits; and every rank's pieces where parts are sharded."""
+    """Keep rank 0's last commit, if commits are kept, and every rank's pieces where parts are sharded."""
     sharded = state._sharded_parts()
     if not _keepers or not (sharded or state._rank() == 0):
         return

@@ -166,7 +166,11 @@ def killed(environment: RankEnvironment, stage: Stage) -> Outcome:
     with _open(environment, "killed") as communicator:
         large = np.ones(_NUM_LARGE, np.float32)
         communicator.barrier()
+        # A rank may leave the barrier while others are still in it.
+        environment.rendezvous.set(f"rank {environment.rank} is past the barrier", b"")
         if environment.rank == dead:
+            for rank in range(environment.world_size):
+                environment.rendezvous.get(f"rank {rank} is past the barrier", 30.0)
             environment.rendezvous.set("killed at", str(time.monotonic()).encode())
             os.kill(os.getpid(), signal.SIGKILL)
         seen = error_of(lambda: communicator.allreduce(large))

@@ -76,9 +76,10 @@ def open_rows(job: Job, spark: SparkSession) -> DataFrame:
     return frame
 
 
-def key_of_rows(frame: DataFrame, columns: Sequence[str]) -> str | None:
-    """Return a key of the rows that is valid in other applications; None if Spark has none."""
-    return lasting_key(frame.select(*map(quoted, columns)))
+def key_of_rows(job: Job, frame: DataFrame, columns: Sequence[str]) -> str | None:
+    """Return a key of a job's rows that is valid in other applications; None if it is not known what they are."""
+    values = [job.data.value] if isinstance(job.data.value, str) else list(job.data.value)
+    return lasting_key(frame.select(*map(quoted, columns)), [job.data.kind, *values])
 
 
 def count_rows(frame: DataFrame, columns: Sequence[str], indicator: str | None) -> RowCounts:

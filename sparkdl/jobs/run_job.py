@@ -169,7 +169,8 @@ def run_job(
                 frame = open_rows(job, spark)
                 check_columns(checked.estimator.params_of_fit(), frame.columns)
                 checked = replace(
-                    checked, identity=replace(checked.identity, rows=key_of_rows(frame, checked.columns))
+                    checked,
+                    identity=replace(checked.identity, rows=key_of_rows(checked.job, frame, checked.columns)),
                 )
                 if is_dry_run:
                     say(_plan(checked, frame, is_again=is_again))

@@ -228,14 +228,28 @@ def test_why_rows_are_not_shared_is_logged(
 def test_a_lasting_key_tells_files_and_plans_and_is_none_of_rows_in_memory(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """That another application finds the same one is seen in tests/standalone."""
+    """That another application finds the same one is seen in tests/cli/test_jobs.py."""
+    source = ["parquet", str(tmp_path / "rows")]
     write_numbers(tmp_path / "rows", 0)
-    key = lasting_key(doubled(spark, tmp_path / "rows"))
+    key = lasting_key(doubled(spark, tmp_path / "rows"), source)
     assert key is not None
-    assert lasting_key(doubled(spark, tmp_path / "rows")) == key
-    assert lasting_key(doubled(spark, tmp_path / "rows").filter("x > 3")) not in (key, None)
+    assert lasting_key(doubled(spark, tmp_path / "rows"), source) == key
+    assert lasting_key(doubled(spark, tmp_path / "rows"), ["table", "rows"]) not in (key, None)
+    assert lasting_key(doubled(spark, tmp_path / "rows").filter("x > 3"), source) not in (key, None)
     write_numbers(tmp_path / "rows", 1)
-    assert lasting_key(doubled(spark, tmp_path / "rows")) not in (key, None)
-    assert lasting_key(spark.createDataFrame([(1,)], "x int").filter("x > 0")) is None
-    assert lasting_key(spark.sql("SELECT * FROM VALUES (1), (2) AS rows(x)")) is None
-    assert lasting_key(spark.range(5).selectExpr("rand() AS x")) is None
+    assert lasting_key(doubled(spark, tmp_path / "rows"), source) not in (key, None)
+    assert lasting_key(spark.createDataFrame([(1,)], "x int").filter("x > 0"), source) is None
+    assert lasting_key(spark.sql("SELECT * FROM VALUES (1), (2) AS rows(x)"), source) is None
+    assert lasting_key(spark.range(5).selectExpr("rand() AS x"), source) is None
+
+
+@pytest.mark.no_cluster_needed
+def test_rows_are_not_shared_with_another_application(
+    spark: SparkSession, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df = spark.range(100).selectExpr("id as x")
+    first = materialize(df, ["x"], store)
+    monkeypatch.setattr("sparkdl.data.spark.plan._application", lambda df: "another")
+    second = materialize(df, ["x"], store)
+    assert second.url != first.url
+    assert values(second) == values(first)

@@ -7,7 +7,8 @@ analysis recognizes what is known to be harmless; a plan that is not understood 
 
 :func:`plan_key` is equal for DataFrames that give the same rows. Spark's semantic hash of the plan has 32 bits and
 covers neither that a file was written again nor the value of a clock or a random number; the key includes what the
-hash leaves out, and there is no key for a plan whose rows can differ from one run to the next.
+hash leaves out, and there is no key for a plan whose rows can differ from one run to the next. No key holds in another
+application: the text of a plan leaves out too much to decide that across versions and sessions.
 
 :func:`open_in_place` finds DataFrames that are only Parquet files which ranks can read where they are. Spark's
 optimized plan shows this as a read of Parquet and at most a selection of its columns. For any other plan, with a
@@ -195,9 +196,8 @@ logger = logging.getLogger(__name__)
 
 _FILE_FORMATS = "parquet|orc|csv|json|text|avro|xml|binaryfile|image|libsvm"
 _FILES = re.compile(rf"^Relation .*\] ({_FILE_FORMATS})$", re.IGNORECASE)
-_IN_MEMORY = re.compile(r"^LocalRelation", re.MULTILINE)  # whose rows the text of a plan does not show
 _CONTENT = re.compile(r"^(LocalRelation|Range \(|OneRowRelation)")
-# The same rows while the application lasts: hashes of objects, and choices that hang on how rows are partitioned.
+# The same rows while the application lasts: objects, and choices that depend on how rows are partitioned.
 _OF_APPLICATION = re.compile(r"^(LogicalRDD|Sample|GlobalLimit|LocalLimit)\b")
 _INNER_NODES = re.compile(
     r"^(Project|Filter|Join|Aggregate|Union|SubqueryAlias|View|Sort|Distinct|Deduplicate|Window|Generate|Expand"
@@ -255,8 +255,8 @@ _functions: WeakKeyDictionary[SparkSession, frozenset[str]] = WeakKeyDictionary(
 def plan_key(df: DataFrame, options: Mapping[str, Any]) -> str | None:
     """Return the key of a DataFrame's rows, as 24 hexadecimal digits.
 
-    It covers the plan, the names, sizes and times of the files it reads (of a Delta table also its log), Spark's
-    version, and, where the rows lie in memory, the Spark application.
+    It covers the Spark application, the plan, and the names, sizes and times of the files it reads (of a Delta table
+    also its log).
 
     Args:
         df: the rows, with the columns that matter.
@@ -266,50 +266,61 @@ def plan_key(df: DataFrame, options: Mapping[str, Any]) -> str | None:
         The key, or None if the plan can give other rows another time, or holds parts of which that is not
         known: random numbers, clocks, samples, users' functions, tables of other systems.
     """
-    content = _content(df)
-    return None if content is None else _digest({**content, "options": dict(options)})
-
-
-def lasting_key(df: DataFrame) -> str | None:
-    """Return a key of a DataFrame's rows that another application of Spark finds, too.
-
-    Spark's semantic hash, which differs from one JVM to the next where files are read, is not part of it: the plan's
-    text is, with the names, sizes and times of the files. None as for :func:`plan_key`, and where rows lie in memory.
-    """
-    content = _content(df)
-    if content is None or content["application"] or _IN_MEMORY.search(content["plan"]):
-        return None
-    return _digest({key: content[key] for key in ("plan", "schema", "files", "settings")})
-
-
-def _content(df: DataFrame) -> dict[str, Any] | None:
-    """What the rows of a DataFrame hang on; None if they can be others another time."""
     try:
-        plan = plan_text(df)
-        why = "Spark does not show it" if plan is None else _why_not_repeatable(df, plan)
-        files = None
-        if plan is not None and not why and any(_FILES.match(node) for node in plan.analyzed):
-            files = input_files(df)
-            why = "" if files else "its files cannot be seen from the driver, or it is cached"
-        if plan is None or why:
-            logger.info("The rows are written for this fit alone: of their plan %s.", why)
+        rows = _repeatable_rows(df)
+        if rows is None:
             return None
-        return {
-            "semantic_hash": df.semanticHash(),
-            "plan": plan.canonical,
-            "schema": df.schema.jsonValue(),
-            "files": files.identity if files else "",
-            "application": _application(df) if _belongs_to_application(plan) else "",
-            "spark": df.sparkSession.version,
-            "settings": [df.sparkSession.conf.get(name, None) for name in _SETTINGS],
-        }
+        return _digest(
+            rows[1], semantic_hash=df.semanticHash(), application=_application(df), options=dict(options)
+        )
     except Exception as error:  # sharing rows is a saving; a plan that resists is written as it is
         logger.info("The rows are written for this fit alone: %s: %s", type(error).__name__, error)
         return None
 
 
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+def lasting_key(df: DataFrame, source: Sequence[str]) -> str | None:
+    """Return a key of rows that a user named, valid in other applications of Spark, too.
+
+    Args:
+        df: the rows, with the columns that matter.
+        source: what the user named: the kind and the name of a table, the files, or a query.
+
+    Returns:
+        The key, of the source, the plan and the files; None as for :func:`plan_key`, and for rows in memory or a
+        sample. Spark's semantic hash is not part of it: where files are read it differs from one JVM to the next.
+    """
+    try:
+        rows = _repeatable_rows(df)
+        if rows is None or _belongs_to_application(rows[0]):
+            return None
+        return _digest(rows[1], source=list(source))
+    except Exception as error:  # work is done again rather than not at all
+        logger.info("It is not known whether the rows have changed: %s: %s", type(error).__name__, error)
+        return None
+
+
+def _repeatable_rows(df: DataFrame) -> tuple[PlanText, dict[str, Any]] | None:
+    """Return the plan of a DataFrame and what its rows depend on; None if they can be others another time."""
+    plan = plan_text(df)
+    why = "Spark does not show it" if plan is None else _why_not_repeatable(df, plan)
+    files = None
+    if plan is not None and not why and any(_FILES.match(node) for node in plan.analyzed):
+        files = input_files(df)
+        why = "" if files else "its files cannot be seen from the driver, or it is cached"
+    if plan is None or why:
+        logger.info("The rows are written for this fit alone: of their plan %s.", why)
+        return None
+    return plan, {
+        "plan": plan.canonical,
+        "schema": df.schema.jsonValue(),
+        "files": files.identity if files else "",
+        "spark": df.sparkSession.version,
+        "settings": [df.sparkSession.conf.get(name, None) for name in _SETTINGS],
+    }
+
+
+def _digest(content: Mapping[str, Any], **more: Any) -> str:
+    return hashlib.sha256(json.dumps({**content, **more}, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _why_not_repeatable(df: DataFrame, plan: PlanText) -> str:
@@ -336,7 +347,10 @@ def _why_not_repeatable(df: DataFrame, plan: PlanText) -> str:
 
 
 def _belongs_to_application(plan: PlanText) -> bool:
-    return any(_OF_APPLICATION.match(node) for node in plan.analyzed) or _calls_scala(plan)
+    """Whether the text of a plan says too little about its rows for another application."""
+    return any(_OF_APPLICATION.match(node) or node.startswith("LocalRelation") for node in plan.analyzed) or (
+        _calls_scala(plan)
+    )
 
 
 def _calls_scala(plan: PlanText) -> bool:
@@ -358,7 +372,7 @@ def _without_names(node: str) -> str:
 
 
 def _application(df: DataFrame) -> str:
-    """Return the identity of the Spark application, or on Connect of the session, that holds rows in memory."""
+    """Return the identity of the Spark application, on Connect of the session."""
     if hasattr(df, "_jdf"):
         return str(df.sparkSession.sparkContext.applicationId)
     return str(cast("Any", df.sparkSession).session_id)

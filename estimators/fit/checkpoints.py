@@ -264,7 +264,7 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
                 return None
             try:
                 folder.check(name, manifest)
-                return _load(folder, name, spec)
+                return _load(folder, name, spec, is_divided=manifest.is_divided)
             except DamagedFileError:
                 return None  # rank 0 will say so, and continue from the one before
     return None
@@ -283,10 +283,15 @@ def _num_bytes(module: nn.Module) -> int:
     return sum(each.nbytes for each in (*module.parameters(), *module.buffers()) if not each.is_sparse)
 
 
-def _load(folder: CheckpointFolder, name: str, spec: TrainingSpec) -> FinishedFit:
+def _load(folder: CheckpointFolder, name: str, spec: TrainingSpec, *, is_divided: bool) -> FinishedFit:
     location = folder.location(name)
     structure, tensors = split_module(spec.model)
     module = join_module(structure, {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()})
-    load_module_state(module, load_file(location, MODEL))
+    if is_divided:
+        from sparkdl.parallel import load_whole  # otherwise the driver does without parallelism
+
+        load_whole(f"{folder.url}/{name}", module)
+    else:
+        load_module_state(module, load_file(location, MODEL))
     history = tuple(EpochRecord.from_dict(record) for record in load_file(location, FIT)["history"])
     return FinishedFit(module.eval(), history, history[-1].epoch)

@@ -10,7 +10,7 @@ first. :class:`ShardedCheckpoints` saves and loads the result.
 from __future__ import annotations
 
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention
-from sparkdl.parallel.checkpoint import ShardedCheckpoints
+from sparkdl.parallel.checkpoint import ShardedCheckpoints, load_whole
 from sparkdl.parallel.context import WholeSequences, share_sequences
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.parallelize import parallelize
@@ -45,6 +45,7 @@ __all__ = [
     "divide",
     "draw_weights",
     "load_weights",
+    "load_whole",
     "on_meta",
     "parallelize",
     "recompute_activations",

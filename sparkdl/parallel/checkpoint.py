@@ -59,8 +59,8 @@ _DEFAULT_TIMEOUT_S = 1800.0
 _FAILURE_TIMEOUT_S = 5.0
 """How long training that failed waits for a checkpoint that is being written."""
 
-_MODEL, _OPTIMIZER, _NUMBER = "model", "optimizer", "number"
-"""What the names of tensors begin with: ``model/name``, ``optimizer/key/name``, ``number/key/name``."""
+_MODEL, _OPTIMIZER, _NUMBER, _OTHER = "model", "optimizer", "number", "other"
+"""What the names of tensors begin with: ``model/name``, ``optimizer/key/name``, ``number/key/name``, ``other/name``."""
 
 _FORMS = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 """Options of an optimizer that do not change what it computes, or belong to a layout; they are not loaded."""
@@ -124,7 +124,9 @@ class ShardedCheckpoints:
         scheduler: Any = None,
         *,
         state: Mapping[str, Any] | None = None,
-    ) -> None:
+        tensors: Mapping[str, Tensor] | None = None,
+        folder: str | None = None,
+    ) -> futures.Future[None]:
         """Copy the state to host memory, and have a thread write it while training continues. Collective.
 
         The call waits for the checkpoint before, so that at most one copy is in memory. Buffers that differ on ranks
@@ -136,14 +138,19 @@ class ShardedCheckpoints:
             optimizer: of all of its parameters.
             scheduler: anything with a ``state_dict``, the same on all ranks.
             state: what else to save, the same on all ranks: numbers, strings, tensors and lists and dicts of them.
+            tensors: other tensors by name, of which ranks may have parts; to :meth:`load` give them again.
+            folder: where to save in place of the folder given at first; it holds one checkpoint then.
+
+        Returns:
+            What is done when the checkpoint is complete, and has the error if it could not be written.
 
         Raises:
             CheckpointError: if something holds what no checkpoint can.
             StoreError: if the checkpoint before could not be written, or not in time.
         """
         self.wait()
-        part = _Part(module, optimizer)
-        tensors = {name: _copied(tensor) for name, tensor in part.tensors_to_save().items()}
+        part = _Part(module, optimizer, tensors)
+        copies = {name: _copied(tensor) for name, tensor in part.tensors_to_save().items()}
         shared = {
             "state": None if state is None else dict(state),
             "scheduler": None if scheduler is None else scheduler.state_dict(),
@@ -153,13 +160,14 @@ class ShardedCheckpoints:
             _encoded(value, f"the {name} given to save()")
         small = {"random": _random_state(self._device), **(shared if self._rank == 0 else {})}
         writer = Writer(
-            self._folder,
+            self._folder if folder is None else CheckpointFolder(folder, num_kept=1),
             rank=self._rank,
             small=_encoded(small, "the random state"),
             report=Report(step, self._layout.row_reader[0], part.groups(), {}, []),
             sizes=_sizes_of(self._layout),
         )
-        self._writing = self._threads.submit(self._write, step, tensors, writer)
+        self._writing = self._threads.submit(self._write, step, copies, writer)
+        return self._writing
 
     def load(
         self,
@@ -168,6 +176,8 @@ class ShardedCheckpoints:
         scheduler: Any = None,
         *,
         step: int | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+        folder: str | None = None,
     ) -> dict[str, Any] | None:
         """Load the newest checkpoint, of whatever layout. Collective.
 
@@ -180,6 +190,8 @@ class ShardedCheckpoints:
             optimizer: of all of its parameters; None to leave its state in the files.
             scheduler: likewise.
             step: load the newest checkpoint of this step instead.
+            tensors: given to :meth:`save`; they are overwritten in place.
+            folder: where to look in place of the folder given at first.
 
         Returns:
             The ``state`` given to :meth:`save`, ``{}`` if none was; None if the folder has no checkpoint.
@@ -191,36 +203,37 @@ class ShardedCheckpoints:
             StoreError: if the folder cannot be read.
         """
         self.wait()
-        found = self._on_all_ranks(lambda: self._folder.find(step) if self._rank == 0 else None)[0]
+        checkpoints = self._folder if folder is None else CheckpointFolder(folder, num_kept=1)
+        found = self._on_all_ranks(lambda: checkpoints.find(step) if self._rank == 0 else None)[0]
         if found is None:
             return None
         name, manifest = found
-        folder = self._folder.location(name)
-        url = f"{self._folder.url}/{name}"
-        part = _Part(module, optimizer)
+        location = checkpoints.location(name)
+        url = f"{checkpoints.url}/{name}"
+        part = _Part(module, optimizer, tensors)
         _check_same_model(manifest, self._on_all_ranks(part.describe), url)
 
         def read_small_files() -> tuple[dict[str, Any], dict[str, Any]]:
-            check_files(folder, manifest, range(self._rank, manifest["ranks"], dist.get_world_size()))
+            check_files(location, manifest, range(self._rank, manifest["ranks"], dist.get_world_size()))
             own = self._source_of_random_state(manifest)
-            shared = read_small_file(folder, 0)
+            shared = read_small_file(location, 0)
             _check_given(shared, optimizer, scheduler, url)
-            return shared, read_small_file(folder, own)
+            return shared, read_small_file(location, own)
 
         small: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._on_all_ranks(lambda: small.append(read_small_files()))
         (shared, own) = small[0]
-        tensors = part.tensors_to_load(manifest)
+        to_load = part.tensors_to_load(manifest, url)
         try:
             load(
-                tensors,
-                storage_reader=Reader(folder, manifest),
+                to_load,
+                storage_reader=Reader(location, manifest),
                 planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
                 process_group=self._group,
             )
         except CheckpointException as error:
             _raise_first(error, f"The checkpoint {url} cannot be loaded")
-        part.take(tensors, shared["optimizer"])
+        part.take(to_load, shared["optimizer"])
         if scheduler is not None:
             scheduler.load_state_dict(shared["scheduler"])
         _set_random_state(own["random"], self._device)
@@ -322,10 +335,61 @@ class ShardedCheckpoints:
         return readers.index(self._layout.row_reader[0] % (max(readers) + 1))
 
 
+def load_whole(
+    folder: str,
+    module: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Load the newest sharded checkpoint into a process that has the whole model. No communication.
+
+    Random numbers stay as they are.
+
+    Args:
+        folder: path or URL, as :class:`ShardedCheckpoints` takes it.
+        module: its tensors are overwritten in place.
+        optimizer: of all of its parameters; None to leave its state in the files.
+        tensors: given to :meth:`ShardedCheckpoints.save`; they are overwritten in place.
+
+    Raises:
+        CheckpointError: if there is none, it is of another model or optimizer, or a file is damaged.
+        StoreError: if the folder cannot be read.
+    """
+    checkpoints = CheckpointFolder(folder, num_kept=1)
+    found = checkpoints.find(None)
+    if found is None:
+        raise CheckpointError(f"There is no sharded checkpoint in {checkpoints.url}.")
+    name, manifest = found
+    location, url = checkpoints.location(name), f"{checkpoints.url}/{name}"
+    part = _Part(module, optimizer, tensors)
+    _check_same_model(manifest, [part.describe()], url)
+    check_files(location, manifest, range(manifest["ranks"]))
+    shared = read_small_file(location, 0)
+    _check_given(shared, optimizer, None, url)
+    to_load = part.tensors_to_load(manifest, url)
+    try:
+        load(
+            to_load,
+            storage_reader=Reader(location, manifest),
+            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            no_dist=True,
+        )
+    except CheckpointException as error:
+        _raise_first(error, f"The checkpoint {url} cannot be loaded")
+    part.take(to_load, shared["optimizer"])
+
+
 class _Part:
     """The tensors of this rank's part of a model and of its optimizer, under the names of the whole model."""
 
-    def __init__(self, module: nn.Module | Sequence[nn.Module], optimizer: Optimizer | None) -> None:
+    def __init__(
+        self,
+        module: nn.Module | Sequence[nn.Module],
+        optimizer: Optimizer | None,
+        others: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self._others = {f"{_OTHER}/{name}": tensor.detach() for name, tensor in (others or {}).items()}
         modules = [module] if isinstance(module, nn.Module) else list(module)
         self._tensors: dict[str, list[Tensor]] = defaultdict(list)
         self._names: dict[int, str] = {}
@@ -378,7 +442,7 @@ class _Part:
 
     def tensors_to_save(self) -> dict[str, Tensor]:
         """The tensors by the names that they have in a checkpoint."""
-        found = {f"{_MODEL}/{name}": tensors[0] for name, tensors in self._tensors.items()}
+        found = {f"{_MODEL}/{name}": tensors[0] for name, tensors in self._tensors.items()} | self._others
         states = {} if self._optimizer is None else self._optimizer.state
         for parameter, state in states.items():
             name = self._names[id(parameter)]
@@ -391,13 +455,16 @@ class _Part:
                     found[f"{_OPTIMIZER}/{key}/{name}"] = value
         return found
 
-    def tensors_to_load(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """The tensors of the model, and empty ones for the optimizer's state in a checkpoint."""
+    def tensors_to_load(self, manifest: Mapping[str, Any], url: str) -> dict[str, Any]:
+        """The tensors of the model and others, and empty ones for the optimizer's state in a checkpoint."""
+        if missing := sorted(self._others.keys() - manifest["tensors"].keys()):
+            raise CheckpointError(f"The checkpoint {url} lacks {_listed(missing)}.")
         found: dict[str, Any] = {f"{_MODEL}/{name}": tensors[0] for name, tensors in self._tensors.items()}
+        found |= self._others
         for full_name, entry in manifest["tensors"].items():
             section, _, rest = full_name.partition("/")
             parameter = self._parameters.get(rest.partition("/")[2])
-            if section == _MODEL or parameter is None:
+            if section in (_MODEL, _OTHER) or parameter is None:
                 continue
             dtype = getattr(torch, entry["dtype"])
             if section == _OPTIMIZER and entry["shape"] == list(parameter.shape):
@@ -419,7 +486,7 @@ class _Part:
         for full_name, tensor in tensors.items():
             section, _, rest = full_name.partition("/")
             key, _, name = rest.partition("/")
-            if section != _MODEL:
+            if section not in (_MODEL, _OTHER):
                 states[name][key] = tensor.item() if section == _NUMBER else tensor
         packed = self._optimizer.state_dict()["param_groups"]
         numbered: dict[int, dict[str, Any]] = {}

@@ -213,6 +213,27 @@ def check_files(folder: Location, manifest: Mapping[str, Any], ranks: range) -> 
             raise _damaged(url, "its content does not match its checksum")
 
 
+def check_sizes(url: str) -> None:
+    """Compare the sizes of all files of the newest checkpoint with its manifest.
+
+    Raises:
+        CheckpointError: if there is no checkpoint, or a file is missing or has another size.
+        StoreError: if the folder cannot be read.
+    """
+    checkpoints = CheckpointFolder(url, num_kept=1)
+    found = checkpoints.find(None)
+    if found is None:
+        raise CheckpointError(f"There is no sharded checkpoint in {checkpoints.url}.")
+    name, manifest = found
+    folder = checkpoints.location(name)
+    for file, expected in manifest["files"].items():
+        path = f"{folder.path}/{file}"
+        with _reading(folder.name_of(path)):
+            num_bytes = folder.filesystem.size(path)
+        if num_bytes != expected["bytes"]:
+            raise _damaged(folder.name_of(path), f"it has {num_bytes} bytes instead of {expected['bytes']}")
+
+
 def _files_of(rank: int) -> tuple[str, str]:
     return f"rank-{rank:05d}.safetensors", f"rank-{rank:05d}.pt"
 

@@ -186,13 +186,14 @@ class BestWeights:
         module: whose state is kept.
         is_keeper: whether this rank keeps the weights, or its part of them; the others only note which epoch is the
             best.
+        is_divided: whether each rank has a part.
 
     Attributes:
         epoch: number of the best epoch; None before any.
     """
 
-    def __init__(self, goal: Goal, module: nn.Module, *, is_keeper: bool) -> None:
-        self._goal, self._module, self._is_keeper = goal, module, is_keeper
+    def __init__(self, goal: Goal, module: nn.Module, *, is_keeper: bool, is_divided: bool = False) -> None:
+        self._goal, self._module, self._is_keeper, self._is_divided = goal, module, is_keeper, is_divided
         self._kept: dict[str, dict[str, Any]] = {}
         """What :func:`~sparkdl.training.checkpoint.state.module_state` says, copied."""
         self._best: float | None = None
@@ -227,19 +228,31 @@ class BestWeights:
         return self.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept; without weights on ranks that do not keep them."""
-        return {"best": self._best, "epoch": self.epoch, "weights": self._kept}
+        """Return what is kept; without weights on ranks that do not keep them, or share them."""
+        weights = {} if self._is_divided else self._kept
+        return {"best": self._best, "epoch": self.epoch, "weights": weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned on the rank that keeps the weights."""
+        """Continue from what :meth:`state_dict` returned on the rank that keeps the weights.
+
+        Where it left out the weights, :meth:`tensors` are to be overwritten by them.
+        """
         self._best, self.epoch = state["best"], state["epoch"]
         self._kept = {}
-        if self._is_keeper:
-            own = module_state(self._module)
+        if self._is_keeper and self.epoch is not None:
+            own, saved = module_state(self._module), state["weights"]
             self._kept = {
-                kind: {name: part_of(part, own[kind].get(name)) for name, part in parts.items()}
-                for kind, parts in state["weights"].items()
+                kind: {
+                    name: part_of(saved[kind][name], part) if saved else _kept(part, None)
+                    for name, part in parts.items()
+                    if not saved or name in saved[kind]
+                }
+                for kind, parts in own.items()
             }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is kept, by names of their own."""
+        return {f"{kind}/{name}": part for kind, parts in self._kept.items() for name, part in parts.items()}
 
 
 def _kept(part: Any, before: Any) -> Any:
@@ -339,7 +352,9 @@ class FitControl:
         )
         self._best: BestWeights | None = None
         if spec.best is not None:
-            self._best = BestWeights(spec.best, module, is_keeper=communicator.rank == 0 or is_divided)
+            self._best = BestWeights(
+                spec.best, module, is_keeper=communicator.rank == 0 or is_divided, is_divided=is_divided
+            )
         self._stopping: EarlyStopping | None = None
         if spec.patience is not None:
             assert spec.watched is not None, "patience is for something"
@@ -356,6 +371,11 @@ class FitControl:
     def best_epoch(self) -> int | None:
         """The best epoch so far, where the best weights are kept."""
         return None if self._best is None else self._best.epoch
+
+    @property
+    def best_tensors(self) -> dict[str, Tensor]:
+        """The weights of the best epoch so far that this rank keeps, or its part of them."""
+        return {} if self._best is None else self._best.tensors()
 
     @property
     def wants_to_stop(self) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sparkdl.collective import Communicator
-    from sparkdl.parallel import RankLayout
+    from sparkdl.parallel import RankLayout, ShardedCheckpoints
     from sparkdl.training.spec import TrainingSpec
 
 
@@ -93,6 +93,16 @@ class Replicas:
             find_unused_parameters=spec.has_unused_parameters,
         )
 
+    @property
+    def parts(self) -> nn.Module | list[nn.Module]:
+        """What this rank has of the module."""
+        return self.module
+
+    def open_checkpoints(self, url: str) -> ShardedCheckpoints | None:
+        """Open the checkpoints of the parts of a module; None where ranks have none. Collective."""
+        del url
+        return None
+
     def without_averaging(self) -> AbstractContextManager[Any]:
         """Inside, gradients stay those of this rank, to be averaged with later ones."""
         if self.num_averaged == 1:
@@ -157,6 +167,12 @@ class Parts(Replicas):
         from sparkdl.parallel import accumulated
 
         return accumulated(self.module) if self.num_averaged > 1 else nullcontext()
+
+    def open_checkpoints(self, url: str) -> ShardedCheckpoints | None:
+        """Open the checkpoints of the parts of a module; None where ranks have none. Collective."""
+        from sparkdl.parallel import ShardedCheckpoints
+
+        return ShardedCheckpoints(url, self._layout)
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients so that their joint norm over all ranks is at most this. Collective."""

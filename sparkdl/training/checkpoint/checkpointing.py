@@ -1,6 +1,7 @@
-"""Takes checkpoints during a fit, and resumes a fit from one. Runs on every *rank*; rank 0 writes.
+"""Takes checkpoints during a fit, and resumes a fit from one. Runs on every *rank*.
 
-A fit resumes from the newest complete checkpoint, if it is of the same fit.
+Rank 0 writes; where ranks have parts of the module, each writes its own, and rank 0 what they have alike. A fit resumes
+from the newest complete checkpoint, if it is of the same fit, whether ranks had parts of the module then or not.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from sparkdl.collective.byte_exchange import broadcast_bytes
 from sparkdl.errors import CheckpointError
 from sparkdl.training.batches import read_timeout_s
 from sparkdl.training.checkpoint.files import (
+    DIVIDED_VERSION,
     FIT,
     MODEL,
     OPTIMIZER,
     RANKS,
+    WHOLE_VERSION,
     Content,
     DamagedFileError,
     Manifest,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
     from sparkdl.collective import Communicator
     from sparkdl.data import ParquetDataset, PlannedFeed
+    from sparkdl.parallel import ShardedCheckpoints
     from sparkdl.training.callbacks import FitControl
     from sparkdl.training.distribution import Replicas
     from sparkdl.training.history import EpochMeter
@@ -102,6 +106,7 @@ class Checkpoints:
         self._updates, self._feed, self._communicator = updates, feed, communicator
         self._distribution = distribution
         self._writer: CheckpointWriter | None = None
+        self._parts: ShardedCheckpoints | None = None
         self._num_updates = 0
         self._position = ResumePoint()
 
@@ -111,8 +116,12 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._writer is not None:
-            self._writer.close(failed=kind is not None)
+        try:
+            if self._parts is not None:
+                self._parts.__exit__(kind, error, traceback)
+        finally:
+            if self._writer is not None:
+                self._writer.close(failed=kind is not None)
 
     def resume(self) -> ResumePoint:
         """Continue from the chosen checkpoint, if there is one. Collective; the last step before training.
@@ -124,6 +133,7 @@ class Checkpoints:
         if self._plan is None:
             return self._position
         folder, name = CheckpointFolder(self._plan.url), self._choice.name
+        self._parts = self._distribution.open_checkpoints(folder.url)
         if self._communicator.rank == 0:
             self._writer = CheckpointWriter(
                 folder, num_kept=self._plan.num_kept, damaged=self._choice.damaged
@@ -187,17 +197,7 @@ class Checkpoints:
         module = self._state.module
         own = {**own, "wants_to_stop": self._control.wants_to_stop}
         ranks = gather_rank_states(module, self._spec.losses, self._step.device, own, self._communicator)
-        if self._writer is None and not self._distribution.is_divided:
-            return
-        given = where["step"] - self._updates.steps_before
-        states = self._state.capture(
-            keep=self._writer is not None,
-            history=[asdict(record) for record in history],
-            feed=self._feed.state(given, where["epoch"] - 1),
-            num_updates=self._num_updates,
-            layout=self._distribution.name,
-        )
-        if self._writer is None:
+        if self._writer is None and self._parts is None:
             return
         manifest = Manifest(
             **where,
@@ -205,20 +205,51 @@ class Checkpoints:
             world_size=self._communicator.world_size,
             num_ranks_at_start=self._choice.num_ranks_at_start,
             identity=self._choice.identity,
+            format_version=WHOLE_VERSION if self._parts is None else DIVIDED_VERSION,
         )
-        self._writer.write(Content(manifest=manifest, states={**states, RANKS: ranks}), is_best=is_best)
+        name = manifest.new_name()
+        written = None
+        if self._parts is not None:
+            assert self._plan is not None, "which has a folder"
+            name = broadcast_bytes(self._communicator, name.encode(), root=0, name="new checkpoint").decode()
+            written = self._parts.save(
+                where["step"],
+                self._distribution.parts,
+                self._state.optimizer,
+                tensors=self._control.best_tensors,
+                folder=f"{self._plan.url}/{name}",
+            )
+        if self._writer is None:
+            return
+        given = where["step"] - self._updates.steps_before
+        states = self._state.capture(
+            whole=self._parts is None,
+            history=[asdict(record) for record in history],
+            feed=self._feed.state(given, where["epoch"] - 1),
+            num_updates=self._num_updates,
+            layout=self._distribution.name,
+        )
+        self._writer.write(
+            Content(manifest=manifest, states={**states, RANKS: ranks}, name=name, parts=written),
+            is_best=is_best,
+        )
 
     def _restore(self, folder: CheckpointFolder, name: str) -> ResumePoint:
         location, manifest = folder.location(name), folder.manifest(name)
-        load_module_state(self._state.module, load_file(location, MODEL))
         fit = load_file(location, FIT)
         epoch, step = (manifest.epoch + 1, 0) if manifest.ends_epoch else (manifest.epoch, manifest.step)
         # The rows may have been rewritten to files of other names; the identity has shown that they are the same rows.
         self._feed.resume({**fit["feed"], "of": self._feed.state()["of"]})
         self._updates.begin(epoch, step)
         self._num_updates = fit["num_updates"]
-        self._state.restore_optimizer(load_file(location, OPTIMIZER), fit)
-        self._state.restore_parts(fit)
+        self._state.restore_parts(fit)  # makes room for the best weights
+        if manifest.is_divided:
+            self._load_parts(f"{folder.url}/{name}")
+            set_buffers(dict(self._state.module.named_buffers()), fit["buffers"])
+        else:
+            load_module_state(self._state.module, load_file(location, MODEL))
+            self._state.restore_optimizer(load_file(location, OPTIMIZER), fit)
+        self._state.restore_learning_rate(fit)
         is_alike = (
             manifest.world_size == self._communicator.world_size
             and self._distribution.name == fit.get("layout", self._distribution.name)
@@ -227,6 +258,16 @@ class Checkpoints:
         return ResumePoint(
             epoch, step, tuple(EpochRecord.from_dict(record) for record in fit["history"]), meter
         )
+
+    def _load_parts(self, url: str) -> None:
+        """Load module, optimizer and best weights from what ranks wrote that had parts of them."""
+        optimizer, best = self._state.optimizer, self._control.best_tensors
+        if self._parts is not None:
+            self._parts.load(self._distribution.parts, optimizer, tensors=best, folder=url)
+        else:
+            from sparkdl.parallel import load_whole
+
+            load_whole(url, self._state.module, optimizer, tensors=best)
 
     def _restore_rank(
         self, ranks: Sequence[bytes], position: tuple[int, int], *, is_alike: bool

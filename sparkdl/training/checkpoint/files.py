@@ -1,4 +1,4 @@
-"""The format of a checkpoint: a folder of four files, and a manifest that describes them and is written last.
+"""The format of a checkpoint: a folder of files, and a manifest that describes them and is written last.
 
 =============================  ======================================================================================
 ``sparkdl_checkpoint.json``    format version, versions of sparkdl and torch, epoch and step, number of ranks, the
@@ -7,6 +7,8 @@
 ``optimizer.pt``               the optimizer's state
 ``fit.pt``                     schedule, loss scaling, history, position in the data, and what else all ranks share
 ``ranks.pt``                   of each rank its random numbers, sums of the epoch, and buffers that differ from rank 0's
+``checkpoint-...``             in place of ``model.pt`` and ``optimizer.pt`` where ranks have parts of the module: what
+                               :mod:`sparkdl.parallel.checkpoint` writes, each rank its part
 =============================  ======================================================================================
 
 The folder lies in the checkpointDir under ``epoch-00003-step-00000120-`` and a few letters: the epoch, counted from
@@ -38,14 +40,18 @@ from sparkdl.model.weights_file import HashingFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from concurrent.futures import Future
 
     from sparkdl.data.files.filesystems import Location
 
 
-FORMAT_VERSION = 2
-"""From 2 on the rows keep the plan of the ranks at the start; before, other ranks made one of their own."""
+WHOLE_VERSION = 2
+"""Where rank 0 writes all. Since 2 the rows keep the plan of the ranks at the start, which before others made anew."""
+FORMAT_VERSION = DIVIDED_VERSION = 3
+"""Written where each rank has its part of the module."""
 MANIFEST = "sparkdl_checkpoint.json"
-MODEL, OPTIMIZER, FIT, RANKS = FILES = ("model.pt", "optimizer.pt", "fit.pt", "ranks.pt")
+MODEL, OPTIMIZER, FIT, RANKS = _WHOLE = ("model.pt", "optimizer.pt", "fit.pt", "ranks.pt")
+_DIVIDED = (FIT, RANKS)
 
 _NAME = re.compile(r"epoch-\d+-step-\d+-[0-9a-f]{8}$")
 
@@ -77,7 +83,12 @@ class Manifest:
     num_ranks_at_start: int
     identity: dict[str, Any]
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    format_version: int = FORMAT_VERSION
+    format_version: int = WHOLE_VERSION
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each rank has written its part of the module."""
+        return self.format_version > WHOLE_VERSION
 
     @property
     def keeps_plan(self) -> bool:
@@ -111,11 +122,15 @@ class Content:
 
     Attributes:
         manifest: all but ``files``.
-        states: what goes into each of :data:`FILES`.
+        states: what goes into each file.
+        name: of the folder; a new one by default.
+        parts: is done when all ranks have written their parts of the module, where they have some.
     """
 
     manifest: Manifest
     states: dict[str, Any]
+    name: str = ""
+    parts: Future[None] | None = None
 
 
 def is_checkpoint_name(name: str) -> bool:
@@ -141,7 +156,7 @@ def manifest_from_json(text: str | bytes, url: str) -> Manifest:
         )
     try:
         manifest = Manifest(**{name: content[name] for name in Manifest.__dataclass_fields__})
-        if set(manifest.files) != set(FILES):
+        if set(manifest.files) != set(_DIVIDED if manifest.is_divided else _WHOLE):
             raise ValueError(f"it names the files {', '.join(manifest.files)}")
     except (KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error

@@ -1,8 +1,8 @@
 """The folder that holds the checkpoints of one fit, and the thread that writes and removes them.
 
 The folder is on any filesystem that a Store may be on. It lists its checkpoints, which of them are complete, and
-which may be removed. A checkpoint is complete once its manifest exists, which is written last. *Rank 0* alone writes;
-every *rank* and the *driver* read.
+which may be removed. A checkpoint is complete once its manifest exists, which rank 0 writes last. *Rank 0* alone writes
+but for the parts of a module that ranks share; every *rank* and the *driver* read.
 
 Checkpoints are written on a thread while training continues, and those that are no longer kept are removed.
 """
@@ -19,9 +19,8 @@ from sparkdl.data.files.failures import explain_failure, store_error
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.files.threads import DaemonThreads
 from sparkdl.data.store.housekeeping import list_folders
-from sparkdl.errors import SparkdlError, StoreError
+from sparkdl.errors import CheckpointError, SparkdlError, StoreError
 from sparkdl.training.checkpoint.files import (
-    FILES,
     MANIFEST,
     Content,
     DamagedFileError,
@@ -106,8 +105,14 @@ class CheckpointFolder:
             StoreError: if the folder cannot be read.
         """
         try:
-            for file in FILES:
-                check_file(self.location(name), file, manifest.files[file])
+            for file, expected in manifest.files.items():
+                check_file(self.location(name), file, expected)
+            if manifest.is_divided:
+                from sparkdl.parallel.checkpoint_files import check_sizes  # only where ranks share modules
+
+                check_sizes(f"{self.url}/{name}")
+        except CheckpointError as error:
+            raise DamagedFileError(str(error)) from error
         except OSError as error:
             raise StoreError(f"{self.url}/{name} cannot be read: {explain_failure(error)}") from error
 
@@ -125,16 +130,20 @@ class CheckpointFolder:
         Raises:
             StoreError: if that fails.
         """
-        name = content.manifest.new_name()
+        name = content.name or content.manifest.new_name()
         location = self.location(name)
         try:
+            if content.parts is not None:
+                content.parts.result(LAST_TIMEOUT_S)
             location.make_folder()
-            files = {file: write_file(location, file, content.states[file]) for file in FILES}
+            files = {file: write_file(location, file, state) for file, state in content.states.items()}
             manifest = Manifest(**{**vars(content.manifest), "files": files})
             _commit(location, MANIFEST, manifest.to_json())
         except Exception as error:
             with suppress(Exception):
                 self._location.filesystem.rm(location.path, recursive=True)
+            if isinstance(error, SparkdlError):  # of the parts
+                raise
             why = explain_failure(
                 error, "Choose a checkpointDir that the driver and every executor can write."
             )

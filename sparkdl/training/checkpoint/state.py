@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections import Counter, OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +26,7 @@ from sparkdl.training.random_state import random_state
 from sparkdl.training.update import load_optimizer_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
@@ -34,32 +35,28 @@ if TYPE_CHECKING:
     from sparkdl.training.learning_rate import LearningRate
 
 
-_NOTHING = torch.empty(0)
-
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _MAPPINGS = (dict, OrderedDict, Counter)
 _SEQUENCES = (list, tuple, set)
 
 
-def copy_to_host(value: Any, name: str, *, keep: bool = True) -> Any:
-    """Return a copy on the CPU; tensors that are one tensor stay one. Collective for tensors that ranks share.
+def copy_to_host(value: Any, name: str) -> Any:
+    """Return a copy on the CPU; tensors that are one tensor stay one.
 
     Args:
         value: numbers, strings, tensors, and dicts, lists, tuples and sets of them.
         name: of what is copied, for the error.
-        keep: whether this rank wants the tensors; other ranks take part in gathering those of which they have a part.
 
     Raises:
         CheckpointError: if it holds something else; it says where.
     """
-    return _Copier(keep=keep).copy(value, name)
+    return _Copier().copy(value, name)
 
 
 class _Copier:
     """Remembers which tensors it has copied."""
 
-    def __init__(self, *, keep: bool) -> None:
-        self._keep = keep
+    def __init__(self) -> None:
         self._copies: dict[tuple[Any, ...], Tensor] = {}
 
     def copy(self, value: Any, name: str) -> Any:
@@ -82,11 +79,6 @@ class _Copier:
 
     def _copy_tensor(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
-        if is_part(tensor):
-            whole = tensor.full_tensor()  # type: ignore[attr-defined]  # of a DTensor
-            return whole.to("cpu", copy=True) if self._keep else _NOTHING
-        if not self._keep:
-            return _NOTHING
         if tensor.layout != torch.strided:
             return tensor.to("cpu", copy=True)
         key = (
@@ -125,7 +117,7 @@ class FitState:
         self, module: nn.Module, optimizer: Optimizer, learning_rate: LearningRate, **parts: Part
     ) -> None:
         self.module = module
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._learning_rate = learning_rate
         self._parts: dict[str, Part] = dict(parts)
 
@@ -134,45 +126,96 @@ class FitState:
         assert name not in self._parts, f"there is a part {name} already"
         self._parts[name] = part
 
-    def capture(self, *, keep: bool = True, **others: Any) -> dict[str, Any]:
-        """Return copies in host memory by the names of files. Collective where ranks have parts of the module.
+    def capture(self, *, whole: bool = True, **others: Any) -> dict[str, Any]:
+        """Return copies in host memory by the names of files.
 
         Args:
-            keep: whether this rank wants the copies.
+            whole: whether module and optimizer are among them.
             others: what else goes into the file of the fit.
 
         Raises:
             CheckpointError: if a part holds what no checkpoint can.
         """
+        fit = {
+            "learning_rate": self._learning_rate.state_dict(),
+            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            **others,
+        }
+        if not whole:
+            fit["buffers"] = module_state(self.module)["buffers"]
+            return {FIT: copy_to_host(fit, "the state of the fit")}
+        fit["optimizer_names"] = self._optimizer_names()
         return {
-            MODEL: copy_to_host(module_state(self.module), "the model's state", keep=keep),
-            OPTIMIZER: copy_to_host(self._optimizer.state_dict(), "the optimizer's state", keep=keep),
-            FIT: copy_to_host(
-                {
-                    "learning_rate": self._learning_rate.state_dict(),
-                    "parts": {name: part.state_dict() for name, part in self._parts.items()},
-                    **others,
-                },
-                "the state of the fit",
-                keep=keep,
-            ),
+            MODEL: copy_to_host(module_state(self.module), "the model's state"),
+            OPTIMIZER: copy_to_host(self.optimizer.state_dict(), "the optimizer's state"),
+            FIT: copy_to_host(fit, "the state of the fit"),
         }
 
     def restore_optimizer(self, state: Mapping[str, Any], fit: Mapping[str, Any]) -> None:
-        """Give optimizer and schedule their states.
+        """Give the optimizer the state that :meth:`capture` has taken of all of it.
 
         Args:
             state: of the optimizer.
             fit: what the file of the fit holds.
+
+        Raises:
+            CheckpointError: if this rank has other parameters, and the checkpoint does not say which are which.
         """
-        load_optimizer_state(self._optimizer, _with_parts(self._optimizer, state))
-        self._learning_rate.load_state_dict(fit["learning_rate"])
+        names = self._optimizer_names()
+        there: list[list[str]] = fit.get("optimizer_names", names)
+        if there != names:  # this rank has some of the layers
+            state = _chosen(state, there, names)
+        load_optimizer_state(self.optimizer, _with_parts(self.optimizer, state))
 
     def restore_parts(self, fit: Mapping[str, Any]) -> None:
-        """Restore all other parts; one that is not in the checkpoint starts fresh."""
+        """Restore all parts but optimizer and schedule; one that is not in the checkpoint starts fresh."""
         for name, part in self._parts.items():
             if name in fit["parts"]:
                 part.load_state_dict(fit["parts"][name])
+
+    def restore_learning_rate(self, fit: Mapping[str, Any]) -> None:
+        """Restore the schedule, which sets the learning rate of the optimizer."""
+        self._learning_rate.load_state_dict(fit["learning_rate"])
+
+    def _optimizer_names(self) -> list[list[str]]:
+        """The names of the parameters in each group of the optimizer."""
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        return [[names[id(each)] for each in group["params"]] for group in self.optimizer.param_groups]
+
+
+def _chosen(
+    state: Mapping[str, Any], there: Sequence[Sequence[str]], here: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """The state of an optimizer of fewer parameters, of one that had more.
+
+    Args:
+        state: of that one.
+        there: the names of its parameters in each group.
+        here: of those that are left.
+    """
+    groups = state["param_groups"]
+    number_of = {
+        name: number
+        for names, group in zip(there, groups, strict=True)
+        for name, number in zip(names, group["params"], strict=True)
+    }
+    if len(here) != len(groups) or any(name not in number_of for names in here for name in names):
+        raise CheckpointError(
+            f"The optimizer in the checkpoint has {len(groups)} groups of {len(number_of)} parameters, among which "
+            "those of this rank are not to be found. Make the optimizer as it was."
+        )
+    new_number = {name: number for number, name in enumerate(name for names in here for name in names)}
+    return {
+        "state": {
+            number: state["state"][number_of[name]]
+            for name, number in new_number.items()
+            if number_of[name] in state["state"]
+        },
+        "param_groups": [
+            {**group, "params": [new_number[name] for name in names]}
+            for names, group in zip(here, groups, strict=True)
+        ],
+    }
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:
@@ -182,10 +225,13 @@ def module_state(module: nn.Module) -> dict[str, Any]:
 
 
 def load_module_state(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give a module what :func:`module_state` returned, in place."""
+    """Give a module what :func:`module_state` returned, in place; of some layers what is theirs."""
     own = module.state_dict()
-    module.load_state_dict({name: part_of(value, own.get(name)) for name, value in state["state"].items()})
-    set_buffers(_other_buffers(module, state["state"]), state["buffers"])
+    given = state["state"]
+    if getattr(module, "has_some_layers", False):
+        given = {name: value for name, value in given.items() if name in own}
+    module.load_state_dict({name: part_of(value, own.get(name)) for name, value in given.items()})
+    set_buffers(_other_buffers(module, own), state["buffers"])
 
 
 def is_part(value: object) -> bool:
@@ -219,10 +265,11 @@ def _with_parts(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any
 
 
 def set_buffers(buffers: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Overwrite those of the buffers that have values."""
+    """Overwrite those of the buffers that have values; values of other layers' are left out."""
     with torch.no_grad():
         for name, value in values.items():
-            buffers[name].copy_(value)
+            if name in buffers:
+                buffers[name].copy_(value)
 
 
 @contextmanager
@@ -285,22 +332,17 @@ def loss_buffers(loss: object, module: nn.Module) -> dict[str, Tensor]:
 
 
 def _buffers_unlike_rank_0(module: nn.Module, communicator: Communicator) -> dict[str, Tensor]:
+    """The buffers that rank 0 does not have, or has with other values. Collective."""
     buffers = dict(module.named_buffers())
-    if communicator.world_size == 1 or not buffers:
+    if communicator.world_size == 1:
         return {}
     digests = {name: _digest(buffer) for name, buffer in buffers.items()}
-    of_rank_0 = broadcast_bytes(
-        communicator, b"".join(digests.values()), root=0, name="digests of the buffers"
-    )
-    size = len(of_rank_0) // len(digests)
-    return {
-        name: buffers[name]
-        for index, (name, digest) in enumerate(digests.items())
-        if digest != of_rank_0[index * size : (index + 1) * size]
-    }
+    message = json.dumps(digests).encode()
+    of_rank_0 = json.loads(broadcast_bytes(communicator, message, root=0, name="digests of the buffers"))
+    return {name: buffers[name] for name, digest in digests.items() if digest != of_rank_0.get(name)}
 
 
-def _digest(tensor: Tensor) -> bytes:
+def _digest(tensor: Tensor) -> str:
     from sparkdl.torch.buffers import as_bytes  # on ranks only: the driver does without the c10d backend
 
-    return hashlib.blake2b(as_bytes(tensor.cpu()).numpy().tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(as_bytes(tensor.cpu()).numpy().tobytes(), digest_size=16).hexdigest()

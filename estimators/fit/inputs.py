@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 import numpy.typing as npt
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparkdl import data
 from sparkdl.data import ParquetDataset
@@ -323,7 +324,9 @@ def _check_parallelism(params: _TorchEstimatorParams) -> None:
     from sparkdl.parallel.parallelize import check_parts  # with torch's device meshes, which few fits need
 
     sizes = parallelism.resolve(params.getNumWorkers())
-    check_parts(params.getModel(), sizes)
+    check_parts(params.getModel(), sizes, params.getBatchSize())
+    if sizes.pipeline > 1:
+        _check_pipeline(params)
     if params.getPrecision() == "float16" and sizes.data != params.getNumWorkers():
         raise ParamError(
             "Param precision is 'float16', whose gradients parts of a model do not scale alike. Use 'bfloat16' with "
@@ -334,6 +337,28 @@ def _check_parallelism(params: _TorchEstimatorParams) -> None:
             "Param syncBatchNorm would count rows twice where ranks of tensor or context parallelism have the same "
             "ones. Leave it out, or use shard alone."
         )
+
+
+def _check_pipeline(params: _TorchEstimatorParams) -> None:
+    """Check what a pipeline of small batches cannot compute, or would compute otherwise than one process."""
+    model = params.getModel()
+    norms = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+    if norms:
+        raise ParamError(
+            f"Param parallelism has pipeline stages, and {norms[0]!r} of the model is a BatchNorm, which would "
+            "normalize each small batch for itself. Use GroupNorm or LayerNorm, or shard in place of pipeline."
+        )
+    for name, is_set in (
+        ("trainStep", params.getTrainStep() is not None),
+        ("compileModel", params.getCompileModel()),
+        ("labelCol", len(params.getLabelCols()) > 1),
+    ):
+        if is_set:
+            why = "is a list" if name == "labelCol" else "is set"
+            raise ParamError(
+                f"Param parallelism has pipeline stages, and Param {name} {why}: the last stage computes one loss from "
+                f"the output of the model alone. Leave {name} out, or use shard in place of pipeline."
+            )
 
 
 def _check_sparse(params: _TorchEstimatorParams, gradients: Gradients) -> None:

@@ -138,9 +138,10 @@ def store_trained(
 
         assert isinstance(distribution, Parts), "the only ones that are divided"
         distribution.save_parameters(f"{folder}/{_PARTS}")
+        tensors = distribution.other_tensors()
         if distribution.rank != 0:
             return None
-        others = {_TRAINED: _write(distribution.other_tensors(), folder, _TRAINED)}
+        others = {_TRAINED: _write(tensors, folder, _TRAINED)}
         parts = {f"{_PARTS}/{name}": each for name, each in saved_files(f"{folder}/{_PARTS}").items()}
         return StoredModule(distribution.structure, {**others, **parts})
     module = distribution.whole_module()

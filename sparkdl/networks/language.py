@@ -180,6 +180,19 @@ class LanguageNetwork(nn.Module):
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
         self.decoder = decoder
+        self.classes_first = _ClassesFirst()
+
+    @property
+    def pipeline_parts(self) -> tuple[list[str], str, list[str]] | None:
+        """How pipeline stages are cut; None for a model of transformers."""
+        if not isinstance(self.decoder, Decoder):
+            return None
+        before, blocks, after = self.decoder.pipeline_parts
+        return (
+            [f"decoder.{name}" for name in before],
+            f"decoder.{blocks}",
+            [*(f"decoder.{name}" for name in after), "classes_first"],
+        )
 
     @property
     def tensor_plan(self) -> dict[str, str]:
@@ -202,6 +215,14 @@ class LanguageNetwork(nn.Module):
             logits: Tensor = self.decoder(tokens, positions, documents)
         else:
             logits = logits_of(self.decoder, tokens, documents)
+        return self.classes_first(logits)  # type: ignore[no-any-return]  # modules return Any
+
+
+class _ClassesFirst(nn.Module):
+    """``(rows, positions, classes)`` to ``(rows, classes, positions)``."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Exchange the last two dimensions."""
         return logits.transpose(1, 2)
 
 

@@ -14,7 +14,16 @@ from sparkdl.parallel.checkpoint import ShardedCheckpoints, load_whole
 from sparkdl.parallel.context import WholeSequences, share_sequences
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.parallelize import parallelize
-from sparkdl.parallel.pipeline import SCHEDULES, Pipeline, costs_by_memory, costs_by_time, cut
+from sparkdl.parallel.pipeline import (
+    SCHEDULES,
+    Pipeline,
+    costs_by_memory,
+    costs_by_time,
+    cut,
+    evaluate_stages,
+    num_microbatches,
+    stages_of_rank,
+)
 from sparkdl.parallel.sharding import (
     accumulated,
     average_gradients,
@@ -44,8 +53,10 @@ __all__ = [
     "cut",
     "divide",
     "draw_weights",
+    "evaluate_stages",
     "load_weights",
     "load_whole",
+    "num_microbatches",
     "on_meta",
     "parallelize",
     "recompute_activations",
@@ -53,5 +64,6 @@ __all__ = [
     "save_weights",
     "shard",
     "share_sequences",
+    "stages_of_rank",
     "tensor_plan_of",
 ]

@@ -52,6 +52,9 @@ class Parallelism:
         sharding_stage: the ZeRO stage of ``shard``; see :func:`sparkdl.parallel.shard`.
         sequence: whether tensor ranks also divide the activations between the divided layers.
         attention: the method of ``context``; see :func:`sparkdl.parallel.share_sequences`.
+        schedule: of ``pipeline``; see :data:`sparkdl.parallel.SCHEDULES`.
+        microbatches: into how many small batches a pipeline cuts a batch; None for the largest number that divides the
+            rows, up to four times ``pipeline``.
         recompute: whether blocks keep only their inputs for the backward pass; see
             :func:`sparkdl.parallel.recompute_activations`.
     """
@@ -64,6 +67,8 @@ class Parallelism:
     sharding_stage: int = 3
     sequence: bool = False
     attention: str = "ring"
+    schedule: str = "1f1b"
+    microbatches: int | None = None
     recompute: bool = False
 
     def __post_init__(self) -> None:
@@ -72,6 +77,12 @@ class Parallelism:
                 raise ParamError(
                     f"Parallelism: {name} must be {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}."
                 )
+        if self.microbatches is not None and (
+            not isinstance(self.microbatches, int) or self.microbatches < 1
+        ):
+            raise ParamError(
+                f"Parallelism: microbatches must be a positive number, got {self.microbatches!r}."
+            )
         sizes = {name: getattr(self, name) for name in DIMENSIONS}
         for name, size in sizes.items():
             if name == "data" and size is None:

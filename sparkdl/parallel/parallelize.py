@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.context import WholeSequences, name_of_positions, share_sequences
+from sparkdl.parallel.pipeline import SCHEDULES, check_cut, num_microbatches
 from sparkdl.parallel.sharding import blocks_of, recompute_activations, shard
 from sparkdl.parallel.tensor import divide, divided_layers
 
@@ -23,15 +24,20 @@ def parallelize(
     *,
     plan: Mapping[str, str] | None = None,
     whole_outputs: bool = False,
+    averaged: bool = True,
 ) -> nn.Module:
     """Divide, share and shard a module as the sizes of a layout say, in place.
 
     Args:
-        module: with equal weights on all ranks, or on the meta device.
-        layout: of the ranks. Pipeline stages are not cut here: see :func:`sparkdl.parallel.cut`.
-        plan: of tensor parallelism; what the module carries if None.
+        module: with equal weights on all ranks, or on the meta device; of a pipeline a stage, which
+            :func:`sparkdl.parallel.cut` has made.
+        layout: of the ranks.
+        plan: of tensor parallelism; what the module carries if None. Of a stage it says by itself which layers return
+            whole outputs: see :func:`sparkdl.parallel.tensor.plan_with_whole_outputs`.
         whole_outputs: whether the result takes and returns whole sequences and whole vocabularies, as in one process;
             otherwise those of this rank.
+        averaged: whether backward passes average gradients over ranks with other rows, and weights are sharded;
+            otherwise see :func:`sparkdl.parallel.average_gradients`.
 
     Returns:
         What a step calls: ``module``, or with ``whole_outputs`` and context parallelism a module around it.
@@ -40,12 +46,14 @@ def parallelize(
         ParamError: if the module cannot be divided so.
     """
     sizes = layout.sizes
-    if layout.size("pipeline") > 1:
+    is_stage = hasattr(module, "is_pipeline_stage")
+    if layout.size("pipeline") > 1 and not is_stage:
         raise ParamError(
             "parallelize() does not cut pipeline stages. Call cut() first, and this for each stage."
         )
     if layout.size("tensor") > 1:
-        divide(module, layout.mesh["tensor"], plan, sequence=sizes.sequence, whole_outputs=whole_outputs)
+        whole = whole_outputs and not is_stage
+        divide(module, layout.mesh["tensor"], plan, sequence=sizes.sequence, whole_outputs=whole)
     called = module
     if layout.size("context") > 1:
         share_sequences(module, layout.group("context"), method=sizes.attention)
@@ -54,26 +62,30 @@ def parallelize(
     blocks = blocks_of(module)
     if sizes.recompute:
         recompute_activations(blocks)
-    if layout.size("data", "shard", "context") > 1:
+    if averaged and layout.size("data", "shard", "context") > 1:
         shard(module, layout, stage=sizes.sharding_stage, blocks=blocks)
     return called
 
 
-def check_parts(module: nn.Module, sizes: Parallelism) -> None:
+def check_parts(module: nn.Module, sizes: Parallelism, rows: int) -> None:
     """Check that :func:`parallelize` can divide a module with whole outputs; needs no process group.
 
     Args:
         module: as it is before.
         sizes: resolved.
+        rows: of a batch.
 
     Raises:
         ParamError: if it cannot; the message says what would fit.
     """
     if sizes.pipeline > 1:
-        raise ParamError(
-            "Param parallelism: an estimator does not cut modules into pipeline stages. Use shard, tensor and context, "
-            "or a Runner with sparkdl.parallel.cut and Pipeline."
-        )
+        check_cut(module, sizes.schedule, sizes.pipeline)
+        num_microbatches(sizes, rows)
+        if SCHEDULES[sizes.schedule].splits_backward and sizes.shard * sizes.context > 1:
+            raise ParamError(
+                f"The schedule {sizes.schedule!r} splits the backward pass, which FSDP2 does not support: use data in "
+                "place of shard and context, or the schedule '1f1b'."
+            )
     if sizes.tensor > 1:
         divided_layers(module, sizes.tensor)
     if sizes.context > 1:

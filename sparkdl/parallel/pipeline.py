@@ -27,6 +27,8 @@ from sparkdl.errors import ParamError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sparkdl.parallel.parallelism import Parallelism
+
 
 @dataclass(frozen=True)
 class _Schedule:
@@ -222,18 +224,7 @@ def cut(
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     own = stages_of_rank(schedule, rank, ranks)
     num_stages = ranks * SCHEDULES[schedule].stages_per_rank
-    blocks = _blocks(module, parts)
-    if len(blocks) < num_stages:
-        raise ParamError(
-            f"{len(blocks)} blocks cannot be cut into {num_stages} pipeline stages ({ranks} ranks, schedule "
-            f"{schedule!r}). Use at most {len(blocks) // SCHEDULES[schedule].stages_per_rank} pipeline ranks, or a "
-            "schedule with one stage per rank, such as '1f1b'."
-        )
-    costs = costs_by_memory(module, parts) if costs is None else costs
-    if len(costs) != len(blocks):
-        raise ParamError(f"There are {len(costs)} costs for {len(blocks)} blocks; give one for each block.")
-    firsts = balance(costs, num_stages)
-    _check_tied(module, parts, firsts)
+    firsts = check_cut(module, schedule, ranks, costs=costs, parts=parts)
     # A stage of its own is a copy of the shell around the modules that it keeps.
     stages = []
     for stage in own:
@@ -245,6 +236,89 @@ def cut(
     return stages
 
 
+def check_cut(
+    module: nn.Module,
+    schedule: str,
+    ranks: int,
+    *,
+    costs: Sequence[float] | None = None,
+    parts: Parts | None = None,
+) -> list[int]:
+    """Check that a model can be cut into the stages of a schedule; needs no process group.
+
+    Args:
+        module: the whole model.
+        schedule: of the :data:`SCHEDULES`.
+        ranks: of the pipeline.
+        costs: see :func:`cut`.
+        parts: of the model; :func:`parts_of` if None.
+
+    Returns:
+        The number of the first block of each stage, and the number of blocks.
+
+    Raises:
+        ParamError: see :func:`cut`.
+    """
+    parts = parts or parts_of(module)
+    per_rank = len(stages_of_rank(schedule, 0, ranks))
+    num_stages = ranks * per_rank
+    blocks = _blocks(module, parts)
+    if len(blocks) < num_stages:
+        raise ParamError(
+            f"{len(blocks)} blocks cannot be cut into {num_stages} pipeline stages ({ranks} ranks, schedule "
+            f"{schedule!r}). Use at most {len(blocks) // per_rank} pipeline ranks, or a schedule with one stage per "
+            "rank, such as '1f1b'."
+        )
+    costs = costs_by_memory(module, parts) if costs is None else costs
+    if len(costs) != len(blocks):
+        raise ParamError(f"There are {len(costs)} costs for {len(blocks)} blocks; give one for each block.")
+    firsts = balance(costs, num_stages)
+    _check_tied(module, parts, firsts)
+    return firsts
+
+
+def num_microbatches(sizes: Parallelism, rows: int) -> int:
+    """Into how many small batches of equally many rows a pipeline cuts a batch; see :class:`Parallelism`.
+
+    Args:
+        sizes: resolved.
+        rows: of a batch.
+
+    Raises:
+        ParamError: if there is no such number.
+    """
+    least = _least_microbatches(sizes.schedule, sizes.pipeline)
+    if sizes.microbatches is not None:
+        _check_microbatches(sizes.schedule, sizes.pipeline, sizes.microbatches)
+        if rows % sizes.microbatches:
+            raise ParamError(
+                f"Batches of {rows} rows cannot be cut into {sizes.microbatches} small batches of equally many rows. "
+                "Choose a batch size that is a multiple of microbatches."
+            )
+        return sizes.microbatches
+    fits = [number for number in range(least, 4 * sizes.pipeline + 1) if rows % number == 0]
+    if not fits:
+        raise ParamError(
+            f"Batches of {rows} rows cannot be cut into {least} to {4 * sizes.pipeline} small batches of equally many "
+            f"rows, as {sizes.pipeline} pipeline ranks with the schedule {sizes.schedule!r} need them. Choose a batch "
+            f"size such as {4 * sizes.pipeline}."
+        )
+    return fits[-1]
+
+
+def _least_microbatches(schedule: str, ranks: int) -> int:
+    return 2 * ranks if schedule == "dualpipe-v" else ranks if schedule == "1f1b" else 1
+
+
+def _check_microbatches(schedule: str, ranks: int, microbatches: int) -> None:
+    least = _least_microbatches(schedule, ranks)
+    if microbatches < least:
+        raise ParamError(
+            f"The schedule {schedule!r} on {ranks} pipeline ranks needs at least {least} small batches, got "
+            f"{microbatches}."
+        )
+
+
 class Pipeline:
     """The stages of this rank under a schedule.
 
@@ -254,7 +328,12 @@ class Pipeline:
         schedule: the one that they were cut for.
         microbatches: into how many small batches a batch is cut.
         loss: of the outputs of the last stage and the target of a small batch: their mean.
+        sums: whether the losses of the small batches are added up to that of the batch, in place of averaged.
         device: of the tensors.
+
+    Attributes:
+        microbatches: likewise.
+        rank_of_last: the rank of the last stage among all ranks.
     """
 
     def __init__(
@@ -265,17 +344,13 @@ class Pipeline:
         schedule: str,
         microbatches: int,
         loss: Callable[[Any, Any], Tensor],
+        sums: bool = False,
         device: torch.device | None = None,
     ) -> None:
         kind = SCHEDULES[schedule]
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         num_stages = ranks * kind.stages_per_rank
-        least = num_stages if schedule == "dualpipe-v" else ranks if schedule == "1f1b" else 1
-        if microbatches < least:
-            raise ParamError(
-                f"The schedule {schedule!r} on {ranks} pipeline ranks needs at least {least} small batches, got "
-                f"{microbatches}."
-            )
+        _check_microbatches(schedule, ranks, microbatches)
         if kind.splits_backward and any(isinstance(stage, FSDPModule) for stage in stages):
             # torch 2.13 gives gradients that are wrong: FSDP2 reduces them before all are computed.
             names = [name for name, other in SCHEDULES.items() if not other.splits_backward]
@@ -284,22 +359,23 @@ class Pipeline:
                 f"{', '.join(names)} with sharded stages, or average_gradients() in place of shard() for replicas."
             )
         self._group = group
-        self._microbatches = microbatches
+        self.microbatches = microbatches
         numbers = stages_of_rank(schedule, rank, ranks)
         self._has_first = 0 in numbers
         self._has_last = num_stages - 1 in numbers
-        self._rank_of_last = dist.get_global_rank(group, 0 if kind.is_v else ranks - 1)
+        self.rank_of_last = dist.get_global_rank(group, 0 if kind.is_v else ranks - 1)
         device = device or torch.device("cpu")
         wrapped = [
             PipelineStage(stage, number, num_stages, device, group=group)
             for stage, number in zip(stages, numbers, strict=True)
         ]
+        parts = 1 if sums else microbatches
         made: Any = get_schedule_class(kind.name)
         # torch's own scaling divides what was accumulated before once more.
         self._schedule = made(
             wrapped if issubclass(made, PipelineScheduleMulti) else wrapped[0],
             microbatches,
-            loss_fn=lambda output, target: loss(output, target) / microbatches,
+            loss_fn=lambda output, target: loss(output, target) / parts,
             scale_grads=False,
         )
 
@@ -314,6 +390,12 @@ class Pipeline:
         Returns:
             The mean loss of the batch, the same on all ranks, without gradients.
         """
+        loss = self.run(*args, target=target, **kwargs)
+        dist.broadcast(loss, self.rank_of_last, group=self._group)
+        return loss
+
+    def run(self, *args: Any, target: Any, **kwargs: Any) -> Tensor:
+        """Do as :meth:`step`, without telling the other ranks the loss: it is 0 where the last stage is not."""
         losses: list[Tensor] | None = [] if self._has_last else None
         self._schedule.step(
             *(args if self._has_first else ()),
@@ -322,9 +404,74 @@ class Pipeline:
             return_outputs=False,
             **kwargs,
         )
-        loss = torch.stack(losses).sum().detach().float() if losses else torch.zeros(())
-        dist.broadcast(loss, self._rank_of_last, group=self._group)
-        return loss
+        return torch.stack(losses).sum().detach().float() if losses else torch.zeros(())
+
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_HEADER = 8
+
+
+@torch.no_grad()
+def evaluate_stages(
+    stages: Sequence[nn.Module],
+    group: dist.ProcessGroup,
+    *args: Any,
+    schedule: str,
+    microbatches: int,
+    **kwargs: Any,
+) -> Tensor | None:
+    """Compute the outputs of a batch without gradients. Collective.
+
+    Args:
+        stages: as :func:`cut` returned them.
+        group: the ranks of the pipeline.
+        args: what the model takes, tensors with the rows of the batch first; used by the rank of the first stage.
+        schedule: the one that they were cut for.
+        microbatches: into how many small batches the batch is cut, of one row at least.
+        kwargs: what every stage takes by name, the same on all ranks.
+
+    Returns:
+        The outputs, on the rank of the last stage; None elsewhere.
+    """
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    owners = {number: each for each in range(ranks) for number in stages_of_rank(schedule, each, ranks)}
+    own = stages_of_rank(schedule, rank, ranks)
+    outputs, sent = [], list[Any]()
+    parts = [torch.tensor_split(each, microbatches) for each in args]
+    named = {name: torch.tensor_split(each, microbatches) for name, each in kwargs.items()}
+    for index in range(microbatches):
+        given: tuple[Any, ...] = tuple(each[index] for each in parts)
+        for number, stage in zip(own, stages, strict=True):
+            if number and owners[number - 1] != rank:
+                device = next((each.device for each in stage.parameters()), torch.device("cpu"))
+                given = (_receive(owners[number - 1], group, device),)
+            output = stage(*given, **{name: each[index] for name, each in named.items()})
+            if number == len(owners) - 1:
+                outputs.append(output)
+            elif owners[number + 1] != rank:
+                sent += _send(output, owners[number + 1], group)
+            given = (output,)
+    for work, _ in sent:
+        work.wait()
+    return torch.cat(outputs) if outputs else None
+
+
+def _send(tensor: Tensor, to: int, group: dist.ProcessGroup) -> list[tuple[Any, Tensor]]:
+    """Begin to send a tensor and what it is like; keep what is returned until it is done."""
+    tensor = tensor.contiguous()
+    header = torch.zeros(_HEADER, dtype=torch.int64, device=tensor.device)
+    known = [_DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape]
+    header[: len(known)] = torch.tensor(known)
+    return [(dist.isend(each, group=group, group_dst=to), each) for each in (header, tensor)]
+
+
+def _receive(source: int, group: dist.ProcessGroup, device: torch.device) -> Tensor:
+    header = torch.zeros(_HEADER, dtype=torch.int64, device=device)
+    dist.recv(header, group=group, group_src=source)
+    kind, ndim, *shape = header.tolist()
+    tensor = torch.empty(shape[:ndim], dtype=_DTYPES[kind], device=device)
+    dist.recv(tensor, group=group, group_src=source)
+    return tensor
 
 
 def _blocks(module: nn.Module, parts: Parts) -> nn.ModuleList | nn.Sequential:

@@ -152,6 +152,15 @@ def divided_layers(
     return divided
 
 
+def plan_with_whole_outputs(module: nn.Module, size: int) -> dict[str, str]:
+    """The style of each layer where heads return whole vocabularies; for the stages that a model is cut into later.
+
+    Raises:
+        ParamError: see :func:`divided_layers`.
+    """
+    return {name: style for name, (_, style) in _with_whole_outputs(divided_layers(module, size))}
+
+
 def _matches(module: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, nn.Module, str]]:
     names = dict(module.named_modules())
     elsewhere = {name for name, layer in names.items() if getattr(layer, "is_elsewhere", False)}

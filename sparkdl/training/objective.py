@@ -234,6 +234,7 @@ class Objective:
     Attributes:
         sums: whether the loss is a sum over the rows, not their mean.
         finds_weight: whether the weight of a batch depends on what is in it, not on the number of its rows alone.
+        precision: in which the module computes.
         draws: whether preparing a batch may draw from the process's random numbers, which is then no work for a thread
             beside the training.
     """
@@ -245,7 +246,7 @@ class Objective:
             for head in spec.heads
             if head.loss is not None
         ]
-        self._precision = precision
+        self.precision = precision
         self._device = device
         self.draws = spec.augment is not None
         self.sums = any(reduction_of(loss) == "sum" for loss in self._losses)
@@ -345,16 +346,21 @@ class Objective:
         """Apply the module, wrapped or not and in whichever mode it is, to a prepared batch of one row at least."""
         spec = self._spec
         if spec.user_step is not None:
-            with self._precision.computing():
+            with self.precision.computing():
                 outputs, term = run_user_step(spec, module, batch, self._device)
             return Evaluation(outputs, self._labels(batch), None, term)
+        with self.precision.computing():
+            returned = spec.inputs.apply(module, batch, self._device)
+        return self.compare(returned, batch)
+
+    def compare(self, returned: Any, batch: Batch) -> Evaluation:
+        """Compare what the module returned for a batch with its labels, of which only these and the weights count."""
+        spec = self._spec
         weights = None
         if spec.weight is not None:
             weights = to_tensor(batch[spec.weight], torch.float32, self._device)
-        with self._precision.computing():
-            returned = spec.inputs.apply(module, batch, self._device)
         outputs = output_of_each(returned, [head.label.name for head in spec.heads])
-        outputs = {name: self._precision.for_loss(each) for name, each in outputs.items()}
+        outputs = {name: self.precision.for_loss(each) for name, each in outputs.items()}
         targets = {
             head.label.name: self._targets(head, loss, batch, outputs[head.label.name])
             for head, loss in zip(spec.heads, self._losses, strict=True)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -162,12 +163,15 @@ class TrainingStep:
         with nullcontext() if updates else self._distribution.without_averaging():
             if rows:
                 self.last_batch = batch
-                found = self.objective.evaluate(self._module, batch)
+                found = self._distribution.forward_backward(
+                    self.objective,
+                    batch,
+                    scaled=partial(self._scaled, rows_of_update=self._plan.rows_of_update(step)),
+                    check=lambda mean: self._finite.observe(mean, batch, epoch=epoch, step=step),
+                )
                 term = found.term
-                self._finite.observe(term.mean, batch, epoch=epoch, step=step)
-                self._backward(term.mean, term.weight, self._plan.rows_of_update(step))
                 weight = term.weight if self._distribution.counts_rows else 0.0
-                if metrics is not None and weight:
+                if metrics is not None and term.weight and self._distribution.counts_outputs:
                     metrics.add(found, rows)
             else:
                 term, weight = self._pass_without_rows(), 0.0
@@ -203,10 +207,11 @@ class TrainingStep:
         """
         self._finite.settle(epoch=epoch, step=step, steps=step)
 
-    def _backward(self, loss_mean: Tensor, weight: float, rows_of_update: int) -> None:
-        scale = weight * self._distribution.num_averaged / (rows_of_update * self._weight_per_row)
-        scaled = loss_mean if scale == 1.0 else loss_mean * scale  # the usual case costs no operation
-        self._precision.scaler.scale(scaled).backward()
+    def _scaled(self, term: LossTerm, rows_of_update: int) -> Tensor:
+        """A loss so that its gradients add up to those of the update."""
+        scale = term.weight * self._distribution.num_averaged / (rows_of_update * self._weight_per_row)
+        scaled = term.mean if scale == 1.0 else term.mean * scale  # the usual case costs no operation
+        return self._precision.scaler.scale(scaled)
 
     def _divisor(self, rows_of_update: int) -> float:
         """What the gradients are still to be divided by; 0 if no row of this update weighs anything."""
@@ -234,8 +239,11 @@ class TrainingStep:
         buffers = (*self._module.buffers(), *self.objective.loss_buffers())
         own = {id(buffer): buffer for buffer in buffers if id(buffer) not in shared}
         with buffers_kept(own.values()), _rows_not_counted(self._module):
-            term = self.objective.evaluate(self._module, self.last_batch).term
-            self._backward(term.mean, 0.0, 1)
+            term = self._distribution.forward_backward(
+                self.objective,
+                self.last_batch,
+                scaled=lambda term: self._precision.scaler.scale(term.mean * 0.0),
+            ).term
         return LossTerm(mean=term.mean, weight=0.0)
 
 

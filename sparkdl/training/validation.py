@@ -106,7 +106,7 @@ class Validation:
         """
         started = time.perf_counter()
         module = self._distribution.evaluated
-        self._share(module.buffers())
+        self._distribution.share_buffers(module.buffers())
         metrics = EpochMetrics(self._metrics, self._device)
         losses = LossSum(self._device)
         with (
@@ -129,9 +129,10 @@ class Validation:
                             continue
                         where = first._replace(step=step).text(of_validation=True)
                         with error_context("evaluating the batch", rank=first.rank, where=where, batch=batch):
-                            found = self._objective.evaluate(module, batch)
-                            if self._distribution.counts_rows:
+                            found = self._distribution.evaluate(self._objective, batch)
+                            if self._distribution.counts_outputs:
                                 metrics.add(found, rows)
+                            if self._distribution.counts_rows:
                                 losses.add(found.term.mean, found.term.weight)
         own_loss = float(losses.total)  # waits for the device
         values, (total, all_weight, seconds) = metrics.close(
@@ -147,19 +148,13 @@ class Validation:
         assert spare is not None, "validation follows steps"
         for _ in range(num_steps):
             self._on_step()
-            self._objective.evaluate(self._distribution.evaluated, spare)
-
-    def _share(self, buffers: Iterable[Tensor]) -> None:
-        """Give all ranks what is in rank 0's buffers. Collective."""
-        if self._communicator.world_size > 1:
-            for buffer in buffers:
-                torch.distributed.broadcast(buffer, 0)
+            self._distribution.evaluate(self._objective, spare)
 
     @contextmanager
     def _shared_for_now(self, buffers: Iterable[Tensor]) -> Iterator[None]:
         """Inside, all ranks have what is in rank 0's buffers; whatever is done to them does not last. Collective."""
         with buffers_kept(buffers) as kept:
-            self._share(kept)
+            self._distribution.share_buffers(kept)
             yield
 
     def close(self) -> None:

@@ -46,6 +46,22 @@ def test_shards_on_two_workers_learn_what_replicas_do(frame, tmp_path, replicas)
     assert model.getParallelism() == Parallelism(**SHARDS)
 
 
+@pytest.mark.any_spark_will_do
+def test_pipeline_stages_learn_what_one_worker_does(frame, tmp_path):
+    changes = {"epochs": 2, "validationFraction": 0.2, "bestMetric": "val_loss"}
+    whole = make_estimator(tmp_path, numWorkers=1, **changes).fit(frame)
+    model = make_estimator(
+        tmp_path, parallelism={"pipeline": 2}, checkpointDir=str(tmp_path / "run"), **changes
+    ).fit(frame)
+    expected = weights(whole)
+    assert weights(model).keys() == expected.keys()
+    for name, value in weights(model).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+    assert [each.loss for each in model.history] == pytest.approx(
+        [each.loss for each in whole.history], rel=1e-4
+    )
+
+
 def is_right(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return outputs.argmax(dim=1) == labels
 
@@ -67,8 +83,16 @@ def test_parallelism_that_cannot_work_is_an_error_before_the_training(frame, tmp
         fit({"tensor": 2}, model=broken)
     with pytest.raises(ParamError, match="neither positions nor position_ids"):
         fit({"context": 2})
-    with pytest.raises(ParamError, match="does not cut modules into pipeline stages"):
-        fit({"pipeline": 2})
+    with pytest.raises(ParamError, match="3 blocks cannot be cut into 4 pipeline stages"):
+        fit({"pipeline": 2, "schedule": "interleaved-1f1b"})
+    with pytest.raises(ParamError, match="There is no pipeline schedule '2f2b'"):
+        fit({"pipeline": 2, "schedule": "2f2b"})
+    with pytest.raises(ParamError, match="Batches of 7 rows cannot be cut"):
+        fit({"pipeline": 2, "microbatches": 2}, batchSize=7)
+    with pytest.raises(ParamError, match="'1' of the model is a BatchNorm"):
+        fit({"pipeline": 2}, model=nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)))
+    with pytest.raises(ParamError, match="Param compileModel is set"):
+        fit({"pipeline": 2}, compileModel=True)
 
 
 PROGRAM = """

@@ -33,6 +33,9 @@ PARTS = {
     "tensor": Parallelism(tensor=2),
     "shard x tensor": Parallelism(shard=2, tensor=2, recompute=True),
     "whole gradients": Parallelism(shard=4, sharding_stage=1),
+    "pipeline": Parallelism(data=2, pipeline=2),
+    "pipeline x shard": Parallelism(pipeline=2, shard=2, schedule="gpipe", recompute=True),
+    "pipeline x tensor": Parallelism(pipeline=2, tensor=2),
 }
 adamw = partial(torch.optim.AdamW, lr=0.05, eps=1e-3)
 CHANGES: dict[str, dict[str, Any]] = {
@@ -77,9 +80,11 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def replicas(rows):
-    """What replicas on two and on four ranks have after each fit."""
+    """What replicas on one, two and four ranks have after each fit."""
     cases = [(with_split(spec, rows, 0.2), rows) for spec in fits().values()]
-    return {ranks: dict(zip(fits(), run_ranks(ranks, train_all, cases)[0], strict=True)) for ranks in (2, 4)}
+    return {
+        ranks: dict(zip(fits(), run_ranks(ranks, train_all, cases)[0], strict=True)) for ranks in (1, 2, 4)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +120,7 @@ def next_token_loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def small_decoder() -> Decoder:
     torch.manual_seed(3)
-    return Decoder(DecoderSizes(vocabulary=32, width=16, layers=2, heads=2))
+    return Decoder(DecoderSizes(vocabulary=32, width=16, layers=4, heads=2, is_tied=False))
 
 
 def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path):
@@ -138,6 +143,9 @@ def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path):
         Parallelism(data=2, tensor=2, sequence=True),
         Parallelism(data=1, tensor=2, context=2),
         Parallelism(context=2, data=2, attention="all-to-all"),
+        Parallelism(pipeline=2, context=2),
+        Parallelism(pipeline=2, tensor=2, sequence=True, schedule="interleaved-1f1b"),
+        Parallelism(pipeline=2, data=2, schedule="zbv"),
     ]
     cases = [
         (dataclasses.replace(spec, model=small_decoder(), parallelism=each), dataset) for each in layouts
@@ -170,7 +178,10 @@ def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
             spec, model=model, parallelism=parallelism, checkpoints=plan, **changes
         ), rows
 
-    layouts = [None, PARTS["shard"], PARTS["hybrid"], PARTS["tensor"], PARTS["shard x tensor"]]
+    layouts = [
+        None,
+        *(PARTS[name] for name in ("shard", "hybrid", "pipeline", "tensor", "pipeline x tensor")),
+    ]
     whole = run_ranks(
         4, train_all, [case(each, f"{number}") for number, each in enumerate(layouts)], timeout_s=120
     )[0]

@@ -131,6 +131,12 @@ class HasDecoder(Params):
         "heads of keys and values, which several heads share (> 0); default: as many as numHeads",
         check=at_least(1),
     )
+    tieEmbeddings, getTieEmbeddings, setTieEmbeddings = param(
+        TypeConverters.toBoolean,
+        "whether the head has the weights of the embedding",
+        default=True,
+        more="Pipeline stages need False, as both lie on different ranks.",
+    )
 
 
 class LanguageModelModel(TorchModel, HasGeneration):
@@ -276,6 +282,7 @@ class LanguageModel(
         numLayers: int | None = None,
         numHeads: int | None = None,
         numKeyHeads: int | None = None,
+        tieEmbeddings: bool | None = None,
         learningRate: float | None = None,
         weightDecay: float | None = None,
         **params: Unpack[SharedArguments],
@@ -309,7 +316,7 @@ class LanguageModel(
             self._sizes(num_tokens=self.getVocabularySize())
         else:
             own: list[Param[Any]] = [self.vocabularySize, self.embeddingSize, self.numLayers, self.numHeads]
-            for given in (*own, self.numKeyHeads):
+            for given in (*own, self.numKeyHeads, self.tieEmbeddings):
                 if self.isSet(given):
                     raise ParamError(
                         f"Param {given.name} is {self.getOrDefault(given)!r}, and the model in Param pretrained brings "
@@ -410,6 +417,7 @@ class LanguageModel(
             layers=self.getNumLayers(),
             heads=self.getNumHeads(),
             key_heads=self.getNumKeyHeads(),
+            is_tied=self.getTieEmbeddings(),
         )
 
 

@@ -142,8 +142,9 @@ def _torchvision(facts: MachineFacts, where: str) -> list[Finding]:
             check="torchvision",
             where=where,
             status=NOTE,
-            found=f"its operators cannot be loaded: {said}. It is built for another version or build of torch; "
-            "importing it fails, and with it timm, torchmetrics and lightning",
+            found=f"its operators cannot be loaded: {said}. It is built for another version or build of torch. Its "
+            "operators fail, and where the environment does not declare them, so does importing it, timm, torchmetrics "
+            "and lightning",
             advice="Install torch and torchvision of one source: both of PyPI (pip install torch torchvision), or both "
             "for CPUs (pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu). Or uninstall "
             "torchvision, if nothing needs it.",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.data import Store
 from sparkdl.data.files.failures import explain_failure, store_error
 from sparkdl.data.files.filesystems import absolute_url, open_location
-from sparkdl.errors import ParamError, StoreError
+from sparkdl.errors import ParamError, SparkdlError, StoreError
 from sparkdl.estimators.persistence import FolderWriter
 from sparkdl.versions import package_versions
 
@@ -68,7 +68,9 @@ class JobOutput:
             if isinstance(error, ParamError):
                 raise
             raise self._something_else(f"has a {RESULT} that is not JSON") from error
-        except OSError as error:
+        except SparkdlError:
+            raise
+        except Exception as error:  # of the libraries of filesystems
             raise StoreError(f"The output {self.url} cannot be read: {explain_failure(error)}") from error
         if not isinstance(content, dict) or "job" not in content:
             raise self._something_else(f"has a {RESULT} without the key job")
@@ -104,7 +106,9 @@ class JobOutput:
             model.write().overwrite().save(f"{self.url}/{MODEL}")
             with filesystem.open(path, "wb") as file:
                 file.write(text.encode())
-        except OSError as error:
+        except SparkdlError:
+            raise
+        except Exception as error:
             raise store_error(f"The output {self.url} cannot be written: {explain_failure(error)}") from error
 
     def _check_unfinished(self) -> None:

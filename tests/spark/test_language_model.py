@@ -70,6 +70,10 @@ def test_ranks_that_share_the_decoder_learn_the_same(texts, tmp_path):
     for sizes in ({"tensor": 2}, {"context": 2, "data": 1}):
         found = make(tmp_path, epochs=1, parallelism=sizes).fit(rows)
         assert found.history[0].loss == pytest.approx(expected.history[0].loss, rel=1e-4), sizes
+    untied = {"tieEmbeddings": False, "epochs": 1}
+    expected = make(tmp_path, numWorkers=1, **untied).fit(rows)
+    found = make(tmp_path, parallelism={"pipeline": 2}, **untied).fit(rows)
+    assert found.history[0].loss == pytest.approx(expected.history[0].loss, rel=1e-4)
 
 
 @pytest.mark.any_spark_will_do

@@ -94,3 +94,15 @@ def test_a_result_has_null_for_what_json_has_not(tmp_path, model):
     output.write(model, {"job": {}, "loss": math.nan, "metrics": {"a": math.inf}, "ranks": (1, 2)})
     text = (tmp_path / "out" / "result.json").read_text()
     assert json.loads(text) == {"job": {}, "loss": None, "metrics": {"a": None}, "ranks": [1, 2]}
+
+
+def test_errors_of_a_filesystem_plugin_name_the_output(tmp_path, monkeypatch):
+    """Such as botocore's for missing credentials, which are no OSErrors."""
+    output = JobOutput(f"memory://{tmp_path.name}/out")
+
+    def fail(path):
+        raise RuntimeError("Unable to locate credentials")
+
+    monkeypatch.setattr(output._location.filesystem, "exists", fail)
+    with pytest.raises(StoreError, match="out cannot be read: .*Unable to locate credentials"):
+        output.result()

@@ -99,12 +99,8 @@ def check_recomputed_activations_equal_one_process() -> None:
     check(Parallelism(pipeline=-1), recompute=True)
 
 
-def check_pipeline_and_tensor_parallelism_equal_one_process() -> None:
-    check(Parallelism(pipeline=2, tensor=2))
-
-
 def check_pipeline_and_sharding_equal_one_process() -> None:
-    check(Parallelism(pipeline=2, shard=2))
+
     check(Parallelism(pipeline=2, data=2), schedule="interleaved-1f1b", recompute=True)
     with pytest.raises(ParamError, match="splits the backward pass"):
         check(Parallelism(pipeline=2, shard=2), schedule="zbv")

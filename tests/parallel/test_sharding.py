@@ -74,10 +74,6 @@ def check_each_stage_equals_one_process() -> None:
         check(Parallelism(shard=4), stage=stage)
 
 
-def check_hybrid_sharding_equals_one_process() -> None:
-    check(Parallelism(data=2, shard=2))
-
-
 def check_sharding_with_recomputed_activations_equals_one_process() -> None:
     check(Parallelism(shard=4), recompute=True)
 
@@ -85,10 +81,6 @@ def check_sharding_with_recomputed_activations_equals_one_process() -> None:
 def check_sharding_and_tensor_parallelism_equal_one_process() -> None:
     check(Parallelism(shard=2, tensor=2))
     check(Parallelism(shard=2, tensor=2), sequence=True, recompute=True)
-
-
-def check_replicas_and_tensor_parallelism_equal_one_process() -> None:
-    check(Parallelism(data=2, tensor=2))
 
 
 def check_a_llama_sharded_and_divided_equals_one_process() -> None:

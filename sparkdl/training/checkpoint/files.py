@@ -50,7 +50,7 @@ WHOLE_VERSION = 2
 FORMAT_VERSION = DIVIDED_VERSION = 3
 """Written where each rank has its part of the module."""
 MANIFEST = "sparkdl_checkpoint.json"
-MODEL, OPTIMIZER, FIT, RANKS = _WHOLE = ("model.pt", "optimizer.pt", "fit.pt", "ranks.pt")
+MODEL, OPTIMIZER, FIT, RANKS = FILES = ("model.pt", "optimizer.pt", "fit.pt", "ranks.pt")
 _DIVIDED = (FIT, RANKS)
 
 _NAME = re.compile(r"epoch-\d+-step-\d+-[0-9a-f]{8}$")
@@ -156,7 +156,7 @@ def manifest_from_json(text: str | bytes, url: str) -> Manifest:
         )
     try:
         manifest = Manifest(**{name: content[name] for name in Manifest.__dataclass_fields__})
-        if set(manifest.files) != set(_DIVIDED if manifest.is_divided else _WHOLE):
+        if set(manifest.files) != set(_DIVIDED if manifest.is_divided else FILES):
             raise ValueError(f"it names the files {', '.join(manifest.files)}")
     except (KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error

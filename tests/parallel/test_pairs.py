@@ -1,0 +1,147 @@
+"""Each kind of parallelism, each pair and some triples of them: losses and gradients equal those of one process.
+
+The pairs on 4 ranks are always tested; all sizes on 2, 4 and 8 ranks, with and without activation checkpointing, are
+slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, permutations
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import sparkdl.torch
+from sparkdl.parallel import Parallelism, Pipeline, cut, parallelize
+from sparkdl.parallel.parallelism import DIMENSIONS
+from sparkdl.parallel.tensor import plan_with_whole_outputs
+from tests.checks import Outcomes, first_failures, outcome_of
+from tests.parallel.models import SIZES, batch, decoder, optimizer_of, reference
+from tests.run_ranks import RankEnvironment, run_ranks
+
+TOLERANCE = 1e-5  # of float32, relative to the norm
+ROWS = 4  # times the rows of a batch: each reader and each small batch has one at least
+
+
+def untied() -> nn.Module:
+    return decoder(replace(SIZES, is_tied=False, layers=8, heads=8, key_heads=8))
+
+
+@cache
+def expected() -> list[tuple[float, dict[str, Tensor]]]:
+    return reference(untied)
+
+
+def sizes_of(num_ranks: int, *, recompute: bool) -> dict[str, Parallelism]:
+    """Each kind alone, each pair, and each triple of twos, where their product is the number of ranks."""
+    found = {}
+    wholes = {2: [(2,)], 4: [(4,), (2, 2)], 8: [(8,), (2, 4), (4, 2), (2, 2, 2)]}[num_ranks]
+    for numbers in wholes:
+        choose = permutations if len(set(numbers)) > 1 else combinations
+        for names in choose(DIMENSIONS, len(numbers)):
+            given: dict[str, Any] = {"data": 1, **dict(zip(names, numbers, strict=True))}
+            name = " x ".join(f"{key} {value}" for key, value in given.items() if value > 1)
+            found[name] = Parallelism(**given, recompute=recompute)
+    return found
+
+
+def check(parallelism: Parallelism) -> None:
+    layout = parallelism.lay_out()
+    # Ranks of a context group compute the same loss; gradients are averaged over them, and each has those of its part.
+    same = layout.size("context")
+
+    def scaled(logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * same
+
+    module = untied()
+    if layout.size("pipeline") == 1:
+        called = parallelize(module, layout, whole_outputs=True)
+        parameters = dict(module.named_parameters())
+        step_of: Any = None
+    else:
+        plan = plan_with_whole_outputs(module, layout.size("tensor"))
+        stages = cut(module, layout.group("pipeline"))
+        modules = [dict(stage.named_modules()) for stage in stages]
+        parts = [
+            parallelize(
+                stage,
+                layout,
+                plan={name: style for name, style in plan.items() if name in names},
+                whole_outputs=True,
+            )
+            for stage, names in zip(stages, modules, strict=True)
+        ]
+        parameters = {name: each for stage in stages for name, each in stage.named_parameters()}
+        small = 2 * layout.size("pipeline")
+        step_of = Pipeline(
+            parts, layout.group("pipeline"), schedule="1f1b", microbatches=small, loss=scaled
+        ).step
+    optimizer = optimizer_of(nn.ParameterList(parameters.values()))
+    number, readers = layout.row_reader
+    for step, (loss_of_one, gradients) in enumerate(expected()):
+        # A batch several times over: enough rows for all readers and small batches.
+        tokens, labels = (part.repeat(4 * ROWS, 1).chunk(readers)[number] for part in batch(step))
+        optimizer.zero_grad()
+        if step_of is None:
+            loss = scaled(called(tokens), labels)
+            loss.backward()
+            loss = loss.detach()
+        else:
+            loss = step_of(tokens, target=labels)
+        dist.all_reduce(loss, group=layout.group("data", "shard"))
+        assert loss.item() / readers / same == pytest.approx(loss_of_one, rel=TOLERANCE)
+        for name, parameter in parameters.items():
+            found = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+            error = (found - gradients[name]).norm() / gradients[name].norm()
+            assert error <= TOLERANCE, f"the gradient of {name} in step {step}: {error:.1e}"
+        optimizer.step()
+    count = torch.tensor(len(parameters))
+    dist.all_reduce(count, group=layout.group("pipeline"))
+    assert count == len(list(untied().parameters()))
+
+
+def run_on_rank(environment: RankEnvironment, cases: dict[str, Parallelism]) -> Outcomes:
+    torch.set_num_threads(1)
+    with environment.communicator() as communicator:
+        sparkdl.torch.init_process_group(communicator, timeout_s=60.0)
+        found = {name: outcome_of(lambda: check(case), communicator.rank) for name, case in cases.items()}  # noqa: B023
+        sparkdl.torch.destroy_process_group()
+    return found
+
+
+def outcomes(num_ranks: int, cases: dict[str, Parallelism]) -> Outcomes:
+    return first_failures(run_ranks(num_ranks, run_on_rank, cases, timeout_s=600.0))
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Outcomes:
+    return outcomes(4, pairs_on_4())
+
+
+def pairs_on_4() -> dict[str, Parallelism]:
+    return {name: each for name, each in sizes_of(4, recompute=False).items() if " x " in name}
+
+
+@pytest.mark.parametrize("name", pairs_on_4())
+def test_each_pair_equals_one_process(name: str, pairs: Outcomes) -> None:
+    assert pairs[name] is None, pairs[name]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_all_sizes_equal_one_process(num_ranks: int, recompute: bool) -> None:
+    failed = {
+        name: why
+        for name, why in outcomes(num_ranks, sizes_of(num_ranks, recompute=recompute)).items()
+        if why is not None
+    }
+    assert not failed, failed

@@ -102,8 +102,9 @@ def _input(column: Column) -> LoggedColumn:
 
 def _answers(output: ModelOutput, prediction: str, probability: str | None) -> list[LoggedColumn]:
     kind = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
-    kind = "string" if output.kind == "text" else kind
-    columns = [LoggedColumn(name=prediction, kind=kind, depth=int(bool(output.shape)))]
+    kind = {"text": "string", "tokens": "long"}.get(output.kind, kind)
+    is_array = bool(output.shape) or output.kind == "tokens"
+    columns = [LoggedColumn(name=prediction, kind=kind, depth=int(is_array))]
     if probability is not None:
         columns.append(LoggedColumn(name=probability, kind="double", depth=1))
     return columns

@@ -1,17 +1,17 @@
 """The ready-made estimator for language models, its Params, and the model that it fits.
 
-Texts are tokenized and packed on the *executors*; the packed rows are trained on like any others.
+Texts are tokenized and packed on the *executors* (:mod:`sparkdl.estimators.ready_made.language_rows`); the packed rows
+are trained on like any others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
-import pyarrow as pa
 import torch
 from pyspark import keyword_only
 from pyspark.ml.base import _FitMultipleIterator
@@ -31,6 +31,7 @@ from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
 from sparkdl.estimators.params.table import at_least, check_entries, optional, param, with_arguments
 from sparkdl.estimators.params.training import HasFunctions
 from sparkdl.estimators.persistence import ParamsWriter, TorchEstimatorReader, TorchModelReader
+from sparkdl.estimators.ready_made.language_rows import Texts, holds_tokens, packed
 from sparkdl.estimators.ready_made.params import HasAdamW
 from sparkdl.estimators.torch_estimator import FittingEstimator, TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
@@ -47,8 +48,10 @@ from sparkdl.networks.language import (
     LanguageTokenizer,
     PromptInputs,
     TextModel,
+    TokenInputs,
+    TokenNumbers,
     learn_tokenizer,
-    pack_texts,
+    num_tokens_of,
 )
 
 if TYPE_CHECKING:
@@ -56,9 +59,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from sparkdl.estimators.summary import TrainingSummary
+    from sparkdl.model.heads import PredictionKind
 
 _SAMPLE_TEXTS = 20_000
 """Texts from which a tokenizer is learned."""
+
+_BYTES = 256
+"""Tokens that every tokenizer has that is learned."""
 
 
 class HasGeneration(Params):
@@ -66,8 +73,8 @@ class HasGeneration(Params):
 
     output, getOutput, setOutput = param(
         one_of(*ANSWERS),
-        "what transform writes of a text: continuation, a string; logLikelihood, an array of its sum over the tokens "
-        "after the first and their number; or embedding, the mean of the last layer's output",
+        "what transform writes of a text: continuation, which is a text as well; logLikelihood, an array of its sum "
+        "over the tokens after the first and their number; or embedding, the mean of the last layer's output",
         default="continuation",
     )
     maxNewTokens, getMaxNewTokens, setMaxNewTokens = param(
@@ -110,9 +117,16 @@ class HasDecoder(Params):
     )
     vocabularySize, getVocabularySize, setVocabularySize = param(
         TypeConverters.toInt,
-        "tokens that are learned from the texts at most, 256 bytes among them (> 256)",
+        "tokens that are learned from the texts at most, 256 bytes among them (> 256); of token arrays, how many "
+        "different ones there are (> 0)",
         default=8192,
-        check=at_least(257),
+        check=at_least(1),
+    )
+    endToken, getEndToken, setEndToken = optional(
+        TypeConverters.toInt,
+        "token that ends a text, for token arrays (0 to below vocabularySize); default: none",
+        check=at_least(0),
+        more="It is appended to arrays that do not end with it. A continuation stops there.",
     )
     embeddingSize, getEmbeddingSize, setEmbeddingSize = param(
         TypeConverters.toInt,
@@ -142,27 +156,53 @@ class HasDecoder(Params):
 class LanguageModelModel(TorchModel, HasGeneration):
     """What :class:`LanguageModel` returns: a :class:`TorchModel` of texts.
 
-    ``transform`` adds ``predictionCol``, what ``output`` says. Texts of more than ``maxLength`` tokens count by their
-    last ones where they are continued, and else by their first ones.
+    ``transform`` adds ``predictionCol``, what ``output`` says. It takes strings, and a continuation is a string then;
+    or token arrays, and a continuation is a token array. A model without a tokenizer, which was trained on token
+    arrays, takes these alone. Texts of more than ``maxLength`` tokens count by their last ones where they are
+    continued, and else by their first ones.
     """
 
     @property
     def saved(self) -> SavedModel:
-        """The module together with what it takes and gives, as ``output`` and the other Params say."""
-        return self._answering(self.getOutput())
+        """The module together with what it takes and gives, as ``output`` and the other Params say.
 
-    def generate(self, text: str) -> str:
-        """Continue a text, on the driver."""
-        saved = self._answering("continuation")
+        It takes strings if it has a tokenizer, and else token arrays.
+        """
+        return self._answering(self.getOutput(), takes_tokens=not self._has_tokenizer)
+
+    @overload
+    def generate(self, text: str) -> str: ...
+    @overload
+    def generate(self, text: Sequence[int]) -> list[int]: ...
+    def generate(self, text: Any) -> Any:
+        """Continue a text, on the driver.
+
+        Args:
+            text: a string, or its tokens.
+
+        Returns:
+            A string for a string, and tokens for tokens.
+
+        Raises:
+            ParamError: if it is a string, and the model has no tokenizer.
+        """
+        takes_tokens = not isinstance(text, str)
+        if not takes_tokens and not self._has_tokenizer:
+            raise ParamError(
+                "The model was trained on token arrays and has no tokenizer. Give the tokens of the text."
+            )
+        saved = self._answering("continuation", takes_tokens=takes_tokens)
         model, inputs = saved.module, saved.signature.inputs
         assert isinstance(model, TextModel), "what fits make"
         assert inputs.prepare is not None, "which makes tokens"
-        given = inputs.prepare({inputs.names[0]: np.array([text], object)})
+        column = np.empty(1, object)
+        column[0] = np.asarray(text, np.int64) if takes_tokens else text
+        given = inputs.prepare({inputs.names[0]: column})
         with torch.inference_mode():
             (tokens,) = model.continuations(
                 *(torch.from_numpy(np.asarray(given[name])) for name in ("tokens", "lengths"))
             )
-        return model.tokenizer.decode(tokens)
+        return tokens if takes_tokens else model.decode(tokens)
 
     def perplexity(self, dataset: DataFrame) -> float:
         """The exponential of the mean negative log-likelihood of the tokens of all texts; runs on the executors.
@@ -182,20 +222,27 @@ class LanguageModelModel(TorchModel, HasGeneration):
         return math.exp(-row["sum"] / row["count"])
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        return self._as_plain()._transform(dataset)
-
-    def _as_plain(self) -> TorchModel:
-        """The model with the module that answers as the Params say, as models of other estimators have it."""
-        plain = self._copyValues(TorchModel(self.saved))
+        takes_tokens = not self._has_tokenizer or holds_tokens(dataset, self.getFeaturesCol())
+        saved = self._answering(self.getOutput(), takes_tokens=takes_tokens)
+        # A model with the module that answers as the Params say, as models of other estimators have it.
+        plain = self._copyValues(TorchModel(saved))
         plain._resetUid(self.uid)
-        return plain
+        return plain._transform(dataset)
 
-    def _answering(self, answer: str) -> SavedModel:
+    @property
+    def _has_tokenizer(self) -> bool:
+        return not isinstance(self._trained.tokenizer, TokenNumbers)
+
+    @property
+    def _trained(self) -> TextModel:
         trained = self._saved.module
         assert isinstance(trained, TextModel), "what fits make"
+        return trained
+
+    def _answering(self, answer: str, *, takes_tokens: bool) -> SavedModel:
         return text_model(
-            trained.decoder,
-            trained.tokenizer,
+            self._trained.decoder,
+            self._trained.tokenizer,
             column=self._saved.signature.inputs.names[0],
             answer=answer,
             generation=Generation(
@@ -205,6 +252,7 @@ class LanguageModelModel(TorchModel, HasGeneration):
                 seed=self.getOrDefault("seed"),
             ),
             max_length=self.getMaxLength(),
+            takes_tokens=takes_tokens,
         )
 
     @classmethod
@@ -215,34 +263,66 @@ class LanguageModelModel(TorchModel, HasGeneration):
 
 def text_model(
     decoder: nn.Module,
-    tokenizer: LanguageTokenizer,
+    tokenizer: LanguageTokenizer | TokenNumbers,
     *,
     column: str,
     answer: str,
     generation: Generation,
     max_length: int,
+    takes_tokens: bool = False,
 ) -> SavedModel:
-    """Return a model of a column of texts."""
-    is_text = answer == "continuation"
-    module = TextModel(decoder, tokenizer, answer=answer, generation=generation, max_length=max_length).eval()
-    shape: tuple[int, ...] = () if is_text else (2,)
+    """Return a model of a column of texts, or of token arrays."""
+    continues = answer == "continuation"
+    module = TextModel(
+        decoder,
+        tokenizer,
+        answer=answer,
+        generation=generation,
+        max_length=max_length,
+        in_tokens=takes_tokens,
+    ).eval()
+    shape: tuple[int, ...] = () if continues else (2,)
     if answer == "embedding":
         with torch.inference_mode():
             shape = tuple(
                 module(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)).shape[1:]
             )
+    kind: PredictionKind = "value"
+    if continues:
+        kind = "tokens" if takes_tokens else "text"
     inputs = ModelInputs(
-        columns=(Column(name=column, dtype="object", kind="string"),),
+        columns=(_column(column, takes_tokens=takes_tokens),),
         inputs=(ModelInput(name="tokens", dtype="int64"), ModelInput(name="lengths", dtype="int64")),
-        prepare=PromptInputs(column=column, tokenizer=tokenizer, max_length=max_length, from_end=is_text),
+        prepare=_inputs(module, column, max_length, from_end=continues, takes_tokens=takes_tokens),
     )
-    outputs = (ModelOutput(name=answer, kind="text" if is_text else "value", shape=shape),)
+    outputs = (ModelOutput(name=answer, kind=kind, shape=shape),)
     return SavedModel(module, ModelSignature(inputs=inputs, outputs=outputs))
+
+
+def _column(name: str, *, takes_tokens: bool) -> Column:
+    if takes_tokens:
+        return Column(name=name, dtype="object", kind="ragged", lengths=(None,), element=("number", "int64"))
+    return Column(name=name, dtype="object", kind="string")
+
+
+def _inputs(
+    model: TextModel, column: str, max_length: int, *, from_end: bool, takes_tokens: bool
+) -> PromptInputs | TokenInputs:
+    if takes_tokens:
+        return TokenInputs(
+            column=column,
+            num_tokens=model.num_tokens,
+            end=model.tokenizer.end,
+            max_length=max_length,
+            from_end=from_end,
+        )
+    assert not isinstance(model.tokenizer, TokenNumbers), "who has no tokenizer takes tokens"
+    return PromptInputs(column=column, tokenizer=model.tokenizer, max_length=max_length, from_end=from_end)
 
 
 @with_arguments(
     SharedArguments,
-    featuresCol='column of strings; default ``"features"``.',
+    featuresCol='column of strings, or of arrays of integers, the tokens of texts; default ``"features"``.',
     seed="seed of the first weights, the order of rows, and the draws of continuations; default 0.",
 )
 class LanguageModel(
@@ -258,9 +338,10 @@ class LanguageModel(
     """Learns to continue texts: a decoder that predicts each token by those before it.
 
     The network is :class:`sparkdl.networks.decoder.Decoder`, or a model of Hugging Face that lies in a local folder.
-    ``fit`` learns a tokenizer from up to 20,000 texts, unless the folder brings one, and packs the texts into rows of
-    ``maxLength`` tokens, in which attention stays inside of each text. The loss of an epoch is the mean over all
-    tokens; its exponential is the perplexity. ``batchSize`` counts packed rows.
+    ``fit`` learns a tokenizer from up to 20,000 texts, unless the folder brings one or the texts are token arrays, of
+    which ``vocabularySize`` says how many different ones there are. It packs the texts into rows of ``maxLength``
+    tokens, in which attention stays inside of each text. The loss of an epoch is the mean over all tokens; its
+    exponential is the perplexity. ``batchSize`` counts packed rows.
     """
 
     _own_defaults: ClassVar[Mapping[str, Any]] = {"batchSize": 8, "epochs": 1, "predictionBatchSize": 32}
@@ -278,6 +359,7 @@ class LanguageModel(
         pretrained: str | None = None,
         loraRank: int | None = None,
         vocabularySize: int | None = None,
+        endToken: int | None = None,
         embeddingSize: int | None = None,
         numLayers: int | None = None,
         numHeads: int | None = None,
@@ -314,9 +396,14 @@ class LanguageModel(
                     "Param loraRank is set, and pretrained is not: adapters are for trained weights."
                 )
             self._sizes(num_tokens=self.getVocabularySize())
+            end, num_tokens = self.getEndToken(), self.getVocabularySize()
+            if end is not None and end >= num_tokens:
+                raise ParamError(
+                    f"Param endToken is {end}, and vocabularySize {num_tokens}: {self.endToken.doc}."
+                )
         else:
-            own: list[Param[Any]] = [self.vocabularySize, self.embeddingSize, self.numLayers, self.numHeads]
-            for given in (*own, self.numKeyHeads, self.tieEmbeddings):
+            own: list[Param[Any]] = [self.vocabularySize, self.endToken, self.embeddingSize, self.numLayers]
+            for given in (*own, self.numHeads, self.numKeyHeads, self.tieEmbeddings):
                 if self.isSet(given):
                     raise ParamError(
                         f"Param {given.name} is {self.getOrDefault(given)!r}, and the model in Param pretrained brings "
@@ -353,9 +440,8 @@ class LanguageModel(
         (name,) = self.getFeaturesCols()
         with self._jobs():
             tokenizer, decoder = self._make(dataset, name)
-            packed = _packed(dataset, name, tokenizer, self.getMaxLength())
             estimator = self._estimator(LanguageNetwork(decoder))
-            (rows,) = share_rows(packed, [estimator])
+            (rows,) = share_rows(self._packed(dataset, name, tokenizer, decoder), [estimator])
             with place_of_single_fit() as place:
                 return fit_on_rows(
                     estimator,
@@ -365,8 +451,24 @@ class LanguageModel(
                     place=place,
                 )
 
+    def _packed(
+        self, dataset: DataFrame, name: str, tokenizer: LanguageTokenizer | TokenNumbers, decoder: nn.Module
+    ) -> DataFrame:
+        takes_tokens = holds_tokens(dataset, name)
+        texts = Texts(
+            column=name,
+            tokenizer=None if takes_tokens or isinstance(tokenizer, TokenNumbers) else tokenizer,
+            num_tokens=num_tokens_of(decoder, tokenizer),
+        )
+        return packed(dataset, texts, length=self.getMaxLength(), end=tokenizer.end)
+
     def _text_model(
-        self, saved: SavedModel, summary: TrainingSummary, *, tokenizer: LanguageTokenizer, column: str
+        self,
+        saved: SavedModel,
+        summary: TrainingSummary,
+        *,
+        tokenizer: LanguageTokenizer | TokenNumbers,
+        column: str,
     ) -> LanguageModelModel:
         network = saved.module
         assert isinstance(network, LanguageNetwork), "what was trained"
@@ -377,6 +479,7 @@ class LanguageModel(
             answer=self.getOutput(),
             generation=Generation(),
             max_length=self.getMaxLength(),
+            takes_tokens=isinstance(tokenizer, TokenNumbers),
         )
         return self._make_model(made, summary)
 
@@ -392,22 +495,43 @@ class LanguageModel(
         self._copyValues(estimator)
         return estimator._set(featuresCol=["tokens", "documents"], labelCol="labels")
 
-    def _make(self, dataset: DataFrame, name: str) -> tuple[LanguageTokenizer, nn.Module]:
+    def _make(self, dataset: DataFrame, name: str) -> tuple[LanguageTokenizer | TokenNumbers, nn.Module]:
+        """The tokenizer of a fit, or the numbers of its tokens, and the decoder that is trained."""
+        takes_tokens = holds_tokens(dataset, name)
         folder = self.getPretrained()
         if folder is not None:
             return _load_folder(folder, self.getLoraRank(), self.getSeed())
+        tokenizer = self._token_numbers(name) if takes_tokens else self._learned(dataset, name)
+        with seeded(self.getSeed()):
+            return tokenizer, Decoder(self._sizes(num_tokens=tokenizer.num_tokens))
+
+    def _token_numbers(self, name: str) -> TokenNumbers:
+        if not self.isSet(self.vocabularySize):
+            raise ParamError(
+                f"Param vocabularySize is not set, and column {name!r} holds token arrays. Set how many different "
+                "tokens there are, or pretrained to a folder with the model and the tokenizer that they are of."
+            )
+        return TokenNumbers(self.getVocabularySize(), self.getEndToken())
+
+    def _learned(self, dataset: DataFrame, name: str) -> LanguageTokenizer:
+        if self.getVocabularySize() <= _BYTES:
+            raise ParamError(
+                f"Param vocabularySize is {self.getVocabularySize()}, and column {name!r} holds strings, of which each "
+                f"of {_BYTES} bytes is a token. Set it to {_BYTES + 1} or more."
+            )
+        if self.getEndToken() is not None:
+            raise ParamError(
+                f"Param endToken is {self.getEndToken()}, and column {name!r} holds strings, for which a tokenizer is "
+                "learned that has an end of its own. Leave endToken out."
+            )
         with spark_job(dataset.sparkSession, "sampling texts"):
             rows = dataset.select(quoted(name)).limit(_SAMPLE_TEXTS).collect()
         texts = [row[0] for row in rows]
         if not texts:
             raise DataError(f"There are no texts in column {name!r}.")
-        if not all(isinstance(text, str) for text in texts):
-            raise DataError(
-                f"Column {name!r} holds null or no strings, and LanguageModel takes texts. Leave those rows out."
-            )
-        tokenizer = learn_tokenizer(texts, self.getVocabularySize())
-        with seeded(self.getSeed()):
-            return tokenizer, Decoder(self._sizes(num_tokens=tokenizer.num_tokens))
+        if None in texts:
+            raise DataError(f"Column {name!r} holds null, which is no text. Leave those rows out.")
+        return learn_tokenizer(texts, self.getVocabularySize())
 
     def _sizes(self, *, num_tokens: int) -> DecoderSizes:
         return DecoderSizes(
@@ -419,22 +543,6 @@ class LanguageModel(
             key_heads=self.getNumKeyHeads(),
             is_tied=self.getTieEmbeddings(),
         )
-
-
-def _packed(dataset: DataFrame, name: str, tokenizer: LanguageTokenizer, length: int) -> DataFrame:
-    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        def texts() -> Iterator[str]:
-            for batch in batches:
-                for text in batch.column(0).to_pylist():
-                    if not isinstance(text, str):
-                        raise DataError(f"Column {name!r} holds {text!r}, and LanguageModel takes texts.")
-                    yield text
-
-        for row in pack_texts(texts(), tokenizer, length):
-            yield pa.RecordBatch.from_pydict({each: pa.array([values]) for each, values in row.items()})
-
-    schema = "tokens array<bigint>, documents array<bigint>, labels array<bigint>"
-    return dataset.select(quoted(name)).mapInArrow(pack, schema)
 
 
 def _load_folder(folder: str, lora_rank: int | None, seed: int) -> tuple[LanguageTokenizer, nn.Module]:
@@ -454,6 +562,12 @@ def _load_folder(folder: str, lora_rank: int | None, seed: int) -> tuple[Languag
         ) from error
     if tokenizer.eos_token_id is None:
         raise ParamError(f"The tokenizer in {folder!r} has no end of sequence. Set its eos_token.")
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        raise ParamError(
+            f"The tokenizer in {folder!r} has {len(tokenizer)} tokens, and the model "
+            f"{model.get_input_embeddings().num_embeddings}. Call model.resize_token_embeddings(len(tokenizer)), and "
+            "save it again."
+        )
     # Packed rows keep their texts apart by masks, which this implementation of all models takes.
     model.set_attn_implementation("sdpa")
     if lora_rank is not None:

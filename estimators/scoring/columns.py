@@ -81,9 +81,10 @@ def _of_label(output: ModelOutput) -> str:
 
 def _check_type(column: ScoredColumn, output: ModelOutput) -> None:
     of_label = _of_label(output)
-    if output.kind == "text" and column.type != "auto":
+    if output.is_sequence and column.type != "auto":
+        what = "a text" if output.kind == "text" else "an array of tokens"
         raise ParamError(
-            f"Param predictionType is {column.type!r}, and {of_label} is a text. Leave it at 'auto'."
+            f"Param predictionType is {column.type!r}, and {of_label} is {what}. Leave it at 'auto'."
         )
     if column.type in ("double", "long") and output.shape:
         raise ParamError(
@@ -98,7 +99,7 @@ def _check_type(column: ScoredColumn, output: ModelOutput) -> None:
 
 
 def _told(output: ModelOutput) -> str:
-    if output.kind in ("value", "text"):
+    if output.kind == "value" or output.is_sequence:
         return "no classes"
     return (
         f"classes of shape {output.shape} per row" if output.shape else "margins, which are no probabilities"
@@ -131,8 +132,8 @@ def _type_of(column: ScoredColumn, output: ModelOutput) -> str:
         return "array<double>"
     if column.type in ("double", "long"):
         return {"double": "double", "long": "bigint"}[column.type]
-    if output.kind == "text":
-        return "string"
+    if output.is_sequence:
+        return "string" if output.kind == "text" else "array<bigint>"
     element = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
     return f"array<{element}>" if output.shape or column.type == "array" else element
 
@@ -179,6 +180,8 @@ def _values(
 ) -> pa.Array:
     if column.answer != "prediction":
         return _spread(answers, absent, is_list=True)
+    if output.kind == "tokens":
+        return _spread_tokens(answers, absent)
     if column.type in ("auto", "array"):
         is_list = column.type == "array" or bool(output.shape)
         return _spread(called(answers, output), absent, is_list=is_list)
@@ -209,6 +212,13 @@ def _spread(values: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None, *, i
     spread = np.zeros(num_rows, values.dtype)
     spread[~absent] = values
     return pa.array(spread, mask=absent)
+
+
+def _spread_tokens(values: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None) -> pa.Array:
+    """An Arrow array of arrays of tokens, with a null where rows are absent."""
+    rows = np.full(len(values) if absent is None else len(absent), None, object)
+    rows[slice(None) if absent is None else ~absent] = values
+    return pa.array(list(rows), pa.list_(pa.int64()))
 
 
 def of_spark(column: ScoredColumn, outputs: Sequence[ModelOutput], scored: Column) -> Column:

@@ -151,7 +151,7 @@ def _shown(outputs: Any) -> str:
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 PredictionKind: TypeAlias = Literal[
-    "class", "class_margin", "binary_logit", "binary_probability", "value", "text"
+    "class", "class_margin", "binary_logit", "binary_probability", "value", "text", "tokens"
 ]
 
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)

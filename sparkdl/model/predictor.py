@@ -286,7 +286,7 @@ def _has_number(condition: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], 
 
 def _is_nan(outputs: Tensor, output: ModelOutput) -> Tensor:
     """Which rows have an output that is NaN, or probabilities made of it that are."""
-    if output.kind == "text":
+    if output.is_sequence:
         return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
     if output.kind == "class":
         # The softmax is NaN of a score that is infinite, and of log-probabilities that all are.
@@ -306,17 +306,20 @@ def _described(tensor: Tensor) -> str:
     return text
 
 
-def _texts(outputs: Tensor) -> npt.NDArray[Any]:
-    """The texts whose bytes in UTF-8 a module returned, -1 behind them."""
-    texts: npt.NDArray[Any] = np.empty(len(outputs), object)
+def _sequences(outputs: Tensor, output: ModelOutput) -> npt.NDArray[Any]:
+    """The tokens that a module returned, or the texts whose bytes in UTF-8 it returned, -1 behind them."""
+    rows: npt.NDArray[Any] = np.empty(len(outputs), object)
     for row, values in enumerate(outputs.cpu().numpy()):
-        texts[row] = values[values >= 0].astype(np.uint8).tobytes().decode("utf-8", "replace")
-    return texts
+        found = values[values >= 0]
+        rows[row] = (
+            found if output.kind == "tokens" else found.astype(np.uint8).tobytes().decode("utf-8", "replace")
+        )
+    return rows
 
 
 def _answer(answer: Answer, outputs: Tensor, output: ModelOutput) -> npt.NDArray[Any]:
-    if output.kind == "text":
-        return _texts(outputs)
+    if output.is_sequence:
+        return _sequences(outputs, output)
     if answer == "probability":
         found = class_probabilities(outputs, output.kind)
     elif answer == "rawPrediction":
@@ -350,7 +353,8 @@ def decide(outputs: Tensor, kind: PredictionKind) -> Tensor:
     """Turn a module's outputs into predictions.
 
     ``"class"`` and ``"class_margin"``: index of the largest of ``(N, classes, ...)``; ``"binary_logit"`` and
-    ``"binary_probability"``: 1 above 0 or 0.5, else 0; ``"value"``: the output itself. ``"text"``: bytes in UTF-8.
+    ``"binary_probability"``: 1 above 0 or 0.5, else 0; ``"value"``, ``"text"`` and ``"tokens"``: the
+    output itself.
     """
     if kind in ("class", "class_margin"):
         return outputs.argmax(dim=1)

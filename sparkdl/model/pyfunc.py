@@ -335,7 +335,7 @@ def _check_finite(predictions: npt.NDArray[np.float64], output: ModelOutput) -> 
     Raises:
         DataError: if it does not.
     """
-    if output.kind == "text" or np.isfinite(predictions).all():
+    if output.is_sequence or np.isfinite(predictions).all():
         return
     rows = np.asarray(~np.isfinite(predictions).all(axis=tuple(range(1, predictions.ndim))))
     raise DataError(

@@ -33,6 +33,11 @@ class ModelOutput:
     num_classes: int | None = None
     classes: tuple[Any, ...] | None = None
 
+    @property
+    def is_sequence(self) -> bool:
+        """Whether a row's prediction is a text or an array of tokens, of any length."""
+        return self.kind in ("text", "tokens")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSignature:

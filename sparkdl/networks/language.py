@@ -1,7 +1,8 @@
 """Language models: tokenizers, packed rows to train on, and what a trained model answers about texts.
 
-A tokenizer has ``num_tokens``, ``end`` (the token after a text), ``encode`` and ``decode``. Texts are packed on the
-*executors*, and :class:`LanguageNetwork` is trained on the *ranks*; :class:`TextModel` answers wherever it is loaded.
+A tokenizer has ``num_tokens``, ``end`` (the token after a text), ``encode`` and ``decode``; :class:`TokenNumbers` has
+the first two alone, for a model of texts that were tokenized elsewhere. Texts are packed on the *executors*, and
+:class:`LanguageNetwork` is trained on the *ranks*; :class:`TextModel` answers wherever it is loaded.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparkdl.data.blend.packing import SequencePacker
-from sparkdl.errors import ParamError
+from sparkdl.data.blend.packing import PackedBatch, SequencePacker
+from sparkdl.errors import DataError, ParamError
 from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.text import checked_texts
 
 _END = "<|end|>"
 NUM_OPEN_ROWS = 16
 """Rows among which a packed text finds its place."""
+
+Row: TypeAlias = dict[str, npt.NDArray[np.int64]]
+"""A packed row; see :class:`TextPacker`."""
 
 
 class LanguageTokenizer(Protocol):
@@ -43,6 +47,19 @@ class LanguageTokenizer(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without ends."""
+
+
+@dataclass(frozen=True)
+class TokenNumbers:
+    """The tokens of a model without a tokenizer, which are known by their numbers alone.
+
+    Attributes:
+        num_tokens: how many tokens there are.
+        end: the token that follows a text; None if there is none.
+    """
+
+    num_tokens: int
+    end: int | None = None
 
 
 @dataclass(frozen=True)
@@ -148,23 +165,41 @@ class FolderTokenizer:
         return text
 
 
-def pack_texts(
-    texts: Iterable[str], tokenizer: LanguageTokenizer, length: int
-) -> Iterator[dict[str, npt.NDArray[np.int64]]]:
-    """Yield rows of whole texts, each with its end; those longer than a row are split.
+class TextPacker:
+    """Packs the tokens of whole texts into rows; texts longer than a row are split.
 
-    Yields:
-        ``tokens``; ``documents``, the number of each token's text in the row and -1 for padding; and ``labels``, the
-        next token of the same text or -100: each ``(length,)``.
+    A row has ``tokens``; ``documents``, the number of each token's text in the row and -1 for padding; and ``labels``,
+    the next token of the same text or -100: each ``(length,)``.
+
+    Args:
+        length: tokens of a row.
+        end: follows a text, unless it is its last token already; None if nothing does.
     """
-    packer = SequencePacker(length, batch_size=1, num_open_rows=NUM_OPEN_ROWS, pad_token=tokenizer.end)
-    documents = ([np.array([*tokenizer.encode(text), tokenizer.end])] for text in texts)
-    for batch in packer.pack(documents):
-        yield {
-            "tokens": batch.tokens[0],
-            "documents": batch.document_ids[0].astype(np.int64),
-            "labels": batch.labels()[0],
-        }
+
+    def __init__(self, length: int, end: int | None) -> None:
+        self._packer = SequencePacker(length, batch_size=1, num_open_rows=NUM_OPEN_ROWS)
+        self._end = end
+
+    def add(self, text: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Iterator[Row]:
+        """Take the tokens of a text, and yield the rows that are done."""
+        if self._end is not None and not (len(text) and text[-1] == self._end):
+            text = np.append(np.asarray(text, np.int64), self._end)
+        self._packer.add([text])
+        while (batch := self._packer.pop()) is not None:
+            yield _row(batch)
+
+    def finish(self) -> Iterator[Row]:
+        """Yield the rows that are left."""
+        while (batch := self._packer.finish()) is not None:
+            yield _row(batch)
+
+
+def _row(batch: PackedBatch) -> Row:
+    return {
+        "tokens": batch.tokens[0],
+        "documents": batch.document_ids[0].astype(np.int64),
+        "labels": batch.labels()[0],
+    }
 
 
 class LanguageNetwork(nn.Module):
@@ -241,6 +276,13 @@ def logits_of(decoder: Any, tokens: Tensor, documents: Tensor | None = None) -> 
     return found
 
 
+def num_tokens_of(decoder: Any, tokenizer: LanguageTokenizer | TokenNumbers) -> int:
+    """How many tokens a decoder knows: as many as its tokenizer; one of transformers may know more."""
+    if isinstance(decoder, Decoder):
+        return tokenizer.num_tokens
+    return int(decoder.get_input_embeddings().num_embeddings)
+
+
 ANSWERS = ("continuation", "logLikelihood", "embedding")
 
 
@@ -287,12 +329,69 @@ class PromptInputs:
             self.tokenizer.encode(text) or [self.tokenizer.end]
             for text in checked_texts(columns[self.column], self.column)
         ]
-        tokens = [each[-self.max_length :] if self.from_end else each[: self.max_length] for each in tokens]
-        lengths = np.array([len(each) for each in tokens], np.int64)
-        padded = np.full((len(tokens), int(lengths.max(initial=1))), self.tokenizer.end, np.int64)
-        for row, each in zip(padded, tokens, strict=True):
-            row[: len(each)] = each
-        return {"tokens": padded, "lengths": lengths}
+        return _prompts(tokens, self.max_length, from_end=self.from_end)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenInputs:
+    """Pads token arrays for :class:`TextModel`; saved with the model.
+
+    Attributes:
+        column: name of the column of token arrays.
+        num_tokens: how many tokens there are.
+        end: stands for a text without tokens; None if there is none.
+        max_length: tokens that count: the last ones of a text that is to be continued, else the first ones.
+        from_end: whether the last ones count.
+    """
+
+    column: str
+    num_tokens: int
+    end: int | None
+    max_length: int
+    from_end: bool
+
+    def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
+        """Return ``tokens``, ``(rows, longest)``, and ``lengths``, ``(rows,)``.
+
+        Raises:
+            DataError: if a row holds what is no token, or nothing and there is no end.
+        """
+        found = []
+        for row in columns[self.column]:
+            tokens = np.asarray(row, np.int64) if len(row) else np.empty(0, np.int64)
+            check_tokens(tokens, self.num_tokens, self.column)
+            if not len(tokens) and self.end is None:
+                raise DataError(
+                    f"Column {self.column!r} holds an array without tokens, and the model has no token that ends a "
+                    "text, with which it could begin. Leave those rows out."
+                )
+            found.append(tokens if len(tokens) else np.array([self.end]))
+        return _prompts(found, self.max_length, from_end=self.from_end)
+
+
+def check_tokens(tokens: npt.NDArray[np.integer[Any]], num_tokens: int, column: str) -> None:
+    """Check the numbers of tokens.
+
+    Raises:
+        DataError: naming one that there is not.
+    """
+    wrong = tokens[(tokens < 0) | (tokens >= num_tokens)]
+    if len(wrong):
+        raise DataError(
+            f"Column {column!r} holds the token {wrong[0]}, and there are {num_tokens} tokens, from 0 to "
+            f"{num_tokens - 1}."
+        )
+
+
+def _prompts(
+    texts: Sequence[Sequence[int] | npt.NDArray[np.int64]], max_length: int, *, from_end: bool
+) -> dict[str, npt.NDArray[np.int64]]:
+    texts = [each[-max_length:] if from_end else each[:max_length] for each in texts]
+    lengths = np.array([len(each) for each in texts], np.int64)
+    padded = np.zeros((len(texts), int(lengths.max(initial=1))), np.int64)
+    for row, each in zip(padded, texts, strict=True):
+        row[: len(each)] = each
+    return {"tokens": padded, "lengths": lengths}
 
 
 class TextModel(nn.Module):
@@ -300,24 +399,32 @@ class TextModel(nn.Module):
 
     Args:
         decoder: of ours or of transformers.
-        tokenizer: of its tokens.
+        tokenizer: of its tokens, or their numbers alone.
         answer: of the :data:`ANSWERS`.
         generation: how texts are continued.
         max_length: positions that the decoder was trained with.
+        in_tokens: whether a continuation is given as tokens, and not as a text.
     """
 
     def __init__(
         self,
         decoder: nn.Module,
-        tokenizer: LanguageTokenizer,
+        tokenizer: LanguageTokenizer | TokenNumbers,
         *,
         answer: str,
         generation: Generation,
         max_length: int,
+        in_tokens: bool = False,
     ) -> None:
         super().__init__()
         self.decoder, self.tokenizer = decoder, tokenizer
         self.answer, self.generation, self.max_length = answer, generation, max_length
+        self.in_tokens = in_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens it knows."""
+        return num_tokens_of(self.decoder, self.tokenizer)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Answer about texts.
@@ -327,18 +434,26 @@ class TextModel(nn.Module):
             lengths: ``(rows,)``, tokens of each text.
 
         Returns:
-            Of a continuation its bytes in UTF-8, ``(rows, longest)`` int16, -1 behind them; of a log-likelihood
-            ``(rows, 2)``, the sum over the tokens after the first and their number; of an embedding ``(rows, width)``,
-            the mean of the last layer's output.
+            Of a continuation its bytes in UTF-8, ``(rows, longest)`` int16, or its tokens, int64, -1 behind them; of a
+            log-likelihood ``(rows, 2)``, the sum over the tokens after the first and their number; of an embedding
+            ``(rows, width)``, the mean of the last layer's output.
         """
         if self.answer == "logLikelihood":
             return self._log_likelihood(tokens, lengths)
         if self.answer == "embedding":
             return self._embedding(tokens, lengths)
-        return as_bytes([self.tokenizer.decode(each) for each in self.continuations(tokens, lengths)])
+        found = self.continuations(tokens, lengths)
+        if self.in_tokens:
+            return _in_rows([np.array(each, np.int64) for each in found], np.int64)
+        return as_bytes([self.decode(each) for each in found])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        assert not isinstance(self.tokenizer, TokenNumbers), "who has no tokenizer asks for no texts"
+        return self.tokenizer.decode(tokens)
 
     def continuations(self, tokens: Tensor, lengths: Tensor) -> list[list[int]]:
-        """The tokens that continue each text, up to an end."""
+        """The tokens that continue each text, without the end."""
         rows, how = len(tokens), self.generation
         texts = [row[: int(length)].tolist() for row, length in zip(tokens, lengths, strict=True)]
         generators = [
@@ -352,17 +467,20 @@ class TextModel(nn.Module):
                 break
             windows = [(texts[row] + found[row])[-self.max_length :] for row in open_rows]
             longest = max(map(len, windows))
-            batch = torch.full((len(windows), longest), self.tokenizer.end, dtype=torch.int64)
+            batch = torch.zeros((len(windows), longest), dtype=torch.int64)
             for place, window in zip(batch, windows, strict=True):
                 place[: len(window)] = torch.tensor(window)
             last = torch.tensor([len(window) - 1 for window in windows])
-            logits = logits_of(self.decoder, batch.to(tokens.device)).cpu().float()
+            # A decoder of ours has a few more rows than tokens.
+            logits = logits_of(self.decoder, batch.to(tokens.device)).cpu().float()[..., : self.num_tokens]
             chosen = self._choose(
                 logits[torch.arange(len(windows)), last], [generators[row] for row in open_rows]
             )
-            for row, token in zip(open_rows, chosen, strict=True):
-                found[row].append(token)
-            open_rows = [row for row in open_rows if found[row][-1] != self.tokenizer.end]
+            continues = [token != self.tokenizer.end for token in chosen]
+            for row, token, is_inside in zip(open_rows, chosen, continues, strict=True):
+                if is_inside:
+                    found[row].append(token)
+            open_rows = [row for row, is_inside in zip(open_rows, continues, strict=True) if is_inside]
         return found
 
     def _choose(self, logits: Tensor, generators: Sequence[torch.Generator]) -> list[int]:
@@ -397,9 +515,12 @@ class TextModel(nn.Module):
 
 def as_bytes(texts: Sequence[str]) -> Tensor:
     """Texts as one tensor: their bytes in UTF-8, ``(texts, longest)`` int16, -1 behind them."""
-    encoded = [text.encode("utf-8", "replace") for text in texts]
-    longest = max(map(len, encoded), default=0)
-    rows = np.full((len(encoded), longest), -1, np.int16)
-    for row, each in zip(rows, encoded, strict=True):
-        row[: len(each)] = np.frombuffer(each, np.uint8)
+    return _in_rows([np.frombuffer(text.encode("utf-8", "replace"), np.uint8) for text in texts], np.int16)
+
+
+def _in_rows(values: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> Tensor:
+    """Numbers from 0 as one tensor, ``(rows, longest)``, -1 behind them."""
+    rows = np.full((len(values), max(map(len, values), default=0)), -1, dtype)
+    for row, each in zip(rows, values, strict=True):
+        row[: len(each)] = each
     return torch.from_numpy(rows)

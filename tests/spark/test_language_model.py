@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import mlflow
+import pandas as pd
 import pytest
 
 from sparkdl.errors import DataError, ParamError
@@ -77,7 +78,7 @@ def test_ranks_that_share_the_decoder_learn_the_same(texts, tmp_path):
 
 
 @pytest.mark.any_spark_will_do
-def test_a_folder_of_hugging_face_is_tuned_by_adapters(texts, tmp_path):
+def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("peft")
     from sparkdl.networks.language import learn_tokenizer
@@ -95,6 +96,40 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(texts, tmp_path):
     assert losses[1] < losses[0]
     assert type(model.module.decoder).__name__ == "LlamaForCausalLM"  # the adapters are in its weights
     assert isinstance(model.generate("the cat"), str)
+    # The tokens of the folder's tokenizer do as well as texts, and are what is learned from the same.
+    tokens = spark.createDataFrame(
+        [(tokenizer(row["text"])["input_ids"],) for row in texts.collect()], "text array<long>"
+    )
+    same = make(tmp_path, loraRank=4, epochs=2, **changes).fit(tokens.repartition(2))
+    assert same.history[1].loss == pytest.approx(losses[1], rel=0.05)
+    assert same.generate("the cat") == tokenizer.decode(same.generate(tokenizer("the cat")["input_ids"]))
+
+
+@pytest.mark.any_spark_will_do
+def test_token_arrays_are_learned_continued_and_served(spark, tmp_path, tracked):
+    rows = [([3 + index % 4, *range(20, 30)],) for index in range(200)]
+    tokens = spark.createDataFrame(rows, "tokens array<int>").repartition(2)
+    changes = {"featuresCol": "tokens", "vocabularySize": 40, "endToken": 2, "maxLength": 32}
+    model = make(tmp_path, tracking="on", **changes).fit(tokens)
+    assert model.generate([3, 20, 21, 22]) == list(range(23, 30))  # and then comes the end
+    asked = spark.createDataFrame([([3, 20, 21],), (None,)], "tokens array<int>")
+    found = {
+        row["tokens"] and tuple(row["tokens"]): row["prediction"] for row in model.transform(asked).collect()
+    }
+    assert found == {(3, 20, 21): list(range(22, 30)), None: None}
+    assert model.perplexity(tokens) < 2
+    model.write().save(str(tmp_path / "model"))
+    assert LanguageModelModel.load(str(tmp_path / "model")).generate([3, 20]) == list(range(21, 30))
+    served = mlflow.pyfunc.load_model(model.summary.model_uri)
+    assert list(served.predict(pd.DataFrame({"tokens": [[3, 20, 21]]})).iloc[0, 0]) == list(range(22, 30))
+    with pytest.raises(ParamError, match="has no tokenizer"):
+        model.generate("text")
+    with pytest.raises(DataError, match="holds string"):
+        model.transform(spark.createDataFrame([("a",)], "tokens string"))
+    with pytest.raises(ParamError, match="vocabularySize is not set"):
+        make(tmp_path, **{**changes, "vocabularySize": None}).fit(tokens)
+    with pytest.raises(DataError, match="the token 29, and there are 29 tokens"):
+        make(tmp_path, **{**changes, "vocabularySize": 29}).fit(tokens)
 
 
 @pytest.mark.any_spark_will_do
@@ -105,8 +140,16 @@ def test_what_cannot_be_learned_is_refused(spark, texts, tmp_path):
         make(tmp_path, loraRank=4).fit(texts)
     with pytest.raises(ParamError, match="weightCol has no meaning"):
         make(tmp_path, weightCol="w").fit(texts)
-    with pytest.raises(DataError, match="null or no strings"):
+    with pytest.raises(DataError, match="holds null"):
         make(tmp_path).fit(spark.createDataFrame([("a",), (None,)], "text string"))
+    with pytest.raises(DataError, match="holds double, and LanguageModel takes"):
+        make(tmp_path).fit(spark.createDataFrame([(0.5,)], "text double"))
+    with pytest.raises(ParamError, match="Set it to 257 or more"):
+        make(tmp_path, vocabularySize=100).fit(texts)
+    with pytest.raises(ParamError, match="Leave endToken out"):
+        make(tmp_path, endToken=7).fit(texts)
+    with pytest.raises(ParamError, match="endToken is 400, and vocabularySize 400"):
+        make(tmp_path, endToken=400).fit(texts)
     with pytest.raises(ParamError, match="holds no causal language model"):
         make(tmp_path, vocabularySize=None, embeddingSize=None, numLayers=None, pretrained=str(tmp_path)).fit(
             texts

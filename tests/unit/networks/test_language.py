@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from sparkdl.errors import DataError
+from sparkdl.estimators.ready_made.language import text_model
 from sparkdl.model.predictor import Predictor
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.language import (
@@ -16,10 +18,12 @@ from sparkdl.networks.language import (
     LanguageNetwork,
     PromptInputs,
     TextModel,
+    TextPacker,
+    TokenInputs,
+    TokenNumbers,
     as_bytes,
     learn_tokenizer,
     logits_of,
-    pack_texts,
 )
 
 TEXTS = ["the cat sat on the mat", "the dog sat", "", "ein Käse 🧀 aß", "x" * 50]
@@ -44,8 +48,13 @@ def test_every_text_comes_back_from_its_tokens(tokenizer):
     assert len(tokenizer.encode("the cat")) < len("the cat")
 
 
+def pack(texts, length, end=None):
+    packer = TextPacker(length, end)
+    return [*chain.from_iterable(packer.add(text) for text in texts), *packer.finish()]
+
+
 def test_packed_rows_hold_every_token_once_and_labels_stay_in_their_text(tokenizer):
-    rows = list(pack_texts(TEXTS, tokenizer, 16))
+    rows = pack(map(tokenizer.encode, TEXTS), 16, tokenizer.end)
     found = []
     for row in rows:
         assert all(values.shape == (16,) for values in row.values())
@@ -58,9 +67,15 @@ def test_packed_rows_hold_every_token_once_and_labels_stay_in_their_text(tokeniz
     assert sorted(chain.from_iterable(found)) == sorted(chain.from_iterable(everything))
 
 
+@pytest.mark.parametrize(("end", "expected"), [(None, [5, 6, 9, 5, 5]), (9, [5, 6, 9, 5, 5, 9, 9])])
+def test_an_end_follows_each_text_that_has_none(end, expected):
+    (row,) = pack([[5, 6, 9], np.array([5, 5], np.int32), []], 8, end)
+    assert row["tokens"][row["documents"] >= 0].tolist() == expected
+
+
 def test_the_loss_of_packed_rows_is_that_of_each_text_alone(tokenizer, decoder):
     network = LanguageNetwork(decoder)
-    rows = list(pack_texts(TEXTS, tokenizer, 64))
+    rows = pack(map(tokenizer.encode, TEXTS), 64, tokenizer.end)
     batch = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
     loss = torch.nn.CrossEntropyLoss(ignore_index=-100)(
         network(batch["tokens"], batch["documents"]), batch["labels"]
@@ -121,8 +136,6 @@ def test_other_seeds_draw_other_continuations(tokenizer, decoder):
 
 
 def test_texts_are_bytes_between_module_and_prediction(tokenizer, decoder):
-    from sparkdl.estimators.ready_made.language import text_model
-
     saved = text_model(
         decoder,
         tokenizer,
@@ -134,3 +147,35 @@ def test_texts_are_bytes_between_module_and_prediction(tokenizer, decoder):
     found = Predictor(saved, batch_size=2).predict({"text": np.array(TEXTS, object)})["continuation"]
     assert [type(each) for each in found] == [str] * len(TEXTS)
     assert as_bytes(["ä", ""]).tolist() == [[0xC3, 0xA4], [-1, -1]]
+
+
+def test_a_model_without_a_tokenizer_takes_and_gives_tokens(tokenizer, decoder):
+    saved = text_model(
+        decoder,
+        TokenNumbers(tokenizer.num_tokens, tokenizer.end),
+        column="tokens",
+        answer="continuation",
+        generation=Generation(max_tokens=5),
+        max_length=32,
+        takes_tokens=True,
+    )
+    rows = np.empty(len(TEXTS), object)
+    rows[:] = [np.array(tokenizer.encode(text), np.int64) for text in TEXTS]
+    found = Predictor(saved, batch_size=2).predict({"tokens": rows})["continuation"]
+    model, _ = ask(decoder, tokenizer, "continuation", TEXTS, max_tokens=5)
+    for row, text in zip(found, TEXTS, strict=True):
+        given = tokenizer.encode(text) or [tokenizer.end]
+        (expected,) = model.continuations(torch.tensor([given]), torch.tensor([len(given)]))
+        assert row.tolist() == expected
+        assert max(row, default=0) < tokenizer.num_tokens
+
+
+@pytest.mark.parametrize(
+    ("row", "end", "words"), [([1, 7], None, "the token 7, and there are 7"), ([], None, "without tokens")]
+)
+def test_arrays_of_what_are_no_tokens_are_refused(row, end, words):
+    inputs = TokenInputs(column="t", num_tokens=7, end=end, max_length=4, from_end=True)
+    column = np.empty(1, object)
+    column[0] = np.array(row, np.int64)
+    with pytest.raises(DataError, match=words):
+        inputs({"t": column})

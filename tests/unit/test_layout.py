@@ -31,7 +31,7 @@ LAYERS = {
     "buffers | byte_exchange | operation_queue",
     "torch": "registration, gpu, process_group, movements | reductions, submission, "
     "buffers | data_parallel | sync_batch_norm | work",
-    "data": "blend | converter, feed | spark, petastorm | store, dataset, checks | files",
+    "data": "blend | converter, feed, megatron | spark, petastorm | store, dataset, checks | files",
     "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, attention, "
     "pipeline | sequence | sharding | tensor, parallelism",
     "training": "trainer, callbacks | step | validation, checkpoint, history | distribution, objective | probe, "

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 
+from sparkdl import errors
 from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.dataset.reading_errors import reading_error
 from sparkdl.data.files.failures import describe_reading_words, without_paths
@@ -34,6 +35,7 @@ from sparkdl.errors import (
     SparkdlError,
     SparkJobError,
     StoreAccessError,
+    StoreError,
     WorkersLostError,
 )
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 _FILE = re.compile(r"Encountered error while reading file (\S+?)\.?(?:\s|$)")
 _GONE = re.compile(r"SparkFileNotFoundException: File (.+?) does not exist")  # as Spark 3.5 says it
+_OWN_ERROR = re.compile(r"^sparkdl\.errors\.(\w+): (.+?)\s*$", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _JAVA_CLASSES = re.compile(r"^(?:[\w.$]+: )*")
 # In the message of the last cause, or its class; frames below it hold the like of any failure.
@@ -77,7 +80,8 @@ def spark_failures_named(
 
     Raises:
         LaunchError: if the executors' Python lacks what it takes.
-        DataError: if a file cannot be read, of the class that says why.
+        DataError: if a file cannot be read, of the class that says why; or as a function of ours raised it on an
+            executor, likewise StoreError.
         WorkersLostError: if Python workers or executors were lost, more often than Spark tries a task.
         LaunchCancelledError: if the job was cancelled.
         ClusterLostError: if Spark's application ended.
@@ -92,12 +96,26 @@ def spark_failures_named(
         problem = executor_python_problem(error, spark)
         if problem:
             raise LaunchError(problem) from error
+        own = _own_error(error)
+        if own is not None:
+            raise own from error
         named = _FILE.search(str(error)) or _GONE.search(str(error))
         if named is not None:
             raise _file_error(unquote(named[1]), str(error), columns) from error
         if _is_raw(error):
             raise _job_error(error, spark, doing) from error
         raise
+
+
+def _own_error(error: Exception) -> SparkdlError | None:
+    """The error that a function of ours raised on an executor, which Spark gives as text; None for other failures."""
+    if type(error).__name__ != "PythonException":
+        return None
+    *_, last = _OWN_ERROR.findall(str(error)) or [("", "")]
+    kind = getattr(errors, last[0], None)
+    if isinstance(kind, type) and issubclass(kind, (DataError, StoreError)):
+        return kind(last[1])
+    return None
 
 
 def _is_raw(error: Exception) -> bool:

@@ -69,7 +69,7 @@ class FolderWriter(MLWriter, ABC):
         """Write to a path or URL."""
         with tempfile.TemporaryDirectory(prefix="sparkdl-save-") as folder:
             self.build(Path(folder))
-            _carry(Path(folder), absolute_url(path), overwrite=self.shouldOverwrite)
+            carry(Path(folder), absolute_url(path), overwrite=self.shouldOverwrite)
 
     @abstractmethod
     def build(self, folder: Path) -> None:
@@ -255,12 +255,22 @@ def _read_functions(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-def _carry(folder: Path, url: str, *, overwrite: bool) -> None:
-    """Copy a local folder to a URL aside, then put it in its place; what was there goes only then."""
+def carry(folder: Path, url: str, *, overwrite: bool, how: str = "write().overwrite().save(path)") -> None:
+    """Copy a local folder to a URL aside, then put it in its place; what was there goes only then.
+
+    Args:
+        folder: the local folder.
+        url: its place.
+        overwrite: whether to replace what is there.
+        how: what a user calls for that.
+
+    Raises:
+        SavedModelError: if the place exists or cannot be written; what was there before stays.
+    """
     there = open_location(url)
     filesystem, path = there.filesystem, there.path
     if filesystem.exists(path) and not overwrite:
-        raise SavedModelError(f"{url} exists already. Use write().overwrite().save(path) to replace it.")
+        raise SavedModelError(f"{url} exists already. Use {how} to replace it.")
     parent, _, name = path.rpartition("/")
     token = uuid.uuid4().hex[:8]
     aside, old = f"{parent}/.{name}-{token}.new", f"{parent}/.{name}-{token}.old"

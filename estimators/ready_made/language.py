@@ -7,31 +7,43 @@ are trained on like any others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
 import torch
 from pyspark import keyword_only
 from pyspark.ml.base import _FitMultipleIterator
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
 from sparkdl.data import Column
+from sparkdl.data.files.filesystems import absolute_url
 from sparkdl.data.spark.columns import quoted
 from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.fit import check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.fit.runs import place_of_single_fit
-from sparkdl.estimators.params.base import one_of
 from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
-from sparkdl.estimators.params.table import at_least, check_entries, optional, param, with_arguments
+from sparkdl.estimators.params.table import check_entries, with_arguments
 from sparkdl.estimators.params.training import HasFunctions
-from sparkdl.estimators.persistence import ParamsWriter, TorchEstimatorReader, TorchModelReader
-from sparkdl.estimators.ready_made.language_rows import Texts, holds_tokens, packed
+from sparkdl.estimators.persistence import ParamsWriter, TorchEstimatorReader, TorchModelReader, carry
+from sparkdl.estimators.ready_made.language_params import HasCorpora, HasDecoder, HasGeneration
+from sparkdl.estimators.ready_made.language_rows import (
+    HELD_OUT,
+    Blend,
+    Texts,
+    blended_rows,
+    holds_tokens,
+    packed,
+)
 from sparkdl.estimators.ready_made.params import HasAdamW
 from sparkdl.estimators.torch_estimator import FittingEstimator, TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
@@ -41,8 +53,6 @@ from sparkdl.model.signature import ModelOutput, ModelSignature
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.language import (
-    ANSWERS,
-    FolderTokenizer,
     Generation,
     LanguageNetwork,
     LanguageTokenizer,
@@ -53,6 +63,7 @@ from sparkdl.networks.language import (
     learn_tokenizer,
     num_tokens_of,
 )
+from sparkdl.networks.language_folder import load_language_folder, merged, save_language_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,91 +77,6 @@ _SAMPLE_TEXTS = 20_000
 
 _BYTES = 256
 """Tokens that every tokenizer has that is learned."""
-
-
-class HasGeneration(Params):
-    """Params for what a language model is asked about texts."""
-
-    output, getOutput, setOutput = param(
-        one_of(*ANSWERS),
-        "what transform writes of a text: continuation, which is a text as well; logLikelihood, an array of its sum "
-        "over the tokens after the first and their number; or embedding, the mean of the last layer's output",
-        default="continuation",
-    )
-    maxNewTokens, getMaxNewTokens, setMaxNewTokens = param(
-        TypeConverters.toInt, "tokens that a continuation has at most (> 0)", default=64, check=at_least(1)
-    )
-    temperature, getTemperature, setTemperature = param(
-        TypeConverters.toFloat,
-        "how freely tokens of a continuation are drawn (>= 0); 0 takes the likeliest one",
-        default=0.0,
-        check=at_least(0),
-        more="Draws depend on the seed and the text alone.",
-    )
-    topK, getTopK, setTopK = param(
-        TypeConverters.toInt,
-        "among how many of the likeliest tokens one is drawn (>= 0); 0 for all",
-        default=0,
-        check=at_least(0),
-    )
-    maxLength, getMaxLength, setMaxLength = param(
-        TypeConverters.toInt,
-        "tokens of a packed row, and of a text that count (> 1)",
-        default=256,
-        check=at_least(2),
-    )
-
-
-class HasDecoder(Params):
-    """Params for the network of a language model and its tokens."""
-
-    pretrained, getPretrained, setPretrained = optional(
-        TypeConverters.toString,
-        "local folder on the driver with a causal language model and a tokenizer of transformers; default: none",
-        more="It brings its own tokenizer and layers.",
-    )
-    loraRank, getLoraRank, setLoraRank = optional(
-        TypeConverters.toInt,
-        "rank of the adapters (LoRA) that are trained in place of the pretrained weights (> 0); default: none",
-        check=at_least(1),
-        more="By the library peft. The returned model has the adapters merged into its weights.",
-    )
-    vocabularySize, getVocabularySize, setVocabularySize = param(
-        TypeConverters.toInt,
-        "tokens that are learned from the texts at most, 256 bytes among them (> 256); of token arrays, how many "
-        "different ones there are (> 0)",
-        default=8192,
-        check=at_least(1),
-    )
-    endToken, getEndToken, setEndToken = optional(
-        TypeConverters.toInt,
-        "token that ends a text, for token arrays (0 to below vocabularySize); default: none",
-        check=at_least(0),
-        more="It is appended to arrays that do not end with it. A continuation stops there.",
-    )
-    embeddingSize, getEmbeddingSize, setEmbeddingSize = param(
-        TypeConverters.toInt,
-        "features of a position between the layers (> 0), a multiple of twice numHeads",
-        default=256,
-        check=at_least(1),
-    )
-    numLayers, getNumLayers, setNumLayers = param(
-        TypeConverters.toInt, "layers of the decoder (> 0)", default=4, check=at_least(1)
-    )
-    numHeads, getNumHeads, setNumHeads = param(
-        TypeConverters.toInt, "attention heads of each layer (> 0)", default=4, check=at_least(1)
-    )
-    numKeyHeads, getNumKeyHeads, setNumKeyHeads = optional(
-        TypeConverters.toInt,
-        "heads of keys and values, which several heads share (> 0); default: as many as numHeads",
-        check=at_least(1),
-    )
-    tieEmbeddings, getTieEmbeddings, setTieEmbeddings = param(
-        TypeConverters.toBoolean,
-        "whether the head has the weights of the embedding",
-        default=True,
-        more="Pipeline stages need False, as both lie on different ranks.",
-    )
 
 
 class LanguageModelModel(TorchModel, HasGeneration):
@@ -220,6 +146,25 @@ class LanguageModelModel(TorchModel, HasGeneration):
         if not row["count"]:
             raise DataError("No text has two tokens, so there is no perplexity.")
         return math.exp(-row["sum"] / row["count"])
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Save the model for transformers: ``AutoModelForCausalLM`` and ``AutoTokenizer`` load it from the folder.
+
+        A decoder of ours becomes a Llama, with the same weights. A model without a tokenizer is saved without one.
+
+        Args:
+            folder: path or URL.
+            overwrite: whether to replace what is there.
+
+        Raises:
+            SavedModelError: if the folder exists or cannot be written.
+            ParamError: if transformers is missing.
+        """
+        trained = self._trained
+        with tempfile.TemporaryDirectory(prefix="sparkdl-save-") as made:
+            save_language_folder(trained.decoder, trained.tokenizer, made, max_length=trained.max_length)
+            how = "save_pretrained(folder, overwrite=True)"
+            carry(Path(made), absolute_url(folder), overwrite=overwrite, how=how)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         takes_tokens = not self._has_tokenizer or holds_tokens(dataset, self.getFeaturesCol())
@@ -329,6 +274,7 @@ class LanguageModel(
     FittingEstimator[LanguageModelModel],
     HasGeneration,
     HasDecoder,
+    HasCorpora,
     HasFunctions,
     HasAdamW,
     _SharedParams,
@@ -340,8 +286,8 @@ class LanguageModel(
     The network is :class:`sparkdl.networks.decoder.Decoder`, or a model of Hugging Face that lies in a local folder.
     ``fit`` learns a tokenizer from up to 20,000 texts, unless the folder brings one or the texts are token arrays, of
     which ``vocabularySize`` says how many different ones there are. It packs the texts into rows of ``maxLength``
-    tokens, in which attention stays inside of each text. The loss of an epoch is the mean over all tokens; its
-    exponential is the perplexity. ``batchSize`` counts packed rows.
+    tokens, in which attention stays inside of each text; with ``corpusWeights`` a row has texts of one corpus. The loss
+    of an epoch is the mean over all tokens; its exponential is the perplexity. ``batchSize`` counts packed rows.
     """
 
     _own_defaults: ClassVar[Mapping[str, Any]] = {"batchSize": 8, "epochs": 1, "predictionBatchSize": 32}
@@ -365,6 +311,9 @@ class LanguageModel(
         numHeads: int | None = None,
         numKeyHeads: int | None = None,
         tieEmbeddings: bool | None = None,
+        corpusCol: str | None = None,
+        corpusWeights: Mapping[str, float] | None = None,
+        epochRows: int | None = None,
         learningRate: float | None = None,
         weightDecay: float | None = None,
         **params: Unpack[SharedArguments],
@@ -390,6 +339,7 @@ class LanguageModel(
         ):
             if self.isSet(entry):
                 raise ParamError(f"Param {entry.name} has no meaning for LanguageModel: {why}.")
+        self.check_corpora()
         if self.getPretrained() is None:
             if self.getLoraRank() is not None:
                 raise ParamError(
@@ -437,30 +387,50 @@ class LanguageModel(
 
     def _fit(self, dataset: DataFrame) -> LanguageModelModel:
         self.check_values()
-        (name,) = self.getFeaturesCols()
         with self._jobs():
-            tokenizer, decoder = self._make(dataset, name)
+            tokenizer, decoder = self._make(dataset)
             estimator = self._estimator(LanguageNetwork(decoder))
-            (rows,) = share_rows(self._packed(dataset, name, tokenizer, decoder), [estimator])
-            with place_of_single_fit() as place:
-                return fit_on_rows(
-                    estimator,
-                    dataset.sparkSession,
-                    rows,
-                    partial(self._text_model, tokenizer=tokenizer, column=name),
-                    place=place,
-                )
+            with self._packed(dataset, tokenizer, decoder) as packed_rows:
+                (rows,) = share_rows(packed_rows, [estimator])
+                with place_of_single_fit() as place:
+                    return fit_on_rows(
+                        estimator,
+                        dataset.sparkSession,
+                        rows,
+                        partial(self._text_model, tokenizer=tokenizer),
+                        place=place,
+                    )
 
+    @contextmanager
     def _packed(
-        self, dataset: DataFrame, name: str, tokenizer: LanguageTokenizer | TokenNumbers, decoder: nn.Module
-    ) -> DataFrame:
+        self, dataset: DataFrame, tokenizer: LanguageTokenizer | TokenNumbers, decoder: nn.Module
+    ) -> Iterator[DataFrame]:
+        """The rows to train on, as long as the block lasts."""
+        (name,) = self.getFeaturesCols()
         takes_tokens = holds_tokens(dataset, name)
         texts = Texts(
             column=name,
             tokenizer=None if takes_tokens or isinstance(tokenizer, TokenNumbers) else tokenizer,
             num_tokens=num_tokens_of(decoder, tokenizer),
         )
-        return packed(dataset, texts, length=self.getMaxLength(), end=tokenizer.end)
+        blend = self._blend()
+        if blend is None:
+            yield packed(dataset, texts, length=self.getMaxLength(), end=tokenizer.end)
+            return
+        with blended_rows(dataset, texts, blend, length=self.getMaxLength(), end=tokenizer.end) as rows:
+            yield rows
+
+    def _blend(self) -> Blend | None:
+        column, weights = self.getCorpusCol(), self.getCorpusWeights()
+        if column is None or weights is None:
+            return None
+        return Blend(
+            column=column,
+            weights=weights,
+            num_rows=self.getEpochRows(),
+            held_out=self.getValidationFraction() or 0.0,
+            seed=self.getSeed(),
+        )
 
     def _text_model(
         self,
@@ -468,14 +438,13 @@ class LanguageModel(
         summary: TrainingSummary,
         *,
         tokenizer: LanguageTokenizer | TokenNumbers,
-        column: str,
     ) -> LanguageModelModel:
         network = saved.module
         assert isinstance(network, LanguageNetwork), "what was trained"
         made = text_model(
-            _merged(network.decoder),
+            merged(network.decoder),
             tokenizer,
-            column=column,
+            column=self.getFeaturesCols()[0],
             answer=self.getOutput(),
             generation=Generation(),
             max_length=self.getMaxLength(),
@@ -493,14 +462,18 @@ class LanguageModel(
             ),
         )
         self._copyValues(estimator)
+        if self.getCorpusWeights() is not None and self.getValidationFraction() is not None:
+            # Rows that are repeated must not be in both parts.
+            estimator._set(validationFraction=None, validationIndicatorCol=HELD_OUT)
         return estimator._set(featuresCol=["tokens", "documents"], labelCol="labels")
 
-    def _make(self, dataset: DataFrame, name: str) -> tuple[LanguageTokenizer | TokenNumbers, nn.Module]:
+    def _make(self, dataset: DataFrame) -> tuple[LanguageTokenizer | TokenNumbers, nn.Module]:
         """The tokenizer of a fit, or the numbers of its tokens, and the decoder that is trained."""
+        (name,) = self.getFeaturesCols()
         takes_tokens = holds_tokens(dataset, name)
         folder = self.getPretrained()
         if folder is not None:
-            return _load_folder(folder, self.getLoraRank(), self.getSeed())
+            return load_language_folder(folder, lora_rank=self.getLoraRank(), seed=self.getSeed())
         tokenizer = self._token_numbers(name) if takes_tokens else self._learned(dataset, name)
         with seeded(self.getSeed()):
             return tokenizer, Decoder(self._sizes(num_tokens=tokenizer.num_tokens))
@@ -524,9 +497,14 @@ class LanguageModel(
                 f"Param endToken is {self.getEndToken()}, and column {name!r} holds strings, for which a tokenizer is "
                 "learned that has an end of its own. Leave endToken out."
             )
+        blend = self._blend()
+        samples = [(dataset, 1.0)] if blend is None else blend.corpora(dataset)
         with spark_job(dataset.sparkSession, "sampling texts"):
-            rows = dataset.select(quoted(name)).limit(_SAMPLE_TEXTS).collect()
-        texts = [row[0] for row in rows]
+            texts = [
+                row[0]
+                for rows, part in samples
+                for row in rows.select(quoted(name)).limit(math.ceil(part * _SAMPLE_TEXTS)).collect()
+            ]
         if not texts:
             raise DataError(f"There are no texts in column {name!r}.")
         if None in texts:
@@ -543,47 +521,3 @@ class LanguageModel(
             key_heads=self.getNumKeyHeads(),
             is_tied=self.getTieEmbeddings(),
         )
-
-
-def _load_folder(folder: str, lora_rank: int | None, seed: int) -> tuple[LanguageTokenizer, nn.Module]:
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as error:
-        raise ParamError(
-            f"Param pretrained needs transformers: {error}. Run pip install transformers."
-        ) from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        raise ParamError(
-            f"Param pretrained is {folder!r}, which holds no causal language model with a tokenizer: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if tokenizer.eos_token_id is None:
-        raise ParamError(f"The tokenizer in {folder!r} has no end of sequence. Set its eos_token.")
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        raise ParamError(
-            f"The tokenizer in {folder!r} has {len(tokenizer)} tokens, and the model "
-            f"{model.get_input_embeddings().num_embeddings}. Call model.resize_token_embeddings(len(tokenizer)), and "
-            "save it again."
-        )
-    # Packed rows keep their texts apart by masks, which this implementation of all models takes.
-    model.set_attn_implementation("sdpa")
-    if lora_rank is not None:
-        try:
-            from peft import LoraConfig, get_peft_model
-        except ImportError as error:
-            raise ParamError(f"Param loraRank needs peft: {error}. Run pip install peft.") from error
-        with seeded(seed):
-            model = get_peft_model(
-                model, LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear")
-            )
-    return FolderTokenizer(tokenizer), model
-
-
-def _merged(decoder: Any) -> nn.Module:
-    """The decoder with its adapters in its weights."""
-    merge = getattr(decoder, "merge_and_unload", None)
-    merged: nn.Module = decoder if merge is None else merge()
-    return merged

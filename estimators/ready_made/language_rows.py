@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,16 +12,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparkdl.data.blend.rows import CORPUS_COLUMNS, blended, plan_shares
 from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import quoted, stored_type
+from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError
-from sparkdl.networks.language import LanguageTokenizer, TextPacker, check_tokens
+from sparkdl.networks.language import LanguageTokenizer, Row, TextPacker, check_tokens
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PACKED_TYPE = "tokens array<bigint>, documents array<bigint>, labels array<bigint>"
 """What packed rows are for Spark."""
+
+_PARTITION_BYTES = 128 << 20
+"""Blended rows of a partition, about."""
 
 Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 
@@ -83,6 +90,123 @@ class Texts:
             yield tokens[start:stop]
 
 
+HELD_OUT = "held_out"
+"""Column of booleans of blended rows: which ones are for validation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blend:
+    """How texts of several corpora become an epoch of rows.
+
+    Attributes:
+        column: says which corpus a text is of.
+        weights: of the corpora, by their names.
+        num_rows: of an epoch; None for so many that every row is in it.
+        held_out: part of the rows of each corpus that is for validation.
+        seed: of what is drawn.
+    """
+
+    column: str
+    weights: Mapping[str, float]
+    num_rows: int | None
+    held_out: float
+    seed: int
+
+    def corpora(self, dataset: DataFrame) -> list[tuple[DataFrame, float]]:
+        """Return the texts of each corpus, and how large a part of all they shall be.
+
+        Raises:
+            DataError: if the column is missing, or does not hold strings.
+        """
+        from pyspark.sql import functions as F
+
+        if self.column not in dataset.columns:
+            raise missing_column_error(self.column, dataset.columns)
+        if stored_type(dataset.schema[self.column].dataType) != ("string", "object", 0):
+            raise DataError(
+                f"Column {self.column!r} holds {dataset.schema[self.column].dataType.simpleString()}, and the names of "
+                "corpora are strings. Cast it."
+            )
+        total = sum(self.weights.values())
+        return [
+            (dataset.filter(F.col(quoted(self.column)) == name), weight / total)
+            for name, weight in self.weights.items()
+        ]
+
+
+@contextmanager
+def blended_rows(
+    dataset: DataFrame, texts: Texts, blend: Blend, *, length: int, end: int | None
+) -> Iterator[DataFrame]:
+    """Give an epoch of packed rows of several corpora, each row with texts of one; kept as long as the block lasts.
+
+    Raises:
+        DataError: if a corpus has no rows.
+        ParamError: if an epoch would have very many rows.
+    """
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as F
+
+    blend.corpora(dataset)
+    numbers = {name: number for number, name in enumerate(blend.weights)}
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        packers = [TextPacker(length, end) for _ in numbers]
+        counts = [0] * len(numbers)
+        part = 0
+
+        def batch_of(corpus: int, row: Row) -> pa.RecordBatch:
+            keys = {"corpus": pa.array([corpus], pa.int32()), "part": pa.array([part], pa.int32())}
+            counts[corpus] += 1
+            return pa.RecordBatch.from_pydict(
+                {**_arrays(row), **keys, "number": pa.array([counts[corpus] - 1])}
+            )
+
+        for batch in batches:
+            part = batch.column(2)[0].as_py() if batch.num_rows else part
+            names = batch.column(1).to_pylist()
+            for name, tokens in zip(names, texts(batch.column(0)), strict=True):
+                if name not in numbers:
+                    raise DataError(
+                        f"Column {blend.column!r} holds {name!r}, which has no weight in Param corpusWeights. Give it "
+                        "one, or leave those rows out."
+                    )
+                for row in packers[numbers[name]].add(tokens):
+                    yield batch_of(numbers[name], row)
+        for corpus, packer in enumerate(packers):
+            for row in packer.finish():
+                yield batch_of(corpus, row)
+
+    columns = [F.col(quoted(texts.column)), F.col(quoted(blend.column)), F.spark_partition_id()]
+    rows = dataset.select(*(column.alias(f"c{index}") for index, column in enumerate(columns)))
+    # Counted before they are drawn, and the same then.
+    kept = rows.mapInArrow(pack, f"{PACKED_TYPE}, {CORPUS_COLUMNS}").persist(StorageLevel.DISK_ONLY)
+    try:
+        with spark_job(dataset.sparkSession, "packing texts"):
+            found = kept.groupBy("part", "corpus").count().collect()
+        counts = {(row["part"], row["corpus"]): row["count"] for row in found}
+        shares = plan_shares(
+            {
+                name: sum(count for (_, corpus), count in counts.items() if corpus == number)
+                for name, number in numbers.items()
+            },
+            blend.weights,
+            num_rows=blend.num_rows,
+            held_out=blend.held_out,
+            seed=blend.seed,
+        )
+        num_bytes = 24 * length * sum(share.num_drawn for share in shares)
+        yield blended(
+            kept,
+            shares,
+            counts,
+            num_partitions=math.ceil(num_bytes / _PARTITION_BYTES),
+            held_out=HELD_OUT if blend.held_out else None,
+        )
+    finally:
+        kept.unpersist()
+
+
 def packed(dataset: DataFrame, texts: Texts, *, length: int, end: int | None) -> DataFrame:
     """Return the packed rows of a DataFrame; see :class:`~sparkdl.networks.language.TextPacker`."""
 
@@ -96,5 +220,9 @@ def packed(dataset: DataFrame, texts: Texts, *, length: int, end: int | None) ->
     return dataset.select(quoted(texts.column)).mapInArrow(pack, PACKED_TYPE)
 
 
-def _batch(row: dict[str, npt.NDArray[np.int64]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({name: pa.array([values]) for name, values in row.items()})
+def _batch(row: Row) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(_arrays(row))
+
+
+def _arrays(row: Row) -> dict[str, pa.Array]:
+    return {name: pa.array([values]) for name, values in row.items()}

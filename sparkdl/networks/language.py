@@ -23,7 +23,9 @@ from sparkdl.errors import DataError, ParamError
 from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.text import checked_texts
 
-_END = "<|end|>"
+END = "<|end|>"
+"""The token after a text, of a tokenizer that was learned."""
+
 NUM_OPEN_ROWS = 16
 """Rows among which a packed text finds its place."""
 
@@ -75,27 +77,28 @@ class LearnedTokenizer:
     @property
     def num_tokens(self) -> int:
         """How many tokens there are."""
-        count: int = self._tokenizer.get_vocab_size()
+        count: int = self.library_tokenizer.get_vocab_size()
         return count
 
     @property
     def end(self) -> int:
         """The token that follows a text."""
-        number: int = self._tokenizer.token_to_id(_END)
+        number: int = self.library_tokenizer.token_to_id(END)
         return number
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without the end."""
-        tokens: list[int] = self._tokenizer.encode(text).ids
+        tokens: list[int] = self.library_tokenizer.encode(text).ids
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without ends."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        text: str = self.library_tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
     @cached_property
-    def _tokenizer(self) -> Any:
+    def library_tokenizer(self) -> Any:
+        """The tokenizer of the library ``tokenizers``."""
         return _tokenizers().Tokenizer.from_str(self.json)
 
     def __reduce__(self) -> Any:
@@ -116,7 +119,7 @@ def learn_tokenizer(texts: Iterable[str], num_tokens: int) -> LearnedTokenizer:
     tokenizer.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
         vocab_size=num_tokens,
-        special_tokens=[_END],
+        special_tokens=[END],
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import mlflow
-import pandas as pd
 import pytest
 
 from sparkdl.errors import DataError, ParamError
@@ -84,7 +83,9 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     from sparkdl.networks.language import learn_tokenizer
 
     learned = learn_tokenizer([SENTENCE.format(index) for index in range(9)], 300)
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=learned._tokenizer, eos_token="<|end|>")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=learned.library_tokenizer, eos_token="<|end|>"
+    )
     folder = str(tmp_path / "folder")
     tokenizer.save_pretrained(folder)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -106,11 +107,11 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
 
 
 @pytest.mark.any_spark_will_do
-def test_token_arrays_are_learned_continued_and_served(spark, tmp_path, tracked):
+def test_token_arrays_are_learned_and_continued(spark, tmp_path):
     rows = [([3 + index % 4, *range(20, 30)],) for index in range(200)]
     tokens = spark.createDataFrame(rows, "tokens array<int>").repartition(2)
     changes = {"featuresCol": "tokens", "vocabularySize": 40, "endToken": 2, "maxLength": 32}
-    model = make(tmp_path, tracking="on", **changes).fit(tokens)
+    model = make(tmp_path, **changes).fit(tokens)
     assert model.generate([3, 20, 21, 22]) == list(range(23, 30))  # and then comes the end
     asked = spark.createDataFrame([([3, 20, 21],), (None,)], "tokens array<int>")
     found = {
@@ -120,8 +121,6 @@ def test_token_arrays_are_learned_continued_and_served(spark, tmp_path, tracked)
     assert model.perplexity(tokens) < 2
     model.write().save(str(tmp_path / "model"))
     assert LanguageModelModel.load(str(tmp_path / "model")).generate([3, 20]) == list(range(21, 30))
-    served = mlflow.pyfunc.load_model(model.summary.model_uri)
-    assert list(served.predict(pd.DataFrame({"tokens": [[3, 20, 21]]})).iloc[0, 0]) == list(range(22, 30))
     with pytest.raises(ParamError, match="has no tokenizer"):
         model.generate("text")
     with pytest.raises(DataError, match="holds string"):
@@ -130,6 +129,34 @@ def test_token_arrays_are_learned_continued_and_served(spark, tmp_path, tracked)
         make(tmp_path, **{**changes, "vocabularySize": None}).fit(tokens)
     with pytest.raises(DataError, match="the token 29, and there are 29 tokens"):
         make(tmp_path, **{**changes, "vocabularySize": 29}).fit(tokens)
+
+
+@pytest.mark.any_spark_will_do
+def test_corpora_are_in_an_epoch_as_their_weights_say(spark, tmp_path):
+    rows = [([3 + index % 4] * 15, "few" if index % 8 == 0 else "many") for index in range(160)]
+    tokens = spark.createDataFrame(rows, "tokens array<int>, corpus string").repartition(2)
+    changes = {
+        "featuresCol": "tokens",
+        "vocabularySize": 10,
+        "endToken": 2,
+        "maxLength": 16,
+        "epochs": 1,
+        "corpusCol": "corpus",
+        "corpusWeights": {"few": 1, "many": 3},
+    }
+    # 140 rows of "many", and one of "few" for each three of them.
+    model = make(tmp_path, **changes).fit(tokens)
+    assert model.history[0].rows == 187
+    assert make(tmp_path, **changes).fit(tokens).history[0].loss == model.history[0].loss
+    short = make(tmp_path, **changes, epochRows=40, validationFraction=0.1).fit(tokens)
+    assert short.history[0].rows == 40
+    assert "val_loss" in short.history[0].metrics
+    changes["corpusWeights"] = {"few": 1}
+    with pytest.raises(DataError, match="holds 'many', which has no weight"):
+        make(tmp_path, **changes).fit(tokens)
+    changes["corpusWeights"] = {"few": 1, "many": 3, "none": 1}
+    with pytest.raises(DataError, match="'none' has a weight of 1, and no rows"):
+        make(tmp_path, **changes).fit(tokens)
 
 
 @pytest.mark.any_spark_will_do

@@ -6,12 +6,16 @@ import pickle
 from itertools import chain
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from sparkdl.errors import DataError
+from sparkdl.estimators import TorchModel
+from sparkdl.estimators.fit.tracking import save_for_mlflow
 from sparkdl.estimators.ready_made.language import text_model
 from sparkdl.model.predictor import Predictor
+from sparkdl.model.pyfunc import PyfuncModel
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.language import (
     Generation,
@@ -149,7 +153,7 @@ def test_texts_are_bytes_between_module_and_prediction(tokenizer, decoder):
     assert as_bytes(["ä", ""]).tolist() == [[0xC3, 0xA4], [-1, -1]]
 
 
-def test_a_model_without_a_tokenizer_takes_and_gives_tokens(tokenizer, decoder):
+def test_a_model_without_a_tokenizer_takes_and_gives_tokens(tokenizer, decoder, tmp_path):
     saved = text_model(
         decoder,
         TokenNumbers(tokenizer.num_tokens, tokenizer.end),
@@ -168,6 +172,10 @@ def test_a_model_without_a_tokenizer_takes_and_gives_tokens(tokenizer, decoder):
         (expected,) = model.continuations(torch.tensor([given]), torch.tensor([len(given)]))
         assert row.tolist() == expected
         assert max(row, default=0) < tokenizer.num_tokens
+    served = PyfuncModel(saved).predict(pd.DataFrame({"tokens": [row.tolist() for row in rows]}))
+    assert [each.tolist() for each in served["prediction"]] == [each.tolist() for each in found]
+    described = save_for_mlflow(TorchModel(saved), tmp_path)
+    assert [(each.kind, each.depth) for each in (*described.inputs, *described.outputs)] == [("long", 1)] * 2
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ OTHER_VALUES = {
     "scheduler": lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, 2 * steps),
     "store": "/some/store",
     "parallelism": {"shard": 2, "recompute": True},
+    "corpusWeights": {"books": 2.0},
     "passFeaturesBy": "name",
     "labels": ["yes", "no"],
     "lossWeights": [2.0, 0.5],
@@ -48,6 +49,7 @@ OTHER_VALUES = {
 OBJECTS = frozenset(OTHER_VALUES) - {
     "store",
     "parallelism",
+    "corpusWeights",
     "labels",
     "hiddenSizes",
     "imageSize",

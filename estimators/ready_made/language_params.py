@@ -1,0 +1,152 @@
+"""The Params of :class:`~sparkdl.estimators.LanguageModel` beside those of all estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.ml.param import Params, TypeConverters
+
+from sparkdl.data.blend.mixture import Mixture
+from sparkdl.errors import ParamError
+from sparkdl.estimators.params.base import one_of
+from sparkdl.estimators.params.table import at_least, optional, param
+from sparkdl.networks.language import ANSWERS
+
+if TYPE_CHECKING:
+    from pyspark.ml.param import Param
+
+
+class HasGeneration(Params):
+    """Params for what a language model is asked about texts."""
+
+    output, getOutput, setOutput = param(
+        one_of(*ANSWERS),
+        "what transform writes of a text: continuation, which is a text as well; logLikelihood, an array of its sum "
+        "over the tokens after the first and their number; or embedding, the mean of the last layer's output",
+        default="continuation",
+    )
+    maxNewTokens, getMaxNewTokens, setMaxNewTokens = param(
+        TypeConverters.toInt, "tokens that a continuation has at most (> 0)", default=64, check=at_least(1)
+    )
+    temperature, getTemperature, setTemperature = param(
+        TypeConverters.toFloat,
+        "how freely tokens of a continuation are drawn (>= 0); 0 takes the likeliest one",
+        default=0.0,
+        check=at_least(0),
+        more="Draws depend on the seed and the text alone.",
+    )
+    topK, getTopK, setTopK = param(
+        TypeConverters.toInt,
+        "among how many of the likeliest tokens one is drawn (>= 0); 0 for all",
+        default=0,
+        check=at_least(0),
+    )
+    maxLength, getMaxLength, setMaxLength = param(
+        TypeConverters.toInt,
+        "tokens of a packed row, and of a text that count (> 1)",
+        default=256,
+        check=at_least(2),
+    )
+
+
+class HasDecoder(Params):
+    """Params for the network of a language model and its tokens."""
+
+    pretrained, getPretrained, setPretrained = optional(
+        TypeConverters.toString,
+        "local folder on the driver with a causal language model and a tokenizer of transformers; default: none",
+        more="It brings its own tokenizer and layers.",
+    )
+    loraRank, getLoraRank, setLoraRank = optional(
+        TypeConverters.toInt,
+        "rank of the adapters (LoRA) that are trained in place of the pretrained weights (> 0); default: none",
+        check=at_least(1),
+        more="By the library peft. The returned model has the adapters merged into its weights.",
+    )
+    vocabularySize, getVocabularySize, setVocabularySize = param(
+        TypeConverters.toInt,
+        "tokens that are learned from the texts at most, 256 bytes among them (> 256); of token arrays, how many "
+        "different ones there are (> 0)",
+        default=8192,
+        check=at_least(1),
+    )
+    endToken, getEndToken, setEndToken = optional(
+        TypeConverters.toInt,
+        "token that ends a text, for token arrays (0 to below vocabularySize); default: none",
+        check=at_least(0),
+        more="It is appended to arrays that do not end with it. A continuation stops there.",
+    )
+    embeddingSize, getEmbeddingSize, setEmbeddingSize = param(
+        TypeConverters.toInt,
+        "features of a position between the layers (> 0), a multiple of twice numHeads",
+        default=256,
+        check=at_least(1),
+    )
+    numLayers, getNumLayers, setNumLayers = param(
+        TypeConverters.toInt, "layers of the decoder (> 0)", default=4, check=at_least(1)
+    )
+    numHeads, getNumHeads, setNumHeads = param(
+        TypeConverters.toInt, "attention heads of each layer (> 0)", default=4, check=at_least(1)
+    )
+    numKeyHeads, getNumKeyHeads, setNumKeyHeads = optional(
+        TypeConverters.toInt,
+        "heads of keys and values, which several heads share (> 0); default: as many as numHeads",
+        check=at_least(1),
+    )
+    tieEmbeddings, getTieEmbeddings, setTieEmbeddings = param(
+        TypeConverters.toBoolean,
+        "whether the head has the weights of the embedding",
+        default=True,
+        more="Pipeline stages need False, as both lie on different ranks.",
+    )
+
+
+def _to_weights(value: Any) -> dict[str, float]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"it takes a dict of weights by the names of corpora, not {value!r:.80}")
+    return {name: TypeConverters.toFloat(weight) for name, weight in value.items()}
+
+
+def _check_weights(entry: Param[Any], value: Mapping[str, float]) -> None:
+    try:
+        Mixture(list(value.values()))
+    except ParamError as error:
+        raise ParamError(f"Param {entry.name} is {value}. {error}") from error
+
+
+class HasCorpora(Params):
+    """Params for texts of several corpora."""
+
+    corpusCol, getCorpusCol, setCorpusCol = optional(
+        TypeConverters.toString,
+        "column of strings that says which corpus a text is of, with corpusWeights; default: none",
+    )
+    corpusWeights, getCorpusWeights, setCorpusWeights = optional(
+        _to_weights,
+        "dict with a positive number for each corpus, with corpusCol; default: none",
+        check=_check_weights,
+        more="In an epoch the packed rows of each corpus are so large a part of all, and are spread evenly. Only the "
+        "ratios matter.",
+    )
+    epochRows, getEpochRows, setEpochRows = optional(
+        TypeConverters.toInt,
+        "packed rows of an epoch, with corpusWeights (> 0); default: so many that every row is in it",
+        check=at_least(1),
+        more="Rows of corpora that are too small for their weights are repeated; of those that are too large a part is "
+        "left out if the epoch is short.",
+    )
+
+    def check_corpora(self) -> None:
+        """Check that the Params go together.
+
+        Raises:
+            ParamError: if one is set without another.
+        """
+        if (self.getCorpusCol() is None) != (self.getCorpusWeights() is None):
+            alone, other = ("corpusCol", "corpusWeights")
+            if self.getCorpusCol() is None:
+                alone, other = other, alone
+            raise ParamError(f"Param {alone} is set, and {other} is not. Set both, or none.")
+        if self.getEpochRows() is not None and self.getCorpusWeights() is None:
+            raise ParamError(f"Param epochRows is set, and corpusWeights is not: {self.epochRows.doc}.")

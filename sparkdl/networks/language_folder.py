@@ -1,0 +1,162 @@
+"""Folders of Hugging Face with a causal language model and its tokenizer: read to train on, and written.
+
+transformers and peft are imported where they are needed. Read and written on the *driver*.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sparkdl.errors import ParamError
+from sparkdl.networks.decoder import Decoder
+from sparkdl.networks.initial_weights import seeded
+from sparkdl.networks.language import (
+    END,
+    FolderTokenizer,
+    LearnedTokenizer,
+    num_tokens_of,
+)
+
+if TYPE_CHECKING:
+    from sparkdl.networks.language import LanguageTokenizer, TokenNumbers
+
+
+def load_language_folder(
+    folder: str, *, lora_rank: int | None, seed: int
+) -> tuple[FolderTokenizer, nn.Module]:
+    """Return the tokenizer and the model of a folder, with adapters if a rank is given.
+
+    Args:
+        folder: a local one.
+        lora_rank: rank of the adapters (LoRA) that are trained in place of the weights; None for none.
+        seed: of the first weights of adapters.
+
+    Raises:
+        ParamError: if a library is missing, the folder has no such model or no tokenizer, or these do not fit.
+    """
+    transformers = _transformers("Param pretrained")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, which holds no causal language model with a tokenizer: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ParamError(f"The tokenizer in {folder!r} has no end of sequence. Set its eos_token.")
+    found = FolderTokenizer(tokenizer)
+    if found.num_tokens > num_tokens_of(model, found):
+        raise ParamError(
+            f"The tokenizer in {folder!r} has {found.num_tokens} tokens, and the model {num_tokens_of(model, found)}. "
+            "Call model.resize_token_embeddings(len(tokenizer)), and save it again."
+        )
+    # Packed rows keep their texts apart by masks, which this implementation of all models takes.
+    model.set_attn_implementation("sdpa")
+    if lora_rank is None:
+        return found, model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ParamError(f"Param loraRank needs peft: {error}. Run pip install peft.") from error
+    with seeded(seed):
+        adapted = get_peft_model(
+            model, LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear")
+        )
+    return found, adapted
+
+
+def merged(decoder: Any) -> nn.Module:
+    """Return the decoder with its adapters in its weights."""
+    merge = getattr(decoder, "merge_and_unload", None)
+    found: nn.Module = decoder if merge is None else merge()
+    return found
+
+
+def save_language_folder(
+    decoder: nn.Module, tokenizer: LanguageTokenizer | TokenNumbers, folder: str, *, max_length: int
+) -> None:
+    """Write a model and its tokenizer, as ``AutoModelForCausalLM`` and ``AutoTokenizer`` read them.
+
+    A :class:`~sparkdl.networks.decoder.Decoder` is written as the Llama that it is. Of :class:`TokenNumbers` there is
+    no tokenizer to write.
+
+    Args:
+        decoder: of ours or of transformers.
+        tokenizer: of its tokens.
+        folder: a local one.
+        max_length: positions that a decoder of ours was trained with.
+    """
+    transformers = _transformers("save_pretrained")
+    model: Any = decoder
+    if isinstance(decoder, Decoder):
+        model = _as_llama(decoder, transformers, end=tokenizer.end, max_length=max_length)
+    model.save_pretrained(folder)
+    if isinstance(tokenizer, LearnedTokenizer):
+        transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer.library_tokenizer, eos_token=END, model_max_length=max_length
+        ).save_pretrained(folder)
+    elif isinstance(tokenizer, FolderTokenizer):
+        tokenizer.tokenizer.save_pretrained(folder)
+
+
+def _as_llama(decoder: Decoder, transformers: Any, *, end: int | None, max_length: int) -> nn.Module:
+    sizes = decoder.sizes
+    config = transformers.LlamaConfig(
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.width,
+        intermediate_size=sizes.hidden_features,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.key_heads or sizes.heads,
+        max_position_embeddings=max_length,
+        rms_norm_eps=sizes.norm_epsilon,
+        rope_theta=sizes.rope_base,
+        tie_word_embeddings=sizes.is_tied,
+        bos_token_id=None,
+        eos_token_id=end,
+    )
+    with torch.device("meta"):
+        model: nn.Module = transformers.LlamaForCausalLM(config)
+    model.load_state_dict(_llama_names(decoder), assign=True)
+    if sizes.is_tied:
+        model.tie_weights()  # type: ignore[operator]  # of transformers
+    return model
+
+
+_LLAMA_NAMES = {
+    "embedding.": "model.embed_tokens.",
+    "blocks.": "model.layers.",
+    "attention_norm.": "input_layernorm.",
+    "attention.query.": "self_attn.q_proj.",
+    "attention.key.": "self_attn.k_proj.",
+    "attention.value.": "self_attn.v_proj.",
+    "attention.output.": "self_attn.o_proj.",
+    "feed_forward_norm.": "post_attention_layernorm.",
+    "feed_forward.gate.": "mlp.gate_proj.",
+    "feed_forward.up.": "mlp.up_proj.",
+    "feed_forward.output.": "mlp.down_proj.",
+    "head.": "lm_head.",
+}
+
+
+def _llama_names(decoder: Decoder) -> dict[str, Tensor]:
+    """The weights of a decoder by the names that Llama has for them."""
+    found = {}
+    for own, weight in decoder.state_dict().items():
+        name = own
+        for part, other in _LLAMA_NAMES.items():
+            name = name.replace(part, other)
+        found["model.norm.weight" if own == "norm.weight" else name] = weight
+    return found
+
+
+def _transformers(of: str) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ParamError(f"{of} needs transformers: {error}. Run pip install transformers.") from error
+    return transformers

@@ -1,0 +1,95 @@
+"""Language models as folders of Hugging Face, read and written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparkdl.errors import ParamError, SavedModelError
+from sparkdl.estimators.ready_made.language import LanguageModelModel, text_model
+from sparkdl.networks.decoder import Decoder, DecoderSizes
+from sparkdl.networks.language import Generation, LanguageNetwork, TokenNumbers, learn_tokenizer, logits_of
+from sparkdl.networks.language_folder import load_language_folder, merged
+
+transformers = pytest.importorskip("transformers")
+
+TEXTS = ["the cat sat on the mat", "the dog sat"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return learn_tokenizer(TEXTS, 290)
+
+
+def model_of(decoder, tokenizer):
+    return LanguageModelModel(
+        text_model(
+            decoder,
+            tokenizer,
+            column="text",
+            answer="continuation",
+            generation=Generation(),
+            max_length=32,
+            takes_tokens=isinstance(tokenizer, TokenNumbers),
+        )
+    )
+
+
+@pytest.mark.parametrize(("key_heads", "is_tied"), [(None, True), (2, False)])
+def test_a_decoder_is_saved_as_a_llama_with_the_same_logits(tokenizer, tmp_path, key_heads, is_tied):
+    torch.manual_seed(0)
+    decoder = Decoder(
+        DecoderSizes(vocabulary=320, width=32, layers=2, heads=4, key_heads=key_heads, is_tied=is_tied)
+    ).eval()
+    model_of(decoder, tokenizer).save_pretrained(tmp_path / "folder")
+    llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder").eval()
+    written = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
+    assert written.eos_token_id == llama.config.eos_token_id == tokenizer.end
+    tokens = torch.tensor([written("the cat sat on a mat")["input_ids"]])
+    assert tokens[0].tolist() == tokenizer.encode("the cat sat on a mat")
+    with torch.inference_mode():
+        torch.testing.assert_close(logits_of(llama, tokens), logits_of(decoder, tokens), rtol=1e-4, atol=1e-5)
+    # What was written can be trained on.
+    found, again = load_language_folder(str(tmp_path / "folder"), lora_rank=None, seed=0)
+    assert found.num_tokens == tokenizer.num_tokens
+    assert LanguageNetwork(again)(tokens, torch.zeros_like(tokens)).shape == (1, 320, tokens.shape[1])
+
+
+def test_a_folder_with_adapters_is_saved_with_them_in_its_weights(tokenizer, tmp_path):
+    pytest.importorskip("peft")
+    decoder = Decoder(DecoderSizes(vocabulary=320, width=32, layers=1, heads=2))
+    model_of(decoder, tokenizer).save_pretrained(tmp_path / "first")
+    found, adapted = load_language_folder(str(tmp_path / "first"), lora_rank=2, seed=0)
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight)
+    model = model_of(merged(adapted), found)
+    model.save_pretrained(tmp_path / "second")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "second").eval()
+    tokens = torch.tensor([[5, 6, 7]])
+    with torch.inference_mode():
+        expected = logits_of(model.module.decoder, tokens)
+        torch.testing.assert_close(logits_of(again, tokens), expected, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(logits_of(decoder, tokens), expected, atol=1e-3)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "second")("the cat") == found.tokenizer(
+        "the cat"
+    )
+
+
+def test_a_model_without_a_tokenizer_is_saved_without_one_and_replaced_when_told_to(tmp_path):
+    decoder = Decoder(DecoderSizes(vocabulary=64, width=16, layers=1, heads=2))
+    model = model_of(decoder, TokenNumbers(50))
+    model.save_pretrained(tmp_path / "folder")
+    assert not list((tmp_path / "folder").glob("*token*"))
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder").config.eos_token_id is None
+    with pytest.raises(SavedModelError, match=r"save_pretrained\(folder, overwrite=True\)"):
+        model.save_pretrained(tmp_path / "folder")
+    model.save_pretrained(tmp_path / "folder", overwrite=True)
+
+
+def test_a_folder_whose_tokenizer_does_not_fit_is_refused(tokenizer, tmp_path):
+    decoder = Decoder(DecoderSizes(vocabulary=100, width=16, layers=1, heads=2))
+    model_of(decoder, tokenizer).save_pretrained(tmp_path / "folder")
+    with pytest.raises(ParamError, match=f"has {tokenizer.num_tokens} tokens, and the model 100"):
+        load_language_folder(str(tmp_path / "folder"), lora_rank=None, seed=0)

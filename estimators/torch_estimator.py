@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pyspark import keyword_only
@@ -22,6 +22,7 @@ from sparkdl.estimators.fit.fit import (
     fit_on_rows,
     with_param_maps,
 )
+from sparkdl.estimators.fit.inputs import check_columns, column_names
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.fit.runs import nested_runs, place_of_single_fit
 from sparkdl.estimators.params.base import CheckedParams, check_param_map
@@ -32,7 +33,7 @@ from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.launch import active_session
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyspark.ml.param import Param
     from pyspark.sql import DataFrame
@@ -69,6 +70,26 @@ class FittingEstimator(Estimator[M], CheckedParams):
     @abstractmethod
     def params_of_fit(self) -> _TorchEstimatorParams:
         """Return what one fit goes by; it may learn of the rows what it lacks."""
+
+    def columns_of_fit(self) -> list[str]:
+        """Return the columns of a DataFrame that a fit reads."""
+        return column_names(self.params_of_fit())
+
+    def check_columns_of_fit(self, available: Sequence[str]) -> None:
+        """Check that a DataFrame has these columns.
+
+        Raises:
+            DataError: naming Param and column, and those there are.
+        """
+        check_columns(self.params_of_fit(), available)
+
+    @contextmanager
+    def prepared(self, dataset: DataFrame) -> Iterator[tuple[_TorchEstimatorParams, DataFrame]]:
+        """Give what a fit goes by, and the rows that it trains on, as long as the block lasts.
+
+        The rows are those of the DataFrame, unless the estimator makes others of them.
+        """
+        yield self.params_of_fit(), dataset
 
     @abstractmethod
     def model_class(self) -> type[M]:

@@ -40,7 +40,7 @@ from sparkdl.training.update import updates_per_epoch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pyspark.ml.param import Param
+    from pyspark.ml.param import Param, Params
 
     from sparkdl.data import Column
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
@@ -408,6 +408,13 @@ def check_columns(params: _TorchEstimatorParams, available: Sequence[str]) -> No
         (params.labelCol, params.label_names()),
         *((param, [name]) for param, name in others if name is not None),
     ]
+    check_named_columns(params, named, available)
+
+
+def check_named_columns(
+    params: Params, named: Iterable[tuple[Param[Any], Sequence[str]]], available: Sequence[str]
+) -> None:
+    """Check that a DataFrame has the columns that each of some Params names; see :func:`check_columns`."""
     num_columns = Counter(available)
     for param, names in named:
         for name in names:
@@ -417,9 +424,7 @@ def check_columns(params: _TorchEstimatorParams, available: Sequence[str]) -> No
                 raise ambiguous_column_error(name, num_columns[name])
 
 
-def _missing(
-    params: _TorchEstimatorParams, param: Param[Any], name: str, available: Sequence[str]
-) -> DataError:
+def _missing(params: Params, param: Param[Any], name: str, available: Sequence[str]) -> DataError:
     verb = "is" if isinstance(params.getOrDefault(param), str) else "names"
     default = "" if params.isSet(param) else " (the default)"
     sentences = (

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
@@ -29,6 +30,7 @@ from sparkdl.data.spark.columns import quoted
 from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.fit import check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
+from sparkdl.estimators.fit.inputs import check_named_columns
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.fit.runs import place_of_single_fit
 from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
@@ -359,11 +361,36 @@ class LanguageModel(
                         f"Param {given.name} is {self.getOrDefault(given)!r}, and the model in Param pretrained brings "
                         f"its own. Leave {given.name} out."
                     )
-        TorchEstimator.check_settings(self._estimator(nn.Linear(1, 1)))
+        self.params_of_fit().check_settings()
 
     def params_of_fit(self) -> TorchEstimator:
-        """Return what a fit goes by once the rows are packed; a fit makes its own."""
-        raise NotImplementedError("LanguageModel packs its rows before it makes the estimator of a fit.")
+        """Return what a fit goes by once the rows are packed, but for the network."""
+        return self._estimator(None)
+
+    def columns_of_fit(self) -> list[str]:
+        """Return the columns of a DataFrame that a fit reads."""
+        return [name for _, names in self._named_columns() for name in names]
+
+    def check_columns_of_fit(self, available: Sequence[str]) -> None:
+        """Check that a DataFrame has these columns.
+
+        Raises:
+            DataError: naming Param and column, and those there are.
+        """
+        check_named_columns(self, self._named_columns(), available)
+
+    def _named_columns(self) -> list[tuple[Param[Any], list[str]]]:
+        corpus = self.getCorpusCol()
+        return [
+            (self.featuresCol, self.getFeaturesCols()),
+            *([] if corpus is None else [(self.corpusCol, [corpus])]),
+        ]
+
+    @contextmanager
+    def prepared(self, dataset: DataFrame) -> Iterator[tuple[TorchEstimator, DataFrame]]:
+        """Give what a fit goes by, and the packed rows, as long as the block lasts."""
+        with self._prepared(dataset) as (estimator, rows, _):
+            yield estimator, rows
 
     def model_class(self) -> type[LanguageModelModel]:
         """Return the class of the models that fits return."""
@@ -387,19 +414,25 @@ class LanguageModel(
 
     def _fit(self, dataset: DataFrame) -> LanguageModelModel:
         self.check_values()
-        with self._jobs():
-            tokenizer, decoder = self._make(dataset)
-            estimator = self._estimator(LanguageNetwork(decoder))
-            with self._packed(dataset, tokenizer, decoder) as packed_rows:
-                (rows,) = share_rows(packed_rows, [estimator])
-                with place_of_single_fit() as place:
-                    return fit_on_rows(
-                        estimator,
-                        dataset.sparkSession,
-                        rows,
-                        partial(self._text_model, tokenizer=tokenizer),
-                        place=place,
-                    )
+        with self._jobs(), self._prepared(dataset) as (estimator, packed_rows, tokenizer):
+            (rows,) = share_rows(packed_rows, [estimator])
+            with place_of_single_fit() as place:
+                return fit_on_rows(
+                    estimator,
+                    dataset.sparkSession,
+                    rows,
+                    partial(self._text_model, tokenizer=tokenizer),
+                    place=place,
+                )
+
+    @contextmanager
+    def _prepared(
+        self, dataset: DataFrame
+    ) -> Iterator[tuple[TorchEstimator, DataFrame, LanguageTokenizer | TokenNumbers]]:
+        self.check_columns_of_fit(dataset.columns)
+        tokenizer, decoder = self._make(dataset)
+        with self._packed(dataset, tokenizer, decoder) as rows:
+            yield self._estimator(LanguageNetwork(decoder)), rows, tokenizer
 
     @contextmanager
     def _packed(
@@ -452,9 +485,9 @@ class LanguageModel(
         )
         return self._make_model(made, summary)
 
-    def _estimator(self, network: nn.Module) -> TorchEstimator:
+    def _estimator(self, network: nn.Module | None) -> TorchEstimator:
         """The estimator of packed rows."""
-        estimator = TorchEstimator(
+        estimator = _EstimatorOfRows(
             model=network,
             loss=nn.CrossEntropyLoss(ignore_index=-100),
             optimizer=partial(
@@ -462,6 +495,7 @@ class LanguageModel(
             ),
         )
         self._copyValues(estimator)
+        estimator.of_texts = {param.name: value for param, value in self.extractParamMap().items()}
         if self.getCorpusWeights() is not None and self.getValidationFraction() is not None:
             # Rows that are repeated must not be in both parts.
             estimator._set(validationFraction=None, validationIndicatorCol=HELD_OUT)
@@ -521,3 +555,12 @@ class LanguageModel(
             key_heads=self.getNumKeyHeads(),
             is_tied=self.getTieEmbeddings(),
         )
+
+
+class _EstimatorOfRows(TorchEstimator):
+    """The estimator of packed rows, which tells MLflow the Params of that of texts too."""
+
+    of_texts: Mapping[str, Any] = MappingProxyType({})
+
+    def further_params(self) -> dict[str, object]:
+        return {name: value for name, value in self.of_texts.items() if not self.hasParam(name)}

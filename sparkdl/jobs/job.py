@@ -121,7 +121,7 @@ def describe(value: Any) -> str:
     return "an empty text" if value == "" else repr(value)
 
 
-READY_MADE = ("TorchClassifier", "TorchRegressor", "ImageClassifier", "TextClassifier")
+READY_MADE = ("TorchClassifier", "TorchRegressor", "ImageClassifier", "TextClassifier", "LanguageModel")
 """Estimators that make their own model, and whose name a job may give as its model."""
 
 PARAMS_OF_TRACKING = {"mode": "tracking", "experiment": "experiment", "runName": "runName"}

@@ -16,7 +16,6 @@ from torch import nn
 
 from sparkdl.errors import JobFileError, ParamError
 from sparkdl.jobs.imports import call_named, named_object
-from sparkdl.jobs.job import describe
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.training.update import make_optimizer
 
@@ -69,8 +68,6 @@ def _set(estimator: Any, name: str, entry: Entry) -> None:
         pass  # setParams() raises, with the names that there are
     elif estimator.getParam(name).holds_object:
         value = named_object(entry, f"params.{name}", makes_instances=name not in _FACTORIES)
-    elif isinstance(entry.value, dict):
-        raise JobFileError(f"{entry.position}: params.{name}: it does not take {describe(entry.value)}.")
     try:
         estimator.setParams(**{name: value})
     except ParamError as error:

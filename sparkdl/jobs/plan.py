@@ -198,12 +198,12 @@ class Plan:
         return self.read_ahead_bytes + (self.model.total if self.model else 0)
 
 
-def make_plan(estimator: Any, frame: DataFrame, columns: list[str], model: ModelSize | None) -> Plan:
+def make_plan(params: Any, frame: DataFrame, columns: list[str], model: ModelSize | None) -> Plan:
     """Return the plan of a fit.
 
     Args:
-        estimator: with checked Params.
-        frame: the rows.
+        params: what the fit goes by.
+        frame: the rows that it trains on.
         columns: that the fit reads.
         model: memory of the model on each rank, if there is a model already.
 
@@ -212,7 +212,6 @@ def make_plan(estimator: Any, frame: DataFrame, columns: list[str], model: Model
         ShardingError: if there are fewer rows than ranks.
         LaunchError: if the ranks cannot be started.
     """
-    params = estimator.params_of_fit()
     fraction = params.getValidationFraction()
     rows = count_rows(frame, columns, validation_column(params))
     left_out = rows.num_marked or round(rows.num_rows * (fraction or 0.0))
@@ -287,7 +286,7 @@ def _available_bytes() -> int | None:
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def plan_text(job: Job, plan: Plan, columns: list[str], state: str) -> str:
+def plan_text(job: Job, plan: Plan, columns: list[str], state: str, *, what: str = "") -> str:
     """Return what ``--dry-run`` prints.
 
     Args:
@@ -295,10 +294,14 @@ def plan_text(job: Job, plan: Plan, columns: list[str], state: str) -> str:
         plan: its plan.
         columns: that the fit reads.
         state: of the output, as text.
+        what: word for rows that are made of those of the job.
     """
     lines = [
         ("job", f"{job.file.name}: {job.estimator}"),
-        ("rows", f"{plan.rows.num_rows:,} of {job.data}; {_training(plan)}"),
+        (
+            "rows",
+            f"{' '.join(filter(None, (f'{plan.rows.num_rows:,}', what)))} of {job.data}; {_training(plan)}",
+        ),
         ("columns", f"{', '.join(columns)}: {in_bytes(plan.rows_bytes)} when decoded"),
         ("ranks", f"{len(plan.shards)}, with {plan.batch_size} rows each per step"),
         ("shards", f"{_span(plan.shards)} rows per rank and epoch"),

@@ -18,7 +18,7 @@ from sparkdl.data.spark.jobs import jobs_of
 from sparkdl.data.spark.spark_errors import is_context_stopped, mentions_stopped_context, spark_words
 from sparkdl.errors import ClusterLostError, ParamError
 from sparkdl.estimators.fit.checkpoints import held_alone
-from sparkdl.estimators.fit.inputs import check_columns, column_names
+from sparkdl.estimators.fit.inputs import column_names
 from sparkdl.jobs.identity import Identity, identity_of
 from sparkdl.jobs.imports import code_files, digests, importable, loggable, ship
 from sparkdl.jobs.make_estimator import make_estimator, model_size
@@ -167,7 +167,7 @@ def run_job(
             ship(code, spark)
             with jobs_of(f"train {job.file.stem}"):
                 frame = open_rows(job, spark)
-                check_columns(checked.estimator.params_of_fit(), frame.columns)
+                checked.estimator.check_columns_of_fit(frame.columns)
                 checked = replace(
                     checked,
                     identity=replace(checked.identity, rows=key_of_rows(checked.job, frame, checked.columns)),
@@ -193,7 +193,7 @@ def _check(job: Job, code: list[Path]) -> _Checked:
         identity=identity_of(job, digests(code)),
         output=output,
         before=output.result(),
-        columns=column_names(estimator.params_of_fit()),
+        columns=estimator.columns_of_fit(),
     )
 
 
@@ -215,11 +215,13 @@ def _train(checked: _Checked, frame: DataFrame, say: Say, *, is_again: bool) -> 
 
 
 def _plan(checked: _Checked, frame: DataFrame, *, is_again: bool) -> str:
-    estimator = checked.estimator
-    has_model = checked.job.estimator == "TorchEstimator"
-    size = model_size(estimator.getModel(), estimator.getOptimizer()) if has_model else None
-    plan = make_plan(estimator, frame, checked.columns, size)
-    return plan_text(checked.job, plan, checked.columns, _state(checked, is_again=is_again))
+    with checked.estimator.prepared(frame) as (params, rows):
+        has_model = params.isSet(params.model)
+        size = model_size(params.getModel(), params.getOptimizer()) if has_model else None
+        columns = column_names(params)
+        plan = make_plan(params, rows, columns, size)
+        what = "" if rows is frame else "packed"
+    return plan_text(checked.job, plan, columns, _state(checked, is_again=is_again), what=what)
 
 
 def _state(checked: _Checked, *, is_again: bool) -> str:

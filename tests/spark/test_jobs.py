@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkdl.errors import JobFileError, ParamError
-from sparkdl.estimators import TorchClassificationModel
+from sparkdl.errors import DataError, JobFileError, ParamError
+from sparkdl.estimators import LanguageModelModel, TorchClassificationModel
 from sparkdl.jobs.job import read_job
 from sparkdl.jobs.plan import open_rows
 from sparkdl.jobs.run_job import run_job
@@ -89,6 +89,49 @@ def test_a_job_is_planned_done_once_and_done_again_when_asked(spark, frame, tmp_
             f"output={tmp_path / 'other'}",
             "data.sql=SELECT no_such_column FROM rows_of_jobs",
         )
+
+
+LANGUAGE_JOB = """\
+data:
+  sql: SELECT concat('the row ', id, ' is about ', digit) AS text, 'all' AS corpus FROM rows_of_jobs
+model: LanguageModel
+params:
+  featuresCol: text
+  corpusCol: corpus
+  corpusWeights: {{all: 1}}
+  vocabularySize: 300
+  embeddingSize: 32
+  numLayers: 1
+  maxLength: 32
+  numWorkers: 2
+  parallelism: {{shard: 2}}
+  store: {folder}/store
+  showProgress: false
+tracking: off
+output: {folder}/out
+"""
+
+
+@pytest.mark.any_spark_will_do
+def test_a_job_of_a_language_model_is_planned_and_done_with_packed_rows(spark, frame, tmp_path):
+    frame.createOrReplaceTempView("rows_of_jobs")
+    (tmp_path / "job.yaml").write_text(LANGUAGE_JOB.format(folder=tmp_path))
+    job, said = read_job(tmp_path / "job.yaml"), []
+    run_job(job, lambda _: nullcontext(spark), say=said.append, is_dry_run=True)
+    lines = dict(line.split(maxsplit=1) for line in said.pop().splitlines())
+    num_rows = int(lines["rows"].split()[0])
+    assert lines["rows"].startswith(f"{num_rows} packed of sql SELECT concat")
+    assert num_rows < frame.count()
+    assert lines["columns"].startswith("tokens, documents, labels: ")
+    assert "parameters: weights" in lines["model"]
+    run_job(job, lambda _: nullcontext(spark), say=said.append)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["history"][0]["rows"] == num_rows
+    model = LanguageModelModel.load(str(tmp_path / "out" / "model"))
+    assert isinstance(model.generate("the row"), str)
+    with pytest.raises(DataError, match="Param corpusCol is 'corpos', and the DataFrame has no such column"):
+        changed = read_job(tmp_path / "job.yaml", [read_override("corpusCol=corpos")])
+        run_job(changed, lambda _: nullcontext(spark), say=said.append, is_dry_run=True)
 
 
 @pytest.mark.slow

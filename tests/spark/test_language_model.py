@@ -58,6 +58,8 @@ def test_a_model_of_texts_speaks_and_is_saved_and_served(spark, texts, tmp_path,
     loaded = LanguageModelModel.load(str(tmp_path / "model"))
     assert loaded.generate(start) == continued
     served = mlflow.pyfunc.load_model(model.summary.model_uri)
+    logged = mlflow.get_run(model.summary.run_id).data.params
+    assert (logged["embeddingSize"], logged["maxLength"], logged["epochs"]) == ("64", "64", "5")
     answer = served.predict({"text": [start]})
     assert list(answer.iloc[0]) == [continued]
     assert "string" in str(served.metadata.signature.outputs)

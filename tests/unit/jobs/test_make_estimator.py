@@ -93,7 +93,7 @@ def test_first_weights_are_those_of_the_seed(tmp_path):
         ("batchSize=0", "params: Param batchSize must be at least 1, got 0"),
         ("data.validation=2", "params: Param validationFraction must be above 0 and below 1, got 2.0"),
         ("bestMetric=f1", "params: Param bestMetric is 'f1', but this fit has loss, val_loss."),
-        ("labelCol={a: b}", "params.labelCol: it does not take a mapping."),
+        ("labelCol={a: b}", "params.labelCol: Param labelCol cannot be {'a': 'b'}: "),
         ("loss=CrossEntropyLoss", "params.loss.import: takes MODULE:NAME, as torch.nn:CrossEntropyLoss"),
         (
             "loss=torch.nn:CrosEntropyLoss",

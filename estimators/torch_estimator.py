@@ -193,6 +193,7 @@ class TorchEstimator(
         optimizer: OptimizerFactory | None = None,
         loss: LossFunction | Sequence[LossFunction] | None = None,
         trainStep: UserStep | None = None,
+        initialWeights: str | None = None,
         featuresCol: str | Sequence[str] | None = None,
         passFeaturesBy: str | None = None,
         prepareFeatures: PrepareFunction | None = None,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _PR_SET_PDEATHSIG = 1
-_LEAVE_TIMEOUT_S = 15.0
+_LEAVE_TIMEOUT_S = 60.0
 
 
 @dataclass(kw_only=True)

@@ -260,7 +260,8 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
                 return None
             # Rank 0 puts the best weights in, which lie elsewhere, and large ones, of which the driver would hold
             # copies; it trains no further either.
-            if spec.best is not None or _num_bytes(spec.model) > MAX_BYTES_ON_DRIVER:
+            is_on_meta = any(each.is_meta for each in spec.model.parameters())
+            if spec.best is not None or is_on_meta or _num_bytes(spec.model) > MAX_BYTES_ON_DRIVER:
                 return None
             try:
                 folder.check(name, manifest)

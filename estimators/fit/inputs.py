@@ -20,7 +20,14 @@ from sparkdl.data import ParquetDataset
 from sparkdl.data.dataset.dataset import listed
 from sparkdl.data.dataset.shards import steps_per_epoch
 from sparkdl.data.spark.columns import ambiguous_column_error
-from sparkdl.errors import DataError, ParamError, SerializationError, did_you_mean
+from sparkdl.errors import (
+    DataError,
+    ParamError,
+    SavedModelError,
+    SerializationError,
+    StoreError,
+    did_you_mean,
+)
 from sparkdl.estimators.fit.labels import make_heads, stored_values, trial_labels, with_classes
 from sparkdl.estimators.fit.split import num_training_rows, split_rows, validation_column
 from sparkdl.estimators.fit.trials import try_step
@@ -34,7 +41,7 @@ from sparkdl.model.inputs import MATRIX, ModelInputs, dtype_name
 from sparkdl.model.signature import ModelOutput, ModelSignature
 from sparkdl.training.learning_rate import make_scheduler
 from sparkdl.training.probe import ProbeResult, probe
-from sparkdl.training.spec import Goal, TrainingSpec
+from sparkdl.training.spec import DRAWN, Goal, TrainingSpec
 from sparkdl.training.update import updates_per_epoch
 
 if TYPE_CHECKING:
@@ -208,7 +215,7 @@ def check_picklable(params: _TorchEstimatorParams) -> None:
     apart = (params.model, params.metrics, params.callbacks)
     if params.isSet(params.model):
         try:
-            split_module(params.getModel())
+            split_module(params.getModel(), with_meta=params.getInitialWeights() is not None)
         except SerializationError as error:
             raise SerializationError(f"Param model cannot travel to the ranks. {error}") from error
     for param in params.object_params():
@@ -265,6 +272,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     heads = with_classes(found.heads, found.num_classes, dataset, named)
     check_indexed_features(inputs, heads)
     _check_parallelism(params)
+    _check_initial_weights(params)
     spec = replace(_make_spec(params, found, heads), training_rows=training, validation_rows=validation)
     gradients = try_step(spec, dataset) or found.gradients
     _check_sparse(params, gradients)
@@ -337,6 +345,21 @@ def _check_parallelism(params: _TorchEstimatorParams) -> None:
             "Param syncBatchNorm would count rows twice where ranks of tensor or context parallelism have the same "
             "ones. Leave it out, or use shard alone."
         )
+
+
+def _check_initial_weights(params: _TorchEstimatorParams) -> None:
+    given = params.getInitialWeights()
+    if given is None:
+        return
+    from sparkdl.parallel.weights import check_drawable, check_weights  # which few fits need
+
+    try:
+        if given == DRAWN:
+            check_drawable(params.getModel())
+        else:
+            check_weights(params.getModel(), given)
+    except (StoreError, SavedModelError, ParamError) as error:
+        raise type(error)(f"Param initialWeights cannot be used: {error}") from error
 
 
 def _check_pipeline(params: _TorchEstimatorParams) -> None:

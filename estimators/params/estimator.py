@@ -22,6 +22,7 @@ from sparkdl.estimators.params.inputs import (
 from sparkdl.estimators.params.running import HasCheckpoints, HasRanks, HasRows, HasTracking
 from sparkdl.estimators.params.table import check_entries, entries_of
 from sparkdl.estimators.params.training import HasFunctions, HasObjective, HasTraining, best_goal_of
+from sparkdl.model.architecture import check_has_values
 from sparkdl.model.inputs import dtype_name, parameter_dtype
 
 if TYPE_CHECKING:
@@ -176,6 +177,8 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
             ParamError: naming the Param, its value and what it may be.
         """
         check_entries(self)
+        if self.isSet(self.model) and self.getInitialWeights() is None:
+            check_has_values(self.getModel(), "Param model")
         check_transport(self.getTransport(), self.getWire())
         scored_columns_of(self)
         if self.getTrainStep() is None:

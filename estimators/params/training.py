@@ -13,7 +13,6 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.estimators.params.base import ParamsT, check_callable, check_optimizer, one_of
 from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, optional, param
-from sparkdl.model.architecture import check_has_values
 from sparkdl.model.heads import LossFunction
 from sparkdl.training.callbacks import Callback, Patience
 from sparkdl.training.learning_rate import INTERVALS, SCALINGS, SchedulerFactory
@@ -28,14 +27,13 @@ EPOCH_METRICS = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_r
 
 
 def check_module(param: Param[Any], given: object) -> None:
-    """Check that a Param holds a module with values in its weights.
+    """Check that a Param holds a module.
 
     Raises:
         ParamError: if it holds something else.
     """
     if not isinstance(given, nn.Module):
         raise ParamError(f"Param {param.name} is a {type(given).__name__}, not a torch.nn.Module.")
-    check_has_values(given, f"Param {param.name}")
 
 
 def check_losses(param: Param[Any], given: object) -> None:
@@ -107,6 +105,14 @@ class HasObjective(Params):
         check=check_module,
         field="model",
         more="Any module but TorchScript.",
+    )
+    initialWeights, getInitialWeights, setInitialWeights = optional(
+        TypeConverters.toString,
+        "where the training begins in place of the model's weights: 'drawn', by the seed, or a path or URL of a folder "
+        "of safetensors files",
+        field="initial_weights",
+        more="Each rank draws or reads its part. A model made inside of ``sparkdl.parallel.on_meta()`` needs it, of "
+        "which the driver never holds the weights.",
     )
     optimizer, getOptimizer, setOptimizer = param(
         AsGiven[OptimizerFactory](),

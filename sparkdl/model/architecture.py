@@ -127,19 +127,23 @@ def check_has_values(module: nn.Module, what: str) -> None:
             f"{what}: {names[0]!r}{more} of the {type(module).__name__} is on the device meta, where tensors have no "
             "values. "
             "Build the module outside of torch.device('meta'), or call module.to_empty(device='cpu') and initialize or "
-            "load its weights."
+            "load its weights. An estimator has the ranks do so where Param initialWeights is set."
         )
 
 
-def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
+def split_module(module: nn.Module, *, with_meta: bool = False) -> tuple[bytes, dict[str, Tensor]]:
     """Return a module's structure and its tensors by name.
 
     Parameters and buffers have their names in the module; a tensor that is shared appears once. The tensors
     are the module's own, detached, on whatever device they are.
 
+    Args:
+        module: to take apart.
+        with_meta: whether tensors may be on the device meta.
+
     Raises:
         SerializationError: if the module is TorchScript, or holds something that cannot be pickled, naming it.
-        ParamError: if tensors of it are on the device meta.
+        ParamError: if tensors of it are on the device meta and may not be.
     """
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
@@ -148,9 +152,10 @@ def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
                 "holds code and weights in one, so that its weights cannot travel or be stored by themselves. Give the "
                 "module that torch.jit.script or torch.jit.trace was given; compileModel has ranks compile it."
             )
-    check_has_values(module, "The model cannot travel or be stored")
+    if not with_meta:
+        check_has_values(module, "The model cannot travel or be stored")
     try:
-        return split_tensors(module, module)
+        return split_tensors(module, module, with_meta=with_meta)
     except Exception as error:
         raise SerializationError(
             f"The model {type(module).__name__} cannot be pickled: {type(error).__name__}: {error}. "
@@ -158,13 +163,16 @@ def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
         ) from error
 
 
-def split_tensors(value: object, module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
+def split_tensors(
+    value: object, module: nn.Module, *, with_meta: bool = False
+) -> tuple[bytes, dict[str, Tensor]]:
     """Return the structure of anything that pickles, and its tensors by name: those of ``module`` have theirs.
 
-    What is shared inside ``value``, as a module is by a loss that looks at its weights, stays shared.
+    What is shared inside ``value``, as a module is by a loss that looks at its weights, stays shared. Tensors on the
+    device meta are part of the structure, unless they are wanted among the tensors.
     """
     file = io.BytesIO()
-    pickler = _StructurePickler(file, _names_by_identity(module))
+    pickler = _StructurePickler(file, _names_by_identity(module), with_meta=with_meta)
     pickler.dump(value)
     return file.getvalue(), pickler.tensors
 
@@ -212,7 +220,7 @@ def _names_by_identity(module: nn.Module) -> dict[int, str]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether safetensors can hold it; other tensors (sparse, quantized, lazy) stay in the pickle."""
+    """Whether safetensors can hold it or its values; other tensors (sparse, quantized, lazy) stay in the pickle."""
     return (
         isinstance(value, Tensor)
         and type(value) in (Tensor, nn.Parameter, nn.Buffer)
@@ -220,23 +228,22 @@ def _is_plain(value: object) -> bool:
         and value.layout == torch.strided
         and not value.is_quantized
         and not value.is_complex()
-        and not value.is_meta
     )
 
 
 class _StructurePickler(cloudpickle.Pickler):
     """Writes a name where a tensor stands."""
 
-    def __init__(self, file: io.BytesIO, names: dict[int, str]) -> None:
+    def __init__(self, file: io.BytesIO, names: dict[int, str], *, with_meta: bool) -> None:
         super().__init__(file, protocol=pickle.DEFAULT_PROTOCOL)
-        self._names = names
+        self._names, self._with_meta = names, with_meta
         self._kept: list[
             Tensor
         ] = []  # an object that is freed while pickling would lend its identity to another
         self.tensors: dict[str, Tensor] = {}
 
     def persistent_id(self, obj: Any) -> tuple[str, str, str, bool] | None:
-        if not _is_plain(obj):
+        if not _is_plain(obj) or (obj.is_meta and not self._with_meta):
             return None
         name = self._names.get(id(obj))
         if name is None:

@@ -8,7 +8,6 @@ writes the whole model as a folder of safetensors files with an index, as Huggin
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import json
 from collections import defaultdict
@@ -26,7 +25,7 @@ from sparkdl.model.weights_file import StoredTensor, read_header, read_rows, wri
 from sparkdl.parallel.sharding import local_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdl.data.files.filesystems import Location
     from sparkdl.parallel.parallelism import RankLayout
@@ -103,7 +102,38 @@ def load_weights(module: nn.Module | Sequence[nn.Module], folder: str, *, device
     """
     location = open_location(folder)
     stored = _stored_tensors(location, folder)
-    wanted: dict[str, list[tuple[str, Tensor]]] = defaultdict(list)  # by file
+    names_of = _wanted_names(module, folder, stored)
+    for root in _modules(module):
+        _make_real(root, device)
+    real = {
+        name: tensor for root in _modules(module) for names, tensor in _tensors_of(root) for name in names
+    }
+    for file, names in names_of.items():
+        with _opened(location, file, folder) as opened:
+            for name in names:
+                _fill_from(opened, stored[name][1], real[name])
+
+
+def check_weights(module: nn.Module, folder: str) -> None:
+    """Check that :func:`load_weights` can fill a whole model, by the headers of the files.
+
+    Args:
+        module: the model, also on meta.
+        folder: likewise.
+
+    Raises:
+        StoreError: likewise.
+        SavedModelError: likewise.
+    """
+    _check_buffers(module)
+    _wanted_names(module, folder, _stored_tensors(open_location(folder), folder))
+
+
+def _wanted_names(
+    module: nn.Module | Sequence[nn.Module], folder: str, stored: Mapping[str, tuple[str, StoredTensor]]
+) -> dict[str, list[str]]:
+    """By file the names of the tensors that a model needs."""
+    wanted: dict[str, list[str]] = defaultdict(list)
     known: set[str] = set()
     is_whole = True
     for root in _modules(module):
@@ -121,7 +151,7 @@ def load_weights(module: nn.Module | Sequence[nn.Module], folder: str, *, device
                     f"{name!r} is {entry.shape} in {folder}, and {tuple(tensor.shape)} in the model. Make the model "
                     "with the sizes that the weights have."
                 )
-            wanted[file].append((name, tensor))
+            wanted[file].append(name)
     others = sorted(stored.keys() - known)
     if others and is_whole:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
@@ -129,15 +159,7 @@ def load_weights(module: nn.Module | Sequence[nn.Module], folder: str, *, device
             f"The weights in {folder} hold {others[0]!r}{more}, which the model, a "
             f"{type(_modules(module)[0]).__name__}, does not have."
         )
-    for root in _modules(module):
-        _make_real(root, device)
-    real = {
-        name: tensor for root in _modules(module) for names, tensor in _tensors_of(root) for name in names
-    }
-    for file, tensors in wanted.items():
-        with _opened(location, file, folder) as opened:
-            for name, _ in tensors:
-                _fill_from(opened, stored[name][1], real[name])
+    return wanted
 
 
 def save_weights(
@@ -296,12 +318,7 @@ def _tensors_of(root: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
 
 def _make_real(root: nn.Module, device: str) -> None:
     """Give parameters on meta memory without values, and keep those that were one parameter one."""
-    buffers = [name for name, buffer in root.named_buffers() if buffer.is_meta]
-    if buffers:
-        raise ParamError(
-            f"The buffer {buffers[0]!r} of {type(root).__name__} is on the meta device and has no values. Make the "
-            "model inside of sparkdl.parallel.on_meta() in place of torch.device('meta')."
-        )
+    _check_buffers(root)
     ties = [names for names, tensor in _tensors_of(root) if len(names) > 1 and tensor.is_meta]
     make_real: Any = root._apply
     make_real(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
@@ -312,9 +329,19 @@ def _make_real(root: nn.Module, device: str) -> None:
             setattr(root.get_submodule(parent), attribute, parameter)
 
 
+def _check_buffers(root: nn.Module) -> None:
+    buffers = [name for name, buffer in root.named_buffers() if buffer.is_meta]
+    if buffers:
+        raise ParamError(
+            f"The buffer {buffers[0]!r} of {type(root).__name__} is on the meta device and has no values. Make the "
+            "model inside of sparkdl.parallel.on_meta() in place of torch.device('meta')."
+        )
+
+
 def _drawn(root: Any, layer: Any, prefix: str, own: dict[str, nn.Parameter], seed: int) -> dict[str, Tensor]:
     """The whole parameters of a layer with their initial values."""
-    whole = copy.copy(layer)
+    whole: Any = nn.Module.__new__(type(layer))  # that of FSDP2 takes the arguments of the layer
+    whole.__dict__.update(layer.__dict__)
     whole._parameters = {
         name: None if each is None else nn.Parameter(torch.empty(each.shape, dtype=each.dtype))
         for name, each in layer._parameters.items()
@@ -330,11 +357,30 @@ def _drawn(root: Any, layer: Any, prefix: str, own: dict[str, nn.Parameter], see
         elif hasattr(layer, "reset_parameters"):
             type(layer).reset_parameters(whole)
         else:
-            raise ParamError(
-                f"It is not known how {prefix.rstrip('.')!r}, a {type(layer).__name__}, draws its weights. Give it a "
-                f"method reset_parameters(), or {type(root).__name__} a method draw_weight(name, tensor)."
-            )
+            _check_drawable(root, layer, prefix)
     return {name: whole._parameters[name] for name in own}
+
+
+def check_drawable(module: nn.Module) -> None:
+    """Check that it is known how all layers of a model draw their weights.
+
+    Raises:
+        ParamError: naming the first of which it is not.
+    """
+    _check_buffers(module)
+    for name, layer in module.named_modules():
+        if any(each is not None for each in layer._parameters.values()):
+            _check_drawable(module, layer, name)
+
+
+def _check_drawable(root: nn.Module, layer: nn.Module, name: str) -> None:
+    if not any(hasattr(root, method) for method in ("draw_weight", "_init_weights")) and not hasattr(
+        layer, "reset_parameters"
+    ):
+        raise ParamError(
+            f"It is not known how {name.rstrip('.')!r}, a {type(layer).__name__}, draws its weights. Give it a method "
+            f"reset_parameters(), or {type(root).__name__} a method draw_weight(name, tensor)."
+        )
 
 
 def _fill(tensor: Tensor, whole: Tensor) -> None:

@@ -18,6 +18,7 @@ from sparkdl.model.architecture import join_module, split_module
 from sparkdl.model.heads import LossTerm
 from sparkdl.torch import DataParallel, init_process_group, synchronized_batch_norms
 from sparkdl.training.objective import Evaluation, StepModule
+from sparkdl.training.spec import DRAWN
 from sparkdl.training.update import use_float8
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Replicas:
     def __init__(
         self, spec: TrainingSpec, communicator: Communicator, device: torch.device, resources: ExitStack
     ) -> None:
-        self.module = spec.model.to(device).train()
+        self.module = _placed(spec.model, spec, device).train()
         self._before: tuple[bytes, dict[str, Tensor]] | None = None
         if spec.precision == "float8":
             self._before = _take_apart(self.module)
@@ -197,7 +198,7 @@ class Parts(Replicas):
         self.module = spec.model.train()
         # FSDP2 moves the module to a GPU block by block, so that it never lies there whole.
         self.evaluated = parallelize(self.module, self._layout, whole_outputs=True)
-        self.module.to(self._device)
+        _placed(self.module, spec, self._device)
         if spec.compile:
             self.module.compile()
         step = spec.user_step
@@ -294,7 +295,7 @@ class Stages(Parts):
                     averaged=not self._averages_itself,
                 )
             )
-            stage.to(self._device)
+            _placed(stage, spec, self._device)
         self.module = self.called = self.evaluated = _Layers(self._stages)
         is_first_of_rows = self.counts_rows
         self.counts_rows = is_first_of_rows and 0 in numbers
@@ -562,8 +563,26 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return tensor if gather is None else gather()
 
 
+def _placed(module: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
+    """Move a module or this rank's part of it to the device, with the weights that the fit begins with.
+
+    Raises:
+        ParamError: if it is not known how a layer draws its weights.
+        SavedModelError: if the files of the weights are of another model.
+        StoreError: if they cannot be read.
+    """
+    if spec.initial_weights is not None:
+        from sparkdl.parallel import draw_weights, load_weights  # whole modules have such weights, too
+
+        if spec.initial_weights == DRAWN:
+            draw_weights(module, seed=spec.seed, device=str(device))
+        else:
+            load_weights(module, spec.initial_weights, device=str(device))
+    return module.to(device)
+
+
 def _take_apart(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
     """The structure of a module, and those of its tensors that are neither parameters nor buffers."""
-    structure, tensors = split_module(module)
+    structure, tensors = split_module(module, with_meta=True)
     names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     return structure, {name: tensor.clone() for name, tensor in tensors.items() if name not in names}

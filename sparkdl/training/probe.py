@@ -9,7 +9,8 @@ gradients that a backward pass leaves in the model show whether an optimizer can
 
 The trials use copies of the model that do not take a second model's memory. Parameters are copied, the small ones
 first, as long as all of them together take little. Those beyond are the model's own, under other names: code that
-gets the copy may compute with them, but must not change them.
+gets the copy may compute with them, but must not change them. Parameters on the device meta have one value, which takes
+no memory, in all of their places.
 """
 
 from __future__ import annotations
@@ -252,6 +253,8 @@ def step_without(optimizer: Optimizer, parameters: Collection[nn.Parameter]) -> 
 
 T = TypeVar("T")
 
+_ANY_VALUE = 0.01
+
 COPIED_BYTES = 64 << 20
 """What the copied parameters take at most."""
 
@@ -269,6 +272,11 @@ def trial_copy(value: T, module: nn.Module, copied_bytes: int = COPIED_BYTES) ->
     seen: set[int] = set()
     computed = (tensor for part in module.modules() for tensor in _computed(vars(part), seen))
     for tensor in sorted((*module.parameters(), *computed), key=_num_bytes):
+        if tensor.is_meta:
+            value_everywhere = torch.full((), _ANY_VALUE).to(tensor.dtype).expand(tensor.shape)
+            shared.append(nn.Parameter(value_everywhere, requires_grad=tensor.requires_grad))
+            memo[id(tensor)] = shared[-1]
+            continue
         copied_bytes -= _num_bytes(tensor)
         if not tensor.is_leaf:
             there = tensor.detach()

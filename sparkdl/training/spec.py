@@ -61,7 +61,10 @@ class TrainingSpec:
     """One fit, as every rank receives it: built on the *driver*, pickled, read on the *ranks*."""
 
     model: nn.Module = field(metadata=DESCRIBED)
-    """The module to train; its weights are the initial weights. Each rank trains a copy."""
+    """The module to train; its weights are the initial weights, unless there are others. Each rank trains a copy."""
+
+    initial_weights: str | None = field(default=None, metadata=FREE)
+    """:data:`DRAWN` for weights drawn by the seed, or the folder that they come from; None for the module's own."""
 
     inputs: ModelInputs = field(metadata=DESCRIBED)
     """The feature columns, and how the model is called with them."""
@@ -184,6 +187,9 @@ class TrainingSpec:
         weight = () if self.weight is None else (self.weight,)
         return tuple(dict.fromkeys((*self.inputs.names, *self.label_names, *weight)))
 
+
+DRAWN = "drawn"
+"""Stands for initial weights that the seed determines."""
 
 MODES = ("min", "max")
 

@@ -36,6 +36,26 @@ def llama(**changes: int) -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(**{**sizes, **changes}))
 
 
+def gpt2() -> nn.Module:
+    """Transformers carries no plan of tensor or pipeline parallelism for it."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(11)
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=32,
+            n_positions=POSITIONS,
+            n_embd=32,
+            n_layer=4,
+            n_head=4,
+            bos_token_id=0,
+            eos_token_id=1,
+            **dropout,
+        )
+    )
+
+
 def batch(step: int) -> tuple[Tensor, Tensor]:
     """Tokens and the next tokens, ``(BATCH, POSITIONS)``."""
     generator = torch.Generator().manual_seed(step)

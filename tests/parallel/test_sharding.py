@@ -13,10 +13,21 @@ from torch.distributed.tensor import DTensor
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
+from sparkdl.parallel.parallelize import check_parts
 from sparkdl.parallel.sharding import accumulated, blocks_of, clip_gradients, recompute_activations, shard
 from sparkdl.parallel.tensor import cross_entropy, divide
 from tests.checks import checks_in
-from tests.parallel.models import BATCH, SIZES, batch, decoder, llama, logits_of, optimizer_of, reference
+from tests.parallel.models import (
+    BATCH,
+    SIZES,
+    batch,
+    decoder,
+    gpt2,
+    llama,
+    logits_of,
+    optimizer_of,
+    reference,
+)
 from tests.torch.checks import run_checks
 
 
@@ -85,6 +96,13 @@ def check_sharding_and_tensor_parallelism_equal_one_process() -> None:
 
 def check_a_llama_sharded_and_divided_equals_one_process() -> None:
     check(Parallelism(shard=2, tensor=2), llama)
+
+
+def check_a_gpt2_sharded_by_its_blocks_equals_one_process() -> None:
+    check(Parallelism(data=2, shard=2), gpt2, recompute=True)
+    for sizes in (Parallelism(tensor=4), Parallelism(pipeline=4)):
+        with pytest.raises(ParamError, match="carries no plan|does not say how it can be cut"):
+            check_parts(gpt2(), sizes.resolve(4), 8)
 
 
 def check_accumulated_gradients_equal_those_of_the_joined_batch() -> None:

@@ -1,0 +1,29 @@
+"""Fits that begin with weights that ranks draw or read, each its part."""
+
+from __future__ import annotations
+
+import pytest
+import safetensors.torch
+
+from sparkdl.errors import ParamError, SavedModelError
+from sparkdl.parallel import draw_weights, on_meta
+from tests.spark.estimator_examples import make_estimator, make_model
+
+
+@pytest.mark.any_spark_will_do
+def test_a_model_on_meta_begins_with_weights_that_ranks_draw_or_read(frame, tmp_path):
+    whole = make_model()
+    draw_weights(whole, seed=7)  # the seed of the estimator
+    safetensors.torch.save_file(whole.state_dict(), tmp_path / "model.safetensors")
+    with on_meta():
+        meta = make_model()
+    expected = make_estimator(tmp_path, model=whole, epochs=1).fit(frame).history[0].loss
+    for given, sizes in (("drawn", None), (str(tmp_path), {"shard": 2})):
+        estimator = make_estimator(tmp_path, model=meta, epochs=1, initialWeights=given, parallelism=sizes)
+        assert estimator.fit(frame).history[0].loss == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ParamError, match="on the device meta"):
+        make_estimator(tmp_path, model=meta).fit(frame)
+    with pytest.raises(SavedModelError, match="initialWeights cannot be used: .* in the model"):
+        with on_meta():
+            other = make_model(outputs=12)
+        make_estimator(tmp_path, model=other, initialWeights=str(tmp_path)).fit(frame)

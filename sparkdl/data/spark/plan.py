@@ -7,8 +7,9 @@ analysis recognizes what is known to be harmless; a plan that is not understood 
 
 :func:`plan_key` is equal for DataFrames that give the same rows. Spark's semantic hash of the plan has 32 bits and
 covers neither that a file was written again nor the value of a clock or a random number; the key includes what the
-hash leaves out, and there is no key for a plan whose rows can differ from one run to the next. No key holds in another
-application: the text of a plan leaves out too much to decide that across versions and sessions.
+hash leaves out, and there is no key for a plan whose rows can differ from one run to the next. It holds in one
+application: the text of a plan leaves out too much to share rows across versions and sessions. :func:`lasting_key`
+holds in others for rows that a user named, by which a job knows whether it has been done.
 
 :func:`open_in_place` finds DataFrames that are only Parquet files which ranks can read where they are. Spark's
 optimized plan shows this as a read of Parquet and at most a selection of its columns. For any other plan, with a

@@ -90,7 +90,7 @@ class _AccelerateFinder(importlib.abc.MetaPathFinder):
                 execute(module)
                 _adapt(module)
 
-            spec.loader.exec_module = execute_and_adapt  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_adapt  # type: ignore[method-assign]  # of this import alone
         return spec
 
 

@@ -23,7 +23,7 @@ from sparkdl.data import Store
 from sparkdl.data.files.failures import explain_failure, store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.store.housekeeping import LEASE_S, Lease, file_names, modified, store_time
-from sparkdl.errors import CheckpointsInUseError, SparkdlError, StoreError
+from sparkdl.errors import CheckpointError, CheckpointsInUseError, SparkdlError, StoreError
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.training.checkpoint.files import FIT, MODEL, DamagedFileError, Manifest, load_file
 from sparkdl.training.checkpoint.folder import CheckpointFolder
@@ -291,7 +291,10 @@ def _load(folder: CheckpointFolder, name: str, spec: TrainingSpec, *, is_divided
     if is_divided:
         from sparkdl.parallel import load_whole  # otherwise the driver does without parallelism
 
-        load_whole(f"{folder.url}/{name}", module)
+        try:
+            load_whole(f"{folder.url}/{name}", module)
+        except CheckpointError as error:
+            raise DamagedFileError(str(error)) from error
     else:
         load_module_state(module, load_file(location, MODEL))
     history = tuple(EpochRecord.from_dict(record) for record in load_file(location, FIT)["history"])

@@ -533,7 +533,7 @@ class LanguageModel(
             )
         blend = self._blend()
         samples = [(dataset, 1.0)] if blend is None else blend.corpora(dataset)
-        with spark_job(dataset.sparkSession, "sampling texts"):
+        with spark_job(dataset.sparkSession, "reading the first texts"):
             texts = [
                 row[0]
                 for rows, part in samples

@@ -38,6 +38,7 @@ from sparkdl.parallel.checkpoint_files import (
     Report,
     Writer,
     check_files,
+    newest_checkpoint,
     read_small_file,
 )
 from sparkdl.parallel.context import WholeSequences
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from sparkdl.data.files.filesystems import Location
     from sparkdl.parallel.parallelism import RankLayout
 
 Result = TypeVar("Result")
@@ -223,17 +225,7 @@ class ShardedCheckpoints:
         small: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._on_all_ranks(lambda: small.append(read_small_files()))
         (shared, own) = small[0]
-        to_load = part.tensors_to_load(manifest, url)
-        try:
-            load(
-                to_load,
-                storage_reader=Reader(location, manifest),
-                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-                process_group=self._group,
-            )
-        except CheckpointException as error:
-            _raise_first(error, f"The checkpoint {url} cannot be loaded")
-        part.take(to_load, shared["optimizer"])
+        part.load(location, manifest, url, shared["optimizer"], process_group=self._group)
         if scheduler is not None:
             scheduler.load_state_dict(shared["scheduler"])
         _set_random_state(own["random"], self._device)
@@ -356,28 +348,14 @@ def load_whole(
         CheckpointError: if there is none, it is of another model or optimizer, or a file is damaged.
         StoreError: if the folder cannot be read.
     """
-    checkpoints = CheckpointFolder(folder, num_kept=1)
-    found = checkpoints.find(None)
-    if found is None:
-        raise CheckpointError(f"There is no sharded checkpoint in {checkpoints.url}.")
-    name, manifest = found
-    location, url = checkpoints.location(name), f"{checkpoints.url}/{name}"
+    location, manifest = newest_checkpoint(folder)
+    url = location.name_of(location.path)
     part = _Part(module, optimizer, tensors)
     _check_same_model(manifest, [part.describe()], url)
     check_files(location, manifest, range(manifest["ranks"]))
     shared = read_small_file(location, 0)
     _check_given(shared, optimizer, None, url)
-    to_load = part.tensors_to_load(manifest, url)
-    try:
-        load(
-            to_load,
-            storage_reader=Reader(location, manifest),
-            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-            no_dist=True,
-        )
-    except CheckpointException as error:
-        _raise_first(error, f"The checkpoint {url} cannot be loaded")
-    part.take(to_load, shared["optimizer"])
+    part.load(location, manifest, url, shared["optimizer"], no_dist=True)
 
 
 class _Part:
@@ -455,7 +433,36 @@ class _Part:
                     found[f"{_OPTIMIZER}/{key}/{name}"] = value
         return found
 
-    def tensors_to_load(self, manifest: Mapping[str, Any], url: str) -> dict[str, Any]:
+    def load(
+        self,
+        location: Location,
+        manifest: Mapping[str, Any],
+        url: str,
+        options: Mapping[str, Any] | None,
+        **how: Any,
+    ) -> None:
+        """Overwrite the tensors and the optimizer's state by those of a checkpoint.
+
+        Args:
+            location: of the checkpoint.
+            manifest: of it.
+            url: of it, for errors.
+            options: of its optimizer.
+            how: with which ranks ``torch.distributed.checkpoint`` loads it.
+        """
+        tensors = self._tensors_to_load(manifest, url)
+        try:
+            load(
+                tensors,
+                storage_reader=Reader(location, manifest),
+                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                **how,
+            )
+        except CheckpointException as error:
+            _raise_first(error, f"The checkpoint {url} cannot be loaded")
+        self._take(tensors, options)
+
+    def _tensors_to_load(self, manifest: Mapping[str, Any], url: str) -> dict[str, Any]:
         """The tensors of the model and others, and empty ones for the optimizer's state in a checkpoint."""
         if missing := sorted(self._others.keys() - manifest["tensors"].keys()):
             raise CheckpointError(f"The checkpoint {url} lacks {_listed(missing)}.")
@@ -473,7 +480,7 @@ class _Part:
                 found[full_name] = torch.empty(entry["shape"], dtype=dtype)
         return found
 
-    def take(self, tensors: Mapping[str, Any], options: Mapping[str, Any] | None) -> None:
+    def _take(self, tensors: Mapping[str, Any], options: Mapping[str, Any] | None) -> None:
         """Complete the model, and give the optimizer its state."""
         with torch.no_grad():
             for first, *others in self._tensors.values():

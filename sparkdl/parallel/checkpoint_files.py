@@ -213,19 +213,28 @@ def check_files(folder: Location, manifest: Mapping[str, Any], ranks: range) -> 
             raise _damaged(url, "its content does not match its checksum")
 
 
-def check_sizes(url: str) -> None:
-    """Compare the sizes of all files of the newest checkpoint with its manifest.
+def newest_checkpoint(url: str) -> tuple[Location, dict[str, Any]]:
+    """Return where the newest checkpoint of a folder is, and its manifest.
 
     Raises:
-        CheckpointError: if there is no checkpoint, or a file is missing or has another size.
+        CheckpointError: if there is none.
         StoreError: if the folder cannot be read.
     """
     checkpoints = CheckpointFolder(url, num_kept=1)
     found = checkpoints.find(None)
     if found is None:
         raise CheckpointError(f"There is no sharded checkpoint in {checkpoints.url}.")
-    name, manifest = found
-    folder = checkpoints.location(name)
+    return checkpoints.location(found[0]), found[1]
+
+
+def check_sizes(url: str) -> None:
+    """Compare the sizes of all files of the newest checkpoint with its manifest, without reading them.
+
+    Raises:
+        CheckpointError: if there is no checkpoint, or a file is missing or has another size.
+        StoreError: if the folder cannot be read.
+    """
+    folder, manifest = newest_checkpoint(url)
     for file, expected in manifest["files"].items():
         path = f"{folder.path}/{file}"
         with _reading(folder.name_of(path)):

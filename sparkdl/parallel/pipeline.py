@@ -407,8 +407,9 @@ class Pipeline:
         return torch.stack(losses).sum().detach().float() if losses else torch.zeros(())
 
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_HEADER = 8
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
+_HEADER = 16
+"""Numbers that say what a tensor is like: the number of its dtype, of its dimensions, and its shape."""
 
 
 @torch.no_grad()

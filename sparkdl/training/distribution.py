@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sparkdl.errors import ParamError
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.model.heads import LossTerm
 from sparkdl.torch import DataParallel, init_process_group, synchronized_batch_norms
@@ -301,7 +302,6 @@ class Stages(Parts):
         self.counts_rows = is_first_of_rows and 0 in numbers
         self.counts_outputs = is_first_of_rows and last in numbers
         self._pipelines: OrderedDict[Any, Pipeline] = OrderedDict()
-        self._compare: Callable[[Any, Tensor], Tensor] = lambda output, _: output.sum()
 
     @property
     def parts(self) -> nn.Module | list[nn.Module]:
@@ -394,18 +394,19 @@ class Stages(Parts):
 
         def compare(output: Any, target: Tensor) -> Tensor:
             """The loss of a small batch, of the rows whose numbers are the target."""
+            tensor = _one_tensor(output)
             first, end = int(target[0]), min(int(target[-1]) + 1, num_rows)
             if end <= first:
                 found.append(None)
-                return output.sum() * 0.0  # type: ignore[no-any-return]  # what users' modules return
+                return tensor.sum() * 0.0
             one = objective.compare(
-                output[: end - first], {name: values[first:end] for name, values in batch.items()}
+                tensor[: end - first], {name: values[first:end] for name, values in batch.items()}
             )
             found.append(one)
             return scaled(one.term)
 
         first, others = self._filled_tensors(batch)
-        self._compare = compare
+        self._compare: Callable[[Any, Tensor], Tensor] = compare
         pipeline, is_new = self._pipeline((first.shape, *(each.shape for each in others.values())))
         with objective.precision.computing(), self._gradients_apart() if is_new else nullcontext():
             pipeline.run(first, target=torch.arange(len(first)), **others)
@@ -509,6 +510,15 @@ class _Layers(nn.Module):
         """Give each stage its part of a state."""
         for stage in self.stages:
             stage.load_state_dict({name: state_dict[name] for name in stage.state_dict()}, *args, **kwargs)
+
+
+def _one_tensor(output: Any) -> Tensor:
+    if not isinstance(output, torch.Tensor):
+        raise ParamError(
+            f"Param model returned a {type(output).__name__}, and pipeline stages pass on one tensor. Have forward "
+            "return the tensor that the loss takes, or use shard in place of pipeline."
+        )
+    return output
 
 
 def _filled_up(tensor: Tensor, num_rows: int) -> Tensor:

@@ -212,8 +212,9 @@ def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
             )
 
 
-def test_each_rank_writes_its_part_of_a_checkpoint(tmp_path, rows):
-    """And a checkpoint of which a file was lost is left out for the one before it."""
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_each_rank_writes_its_part_of_a_checkpoint(tmp_path, rows, is_lost):
+    """And a checkpoint of which a file was lost, or has other content, is left out for the one before it."""
     plan = CheckpointPlan(url=str(tmp_path), every_updates=None, num_kept=100)
     spec = dataclasses.replace(
         make_spec(model=with_plan(make_model()), optimizer=adamw, batch_size=4, epochs=3),
@@ -226,7 +227,8 @@ def test_each_rank_writes_its_part_of_a_checkpoint(tmp_path, rows):
     for folder in folders:
         assert {each.name for each in folder.glob("*.pt")} == {"fit.pt", "ranks.pt"}
         assert len(list(folder.glob("checkpoint-*/rank-*.safetensors"))) == 4
-    next(last.glob("checkpoint-*/rank-00002.safetensors")).unlink()
+    part = next(last.glob("checkpoint-*/rank-00002.safetensors"))
+    part.unlink() if is_lost else part.write_bytes(part.read_bytes()[:-1] + b"?")
     found = run_ranks(4, train_all, [(dataclasses.replace(spec, model=with_plan(make_model())), rows)])[0][0]
     assert [event["epoch"] for event in found.events if event["kind"] == "resumed"] == [3]
     for key, value in found.weights.items():

@@ -78,7 +78,7 @@ def error_condition(error: Exception | None) -> str | None:
     # Before Spark 4 a condition was called an error class.
     for name in ("getCondition", "getErrorClass"):
         try:
-            return getattr(source, name)()  # type: ignore[no-any-return]
+            return getattr(source, name)()  # type: ignore[no-any-return]  # of Py4J
         except Exception:  # noqa: S112 - a Java exception without conditions, an older Spark, or a JVM that has ended
             continue
     return None

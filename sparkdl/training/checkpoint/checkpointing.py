@@ -11,6 +11,8 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sparkdl.collective.byte_exchange import broadcast_bytes
 from sparkdl.errors import CheckpointError
 from sparkdl.training.batches import read_timeout_s
@@ -42,7 +44,7 @@ from sparkdl.training.objective import StepPosition
 from sparkdl.training.random_state import random_numbers_apart, seed_rank, set_random_state
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from types import TracebackType
 
     from sparkdl.collective import Communicator
@@ -325,25 +327,63 @@ def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicato
     choice = Choice(None, num_readers(spec, communicator.world_size))
     if spec.checkpoints is None:
         return choice
+    folder = CheckpointFolder(spec.checkpoints.url)
+    identity: dict[str, Any] = {}
     if communicator.rank == 0:
         identity = fit_identity(spec, dataset, read_timeout_s=read_timeout_s(communicator))
-        name, manifest, damaged = choose_checkpoint(
-            CheckpointFolder(spec.checkpoints.url), identity, spec.epochs
-        )
-        planned = num_readers(spec, spec.checkpoints.num_ranks or communicator.world_size)
-        num_ranks = planned if manifest is None else manifest.num_ranks_at_start
-        choice = Choice(name, num_ranks, damaged, identity)
-    if communicator.world_size == 1:
-        return choice
-    message = json.dumps([choice.name, choice.num_ranks_at_start]).encode()
-    name, num_ranks = json.loads(broadcast_bytes(communicator, message, root=0, name="checkpoint"))
-    return Choice(name, num_ranks, choice.damaged, choice.identity)
+    damaged: tuple[str, ...] = ()
+    while True:
+        is_divided = False
+        if communicator.rank == 0:
+            name, manifest, damaged = choose_checkpoint(folder, identity, spec.epochs, known_damaged=damaged)
+            planned = num_readers(spec, spec.checkpoints.num_ranks or communicator.world_size)
+            num_ranks = planned if manifest is None else manifest.num_ranks_at_start
+            choice = Choice(name, num_ranks, damaged, identity)
+            is_divided = manifest is not None and manifest.is_divided
+        if communicator.world_size > 1:
+            message = json.dumps([choice.name, choice.num_ranks_at_start, is_divided]).encode()
+            name, num_ranks, is_divided = json.loads(
+                broadcast_bytes(communicator, message, root=0, name="checkpoint")
+            )
+            choice = Choice(name, num_ranks, choice.damaged, choice.identity)
+        if not is_divided or _parts_are_whole(folder, str(choice.name), communicator):
+            return choice
+        damaged = (*damaged, str(choice.name))
+
+
+def _parts_are_whole(folder: CheckpointFolder, name: str, communicator: Communicator) -> bool:
+    """Whether all files of the parts of a module are what was written, of which each rank reads its share. Collective.
+
+    Raises:
+        StoreError: if they cannot be read.
+    """
+    from sparkdl.parallel.checkpoint_files import (  # of fits that share modules alone
+        check_files,
+        newest_checkpoint,
+    )
+
+    is_damaged = np.zeros(1, np.int64)
+    try:
+        location, manifest = newest_checkpoint(f"{folder.url}/{name}")
+        check_files(location, manifest, range(communicator.rank, manifest["ranks"], communicator.world_size))
+    except CheckpointError as error:
+        logger.warning("The checkpoint %s/%s is not used: %s The one before it is.", folder.url, name, error)
+        is_damaged[0] = 1
+    if communicator.world_size > 1:
+        communicator.allreduce(is_damaged, op="max")
+    return not is_damaged[0]
 
 
 def choose_checkpoint(
-    folder: CheckpointFolder, identity: dict[str, Any], epochs: int
+    folder: CheckpointFolder, identity: dict[str, Any], epochs: int, *, known_damaged: Collection[str] = ()
 ) -> tuple[str | None, Manifest | None, tuple[str, ...]]:
     """Return name and manifest of the newest checkpoint that is whole, and the names of later ones, which are not.
+
+    Args:
+        folder: of the checkpoints.
+        identity: of the fit.
+        epochs: that it is to have.
+        known_damaged: names of checkpoints that are not whole.
 
     Raises:
         CheckpointError: if it is of another fit, of one that has come further than ``epochs``, or of a newer version.
@@ -351,6 +391,9 @@ def choose_checkpoint(
     """
     damaged: list[str] = []
     for name, manifest in folder.newest_first():
+        if name in known_damaged:
+            damaged.append(name)
+            continue
         try:
             if isinstance(manifest, DamagedFileError):
                 raise manifest

@@ -346,3 +346,14 @@ def test_error_of_the_backward_pass_is_unchanged() -> None:
     outputs = trial(torch.tensor([1, 2, 3]))
     with pytest.raises(RuntimeError, match="does not require grad"):
         gradients.backward(outputs.detach().mean())
+
+
+def test_a_model_on_meta_is_tried_without_memory_for_its_weights():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Embedding(1 << 40, 4), nn.Flatten(), nn.Linear(8, 3))  # 16 TiB
+    trial, shared = trial_copy(model, model)
+    assert [tuple(each.shape) for each in shared] == [(3,), (3, 8), (1 << 40, 4)]
+    outputs = trial(torch.tensor([[0, (1 << 40) - 1]]))
+    assert outputs.shape == (1, 3)
+    assert torch.isfinite(outputs).all()
+    assert all(each.is_meta for each in model.parameters())

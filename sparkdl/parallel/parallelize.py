@@ -46,7 +46,7 @@ def parallelize(
         ParamError: if the module cannot be divided so.
     """
     sizes = layout.sizes
-    is_stage = hasattr(module, "is_pipeline_stage")
+    is_stage = getattr(module, "is_pipeline_stage", False)
     if layout.size("pipeline") > 1 and not is_stage:
         raise ParamError(
             "parallelize() does not cut pipeline stages. Call cut() first, and this for each stage."

@@ -137,7 +137,7 @@ def _wanted_names(
     known: set[str] = set()
     is_whole = True
     for root in _modules(module):
-        is_whole = is_whole and not any(getattr(part, "is_elsewhere", False) for part in root.modules())
+        is_whole = is_whole and not getattr(root, "is_pipeline_stage", False)
         for names, tensor in _tensors_of(root):
             known.update(names)
             name = next((each for each in names if each in stored), None)

@@ -17,10 +17,24 @@ def test_a_model_on_meta_begins_with_weights_that_ranks_draw_or_read(frame, tmp_
     safetensors.torch.save_file(whole.state_dict(), tmp_path / "model.safetensors")
     with on_meta():
         meta = make_model()
-    expected = make_estimator(tmp_path, model=whole, epochs=1).fit(frame).history[0].loss
-    for given, sizes in (("drawn", None), (str(tmp_path), {"shard": 2})):
+    expected = {
+        readers: make_estimator(tmp_path, model=whole, epochs=1, numWorkers=readers)
+        .fit(frame)
+        .history[0]
+        .loss
+        for readers in (1, 2)
+    }
+    folder = str(tmp_path)
+    for given, sizes, readers in (
+        ("drawn", None, 2),
+        (folder, {"shard": 2}, 2),
+        (folder, {"pipeline": 2}, 1),
+    ):
         estimator = make_estimator(tmp_path, model=meta, epochs=1, initialWeights=given, parallelism=sizes)
-        assert estimator.fit(frame).history[0].loss == pytest.approx(expected, rel=1e-5)
+        assert estimator.fit(frame).history[0].loss == pytest.approx(expected[readers], rel=1e-5), (
+            given,
+            sizes,
+        )
     with pytest.raises(ParamError, match="on the device meta"):
         make_estimator(tmp_path, model=meta).fit(frame)
     with pytest.raises(SavedModelError, match="initialWeights cannot be used: .* in the model"):

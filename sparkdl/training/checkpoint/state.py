@@ -162,6 +162,11 @@ class FitState:
             CheckpointError: if this rank has other parameters, and the checkpoint does not say which are which.
         """
         names = self._optimizer_names()
+        if "optimizer_names" not in fit and getattr(self.module, "has_some_layers", False):
+            raise CheckpointError(
+                "The checkpoint was written by an earlier sparkdl and does not say which parameters the optimizer's "
+                "state is of, which pipeline stages need. Resume without them, or choose another checkpointDir."
+            )
         there: list[list[str]] = fit.get("optimizer_names", names)
         if there != names:  # this rank has some of the layers
             state = _chosen(state, there, names)

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -33,7 +32,7 @@ from sparkdl.estimators.fit.runs import ALONE, PlaceOfFit
 from sparkdl.estimators.fit.tracking import describe_dataset, log_outcome, params_to_log, run_of_fit
 from sparkdl.estimators.params.base import check_param_map
 from sparkdl.estimators.summary import TrainingSummary
-from sparkdl.launch import Restarts, check_cluster, prepare_in_task, run_on_ranks, run_with_restarts
+from sparkdl.launch import Restarts, check_cluster, run_on_ranks, run_with_restarts
 from sparkdl.model.saved_model import SavedModel
 
 if TYPE_CHECKING:
@@ -117,7 +116,14 @@ def _prepare(params: _TorchEstimatorParams) -> Callable[[int], None] | None:
     """What tasks that write the rows do for the ranks that follow."""
     if params.getGpusPerWorker():
         return None
-    return partial(prepare_in_task, num_ranks=params.getNumWorkers(), modules=IMPORTED_FIRST)
+    num_ranks, modules = params.getNumWorkers(), IMPORTED_FIRST
+
+    def prepare(task: int) -> None:
+        from sparkdl.launch import prepare_in_task  # the driver does without it
+
+        prepare_in_task(task, num_ranks=num_ranks, modules=modules)
+
+    return prepare
 
 
 def _summary(finished: FinishedFit, run: FitRun) -> TrainingSummary:

@@ -7,16 +7,24 @@ Knows Spark and processes, not torch and not training. The driver calls :func:`r
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.launch.forkserver.kept import prepare_in_task
 from sparkdl.launch.preflight import check_cluster, wait_for_slots
-from sparkdl.launch.rank.context import RankContext
 from sparkdl.launch.restarts import Restarts, run_with_restarts
 from sparkdl.launch.run import active_session, run_on_ranks
 
 if TYPE_CHECKING:
+    from sparkdl.launch.forkserver.kept import prepare_in_task
     from sparkdl.launch.local_launch import run_on_local_ranks
+    from sparkdl.launch.rank.context import RankContext
+
+# Loaded on first use: a driver of Spark does without them.
+_MODULES = {
+    "RankContext": "rank.context",
+    "prepare_in_task": "forkserver.kept",
+    "run_on_local_ranks": "local_launch",
+}
 
 __all__ = [
     "RankContext",
@@ -32,9 +40,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name != "run_on_local_ranks":
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Loaded on first use: a driver of Spark does without it.
-    from sparkdl.launch.local_launch import run_on_local_ranks
-
-    return run_on_local_ranks
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

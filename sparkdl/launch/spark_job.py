@@ -22,7 +22,6 @@ from sparkdl.collective import Deadline
 from sparkdl.data.spark.spark_errors import was_cancelled
 from sparkdl.errors import LaunchError
 from sparkdl.launch.preflight import is_connect, setting
-from sparkdl.launch.task.barrier_task import run_barrier_task
 from sparkdl.launch.wire.spec import LaunchSpec
 from sparkdl.rendezvous.addresses import (
     LISTEN,
@@ -170,6 +169,8 @@ def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], I
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         from pyspark import BarrierTaskContext
+
+        from sparkdl.launch.task.barrier_task import run_barrier_task  # the driver does without it
 
         for _ in batches:
             pass  # the rows only number the tasks

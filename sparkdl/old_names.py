@@ -178,7 +178,7 @@ OLD_NAMES = {
     "sparkdl.training.rectangular": "sparkdl.model.inputs",
     "sparkdl.training.saved_model": "sparkdl.model.saved_model",
     "sparkdl.training.seeds": "sparkdl.training.random_state",
-    "sparkdl.training.served_columns": "sparkdl.model.pyfunc",
+    "sparkdl.training.served_columns": "sparkdl.model.served_columns",
     "sparkdl.training.signature": "sparkdl.model.signature",
     "sparkdl.training.step_failure": "sparkdl.training.objective",
     "sparkdl.training.torchmetrics_states": "sparkdl.training.metrics",

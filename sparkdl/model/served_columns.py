@@ -1,0 +1,201 @@
+"""Columns of pandas, as a served request brings them, in the dtypes that the model was trained with.
+
+Runs wherever a model is served; imports neither mlflow nor Spark nor Arrow. Values that the trained dtype cannot hold
+are refused. pandas has one notion of a missing value, be it None, NaN, NA or NaT, and a null in JSON becomes one of
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from sparkdl.data import Column
+from sparkdl.errors import DataError
+from sparkdl.model.inputs import rectangular_array
+
+
+class _MissingValueError(Exception):
+    """A row holds a missing value that the column cannot have."""
+
+
+def as_trained(values: Any, column: Column, *, allow_nan: bool = False) -> npt.NDArray[Any]:
+    """Return rows as an array of shape ``(rows, *column.shape)`` in the dtype of the column.
+
+    Args:
+        values: a value per row: a number, string or the like, or a list or array of them.
+        column: as the model was trained on it.
+        allow_nan: whether missing values of a column of floating-point numbers become NaN, and are no error.
+
+    Raises:
+        DataError: if a row holds a missing value, another number of values, or one that the dtype does not hold: a
+            fraction for an integer, a number out of its range, a text for a number.
+    """
+    allow_nan = allow_nan and _is_floating(column)
+    try:
+        return _as_trained(values, column, allow_nan)
+    except _MissingValueError:
+        raise _missing_values(values, column, allow_nan) from None
+
+
+def _is_floating(column: Column) -> bool:
+    kind, dtype = column.element if column.kind == "ragged" else (column.kind, column.dtype)
+    return kind == "number" and np.dtype(dtype).kind == "f"
+
+
+def _as_trained(values: Any, column: Column, allow_nan: bool) -> npt.NDArray[Any]:
+    if column.kind == "ragged":
+        return _objects(
+            [_ragged(row, column.lengths, column, index, allow_nan) for index, row in enumerate(values)]
+        )
+    if column.kind == "image":
+        return _objects(
+            [_cast(_array(row, column, index), "uint8", column, index) for index, row in enumerate(values)]
+        )
+    if column.kind != "number":
+        rows = [_row(value, column, index) for index, value in enumerate(values)]
+        return np.stack(rows).astype(column.dtype) if rows else np.empty((0, *column.shape), column.dtype)
+    numbers = _numbers(values, column, allow_nan)
+    if not allow_nan and numbers.dtype.kind == "f" and np.isnan(numbers).any():
+        raise _MissingValueError
+    return numbers
+
+
+def _numbers(values: Any, column: Column, allow_nan: bool) -> npt.NDArray[Any]:
+    if isinstance(values, pd.Series) and isinstance(values.dtype, np.dtype):  # others may hold nulls
+        values = values.to_numpy()
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and len(values):
+        _row(values[0], column, 0)
+        return _cast(values.reshape(len(values), *column.shape), column.dtype, column)
+    rows = [_row(value, column, index, allow_nan) for index, value in enumerate(values)]
+    if not rows:
+        return np.empty((0, *column.shape), column.dtype)
+    if len({row.dtype for row in rows}) == 1:
+        return _cast(np.stack(rows), column.dtype, column)
+    # One by one, as what holds all of them may hold none exactly.
+    return np.stack([_cast(row, column.dtype, column, index) for index, row in enumerate(rows)])
+
+
+def _row(value: Any, column: Column, index: int, allow_nan: bool = False) -> npt.NDArray[Any]:
+    row = _array(value, column, index, allow_nan)
+    if row.size != math.prod(column.shape):
+        raise DataError(
+            f"Row {index} of column {column.name!r} has {row.size} values, and the model takes "
+            f"{math.prod(column.shape)}."
+        )
+    return row.reshape(column.shape)
+
+
+def _ragged(value: Any, lengths: Sequence[int | None], column: Column, index: int, allow_nan: bool) -> Any:
+    """An array, or where inner lists differ in length a list of them, as the feed gives it in training."""
+    if _is_null(value):
+        raise _MissingValueError
+    if None in lengths[1:]:
+        if not isinstance(value, list | tuple | np.ndarray):
+            raise DataError(
+                f"Row {index} of column {column.name!r} holds {value!r} where the model takes lists of lists."
+            )
+        return [_ragged(inner, lengths[1:], column, index, allow_nan) for inner in value]
+    kind, dtype = column.element
+    row = _array(value, column, index, allow_nan)
+    row = row.reshape(0, *lengths[1:]) if not row.size else row
+    if row.shape[1:] != tuple(lengths[1:]):
+        raise DataError(
+            f"Row {index} of column {column.name!r} has the shape {row.shape}, and the model takes lists of "
+            f"{' x '.join(map(str, lengths[1:])) or 'single values'}."
+        )
+    if kind != "number":
+        return row.astype(dtype)
+    numbers = _cast(row, dtype, column, index)
+    if not allow_nan and numbers.dtype.kind == "f" and np.isnan(numbers).any():
+        raise _MissingValueError
+    return numbers
+
+
+def _array(value: Any, column: Column, index: int, allow_nan: bool = False) -> npt.NDArray[Any]:
+    """A row as an array, without nulls, or with NaN in their places."""
+    kind = column.element[0] if column.kind == "ragged" else column.kind
+    try:
+        row = rectangular_array(value) if kind in ("number", "image") else np.asarray(value, object)
+    except ValueError as error:
+        raise DataError(f"Row {index} of column {column.name!r} has lists that differ in length.") from error
+    if row.dtype == object:
+        is_null = np.array([_is_null(each) for each in row.flat], bool).reshape(row.shape)
+        if is_null.any():
+            if not allow_nan:
+                raise _MissingValueError
+            row = np.where(is_null, np.nan, row)
+    return row
+
+
+def _cast(values: npt.NDArray[Any], dtype: str, column: Column, row: int | None = None) -> npt.NDArray[Any]:
+    """Numbers in a dtype that holds each of them; of all rows, or of one."""
+    if values.dtype == object and not any(isinstance(each, str | bytes) for each in values.flat):
+        values = _numbers_of(values, column)
+    if not values.size:
+        return values.astype(dtype)
+    if values.dtype.kind not in "biuf":
+        raise DataError(
+            f"Column {column.name!r} holds values that are not numbers, such as {values.ravel().tolist()[0]!r}."
+        )
+    with np.errstate(all="ignore"):
+        cast = values.astype(dtype)
+    lost = np.isfinite(values) & ~np.isfinite(cast) if cast.dtype.kind == "f" else cast != values
+    if not lost.any():
+        return cast
+    where = tuple(np.argwhere(lost)[0])
+    index = where[0] if row is None else row
+    if np.isnan(values[where]):
+        raise _MissingValueError
+    raise DataError(
+        f"Row {index} of column {column.name!r} holds {values[where].item()!r}, and the model was trained on {dtype}, "
+        "which has no such value."
+    )
+
+
+def _numbers_of(values: npt.NDArray[np.object_], column: Column) -> npt.NDArray[Any]:
+    """What pandas or NumPy hold as objects: decimals, integers of more than 64 bits, numbers of several types."""
+    try:
+        found: npt.NDArray[Any] = np.array(values.tolist())
+        return values.astype(np.float64) if found.dtype == object else found
+    except (TypeError, ValueError) as error:
+        raise DataError(f"Column {column.name!r} holds values that are not numbers: {error}") from error
+
+
+def _objects(rows: Sequence[Any]) -> npt.NDArray[np.object_]:
+    objects = np.empty(len(rows), dtype=object)
+    for index, row in enumerate(rows):
+        objects[index] = row
+    return objects
+
+
+def _is_null(value: Any) -> bool:
+    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
+
+
+def _missing_values(values: Any, column: Column, allow_nan: bool) -> DataError:
+    """Say in how many rows a column has missing values, and in which one first."""
+    rows = [index for index, value in enumerate(values) if _has_missing(value, allow_nan)]
+    remedy = (
+        " If the model was trained to take NaN, set the param allow_nan to true."
+        if _is_floating(column) and not allow_nan
+        else ""
+    )
+    return DataError(
+        f"Column {column.name!r} holds null or NaN in {len(rows)} of {len(values)} rows, the first of them row "
+        f"{rows[0]}. Fill those values, or leave the rows out.{remedy}"
+    )
+
+
+def _has_missing(value: Any, allow_nan: bool) -> bool:
+    """Whether a row has a missing value, also inside of nested lists."""
+    if isinstance(value, np.ndarray):
+        value = list(value.flat)
+    if isinstance(value, list | tuple):
+        return any(_has_missing(each, allow_nan) for each in value)
+    return _is_null(value) and not (allow_nan and isinstance(value, float | np.floating))

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.data import Column
+from sparkdl.errors import DataError
+from sparkdl.model.served_columns import as_trained
+
+
+def number(dtype, shape=()):
+    return Column(name="x", dtype=dtype, shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "message"),
+    [
+        ([1.0, math.nan], "int64", "'x' holds null or NaN in 1 of 2 rows, the first of them row 1"),
+        (
+            [math.nan, 1.0, math.nan],
+            "float64",
+            "'x' holds null or NaN in 2 of 3 rows, the first of them row 0",
+        ),
+        ([1.0, 1.0, None], "float32", "'x' holds null or NaN in 1 of 3 rows, the first of them row 2"),
+        ([True, None], "bool", "'x' holds null or NaN in 1 of 2 rows, the first of them row 1"),
+        ([Decimal("1.5"), Decimal("NaN")], "float64", "'x' holds null or NaN in 1 of 2 rows"),
+        ([1.0, 1.7], "int64", "Row 1 of column 'x' holds 1.7, and the model was trained on int64"),
+        ([1, 300], "int8", "Row 1 of column 'x' holds 300, and the model was trained on int8"),
+        ([1, 2**63], "int64", "Row 1 of column 'x' holds 9223372036854775808, and"),
+        ([-1], "uint8", "Row 0 of column 'x' holds -1, and"),
+        ([True, 2], "bool", "Row 1 of column 'x' holds 2, and"),
+        (pd.array([1, None], "Int64"), "int64", "'x' holds null or NaN in 1 of 2 rows"),
+        (pd.array([1.5, None], "Float64"), "float64", "'x' holds null or NaN in 1 of 2 rows"),
+        ([1.5, pd.NaT], "float64", "'x' holds null or NaN in 1 of 2 rows, the first of them row 1"),
+        (["7"], "int64", "not numbers, such as '7'"),
+        ([Decimal("1.5"), "7"], "float64", "not numbers"),
+    ],
+)
+def test_what_the_trained_dtype_does_not_hold_is_named(values, dtype, message):
+    with pytest.raises(DataError, match=message):
+        as_trained(pd.Series(values), number(dtype))
+
+
+def holds(dtype, value):
+    if dtype.startswith("float"):
+        with np.errstate(over="ignore"):
+            number = np.dtype(dtype).type(value)
+            return not np.isnan(number) and (math.isinf(value) or not np.isinf(number))
+    low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return math.isfinite(value) and value == int(value) and low <= value <= high
+
+
+@given(
+    values=st.lists(st.integers(-(2**70), 2**70) | st.floats() | st.booleans(), min_size=1, max_size=4),
+    dtype=st.sampled_from(["bool", "int8", "uint8", "int32", "int64", "float32", "float64"]),
+)
+def test_numbers_come_out_as_they_went_in_or_not_at_all(values, dtype):
+    rows = pd.Series(values, dtype=object)
+    if not all(holds(dtype, value) for value in values):
+        with pytest.raises(DataError):
+            as_trained(rows, number(dtype))
+        return
+    found = as_trained(rows, number(dtype))
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, [np.dtype(dtype).type(value) for value in values])
+
+
+def ragged(*lengths, element=("number", "float32")):
+    return Column(name="x", dtype="object", kind="ragged", lengths=lengths, element=element)
+
+
+def test_ragged_rows_are_nested_as_in_training():
+    pairs = as_trained([[[1, 2], [3, 4], [5, 6]], []], ragged(None, 2))
+    assert [row.shape for row in pairs] == [(3, 2), (0, 2)]
+    (uneven,) = as_trained([[[1, 2], [3]]], ragged(None, None))
+    assert [inner.tolist() for inner in uneven] == [[1.0, 2.0], [3.0]]
+    (words,) = as_trained([["a", "b"]], ragged(None, element=("string", "object")))
+    assert words.tolist() == ["a", "b"]
+    for rows, column, message in (
+        ([[1, 2], [1, None]], ragged(None), "'x' holds null or NaN in 1 of 2 rows, the first of them row 1"),
+        ([[1.0], None, [math.nan]], ragged(None), "'x' holds null or NaN in 2 of 3 rows, .* row 1"),
+        ([[[1.0], None]], ragged(None, None), "'x' holds null or NaN in 1 of 1 rows"),
+        ([["a", None]], ragged(None, element=("string", "object")), "'x' holds null or NaN in 1 of 1 rows"),
+        ([3], ragged(None, None), "Row 0 of column 'x' holds 3 where the model takes lists of lists"),
+        ([[0.5]], ragged(None, element=("number", "int64")), "Row 0 of column 'x' holds 0.5, and"),
+        ([[[1, 2], [3]]], ragged(None, 2), "Row 0 of column 'x' has lists that differ in length"),
+        (
+            [[[1, 2, 3]]],
+            ragged(None, 2),
+            "Row 0 of column 'x' has the shape .1, 3., and the model takes lists of 2",
+        ),
+    ):
+        with pytest.raises(DataError, match=message):
+            as_trained(rows, column)
+
+
+def test_only_columns_of_floats_can_be_given_nan():
+    for values, dtype in (([1, None], "int64"), ([True, None], "bool")):
+        with pytest.raises(DataError, match="'x' holds null or NaN in 1 of 2 rows, the first of them row 1"):
+            as_trained(pd.Series(values), number(dtype), allow_nan=True)

@@ -23,7 +23,7 @@ from typing import IO, Any
 from weakref import WeakSet
 
 from sparkdl.launch.forkserver.guard import describe_exit
-from sparkdl.launch.rank.pulse import STACK_SIGNAL, await_dump
+from sparkdl.launch.rank.stacks import STACK_SIGNAL, await_dump
 
 _END_TIMEOUT_S = 2.0
 """How long the forkserver may take to close a connection, or to be reaped once it has ended."""

@@ -25,7 +25,7 @@ from typing import Any
 
 from sparkdl.launch.forkserver.client import ForkserverClient, ForkserverClients
 from sparkdl.launch.rank import process
-from sparkdl.launch.rank.pulse import STACK_SIGNAL
+from sparkdl.launch.rank.stacks import STACK_SIGNAL
 
 MAX_REQUEST_BYTES = 1 << 16
 MAX_FDS = 8

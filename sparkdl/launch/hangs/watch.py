@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from sparkdl.collective.telemetry.stalls import Wait
 from sparkdl.errors import ParamError
-from sparkdl.launch.rank.pulse import PULSE_S
+from sparkdl.launch.rank.heartbeat import HEARTBEAT_S
 from sparkdl.launch.wire.outcome import HealthReport, RankHealth
 from sparkdl.topology import name_ranks
 
 _SHARE_OF_DEADLINE = 0.8
 """A hang is found before the operations that wait for it miss their deadline: those errors would hide the cause."""
 
-MIN_HANG_TIMEOUT_S = 4 * PULSE_S
+MIN_HANG_TIMEOUT_S = 4 * HEARTBEAT_S
 """In less time a healthy rank may miss its heartbeats, as where many processes share a machine's cores."""
 
 _MAX_GAP_S = 3.0

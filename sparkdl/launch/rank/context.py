@@ -7,7 +7,8 @@ from typing import Any
 from sparkdl.collective import Communicator, PrefixRendezvous, Rendezvous, find_hosts, open_communicator
 from sparkdl.collective.job import Job
 from sparkdl.collective.telemetry.stalls import NotedWait
-from sparkdl.launch.rank.pulse import RankPulse
+from sparkdl.launch.rank.heartbeat import RankHeartbeat
+from sparkdl.launch.rank.stacks import RankStacks
 from sparkdl.launch.wire.messages import MessageConnection
 from sparkdl.topology import Topology
 
@@ -28,14 +29,16 @@ class RankContext:
         job: Job,
         rendezvous: Rendezvous,
         task: MessageConnection,
-        pulse: RankPulse,
+        heartbeat: RankHeartbeat,
+        stacks: RankStacks,
     ) -> None:
         self.rank = job.rank
         self.world_size = job.world_size
         self.rendezvous = rendezvous
         self.job = job
         self._task = task
-        self._pulse = pulse
+        self._heartbeat = heartbeat
+        self._stacks = stacks
         self._communicator: Communicator | None = None
         self._topology: Topology | None = None
 
@@ -90,16 +93,16 @@ class RankContext:
             done: this was the last step; the rest of the function may take as long as no other rank waits for it.
         """
         if done:
-            self._pulse.expect_no_progress()
+            self._heartbeat.expect_no_progress()
         else:
-            self._pulse.note_progress()
+            self._heartbeat.note_progress()
 
     def note_place(self, place: str) -> None:
         """Note the position of the function, such as ``epoch 2, step 5``, for the error if the process dies there.
 
         Costs next to nothing. The position is kept until the next call; an empty text removes it.
         """
-        self._pulse.note_place(place)
+        self._stacks.note_place(place)
 
     def close(self, *, failed: bool = False, reason: str = "") -> None:
         """Close the communicator, or abort it so that no other rank waits for this one."""

@@ -26,7 +26,8 @@ from sparkdl.collective.current import provide_job
 from sparkdl.collective.job import Job, Origin, origin_of
 from sparkdl.errors import CommunicatorError
 from sparkdl.launch.rank.context import RankContext
-from sparkdl.launch.rank.pulse import RankPulse
+from sparkdl.launch.rank.heartbeat import RankHeartbeat
+from sparkdl.launch.rank.stacks import RankStacks
 from sparkdl.launch.wire.messages import CHUNK_BYTES, MessageConnection, error_text, pack_error
 from sparkdl.rendezvous.addresses import Address
 
@@ -45,11 +46,11 @@ def main(task_fd: int, stacks_fd: int) -> int:
     """
     task = MessageConnection(socket.socket(fileno=task_fd))
     faulthandler.enable()
-    pulse = RankPulse(task, stacks_fd)
+    stacks, heartbeat = RankStacks(stacks_fd), RankHeartbeat(task)
     call = _receive_call(task)
     assignment = _next_header(task)
     try:
-        _send_result(task, _run(task, assignment, call, pulse))
+        _send_result(task, _run(task, assignment, call, heartbeat, stacks))
     except BaseException as error:
         _send_failure(task, error)
         return 1
@@ -99,7 +100,13 @@ def _raise(error: BaseException, context: RankContext) -> NoReturn:
     raise error
 
 
-def _run(task: MessageConnection, assignment: dict[str, Any], call: Call, pulse: RankPulse) -> Any:
+def _run(
+    task: MessageConnection,
+    assignment: dict[str, Any],
+    call: Call,
+    heartbeat: RankHeartbeat,
+    stacks: RankStacks,
+) -> Any:
     job = Job(
         rank=assignment["rank"],
         world_size=assignment["world_size"],
@@ -110,7 +117,9 @@ def _run(task: MessageConnection, assignment: dict[str, Any], call: Call, pulse:
         timeout_s=assignment["operation_timeout_s"],
     )
     with RendezvousClient.connect(job.coordinator, job.secret, timeout_s=CONNECT_TIMEOUT_S) as client:
-        context = RankContext(job=job, rendezvous=client.prefix("ranks"), task=task, pulse=pulse)
+        context = RankContext(
+            job=job, rendezvous=client.prefix("ranks"), task=task, heartbeat=heartbeat, stacks=stacks
+        )
         provide_job(job, context.rendezvous)
         provide_communicator(lambda: context.communicator, lambda: context.has_communicator)
         try:

@@ -23,7 +23,7 @@ from typing import IO, Any
 from sparkdl.collective import Deadline
 from sparkdl.launch.forkserver.forked_rank import ForkedRank
 from sparkdl.launch.forkserver.guard import describe_exit
-from sparkdl.launch.rank.pulse import StackFile, process_state
+from sparkdl.launch.rank.stacks import StackFile, process_state
 from sparkdl.launch.wire.messages import CHUNK_BYTES, MessageConnection, split_mark
 from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
 
@@ -152,7 +152,7 @@ class RankSupervisor:
         """Whether the rank has described its exception, but not yet sent it."""
         self._returned = threading.Event()
         self._stop_reason: StopReason | None = None
-        self._pulse: dict[str, Any] | None = None
+        self._heartbeat: dict[str, Any] | None = None
         self._received_at = math.inf
         self._changed = threading.Event()
         self._has_begun = self._is_ended = False
@@ -228,10 +228,15 @@ class RankSupervisor:
         """The rank's health; the default once its function has returned or it has ended. Safe from any thread."""
         if self._returned.is_set() or self._process.exited.is_set():
             return RankHealth()
-        pulse = self._pulse or {"waits": (), "idle_s": None}
+        heartbeat = self._heartbeat or {"waits": (), "idle_s": None}
         silent_s = max(0.0, time.monotonic() - self._received_at)
         state = process_state(self.pid) if self._received_at < math.inf else ""
-        fields = {"silent_s": silent_s, "state": state, "waits": pulse["waits"], "idle_s": pulse["idle_s"]}
+        fields = {
+            "silent_s": silent_s,
+            "state": state,
+            "waits": heartbeat["waits"],
+            "idle_s": heartbeat["idle_s"],
+        }
         return RankHealth.from_fields(fields)
 
     def stop(self, reason: StopReason) -> None:
@@ -339,10 +344,10 @@ class RankSupervisor:
 
     def _take_stack(self) -> str:
         """Where the rank is at the moment; empty if it has ended, or never sent a heartbeat."""
-        pulse = self._pulse
-        if pulse is None or self._process.exited.is_set():
+        heartbeat = self._heartbeat
+        if heartbeat is None or self._process.exited.is_set():
             return ""
-        return self._stacks.take(self.pid, pulse["threads"])
+        return self._stacks.take(self.pid, heartbeat["threads"])
 
     def _send_outbox(self) -> None:
         # From a thread: a process that still imports does not receive, while the task has more to do.
@@ -377,8 +382,8 @@ class RankSupervisor:
         while (message := self._connection.receive()) is not None:
             self._received_at = math.inf  # no heartbeat is received while this message is passed on
             header, body = message
-            if header["kind"] == "pulse":
-                self._pulse = header
+            if header["kind"] == "heartbeat":
+                self._heartbeat = header
             elif header["kind"] == "event":
                 self._on_event(header["event"])
             elif header["kind"] == "result":

@@ -262,7 +262,7 @@ def test_rank_and_forkserver_end_when_the_worker_is_killed(tmp_path: Path) -> No
         "import os, sys, time\n"
         "from sparkdl.launch.rank.environment import rank_environment\n"
         "from sparkdl.launch.forkserver.forked_rank import ForkedRank\n"
-        "from sparkdl.launch.rank.pulse import StackFile\n"
+        "from sparkdl.launch.rank.stacks import StackFile\n"
         "import socket\n"
         "ours, theirs = socket.socketpair()\n"
         "rank = ForkedRank(environment=rank_environment({}, gpus=None), more_variables={}, modules=(),\n"

@@ -1,9 +1,7 @@
-"""Heartbeats of a rank, sent from one of its threads, and its Python stacks, taken from outside in a hang.
+"""The Python stacks of a rank that hangs, and the position of one that died, as its barrier task reads them.
 
-:class:`RankPulse` runs on the rank and reports periodically that the rank runs and what it waits in. Python code sends
-it, so it also stops when a library holds Python's lock and does not return. The stacks do not depend on the lock: the
-barrier task sends a signal on which :mod:`faulthandler` writes them, without taking a lock, to a :class:`StackFile`
-that the task reads.
+The stacks do not depend on Python's lock: the barrier task sends a signal on which :mod:`faulthandler` writes them,
+without taking a lock, to a :class:`StackFile` that the task reads.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import takewhile
@@ -22,68 +19,12 @@ from pathlib import Path
 
 import sparkdl
 from sparkdl.collective import Deadline
-from sparkdl.collective.telemetry.stalls import pending_waits
-from sparkdl.launch.wire.messages import MessageConnection
-
-PULSE_S = 0.5
-"""How often a rank sends a heartbeat to its task."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 8
 """On this signal a rank writes the Python stacks of all its threads; no library is known to use it."""
 
 PLACE_BYTES = 4096
 """The first page of the file for the stacks holds the rank's position, in UTF-8, terminated by a zero."""
-
-_MAX_WAITS = 8
-_MAX_THREADS = 200
-
-
-class RankPulse:
-    """Starts when it is created, and ends with the process.
-
-    Args:
-        task: the connection to the barrier task.
-        stacks_fd: file that the stacks are written to, after a page for the rank's position.
-    """
-
-    def __init__(self, task: MessageConnection, stacks_fd: int) -> None:
-        self._task = task
-        self._progressed_at: float | None = None
-        self._place = mmap.mmap(stacks_fd, PLACE_BYTES)
-        faulthandler.register(STACK_SIGNAL, file=stacks_fd, all_threads=True, chain=False)
-        threading.Thread(target=self._run, name="sparkdl-pulse", daemon=True).start()
-
-    def note_progress(self) -> None:
-        """Note progress; from the first call on, the heartbeats report the time since the last one."""
-        self._progressed_at = time.monotonic()
-
-    def expect_no_progress(self) -> None:
-        """Report no such time until progress is noted again."""
-        self._progressed_at = None
-
-    def note_place(self, place: str) -> None:
-        """Note the rank's position in shared memory, where its task reads it if the rank dies."""
-        text = place.encode()[: PLACE_BYTES - 1] + b"\0"
-        self._place[: len(text)] = text
-
-    def _run(self) -> None:
-        pause = threading.Event()
-        while True:
-            try:
-                self._task.send(self._report())
-            except OSError:
-                return  # the task has ended, and ends this process
-            pause.wait(PULSE_S)
-
-    def _report(self) -> dict[str, object]:
-        progressed_at = self._progressed_at
-        return {
-            "kind": "pulse",
-            "waits": pending_waits()[:_MAX_WAITS],
-            "idle_s": None if progressed_at is None else time.monotonic() - progressed_at,
-            "threads": {str(thread.ident): thread.name for thread in threading.enumerate()[:_MAX_THREADS]},
-        }
-
 
 MAX_STACK_CHARS = 20_000
 """The stacks of a rank are cut to this length."""
@@ -114,6 +55,23 @@ def process_state(pid: int) -> str:
     except OSError:
         return ""
     return _STATES.get(fields[0], "")
+
+
+class RankStacks:
+    """The rank's end of a :class:`StackFile`: from its creation on, a signal has the stacks written to the file.
+
+    Args:
+        fd: of the file.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._place = mmap.mmap(fd, PLACE_BYTES)
+        faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
+
+    def note_place(self, place: str) -> None:
+        """Note the rank's position in shared memory, where its task reads it if the rank dies."""
+        text = place.encode()[: PLACE_BYTES - 1] + b"\0"
+        self._place[: len(text)] = text
 
 
 class StackFile:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import sparkdl
-from sparkdl.launch.rank import process, pulse
-from sparkdl.launch.rank.pulse import MAX_STACK_CHARS, StackFile, name_threads, process_state
+from sparkdl.launch.rank import process, stacks
+from sparkdl.launch.rank.stacks import MAX_STACK_CHARS, StackFile, name_threads, process_state
 
 PACKAGE = Path(sparkdl.__file__).parent
 
@@ -49,8 +49,8 @@ def test_stacks_that_never_end_are_cut() -> None:
 
 
 def test_process_that_does_not_answer_has_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "_TAKE_TIMEOUT_S", 0.3)
-    stacks = StackFile()
+    monkeypatch.setattr(stacks, "_TAKE_TIMEOUT_S", 0.3)
+    file = StackFile()
     ignores = (
         "import signal; signal.signal(signal.SIGRTMIN + 8, signal.SIG_IGN); print(1, flush=True); input()"
     )
@@ -58,8 +58,8 @@ def test_process_that_does_not_answer_has_no_stack(monkeypatch: pytest.MonkeyPat
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert stacks.take(process.pid, {}) == ""
+        assert file.take(process.pid, {}) == ""
         assert process_state(process.pid) == ""
         process.communicate(b"\n")
-    stacks.close()
+    file.close()
     assert process_state(2**22 + os.getpid()) == ""

@@ -1,0 +1,58 @@
+"""Heartbeats of a rank, sent from one of its threads: the rank runs, and what it waits in.
+
+Python code sends them, so they also stop when a library holds Python's lock and does not return. The barrier task then
+takes the rank's stacks from outside, as :mod:`sparkdl.launch.rank.stacks` says.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from sparkdl.collective.telemetry.stalls import pending_waits
+from sparkdl.launch.wire.messages import MessageConnection
+
+HEARTBEAT_S = 0.5
+"""How often a rank sends a heartbeat to its task."""
+
+_MAX_WAITS = 8
+_MAX_THREADS = 200
+
+
+class RankHeartbeat:
+    """Starts when it is created, and ends with the process.
+
+    Args:
+        task: the connection to the barrier task.
+    """
+
+    def __init__(self, task: MessageConnection) -> None:
+        self._task = task
+        self._progressed_at: float | None = None
+        threading.Thread(target=self._run, name="sparkdl-heartbeat", daemon=True).start()
+
+    def note_progress(self) -> None:
+        """Note progress; from the first call on, the heartbeats report the time since the last one."""
+        self._progressed_at = time.monotonic()
+
+    def expect_no_progress(self) -> None:
+        """Report no such time until progress is noted again."""
+        self._progressed_at = None
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            try:
+                self._task.send(self._report())
+            except OSError:
+                return  # the task has ended, and ends this process
+            pause.wait(HEARTBEAT_S)
+
+    def _report(self) -> dict[str, object]:
+        progressed_at = self._progressed_at
+        return {
+            "kind": "heartbeat",
+            "waits": pending_waits()[:_MAX_WAITS],
+            "idle_s": None if progressed_at is None else time.monotonic() - progressed_at,
+            "threads": {str(thread.ident): thread.name for thread in threading.enumerate()[:_MAX_THREADS]},
+        }

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from sparkdl.data.spark.session import is_connect
 from sparkdl.estimators.scoring.udf import ScoringModel
-from sparkdl.launch.preflight import is_connect
 from sparkdl.model.architecture import PackedModule, pack_tensors, split_module
 from sparkdl.model.weights_file import num_bytes, write_weights
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.collective import Deadline, new_secret
 from sparkdl.data.spark.executor_python import executor_python_problem
 from sparkdl.data.spark.jobs import jobs_of
+from sparkdl.data.spark.session import is_connect
 from sparkdl.data.spark.spark_errors import spark_words
 from sparkdl.doctor.cluster_facts import ExecutorFacts, look_at_executors
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
@@ -17,7 +18,6 @@ from sparkdl.doctor.machine_facts import MachineFacts, look_around
 from sparkdl.doctor.network import judge_network, survey_network
 from sparkdl.errors import LaunchError, SparkdlError
 from sparkdl.launch import check_cluster, run_on_local_ranks, run_on_ranks, wait_for_slots
-from sparkdl.launch.preflight import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

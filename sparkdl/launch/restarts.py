@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from sparkdl.errors import ClusterLostError, LossError, RankError, SlotsMissingError
-from sparkdl.launch.preflight import wait_for_slots
+from sparkdl.launch.slots import wait_for_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import check_timeout, check_transport, new_secret
 from sparkdl.data.spark.jobs import jobs_of, name_of, named_jobs
-from sparkdl.errors import LaunchError, SlotsMissingError
+from sparkdl.data.spark.session import active_session
+from sparkdl.errors import SlotsMissingError
 from sparkdl.launch.collect import collect
 from sparkdl.launch.hangs.report import hang_error
 from sparkdl.launch.hangs.watch import Hang, HangLimits, HangWatch, hang_limits
-from sparkdl.launch.preflight import OnWait, check_cluster
+from sparkdl.launch.slots import OnWait, check_cluster
 from sparkdl.launch.spark_job import STATUS_LAG_S, SparkJob, driver_hosts
 from sparkdl.launch.task.meeting import FINISH_TIMEOUT_S
 from sparkdl.launch.wire.channel import DriverChannel, RankMessage
@@ -330,20 +331,6 @@ def _cancel_in_background(job: SparkJob, channel: DriverChannel, stack: ExitStac
     )
     channel.ignore_messages()
     job.cancel_in_background(stack.close)
-
-
-def active_session() -> SparkSession:
-    """Return the active Spark session of this thread.
-
-    Raises:
-        LaunchError: if there is none.
-    """
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.getActiveSession()
-    if session is None:
-        raise LaunchError("There is no active Spark session. Pass one as spark=, or create it first.")
-    return session
 
 
 def _print_line(rank: int, line: str) -> None:

@@ -19,9 +19,9 @@ from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkdl.collective import Deadline
+from sparkdl.data.spark.session import is_connect, setting
 from sparkdl.data.spark.spark_errors import was_cancelled
 from sparkdl.errors import LaunchError
-from sparkdl.launch.preflight import is_connect, setting
 from sparkdl.launch.wire.spec import LaunchSpec
 from sparkdl.rendezvous.addresses import (
     LISTEN,

@@ -7,6 +7,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.spark.session import is_connect
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -32,10 +34,13 @@ def executor_python_problem(error: BaseException, spark: SparkSession) -> str:
         spark: its session.
     """
     text = str(error)
-    is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
     missing = _MISSING_MODULE.search(_last_exception(text))
     if missing is not None and missing[1].split(".")[0] not in _NEEDED:
-        ship = "spark.addArtifacts(path, pyfile=True)" if is_connect else "spark.sparkContext.addPyFile(path)"
+        ship = (
+            "spark.addArtifacts(path, pyfile=True)"
+            if is_connect(spark)
+            else "spark.sparkContext.addPyFile(path)"
+        )
         return (
             f"What runs on the executors imports {missing[1]!r}, which they do not have. Ship a module of your own "
             f"with {ship}; install one of a package for the executors' Python."
@@ -43,7 +48,7 @@ def executor_python_problem(error: BaseException, spark: SparkSession) -> str:
     what = _what(text, missing)
     if not what:
         return ""
-    if is_connect:
+    if is_connect(spark):
         return (
             f"The Python that Spark runs on the executors {what}. Set PYSPARK_PYTHON, where the Connect server is "
             "started, to a Python that has sparkdl on every machine; or install what is missing there."

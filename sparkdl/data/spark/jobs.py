@@ -17,6 +17,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.spark.session import is_connect
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -122,7 +124,7 @@ def named_jobs(spark: SparkSession, words: str) -> Iterator[None]:
 @contextmanager
 def _named(spark: SparkSession, purpose: _Purpose) -> Iterator[str]:
     """Name the jobs of a block, and give a tag that they have."""
-    if _is_connect(spark):
+    if is_connect(spark):
         with _tagged(spark, str(purpose).replace(",", ";")) as tag:  # a tag cannot have commas
             yield tag
         return
@@ -144,10 +146,9 @@ def _named(spark: SparkSession, purpose: _Purpose) -> Iterator[str]:
 
 @contextmanager
 def _tagged(tagging: Any, tag: str) -> Iterator[str]:
-    is_connect = hasattr(tagging, "addTag")
     add, remove, get = (
         (tagging.addTag, tagging.removeTag, tagging.getTags)
-        if is_connect
+        if hasattr(tagging, "addTag")
         else (tagging.addJobTag, tagging.removeJobTag, tagging.getJobTags)
     )
     if tag in get():
@@ -164,7 +165,7 @@ def _tagged(tagging: Any, tag: str) -> Iterator[str]:
 def _wait_for_tasks(spark: SparkSession, tag: str) -> None:
     """Wait until no task of the jobs runs, for so long."""
     pause = threading.Event()
-    if _is_connect(spark):
+    if is_connect(spark):
         pause.wait(_CONNECT_TASKS_END_S)
         return
     deadline = time.monotonic() + TASKS_END_TIMEOUT_S
@@ -181,7 +182,3 @@ def _has_tasks(context: Any, tag: str) -> bool:
     return any(job.status == "RUNNING" for job in known) or any(
         stage is not None and stage.numActiveTasks > 0 for stage in stages
     )
-
-
-def _is_connect(spark: SparkSession) -> bool:
-    return type(spark).__module__.startswith("pyspark.sql.connect")

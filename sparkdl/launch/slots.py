@@ -1,4 +1,4 @@
-"""Checks on the driver, before anything is started, whether the cluster has slots for all ranks at once.
+"""Slots of a cluster: checks on the driver, before anything is started, whether all ranks have one at once.
 
 If slots are missing, the check waits for executors that Spark is still to start: replacements of lost executors, and
 those that its settings request. :class:`_Executors` knows their number.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.spark.session import is_connect, setting
 from sparkdl.errors import LaunchError, ParamError, SlotsMissingError
 
 if TYPE_CHECKING:
@@ -33,23 +34,6 @@ _EXECUTORS_S = 1.0
 OnWait = Callable[[str], None]
 
 _logger = logging.getLogger(__name__)
-
-
-def is_connect(spark: SparkSession) -> bool:
-    """Whether the session is of a Spark Connect server."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
-
-
-def setting(spark: SparkSession, name: str) -> str:
-    """Return a setting of the application; empty if it is not set, or the server does not tell it."""
-    if not is_connect(spark):
-        return str(spark.sparkContext.getConf().get(name, ""))
-    from pyspark.errors import PySparkException
-
-    try:
-        return spark.conf.get(name, "") or ""
-    except PySparkException:  # managed servers do not tell some settings
-        return ""
 
 
 def check_cluster(

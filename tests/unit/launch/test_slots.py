@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.launch.preflight import AskedExecutors, executors_by_settings, most_at_once
+from sparkdl.launch.slots import AskedExecutors, executors_by_settings, most_at_once
 
 
 @pytest.mark.parametrize(

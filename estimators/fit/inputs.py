@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sparkdl import data
 from sparkdl.data import ParquetDataset
 from sparkdl.data.dataset.dataset import listed
-from sparkdl.data.dataset.shards import steps_per_epoch
+from sparkdl.data.feed.shards import steps_per_epoch
 from sparkdl.data.spark.columns import ambiguous_column_error
 from sparkdl.errors import (
     DataError,

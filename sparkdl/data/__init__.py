@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup
     from sparkdl.data.dataset.footers import scan_dataset
     from sparkdl.data.dataset.rows import RowFilter
-    from sparkdl.data.dataset.shards import (
+    from sparkdl.data.feed.feed import ParquetFeed
+    from sparkdl.data.feed.planned_feed import PlannedFeed
+    from sparkdl.data.feed.shards import (
         RowRange,
         plan_shards,
         rows_in_step,
         rows_per_rank,
         steps_per_epoch,
     )
-    from sparkdl.data.feed.feed import ParquetFeed
-    from sparkdl.data.feed.planned_feed import PlannedFeed
     from sparkdl.data.spark.materialization import materialize, use_materialized
     from sparkdl.data.spark.validate import check_labels
     from sparkdl.data.store.store import Store, open_dataset
@@ -42,7 +42,7 @@ _MODULES = {
     "PlannedFeed": "feed.planned_feed",
     "RowFilter": "dataset.rows",
     "RowGroup": "dataset.dataset",
-    "RowRange": "dataset.shards",
+    "RowRange": "feed.shards",
     "SequencePacker": "blend.packing",
     "SparkDatasetConverter": "converter",
     "Store": "store.store",
@@ -51,11 +51,11 @@ _MODULES = {
     "materialize": "spark.materialization",
     "use_materialized": "spark.materialization",
     "open_dataset": "store.store",
-    "plan_shards": "dataset.shards",
-    "rows_in_step": "dataset.shards",
-    "rows_per_rank": "dataset.shards",
+    "plan_shards": "feed.shards",
+    "rows_in_step": "feed.shards",
+    "rows_per_rank": "feed.shards",
     "scan_dataset": "dataset.footers",
-    "steps_per_epoch": "dataset.shards",
+    "steps_per_epoch": "feed.shards",
 }
 
 __all__ = [

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.dataset.shards import rows_per_rank, steps_per_epoch
+from sparkdl.data.feed.shards import rows_per_rank, steps_per_epoch
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.data.spark.columns import check_types, is_vector, quoted
 from sparkdl.data.spark.jobs import jobs_of, spark_job

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparkdl.data import ParquetDataset, ParquetFeed
-from sparkdl.data.dataset.shards import steps_per_epoch
+from sparkdl.data.feed.shards import steps_per_epoch
 from sparkdl.model.architecture import evaluating
 from sparkdl.training.batches import batches_for, read_timeout_s
 from sparkdl.training.checkpoint.state import buffers_kept, loss_buffers

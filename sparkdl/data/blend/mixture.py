@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.dataset.shards import random_bits
+from sparkdl.data.dataset.rows import random_bits
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:

@@ -1,8 +1,7 @@
-"""A dataset of Parquet files as the feed sees it: columns, row groups, which rows belong to which rank.
+"""A dataset of Parquet files as the feed sees it: columns and row groups.
 
 Runs on driver and ranks, without Spark and Petastorm. Begin with :mod:`~sparkdl.data.dataset.dataset`; the footers of
-the files are read in :mod:`~sparkdl.data.dataset.footers`, and ranks are given their rows in
-:mod:`~sparkdl.data.dataset.shards`.
+the files are read in :mod:`~sparkdl.data.dataset.footers`.
 """
 
 from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup

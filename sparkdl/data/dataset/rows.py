@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl import errors
-from sparkdl.data.dataset.shards import random_bits
 from sparkdl.errors import CommunicatorError, DataError
 
 if TYPE_CHECKING:
@@ -31,6 +30,11 @@ if TYPE_CHECKING:
 
 _LOTS = 0x6C6F7473
 """Tells these bits from those that shuffle rows with the same seed."""
+
+
+def random_bits(*key: int) -> np.random.PCG64:
+    """Return a source of random bits that depends on these integers alone; they may be negative."""
+    return np.random.PCG64(np.random.SeedSequence([part & 0xFFFFFFFFFFFFFFFF for part in key]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,10 @@ from sparkdl.data.checks import check_counts, check_integer, check_seconds
 from sparkdl.data.dataset.blocks import BlockLayout
 from sparkdl.data.dataset.dataset import check_transform
 from sparkdl.data.dataset.rows import RowFilter, as_row_choice
-from sparkdl.data.dataset.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.data.feed.batches import cut_batches
 from sparkdl.data.feed.epoch_reader import EpochReader, ReadingOptions
 from sparkdl.data.feed.row_stream import no_map_of_rows
+from sparkdl.data.feed.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.data.feed.sources import find_dataset
 from sparkdl.data.feed.state import EpochSchedule, Identity, from_json, to_json
 from sparkdl.data.files.threads import READ_AHEAD_BYTES

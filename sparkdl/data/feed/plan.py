@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from sparkdl.data.dataset.shards import divide_rows, divided_rows, random_bits
+from sparkdl.data.dataset.rows import random_bits
 from sparkdl.data.feed.batches import Indices, ShuffleOrder, remaining_positions
+from sparkdl.data.feed.shards import divide_rows, divided_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.data import BlendedFeed, Mixture, ParquetDataset, ParquetFeed
-from sparkdl.data.dataset.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.data.feed.row_stream import Batch, Feed
+from sparkdl.data.feed.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.errors import DataError, ParamError
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]

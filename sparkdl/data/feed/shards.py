@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparkdl.data.dataset.rows import random_bits
 from sparkdl.errors import ShardingError
 
 if TYPE_CHECKING:
@@ -134,11 +135,6 @@ def rows_in_step(num_rows: int, world_size: int, batch_size: int, step: int) -> 
         ShardingError: if there are fewer rows than ranks.
     """
     return [min(max(rows - step * batch_size, 0), batch_size) for rows in rows_per_rank(num_rows, world_size)]
-
-
-def random_bits(*key: int) -> np.random.PCG64:
-    """Return a source of random bits that depends on these integers alone; they may be negative."""
-    return np.random.PCG64(np.random.SeedSequence([part & 0xFFFFFFFFFFFFFFFF for part in key]))
 
 
 def _order_row_groups(num_row_groups: int, seed: int, epoch: int) -> list[int]:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparkdl.collective.job import Job, enter_job, find_all, host_job, is_torchruns, join_job
+from sparkdl.collective.job import Job, enter_job, find_all, host_job, join_job
 from sparkdl.collective.mpi.library import library_name, load_mpi
+from sparkdl.collective.torchrun_variables import is_torchruns
 from sparkdl.errors import CommunicatorTimeoutError, LaunchError
 from sparkdl.rendezvous.addresses import LOOPBACK
 from sparkdl.rendezvous.deadline import Deadline

@@ -1,8 +1,7 @@
 """The job that a rank belongs to: its environment variables, joining it, and leaving it when the process ends.
 
 Runs on ranks and where they are started. ``sparkdl run`` sets the variables; :mod:`sparkdl.collective.current` reads
-those of other launchers. In addition to its own variables each rank has those of ``torchrun``, so that programs that
-read these need no change.
+those of other launchers, :mod:`sparkdl.collective.torchrun_variables` those of ``torchrun``.
 
 A rank leaves its job normally after the last line of its program. After an exception it aborts, which ends the other
 ranks as well.
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sparkdl.collective.communicator import Communicator
-    from sparkdl.topology import Topology
 
+logger = logging.getLogger(__name__)
 
 RANK, WORLD_SIZE = "SPARKDL_RANK", "SPARKDL_WORLD_SIZE"
 COORDINATOR, SECRET = "SPARKDL_COORDINATOR", "SPARKDL_SECRET"
@@ -52,30 +51,6 @@ JOB_VARIABLES = (RANK, WORLD_SIZE, COORDINATOR, SECRET)
 """What makes a process a rank of a job."""
 
 TRANSPORT, WIRE, TIMEOUT_S = "SPARKDL_TRANSPORT", "SPARKDL_WIRE", "SPARKDL_TIMEOUT_S"
-
-TORCHRUN_RUN_ID = "TORCHELASTIC_RUN_ID"
-
-TORCHRUN_VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "ROLE_NAME",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    TORCHRUN_RUN_ID,
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS",
-    "TORCHELASTIC_USE_AGENT_STORE",
-)
-"""What ``torchrun`` tells a rank about its place, and :meth:`Job.to_torchrun_variables` too."""
-
-_OWN_RUN = "sparkdl-"
-"""How the run ids of our jobs begin, which tells them from those of ``torchrun``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,45 +86,6 @@ class Job:
             WIRE: self.wire,
             TIMEOUT_S: str(self.timeout_s),
         }
-
-    def to_torchrun_variables(
-        self, topology: Topology, *, is_alone: bool = False, restart_count: int = 0, max_restarts: int = 0
-    ) -> dict[str, str]:
-        """The environment variables of the same rank as ``torchrun`` sets them.
-
-        ``MASTER_ADDR`` and ``MASTER_PORT`` are those of the coordinator, which serves holders of the job's secret
-        alone: torch reaches it by :func:`sparkdl.torch.registration.rendezvous_by_environment`.
-
-        Args:
-            topology: which ranks share a host.
-            is_alone: the rank sees none of what its host has but its own GPUs, as if it had the host to itself.
-            restart_count: how often the ranks have been started again.
-            max_restarts: how often they may be.
-        """
-        host, num_hosts = (self.rank, self.world_size) if is_alone else (topology.host, topology.num_hosts)
-        values = (
-            self.rank,
-            self.world_size,
-            0 if is_alone else topology.local_rank,
-            1 if is_alone else topology.local_size,
-            host,
-            num_hosts,
-            self.rank,
-            self.world_size,
-            "default",
-            self.coordinator.hosts[0],
-            self.coordinator.port,
-            f"{_OWN_RUN}{self.coordinator.port}",
-            restart_count,
-            max_restarts,
-            # Where a program names another MASTER_PORT, its rank 0 has to serve the store there.
-            False,
-        )
-        return dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True))
-
-    def is_named_by(self, environ: Mapping[str, str]) -> bool:
-        """Whether ``MASTER_ADDR`` and ``MASTER_PORT`` are those of this job's coordinator."""
-        return self.is_at(environ.get("MASTER_ADDR"), environ.get("MASTER_PORT"))
 
     def is_at(self, host: str | None, port: str | int | None) -> bool:
         """Whether this address is that of this job's coordinator."""
@@ -199,17 +135,6 @@ class Job:
         )
 
 
-def is_torchruns(environ: Mapping[str, str]) -> bool:
-    """Whether ``torchrun`` itself set its variables."""
-    run_id = environ.get(TORCHRUN_RUN_ID)
-    return bool(run_id) and not is_own_run(environ)
-
-
-def is_own_run(environ: Mapping[str, str]) -> bool:
-    """Whether the variables of ``torchrun`` are there because a rank of ours has them."""
-    return environ.get(TORCHRUN_RUN_ID, "").startswith(_OWN_RUN)
-
-
 def find_all(environ: Mapping[str, str], names: Sequence[str], remedy: str) -> list[str] | None:
     """The values of variables that come together; None if none of them is set.
 
@@ -224,8 +149,6 @@ def find_all(environ: Mapping[str, str], names: Sequence[str], remedy: str) -> l
         )
     return [environ[name] for name in there] or None
 
-
-logger = logging.getLogger(__name__)
 
 FAILURE_KEY = "job/failure"
 """Where the rank that failed first tells its launcher why, as JSON of ``rank``, ``host`` and ``error``."""

@@ -41,6 +41,7 @@ from sparkdl.collective import (
     uses_mpi,
 )
 from sparkdl.collective.job import FAILURE_KEY, Job
+from sparkdl.collective.torchrun_variables import torchrun_variables
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.collect import rank_error
 from sparkdl.launch.forkserver.guard import GuardedProcess, describe_exit
@@ -437,7 +438,7 @@ class LocalRanks:
             # Output is passed on line by line, not when a buffer is full.
             "PYTHONUNBUFFERED": "1",
             **job.to_variables(),
-            **job.to_torchrun_variables(Topology(rank=job.rank, host_of_rank=(0,) * job.world_size)),
+            **torchrun_variables(job, Topology(rank=job.rank, host_of_rank=(0,) * job.world_size)),
         }
         with ExitStack() as inherited:
             fds: list[int] = []

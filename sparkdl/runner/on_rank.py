@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.autoload import teach_accelerate
 from sparkdl.collective import all_gather_bytes
+from sparkdl.collective.torchrun_variables import torchrun_variables
 from sparkdl.errors import ParamError
 from sparkdl.runner.rank_logging import provide_progress, set_up_logging
 
@@ -161,7 +162,8 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
 
 def _set_variables(context: RankContext, setup: RankSetup) -> None:
     """Set the variables of ``torchrun``; a rank with GPUs of its own sees only these, numbered from 0."""
-    variables = context.job.to_torchrun_variables(
+    variables = torchrun_variables(
+        context.job,
         context.topology,
         is_alone=setup.gpus > 0,
         restart_count=setup.restart_count,

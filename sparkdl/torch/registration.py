@@ -47,7 +47,8 @@ from sparkdl.collective import (
     provided_communicator,
 )
 from sparkdl.collective.current import current_job, find_mpi_world, job_rendezvous
-from sparkdl.collective.job import find_all, host_job, is_own_run, is_torchruns
+from sparkdl.collective.job import find_all, host_job
+from sparkdl.collective.torchrun_variables import is_own_run, is_torchruns, names_job
 from sparkdl.errors import CommunicatorTimeoutError, ParamError, SparkdlError
 from sparkdl.rendezvous.addresses import (
     LOOPBACK,
@@ -261,7 +262,7 @@ def rendezvous_by_environment(
     Elsewhere, and where a program has set another address, torch's own handler does its work.
     """
     job = current_job()
-    if job is None or not job.is_named_by(os.environ):
+    if job is None or not names_job(os.environ, job):
         if job is not None:
             _note_elsewhere(job)
         yield from _env_rendezvous_handler(url, timeout=timeout, **kwargs)

@@ -27,8 +27,8 @@ SMALL_FOR_A_REASON = {
 LAYERS = {
     "rendezvous": "client, coordinator, listener | pmi, dialing | hosts, channel | store, "
     "addresses | deadline | protocol",
-    "collective": "current, job, opening, mpi | native, communicator, messages | process_sets, nccl | telemetry, "
-    "buffers | byte_exchange | operation_queue",
+    "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "
+    "nccl | telemetry, buffers | byte_exchange | operation_queue",
     "torch": "registration, gpu, process_group, movements | reductions, submission, "
     "buffers | data_parallel | sync_batch_norm | work",
     "data": "blend | converter, feed, megatron | spark, petastorm | store, dataset, checks | files",

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.job import JOB_VARIABLES, TORCHRUN_VARIABLES
+from sparkdl.collective.job import JOB_VARIABLES
+from sparkdl.collective.torchrun_variables import TORCHRUN_VARIABLES
 from sparkdl.errors import LaunchError
 
 if TYPE_CHECKING:

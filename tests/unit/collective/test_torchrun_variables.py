@@ -1,27 +1,26 @@
-"""Which job a process is a rank of, by its environment variables, and where it stands in it."""
-
 from __future__ import annotations
 
 import pytest
 
 from sparkdl.collective import Address
 from sparkdl.collective.current import find_own_job
-from sparkdl.collective.job import TORCHRUN_VARIABLES, Job
+from sparkdl.collective.job import Job
+from sparkdl.collective.torchrun_variables import TORCHRUN_VARIABLES, names_job, torchrun_variables
 from sparkdl.topology import Topology
 
 JOB = Job(rank=2, world_size=3, coordinator=Address(("10.0.0.1", "127.0.0.1"), 4242), secret=b"s" * 32)
 TOPOLOGY = Topology(rank=2, host_of_rank=(0, 1, 1))
-VARIABLES = {**JOB.to_variables(), **JOB.to_torchrun_variables(TOPOLOGY)}
+VARIABLES = {**JOB.to_variables(), **torchrun_variables(JOB, TOPOLOGY)}
 
 
 def test_variables_of_torchrun_say_where_a_rank_stands() -> None:
-    variables = JOB.to_torchrun_variables(TOPOLOGY, restart_count=1, max_restarts=4)
+    variables = torchrun_variables(JOB, TOPOLOGY, restart_count=1, max_restarts=4)
     assert tuple(variables) == TORCHRUN_VARIABLES
     of_rank = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     of_group = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4242"}
     restarts = {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "4"}
     assert of_rank.items() | of_group.items() | restarts.items() <= variables.items()
-    alone = JOB.to_torchrun_variables(TOPOLOGY, is_alone=True)
+    alone = torchrun_variables(JOB, TOPOLOGY, is_alone=True)
     names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
     assert [alone[name] for name in names] == ["0", "1", "2", "3"]
 
@@ -41,4 +40,4 @@ def test_a_rank_is_of_its_job_until_torchrun_starts_others_inside_it() -> None:
     ],
 )
 def test_a_program_that_names_another_address_meets_there(changed: dict[str, str], is_named: bool) -> None:
-    assert JOB.is_named_by({**VARIABLES, **changed}) is is_named
+    assert names_job({**VARIABLES, **changed}, JOB) is is_named

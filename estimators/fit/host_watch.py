@@ -1,0 +1,170 @@
+"""The load of a host while its ranks train, sampled under the names that MLflow uses. Runs on a *rank*.
+
+The first rank of each host reports for all of them, over the link to the driver, which passes the samples to MLflow: no
+rank needs access to the server. The samples of the host come from psutil, of the extra ``mlflow``; without it nothing
+is reported. The memory of a GPU comes from torch, its load from nvidia-ml-py.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+_logger = logging.getLogger(__name__)
+
+INTERVAL_S = 10.0
+"""From one sample to the next, as MLflow has it."""
+
+
+class HostWatch:
+    """Reports samples of a host from a thread; a context manager. The last sample is taken at its end.
+
+    Args:
+        report: takes events of kind ``"system"`` with ``sample``, their number, and ``metrics``.
+        interval_s: seconds from one sample to the next.
+    """
+
+    def __init__(self, report: Callable[[dict[str, Any]], None], *, interval_s: float = INTERVAL_S) -> None:
+        self._report, self._interval_s = report, interval_s
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sparkdl-host-watch", daemon=True)
+
+    def __enter__(self) -> HostWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._has_ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            probe = _Probe()
+        except ImportError:
+            _logger.info("psutil is not installed here, so MLflow is not told how busy the host is.")
+            return
+        number = 0
+        while not self._has_ended.wait(self._interval_s if number else 0.0) or number == 0:
+            self._sample(probe, number)
+            number += 1
+        if number:
+            self._sample(probe, number)
+
+    def _sample(self, probe: _Probe, number: int) -> None:
+        metrics = probe.measure()
+        if not metrics:
+            return
+        try:
+            self._report({"kind": "system", "sample": number, "metrics": metrics})
+        except OSError:
+            self._has_ended.set()  # the task is gone, and with it the receiver
+
+
+class _Probe:
+    """Knows how busy this host is; traffic counts from its making.
+
+    What cannot be measured here, as in a container without network interfaces, is left out and named once.
+    """
+
+    def __init__(self) -> None:
+        import psutil
+
+        self._psutil = psutil
+        self._prefix = f"system/{_as_name(socket.gethostname())}"
+        self._failed: set[str] = set()
+        self._traffic: Any = None
+        self._try("processor", psutil.cpu_percent)  # the next one measures the time since
+        self._try("network", self._network)
+
+    def measure(self) -> dict[str, float]:
+        """Return metrics by the names of MLflow, in megabytes and percent."""
+        found: dict[str, float] = {}
+        for name, measure in (
+            ("processor", self._processor),
+            ("memory", self._memory),
+            ("disk", self._disk),
+            ("network", self._network),
+        ):
+            found |= self._try(name, measure) or {}
+        for number in range(self._try("gpus", _num_gpus) or 0):
+            found |= self._try(f"memory of GPU {number}", partial(_gpu_memory, number)) or {}
+            found |= self._try(f"load of GPU {number}", partial(_gpu_load, number)) or {}
+        return {f"{self._prefix}/{name}": round(float(value), 3) for name, value in found.items()}
+
+    def _try(self, what: str, measure: Callable[[], Any]) -> Any:
+        try:
+            return measure()
+        except Exception as error:  # of the kernel, of psutil, of NVML: none of them is worth a fit
+            if what not in self._failed:
+                self._failed.add(what)
+                _logger.info(
+                    "MLflow is not told of this host's %s, which cannot be measured: %s: %s",
+                    what,
+                    type(error).__name__,
+                    error,
+                )
+            return None
+
+    def _processor(self) -> dict[str, float]:
+        return {"cpu_utilization_percentage": self._psutil.cpu_percent()}
+
+    def _memory(self) -> dict[str, float]:
+        memory = self._psutil.virtual_memory()
+        return {
+            "system_memory_usage_megabytes": memory.used / 1e6,
+            "system_memory_usage_percentage": memory.used / memory.total * 100,
+        }
+
+    def _disk(self) -> dict[str, float]:
+        disk = self._psutil.disk_usage("/")
+        return {
+            "disk_usage_percentage": disk.percent,
+            "disk_usage_megabytes": disk.used / 1e6,
+            "disk_available_megabytes": disk.free / 1e6,
+        }
+
+    def _network(self) -> dict[str, float]:
+        traffic = self._psutil.net_io_counters()  # None without interfaces
+        if traffic is None:
+            return {}
+        before = self._traffic = self._traffic or traffic
+        return {
+            "network_receive_megabytes": (traffic.bytes_recv - before.bytes_recv) / 1e6,
+            "network_transmit_megabytes": (traffic.bytes_sent - before.bytes_sent) / 1e6,
+        }
+
+
+def _num_gpus() -> int:
+    """How many GPUs this rank sees and uses."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+
+
+def _gpu_memory(number: int) -> dict[str, float]:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(number)
+    return {
+        f"gpu_{number}_memory_usage_megabytes": (total - free) / 1e6,
+        f"gpu_{number}_memory_usage_percentage": (total - free) / total * 100,
+    }
+
+
+def _gpu_load(number: int) -> dict[str, float]:
+    """As nvidia-ml-py knows it; a part of a GPU (MIG) has none."""
+    import torch
+
+    return {f"gpu_{number}_utilization_percentage": torch.cuda.utilization(number)}
+
+
+def _as_name(host: str) -> str:
+    """A host's name in the signs that all of MLflow's stores take."""
+    return "".join(sign if sign.isalnum() or sign in "_-. " else "_" for sign in host)

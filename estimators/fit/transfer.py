@@ -1,0 +1,181 @@
+"""The transfer of spec and trained module between driver and ranks, by a folder of the Store.
+
+Their tensors travel in files, as a job can carry little: Spark Connect refuses a plan above 128 MiB, and the server's
+JVM may run out of memory long before. The Store has room, and every rank reaches it. Weights are transferred in pieces
+in both directions, and the driver maps those that come back into memory: it holds no copy of them besides the user's
+own module.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from sparkdl.data.files.failures import explain_failure
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.errors import SerializationError, StoreError
+from sparkdl.model.architecture import join_module, join_tensors, split_module, split_tensors
+from sparkdl.model.weights_file import HashingFile, map_weights, read_weights, write_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from sparkdl.training.distribution import Replicas
+    from sparkdl.training.spec import TrainingSpec
+
+
+_TENSORS = "_tensors.safetensors"
+_TRAINED = "_trained.safetensors"
+_PARTS = "trained"
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class StoredSpec:
+    """A spec without its tensors.
+
+    Attributes:
+        structure: the pickle without tensors.
+        folder: URL of the folder with the tensors.
+    """
+
+    structure: bytes
+    folder: str
+
+
+@dataclass(frozen=True)
+class StoredModule:
+    """A trained module without its tensors.
+
+    Attributes:
+        structure: the pickle without tensors.
+        weights: size and checksum of each file with tensors, by its path in the folder of the spec.
+    """
+
+    structure: bytes
+    weights: Mapping[str, Mapping[str, Any]]
+
+
+def store_spec(spec: TrainingSpec, folder: str) -> StoredSpec:
+    """Write the tensors into a folder of the Store, given by its URL. Runs on the *driver*.
+
+    Raises:
+        StoreError: if the Store does not take them.
+    """
+    structure, tensors = split_tensors(spec, spec.model)
+    _write(tensors, folder, _TENSORS)
+    return StoredSpec(structure, folder)
+
+
+def load_spec(stored: StoredSpec) -> TrainingSpec:
+    """Return the spec with its tensors. Runs on a *rank*.
+
+    Raises:
+        StoreError: if the Store cannot be read here.
+    """
+    location = open_location(stored.folder)
+    try:
+        with location.filesystem.open(f"{location.path}/{_TENSORS}", "rb") as file:
+            tensors = read_weights(file)
+    except Exception as error:
+        raise _unreadable(stored.folder, error) from error
+    return cast("TrainingSpec", join_tensors(stored.structure, tensors))
+
+
+def store_module(module: nn.Module, folder: str) -> StoredModule:
+    """Write the tensors of a trained module into the folder of its spec. Runs on *rank* 0.
+
+    Raises:
+        StoreError: if the Store does not take them from here.
+        SerializationError: if the module can no longer be pickled.
+    """
+    structure, tensors = split_module(module)
+    return StoredModule(structure, {_TRAINED: _write(tensors, folder, _TRAINED)})
+
+
+def store_trained(
+    distribution: Replicas, folder: str, *, before: Callable[[], None] = lambda: None
+) -> StoredModule | None:
+    """Write a trained module into the folder of its spec; return it on *rank* 0, None elsewhere. Collective.
+
+    Where each rank has a part of it, all ranks write, and none of them has all.
+
+    Args:
+        distribution: holds the module.
+        folder: URL of the folder.
+        before: called first.
+
+    Raises:
+        StoreError: if the Store does not take them from here.
+        SerializationError: if the module can no longer be pickled.
+    """
+    before()
+    if distribution.is_divided:
+        from sparkdl.parallel.weights import saved_files  # on ranks only, as the training loop
+        from sparkdl.training.distribution import Parts
+
+        assert isinstance(distribution, Parts), "the only ones that are divided"
+        distribution.save_parameters(f"{folder}/{_PARTS}")
+        tensors = distribution.other_tensors()
+        if distribution.rank != 0:
+            return None
+        others = {_TRAINED: _write(tensors, folder, _TRAINED)}
+        parts = {f"{_PARTS}/{name}": each for name, each in saved_files(f"{folder}/{_PARTS}").items()}
+        return StoredModule(distribution.structure, {**others, **parts})
+    module = distribution.whole_module()
+    return store_module(module, folder) if module is not None and distribution.rank == 0 else None
+
+
+def fetch_module(stored: StoredModule, folder: str) -> nn.Module:
+    """Return a trained module whose weights are mapped from files of its own, which go with it. On the *driver*.
+
+    Raises:
+        StoreError: if the Store cannot be read, or holds something else than the rank wrote.
+        SavedModelError: if the module's classes are not installed here.
+    """
+    location = open_location(folder)
+    tensors: dict[str, Tensor] = {}
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as own:
+        path = Path(own) / _TRAINED
+        for name, written in stored.weights.items():
+            try:
+                # Its own, as a Store's file may go while the module stays. What is mapped outlives the name.
+                with (
+                    location.filesystem.open(f"{location.path}/{name}", "rb") as there,
+                    path.open("wb") as here,
+                ):
+                    copied = HashingFile(here)
+                    while chunk := there.read(_CHUNK_BYTES):
+                        copied.write(chunk)
+            except Exception as error:
+                raise _unreadable(folder, error) from error
+            if copied.describe() != written:
+                raise StoreError(
+                    f"The trained weights in {folder}/{name} are not what a rank wrote: {copied.describe()} instead of "
+                    f"{dict(written)}. Choose a Store that driver and executors see alike."
+                )
+            tensors |= map_weights(path)
+            path.unlink()
+        return join_module(stored.structure, tensors)
+
+
+def _write(tensors: Mapping[str, Tensor], folder: str, name: str) -> dict[str, Any]:
+    location = open_location(folder)
+    try:
+        with location.filesystem.open(f"{location.path}/{name}", "wb") as file:
+            return write_weights(tensors, file)
+    except SerializationError:
+        raise
+    except Exception as error:
+        raise StoreError(
+            f"The model's weights cannot be written to {folder}: {explain_failure(error)}"
+        ) from error
+
+
+def _unreadable(folder: str, error: Exception) -> StoreError:
+    return StoreError(f"The model's weights cannot be read from {folder}: {explain_failure(error)}")

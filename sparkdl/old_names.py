@@ -61,7 +61,7 @@ OLD_NAMES = {
     "sparkdl.data.value_census": "sparkdl.data.spark.writing",
     "sparkdl.estimators.callables": "sparkdl.estimators.params.base",
     "sparkdl.estimators.checked_params": "sparkdl.estimators.params.base",
-    "sparkdl.estimators.checkpoint_holder": "sparkdl.estimators.fit.checkpoints",
+    "sparkdl.estimators.checkpoint_holder": "sparkdl.estimators.fit.checkpoint_lease",
     "sparkdl.estimators.checkpoint_mixins": "sparkdl.estimators.params.running",
     "sparkdl.estimators.column_check": "sparkdl.estimators.fit.inputs",
     "sparkdl.estimators.course_mixins": "sparkdl.estimators.params.training",

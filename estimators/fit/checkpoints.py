@@ -1,29 +1,17 @@
-"""Checks, before the ranks start, whether a fit resumes from its checkpoints or is done, and locks their folder.
+"""Checks, before the ranks start, whether a fit resumes from its checkpoints or is done.
 
-Fits that run at the same time must not use the same ``checkpointDir``. A fit keeps a lease in the folder as long as
-it runs, and looks for the leases of others once it has its own: of two fits that begin at once, each may refuse, but
-they never both continue. A fit whose process ended without removing its lease is detected at once on the same
-machine, and elsewhere when its lease is no longer renewed. A fit that was only suspended, or cut off from the folder,
-is treated as ended, too: it finds that out at the next renewal of its lease, and ends with an error.
+Fits that run at the same time must not use the same ``checkpointDir``: :mod:`.checkpoint_lease` locks it.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import threading
-import uuid
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl.data import Store
-from sparkdl.data.files.failures import explain_failure, store_error
-from sparkdl.data.files.filesystems import open_location
-from sparkdl.data.store.housekeeping import LEASE_S, Lease, file_names, modified, store_time
-from sparkdl.errors import CheckpointError, CheckpointsInUseError, SparkdlError, StoreError
+from sparkdl.errors import CheckpointError, StoreError
+from sparkdl.estimators.fit.checkpoint_lease import held_alone
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.training.checkpoint.files import FIT, MODEL, DamagedFileError, Manifest, load_file
 from sparkdl.training.checkpoint.folder import CheckpointFolder
@@ -38,141 +26,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.files.filesystems import Location
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.training.spec import TrainingSpec
-
-
-_PREFIX = "_fit-"
-_INTERVAL_S = 0.5
-
-
-@contextmanager
-def held_alone(url: str, on_wait: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Hold the folder of checkpoints for one fit; give what raises once the fit holds it no longer, and costs nothing.
-
-    Args:
-        url: of the folder.
-        on_wait: called with a text if the fit has to wait for a lease whose holder may have ended.
-
-    Raises:
-        CheckpointsInUseError: if another fit uses it, or may have used it before the end of this one.
-        StoreError: if it cannot be written or read.
-    """
-    location = open_location(url)
-    try:
-        lease = Lease(location, f"{_PREFIX}{uuid.uuid4().hex}", json.dumps(_this_process()).encode())
-    except Exception as error:
-        raise store_error(f"The folder {url} cannot be written: {explain_failure(error)}") from error
-
-    def check() -> None:
-        if lease.is_lost:
-            raise CheckpointsInUseError(
-                f"Another fit may use the checkpointDir {url}: this one was suspended, or cut off from it, for more "
-                f"than {LEASE_S:g} s, and was taken for ended. Wait until the other has ended and fit again, which "
-                "continues from its checkpoints, or choose another checkpointDir."
-            )
-
-    try:
-        _await_others(location, lease, url, on_wait)
-        yield check
-        lease.stop()
-        lease.look()
-        check()
-    finally:
-        lease.end()
-
-
-def _await_others(location: Location, lease: Lease, url: str, on_wait: Callable[[str], None]) -> None:
-    try:
-        for name in file_names(location):
-            if name.startswith(_PREFIX) and not lease.path.endswith(name):
-                _await_end(location, name, url, on_wait)
-    except SparkdlError:
-        raise
-    except Exception as error:
-        raise store_error(
-            f"Whether another fit uses {url} cannot be seen: {explain_failure(error)}"
-        ) from error
-
-
-def _await_end(location: Location, name: str, url: str, on_wait: Callable[[str], None]) -> None:
-    """Return when a lease is over, and remove it; raise when it is renewed."""
-    holder = _read(location, name)
-    is_alive = _is_alive(holder)
-    told = False
-    pause = threading.Event()
-    with suppress(FileNotFoundError):  # it ended meanwhile
-        first = modified(location, name)
-        while is_alive is None and store_time(location) - first < LEASE_S:
-            if not told:
-                on_wait(f"Waiting whether the fit of {_called(holder)} still uses {url}")
-                told = True
-            pause.wait(_INTERVAL_S)
-            if modified(location, name) != first:
-                is_alive = True
-        if is_alive:
-            raise CheckpointsInUseError(
-                f"Another fit, of {_called(holder)}, uses the checkpointDir {url}. Wait until it has ended, or choose "
-                "another checkpointDir."
-            )
-        location.filesystem.rm(f"{location.path}/{name}")
-
-
-def _read(location: Location, name: str) -> dict[str, Any]:
-    try:
-        with location.filesystem.open(f"{location.path}/{name}", "rb") as file:
-            content = json.loads(file.read())
-    except (OSError, ValueError):  # it ended, or is being written
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _called(holder: dict[str, Any]) -> str:
-    return f"process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')}"
-
-
-def _this_process() -> dict[str, Any]:
-    """What tells this process from all others, of all machines and containers."""
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "where": _pids_from(),
-        "began": _began(os.getpid()),
-    }
-
-
-def _is_alive(holder: dict[str, Any]) -> bool | None:
-    """Whether a process of this machine lives; None where that cannot be told, as of one of another machine."""
-    if not holder or holder["where"] is None or holder["where"] != _pids_from():
-        return None
-    pid = int(holder["pid"])
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return None
-    return bool(holder["began"] == _began(pid))
-
-
-def _pids_from() -> str | None:
-    """What all processes have alike that see each other by their numbers; None where Linux does not tell."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return None
-
-
-def _began(pid: int) -> str | None:
-    """When a process was started, in ticks of its machine; None if there is none, or only what is left of it."""
-    try:
-        # After the name, which may hold brackets itself.
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if state in "ZX" else fields[18]
 
 
 MAX_BYTES_ON_DRIVER = 64 << 20

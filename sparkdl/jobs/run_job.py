@@ -18,7 +18,7 @@ from sparkdl.data.spark.jobs import jobs_of
 from sparkdl.data.spark.session import is_connect
 from sparkdl.data.spark.spark_errors import is_context_stopped, mentions_stopped_context, spark_words
 from sparkdl.errors import ClusterLostError, ParamError
-from sparkdl.estimators.fit.checkpoints import held_alone
+from sparkdl.estimators.fit.checkpoint_lease import held_alone
 from sparkdl.estimators.fit.inputs import column_names
 from sparkdl.jobs.identity import Identity, identity_of
 from sparkdl.jobs.imports import code_files, digests, importable, loggable, ship

@@ -21,7 +21,7 @@ from sparkdl.errors import (
     StoreError,
     TrainingError,
 )
-from sparkdl.estimators.fit.checkpoints import held_alone
+from sparkdl.estimators.fit.checkpoint_lease import held_alone
 from sparkdl.launch import Restarts, run_with_restarts
 from sparkdl.training.checkpoint.folder import CheckpointFolder
 from tests.spark.estimator_examples import (

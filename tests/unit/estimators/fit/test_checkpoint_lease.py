@@ -15,14 +15,14 @@ import pytest
 from sparkdl.data.store import housekeeping
 from sparkdl.data.store.housekeeping import LEASE_S
 from sparkdl.errors import CheckpointError, CheckpointsInUseError, StoreError
-from sparkdl.estimators.fit import checkpoints
-from sparkdl.estimators.fit.checkpoints import held_alone
+from sparkdl.estimators.fit import checkpoint_lease
+from sparkdl.estimators.fit.checkpoint_lease import held_alone
 
 ELSEWHERE = {"host": "there", "pid": 7, "where": "another machine", "began": "1"}
 
 KILLED = """
 import os, signal, sys
-from sparkdl.estimators.fit.checkpoints import held_alone
+from sparkdl.estimators.fit.checkpoint_lease import held_alone
 with held_alone(sys.argv[1], print):
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -142,7 +142,7 @@ def test_a_folder_that_cannot_be_looked_at_is_an_error_of_the_store(tmp_path, mo
         raise PermissionError("denied")
 
     lease_from_elsewhere(tmp_path)
-    monkeypatch.setattr(checkpoints, "store_time", fail)
+    monkeypatch.setattr(checkpoint_lease, "store_time", fail)
     with (
         pytest.raises(StoreError, match="Whether another fit uses .* cannot be seen: .*denied"),
         held_alone(str(tmp_path), refuse),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,34 @@ def checks_in(module_name: str) -> list[str]:
         for name, value in vars(importlib.import_module(module_name)).items()
         if name.startswith("check_") and value.__module__ == module_name
     ]
+
+
+def slow(check: Callable[[], None]) -> Callable[[], None]:
+    """Mark a check that ``make test-slow`` alone runs."""
+    check.is_slow = True  # type: ignore[attr-defined]
+    return check
+
+
+def with_marks(module_name: str) -> list[Any]:
+    """The checks of a module for ``pytest.mark.parametrize``, those that are slow with that mark."""
+    checks = vars(importlib.import_module(module_name))
+    return [
+        pytest.param(name, marks=pytest.mark.slow if hasattr(checks[name], "is_slow") else ())
+        for name in checks_in(module_name)
+    ]
+
+
+def chosen(items: Iterable[pytest.Item], module_name: str) -> list[str]:
+    """The checks of a module that are among the tests of this run."""
+    names = [
+        item.callspec.params["check"]
+        for item in items
+        if isinstance(item, pytest.Function)
+        and item.module.__name__ == module_name
+        and hasattr(item, "callspec")
+        and "check" in item.callspec.params
+    ]
+    return [name for name in checks_in(module_name) if name in names]
 
 
 def outcome_of(check: Callable[[], None], rank: int) -> str | None:

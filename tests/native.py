@@ -29,7 +29,17 @@ def main() -> int:
     run("cmake", "--build", str(build), "--parallel", PARALLEL)
     # The thread sanitizer needs its shadow memory where address space layout randomization may put libraries.
     prefix = ["setarch", "--addr-no-randomize"] if options.sanitize == "thread" else []
-    run(*prefix, "ctest", "--test-dir", str(build), "--output-on-failure", "--timeout", "240")
+    run(
+        *prefix,
+        "ctest",
+        "--test-dir",
+        str(build),
+        "--parallel",
+        "2",
+        "--output-on-failure",
+        "--timeout",
+        "240",
+    )
     return 0
 
 

@@ -27,6 +27,7 @@ def done(home: Path) -> subprocess.CompletedProcess[str]:
     return sparkdl("demo", "--folder", "made-here", cwd=home, timeout_s=280)
 
 
+@pytest.mark.slow
 def test_demo_recognizes_at_least_97_of_100_digits_by_spark_and_by_mlflow(
     done: subprocess.CompletedProcess[str],
 ) -> None:
@@ -36,6 +37,7 @@ def test_demo_recognizes_at_least_97_of_100_digits_by_spark_and_by_mlflow(
     assert all(float(accuracy) >= 0.97 for accuracy in found.groups())
 
 
+@pytest.mark.slow
 def test_demo_shows_progress_and_nothing_that_frightens(done: subprocess.CompletedProcess[str]) -> None:
     lines = done.stderr.splitlines()
     assert [line for line in lines if re.match(r"epoch 20/20  loss 0\.\d+  [\d,]+ rows/s", line)], lines
@@ -46,6 +48,7 @@ def test_demo_shows_progress_and_nothing_that_frightens(done: subprocess.Complet
     assert [line for line in lines if not line.startswith(allowed)] == []
 
 
+@pytest.mark.slow
 def test_demo_keeps_all_that_it_makes_in_its_folder(
     done: subprocess.CompletedProcess[str], home: Path
 ) -> None:
@@ -62,6 +65,7 @@ def test_demo_keeps_all_that_it_makes_in_its_folder(
     assert list((folder / "store").iterdir()) == []  # the training rows are gone
 
 
+@pytest.mark.slow
 def test_demo_ends_by_saying_what_was_made_where_and_how_to_look_at_it(
     done: subprocess.CompletedProcess[str], home: Path
 ) -> None:

@@ -36,8 +36,8 @@ def outcomes(world: str) -> list[dict[str, str | None]] | Exception:
         return error
 
 
-# Programs of random operations run on three hosts of two ranks, one and one every time.
-SLOW = ("two-hosts-of-1-and-2", "interleaved-hosts")
+# Three ranks do all that two do, and programs of random operations run on three hosts of two ranks, one and one.
+SLOW = ("tcp-2", "mpi-2", "two-hosts-of-1-and-2", "interleaved-hosts")
 
 
 @pytest.mark.parametrize("check", CHECKS)

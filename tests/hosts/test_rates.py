@@ -53,6 +53,7 @@ def best_shares_of_a_link(
     return max(attempts, key=lambda shares: shares[0] / shares[1])
 
 
+@pytest.mark.slow
 def test_allreduce_reaches_85_percent_of_what_a_plain_copy_does() -> None:
     """On a slow link, as the machine has other tests to run, which hold back the copy as well."""
     allreduce, copy = best_shares_of_a_link(

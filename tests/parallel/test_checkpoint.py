@@ -9,7 +9,7 @@ import random
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.pipeline import Pipeline, cut
 from sparkdl.parallel.sharding import average_gradients, shard
 from sparkdl.parallel.tensor import cross_entropy, divide
-from tests.checks import checks_in
+from tests.checks import chosen, slow, with_marks
 from tests.parallel.models import SIZES, batch, decoder, optimizer_of
 from tests.run_ranks import RankEnvironment, run_ranks
 from tests.s3_server import S3, s3, s3_endpoint
@@ -137,11 +137,11 @@ def undisturbed(name: str) -> tuple[str, float, dict[str, Tensor]]:
     return folder, loss, training.weights()
 
 
-def loads_from_every_layout(target: str) -> None:
+def loads(target: str, sources: Iterable[str]) -> None:
     layout = layout_of(target)
     _, loss, weights = undisturbed(target)
     training = Training(layout)  # new at first, and then with what a step after the checkpoint leaves
-    for source in LAYOUTS:
+    for source in sources:
         with ShardedCheckpoints(undisturbed(source)[0], layout) as checkpoints:
             assert training.load(checkpoints) == {"step": STEPS}
         assert training.step(STEPS) == pytest.approx(loss, rel=1e-10)
@@ -151,28 +151,16 @@ def loads_from_every_layout(target: str) -> None:
             )
 
 
-def check_replicas_load_from_every_layout() -> None:
-    loads_from_every_layout("plain")
+def check_each_layout_loads_from_another_one() -> None:
+    names = list(LAYOUTS)
+    for number, target in enumerate(names):
+        loads(target, [names[number - 1]])
 
 
-def check_sharded_data_parallelism_loads_from_every_layout() -> None:
-    loads_from_every_layout("FSDP2")
-
-
-def check_tensor_parallelism_loads_from_every_layout() -> None:
-    loads_from_every_layout("TP")
-
-
-def check_pipelines_load_from_every_layout() -> None:
-    loads_from_every_layout("PP")
-
-
-def check_tensor_parallel_pipelines_load_from_every_layout() -> None:
-    loads_from_every_layout("TP x PP")
-
-
-def check_sharded_tensor_parallelism_loads_from_every_layout() -> None:
-    loads_from_every_layout("FSDP2 x TP")
+@slow
+def check_each_layout_loads_from_every_layout() -> None:
+    for target in LAYOUTS:
+        loads(target, LAYOUTS)
 
 
 def check_all_ranks_write_and_no_tensor_is_written_twice() -> None:
@@ -491,21 +479,17 @@ def check_a_failure_to_write_on_one_rank_is_raised_on_all() -> None:
         assert checkpoints.steps() == [3]
 
 
-CHECKS = checks_in(__name__)
-
-
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, str | None]:
-    return run_checks([__name__], 4)
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    return run_checks([__name__], 4, names=chosen(request.session.items, __name__), timeout_s=160.0)
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", with_marks(__name__))
 def test_checkpoints(check: str, outcomes: dict[str, str | None]) -> None:
     assert outcomes[check] is None, outcomes[check]
 
 
 KILLS = {
-    "before a rank has written": (1, "write", "rank-00001.safetensors", [1]),
     "when a rank has written half of it": (1, "write", "rank-00001.pt", [1]),
     "before rank 0 has written": (0, "write", "rank-00000.safetensors", [1]),
     "before the manifest is written": (0, "write", f"{MANIFEST}.tmp", [1]),

@@ -102,20 +102,11 @@ def check_both_methods_equal_one_process() -> None:
 
 
 def check_a_model_that_calls_torch_itself_equals_one_process() -> None:
-    check(Parallelism(context=4), plain)
     check(Parallelism(context=2), plain, recompute=True)
 
 
 def check_a_llama_equals_one_process() -> None:
     check(Parallelism(context=2, shard=2), llama)
-
-
-def check_context_and_tensor_parallelism_equal_one_process() -> None:
-    check(Parallelism(context=2, tensor=2))
-
-
-def check_context_and_sharding_equal_one_process() -> None:
-    check(Parallelism(context=2, shard=2), recompute=True)
 
 
 def check_context_and_replicas_equal_one_process() -> None:

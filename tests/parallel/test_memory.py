@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -30,60 +33,67 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def state_bytes(environment: RankEnvironment, kind: str) -> int:
+def state_bytes(kind: str) -> int:
     """Bytes of weights, gradients and AdamW's moments on this rank after a step."""
-    with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=60.0)
-        layout = Parallelism(**{kind: environment.world_size}).lay_out()
-        torch.manual_seed(0)
-        module = parallelize(Decoder(SMALL), layout, whole_outputs=True)
-        optimizer = torch.optim.AdamW(module.parameters())
-        module(torch.zeros(1, 16, dtype=torch.int64)).sum().backward()
-        optimizer.step()
-        tensors = [each for parameter in module.parameters() for each in (parameter, parameter.grad)]
-        tensors += [each for state in optimizer.state.values() for each in state.values() if each.ndim]
-        total = sum(_local(each).nbytes for each in tensors if each is not None)
-        sparkdl.torch.destroy_process_group()
-    return total
+    layout = Parallelism(**{kind: dist.get_world_size()}).lay_out()
+    torch.manual_seed(0)
+    module = parallelize(Decoder(SMALL), layout, whole_outputs=True)
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.zeros(1, 16, dtype=torch.int64)).sum().backward()
+    optimizer.step()
+    tensors = [each for parameter in module.parameters() for each in (parameter, parameter.grad)]
+    tensors += [each for state in optimizer.state.values() for each in state.values() if each.ndim]
+    return sum(_local(each).nbytes for each in tensors if each is not None)
 
 
-@pytest.mark.parametrize("kind", ["shard", "tensor"])
-def test_the_training_state_of_a_rank_is_its_share(kind: str) -> None:
-    (whole,) = run_ranks(1, state_bytes, kind)
-    for ranks in (2, 4):
-        for found in run_ranks(ranks, state_bytes, kind):
-            assert found == pytest.approx(whole / ranks, rel=0.1)
-
-
-def saved_bytes(environment: RankEnvironment, length: int) -> int:
+def saved_bytes(length: int) -> int:
     """Bytes that the forward pass of a sequence keeps on this rank for the backward pass, but for weights."""
-    with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=60.0)
-        layout = Parallelism(context=environment.world_size).lay_out()
-        torch.manual_seed(0)
-        module = parallelize(Decoder(SMALL), layout)
-        saved: dict[int, int] = {}
+    layout = Parallelism(context=dist.get_world_size()).lay_out()
+    torch.manual_seed(0)
+    module = parallelize(Decoder(SMALL), layout)
+    saved: dict[int, int] = {}
 
-        def note(tensor: Tensor) -> Tensor:
-            storage = _local(tensor).untyped_storage()
-            saved[storage.data_ptr()] = storage.nbytes()
-            return tensor
+    def note(tensor: Tensor) -> Tensor:
+        storage = _local(tensor).untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
 
-        group = layout.group("context")
-        tokens = sequence.shard(torch.zeros(1, length, dtype=torch.int64), 1, group)
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            module(tokens, sequence.positions(length, group))
-        weights = sum(each.numel() * each.element_size() for each in module.parameters())
-        sparkdl.torch.destroy_process_group()
+    group = layout.group("context")
+    tokens = sequence.shard(torch.zeros(1, length, dtype=torch.int64), 1, group)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        module(tokens, sequence.positions(length, group))
+    weights = sum(each.numel() * each.element_size() for each in module.parameters())
     return max(0, sum(saved.values()) - weights)
 
 
-@pytest.mark.parametrize("length", [1024, pytest.param(8192, marks=pytest.mark.slow)])
-def test_the_activations_of_shared_sequences_are_a_ranks_share(length: int) -> None:
-    (whole,) = run_ranks(1, saved_bytes, length)
+def measure(environment: RankEnvironment, cases: list[tuple[Callable[..., int], Any]]) -> list[int]:
+    with environment.communicator() as communicator:
+        sparkdl.torch.init_process_group(communicator, timeout_s=60.0)
+        found = [measured(argument) for measured, argument in cases]
+        sparkdl.torch.destroy_process_group()
+    return found
+
+
+CASES = {
+    "training state, sharded": (state_bytes, "shard", 0.1),
+    "training state, divided": (state_bytes, "tensor", 0.1),
+    "activations of 1,024 positions": (saved_bytes, 1024, 0.25),
+}
+"""What is measured, and how far from its share of the ranks' number a rank may be."""
+
+LONG_CASES = {f"activations of {length:,} positions": (saved_bytes, length, 0.25) for length in (8192, 32768)}
+
+
+@pytest.mark.parametrize("cases", [CASES, pytest.param(LONG_CASES, marks=pytest.mark.slow)])
+def test_the_memory_of_a_rank_is_its_share(cases: dict[str, Any], subtests: pytest.Subtests) -> None:
+    calls = [case[:2] for case in cases.values()]
+    (wholes,) = run_ranks(1, measure, calls)
     for ranks in (2, 4):
-        for found in run_ranks(ranks, saved_bytes, length):
-            assert found == pytest.approx(whole / ranks, rel=0.25)
+        of_ranks = run_ranks(ranks, measure, calls)
+        for number, (name, (*_, tolerance)) in enumerate(cases.items()):
+            with subtests.test(name, ranks=ranks):
+                shares = [found[number] for found in of_ranks]
+                assert shares == pytest.approx([wholes[number] / ranks] * ranks, rel=tolerance)
 
 
 def train_within_a_limit(environment: RankEnvironment) -> float:

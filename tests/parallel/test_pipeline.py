@@ -17,7 +17,7 @@ from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.pipeline import SCHEDULES, Pipeline, costs_by_time, cut
 from sparkdl.parallel.sharding import average_gradients, blocks_of, recompute_activations, shard
 from sparkdl.parallel.tensor import cross_entropy, divide
-from tests.checks import checks_in
+from tests.checks import chosen, slow, with_marks
 from tests.parallel.models import SIZES, batch, decoder, llama, optimizer_of, reference
 from tests.torch.checks import run_checks
 
@@ -83,11 +83,13 @@ def loss_with(layout: RankLayout) -> Callable[[Tensor, Tensor], Tensor]:
 
 def check_every_schedule_equals_one_process() -> None:
     for schedule in SCHEDULES:
+        check(Parallelism(pipeline=-1), tall, schedule=schedule)
+
+
+@slow
+def check_a_decoder_equals_one_process_on_every_schedule() -> None:
+    for schedule in SCHEDULES:
         check(Parallelism(pipeline=-1), schedule=schedule)
-
-
-def check_a_sequential_equals_one_process() -> None:
-    check(Parallelism(pipeline=-1), tall)
 
 
 def check_a_llama_equals_one_process() -> None:
@@ -100,7 +102,6 @@ def check_recomputed_activations_equal_one_process() -> None:
 
 
 def check_pipeline_and_sharding_equal_one_process() -> None:
-
     check(Parallelism(pipeline=2, data=2), schedule="interleaved-1f1b", recompute=True)
     with pytest.raises(ParamError, match="splits the backward pass"):
         check(Parallelism(pipeline=2, shard=2), schedule="zbv")
@@ -131,14 +132,11 @@ def check_what_cannot_be_cut_is_refused() -> None:
         Pipeline([nn.Linear(2, 2)], group, schedule="1f1b", microbatches=1, loss=F.mse_loss)
 
 
-CHECKS = checks_in(__name__)
-
-
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, str | None]:
-    return run_checks([__name__], 4)
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    return run_checks([__name__], 4, names=chosen(request.session.items, __name__), timeout_s=160.0)
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", with_marks(__name__))
 def test_pipeline(check: str, outcomes: dict[str, str | None]) -> None:
     assert outcomes[check] is None, outcomes[check]

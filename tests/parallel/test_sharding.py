@@ -82,15 +82,10 @@ def check(
 
 def check_each_stage_equals_one_process() -> None:
     for stage in (1, 2, 3):
-        check(Parallelism(shard=4), stage=stage)
-
-
-def check_sharding_with_recomputed_activations_equals_one_process() -> None:
-    check(Parallelism(shard=4), recompute=True)
+        check(Parallelism(shard=4), stage=stage, recompute=stage == 3)
 
 
 def check_sharding_and_tensor_parallelism_equal_one_process() -> None:
-    check(Parallelism(shard=2, tensor=2))
     check(Parallelism(shard=2, tensor=2), sequence=True, recompute=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from sparkdl.parallel import (
     parallelize,
     save_weights,
 )
-from tests.checks import checks_in
+from tests.checks import chosen, slow, with_marks
 from tests.parallel.models import SIZES, llama
 from tests.torch.checks import run_checks
 
@@ -88,13 +88,13 @@ def shared_folder() -> str:
 
 
 def check_drawn_weights_are_the_same_in_every_layout() -> None:
-    for make in (untied, llama):
+    for make, layouts in ((untied, list(LAYOUTS)), (llama, ["tp x pp", "fsdp x tp"])):
         reference = make()
         draw_weights(reference, seed=5)
         expected = dict(reference.named_parameters())
         assert len({float(each.detach().double().std()) for each in expected.values() if each.ndim > 1}) > 3
-        for name, parallelism in LAYOUTS.items():
-            _, stages = on_ranks(make, parallelism)
+        for name in layouts:
+            _, stages = on_ranks(make, LAYOUTS[name])
             draw_weights(stages, seed=5)
             for key, value in whole(stages).items():
                 assert torch.equal(value, expected[key]), f"{name} {key}"
@@ -116,11 +116,20 @@ def check_a_rank_has_its_part_alone() -> None:
     assert own <= 1.1 * everything / 4
 
 
+def check_folders_of_every_layout_are_read_in_another() -> None:
+    read_folders(lambda source: [(source + 1) % len(LAYOUTS)])
+
+
+@slow
 def check_folders_of_every_layout_are_read_in_every_other() -> None:
+    read_folders(lambda _: range(len(LAYOUTS)))
+
+
+def read_folders(targets_of: Callable[[int], Iterable[int]]) -> None:
     reference = untied()
     draw_weights(reference, seed=7)
     expected = dict(reference.named_parameters())
-    for name, parallelism in LAYOUTS.items():
+    for source, (name, parallelism) in enumerate(LAYOUTS.items()):
         folder = shared_folder()
         layout, stages = on_ranks(untied, parallelism)
         draw_weights(stages, seed=7)
@@ -134,8 +143,9 @@ def check_folders_of_every_layout_are_read_in_every_other() -> None:
         assert weight_map.keys() == expected.keys()
         for key, file in weight_map.items():
             assert torch.equal(files[file][key], expected[key]), f"{name} {key}"
-        for other, target in LAYOUTS.items():
-            _, stages = on_ranks(untied, target)
+        for target in targets_of(source):
+            other = list(LAYOUTS)[target]
+            _, stages = on_ranks(untied, LAYOUTS[other])
             load_weights(stages, folder)
             for key, value in whole(stages).items():
                 assert torch.equal(value, expected[key]), f"{name} to {other}: {key}"
@@ -177,14 +187,11 @@ def check_weights_of_another_model_are_refused_before_anything_is_changed() -> N
         draw_weights(broken, seed=0)
 
 
-CHECKS = checks_in(__name__)
-
-
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, str | None]:
-    return run_checks([__name__], 4)
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    return run_checks([__name__], 4, names=chosen(request.session.items, __name__), timeout_s=160.0)
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", with_marks(__name__))
 def test_weights(check: str, outcomes: dict[str, str | None]) -> None:
     assert outcomes[check] is None, outcomes[check]

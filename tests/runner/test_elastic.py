@@ -13,7 +13,12 @@ from tests.runner.local_runner import make_runner
 
 
 @pytest.mark.parametrize(
-    "train", [functions.train, functions.train_for_horovod, functions.train_sharded, functions.train_pipeline]
+    "train",
+    [
+        functions.train_for_horovod,
+        functions.train_pipeline,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (functions.train, functions.train_sharded)),
+    ],
 )
 def test_a_training_whose_rank_was_killed_goes_on_from_its_last_commit_to_the_same_weights(
     train, tmp_path, caplog

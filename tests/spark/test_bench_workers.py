@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from sparkdl.bench import transform
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_contenders_have_workers_of_their_own(spark: SparkSession) -> None:
     rows = spark.range(0, 4, 1, 2)

@@ -39,6 +39,7 @@ def make(tmp_path, **changes):
     return LanguageModel(**{**params, **changes})
 
 
+@pytest.mark.slow_elsewhere
 def test_a_model_of_texts_speaks_and_is_saved_and_served(spark, texts, tmp_path, tracked):
     model = make(tmp_path, tracking="on").fit(texts)
     losses = [record.loss for record in model.history]

@@ -51,11 +51,11 @@ def test_ranks_sum_over_the_communicator(spark: SparkSession) -> None:
 
 
 # Each starts a server of its own; the first sees a failure too, and continues.
+@pytest.mark.slow
+@pytest.mark.about_connect
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fails", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_program_that_stops_no_session_ends_by_itself(spark_mode: str, fails: bool) -> None:
-    if spark_mode != "connect":
-        pytest.skip("only Spark Connect's client has something to tell its server in the end")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_program_that_stops_no_session_ends_by_itself(fails: bool) -> None:
     program = f"""
 import sys
 from pyspark.sql import SparkSession
@@ -141,7 +141,7 @@ def test_ranks_share_an_mpi_world_without_mpirun(spark: SparkSession) -> None:
     assert values == [(0, 2, 3.0), (1, 2, 3.0)]
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("culprit", [pytest.param(0, marks=pytest.mark.any_spark_will_do), 1])
 def test_failing_rank_is_named_with_host_and_traceback(spark: SparkSession, culprit: int) -> None:
     started = time.monotonic()
     with pytest.raises(RankError, match=f"Rank {culprit} .*looked in vain") as caught:
@@ -165,7 +165,7 @@ def test_what_ranks_do_differently_is_no_loss(spark: SparkSession, function: Any
     assert isinstance(caught.value.__cause__, CommunicatorError)
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("culprit", [pytest.param(0, marks=pytest.mark.any_spark_will_do), 1])
 def test_killed_rank_ends_all_within_ten_seconds(spark: SparkSession, culprit: int) -> None:
     started = time.monotonic()
     with pytest.raises(RankDiedError, match="SIGKILL") as caught:
@@ -183,6 +183,7 @@ def test_lost_python_worker_is_named_and_nothing_runs_twice(spark: SparkSession,
     assert wait_until_gone(pids, 10) == []
 
 
+@pytest.mark.no_cluster_needed
 def test_interrupt_on_the_driver_leaves_no_process_behind(spark: SparkSession, tmp_path: Path) -> None:
     hanging: set[int] = set()
 

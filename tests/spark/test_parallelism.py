@@ -36,6 +36,7 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     return dict(model.module.state_dict())
 
 
+@pytest.mark.slow_elsewhere
 def test_shards_on_two_workers_learn_what_replicas_do(frame, tmp_path, replicas):
     model = make_estimator(tmp_path, epochs=3, parallelism=SHARDS, metrics={"right": is_right}).fit(frame)
     found = weights(model)

@@ -12,20 +12,31 @@ from tests.checks import Outcomes, checks_in, first_failures, outcome_of
 from tests.run_ranks import RankEnvironment, run_ranks
 
 
-def run_checks(module_names: Sequence[str], world_size: int, *, transport: str = "auto") -> Outcomes:
+def run_checks(
+    module_names: Sequence[str],
+    world_size: int,
+    *,
+    transport: str = "auto",
+    names: Sequence[str] | None = None,
+    timeout_s: float = 100.0,
+) -> Outcomes:
     """Run the checks of modules on new ranks with a process group; no two have the same name.
 
     Args:
         module_names: where the checks are.
         world_size: how many ranks to start.
         transport: of the ranks' communicator.
+        names: of the checks to run; all of them when None.
+        timeout_s: for all checks together.
     """
     return first_failures(
-        run_ranks(world_size, _run_on_rank, module_names, transport=transport, timeout_s=100.0)
+        run_ranks(world_size, _run_on_rank, module_names, names, transport=transport, timeout_s=timeout_s)
     )
 
 
-def _run_on_rank(environment: RankEnvironment, module_names: Sequence[str]) -> Outcomes:
+def _run_on_rank(
+    environment: RankEnvironment, module_names: Sequence[str], names: Sequence[str] | None
+) -> Outcomes:
     torch.set_num_threads(1)
     with environment.communicator() as communicator:
         sparkdl.torch.init_process_group(communicator, timeout_s=20.0)
@@ -33,6 +44,7 @@ def _run_on_rank(environment: RankEnvironment, module_names: Sequence[str]) -> O
             name: outcome_of(getattr(importlib.import_module(module_name), name), communicator.rank)
             for module_name in module_names
             for name in checks_in(module_name)
+            if names is None or name in names
         }
         sparkdl.torch.destroy_process_group()
     return outcomes

@@ -87,21 +87,28 @@ def replicas(rows):
     }
 
 
+ALL = [(name, fit) for name in PARTS for fit in CHANGES]
+EACH_ONCE = [(name, list(CHANGES)[number % len(CHANGES)]) for number, name in enumerate(PARTS)]
+
+
 @pytest.fixture(scope="module")
-def parts(rows):
+def parts(rows, request):
+    """What the ranks have after each fit that is among the tests of this run."""
+    mine = {item.callspec.id for item in request.session.items if item.originalname == NAME_OF_TEST}
+    chosen = [(name, fit) for name, fit in ALL if f"{name}-{fit}" in mine]
     cases = [
-        (dataclasses.replace(with_split(spec, rows, 0.2), parallelism=parallelism), rows)
-        for parallelism in PARTS.values()
-        for spec in fits().values()
+        (dataclasses.replace(with_split(fits()[fit], rows, 0.2), parallelism=PARTS[name]), rows)
+        for name, fit in chosen
     ]
     outcomes = run_ranks(4, train_all, cases, timeout_s=160)
-    names = [(parts, fit) for parts in PARTS for fit in fits()]
     assert not any(outcome.weights for rank in outcomes[1:] for outcome in rank)
-    return dict(zip(names, outcomes[0], strict=True))
+    return dict(zip(chosen, outcomes[0], strict=True))
 
 
-@pytest.mark.parametrize("fit", CHANGES)
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(
+    ("name", "fit"),
+    [pytest.param(*case, marks=() if case in EACH_ONCE else pytest.mark.slow) for case in ALL],
+)
 def test_ranks_with_parts_compute_what_replicas_do(parts, replicas, name, fit):
     found, expected = parts[name, fit], replicas[readers_of(PARTS[name])][fit]
     assert found.weights.keys() == expected.weights.keys()
@@ -114,6 +121,9 @@ def test_ranks_with_parts_compute_what_replicas_do(parts, replicas, name, fit):
     assert found.model_epoch == expected.model_epoch
 
 
+NAME_OF_TEST = test_ranks_with_parts_compute_what_replicas_do.__name__
+
+
 def next_token_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs.flatten(0, 1), labels.flatten())
 
@@ -123,7 +133,23 @@ def small_decoder() -> Decoder:
     return Decoder(DecoderSizes(vocabulary=32, width=16, layers=4, heads=2, is_tied=False))
 
 
-def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path):
+SHARED_SEQUENCES = {
+    "each dimension once": [
+        Parallelism(shard=2, context=2),
+        Parallelism(context=2, data=2, attention="all-to-all"),
+        Parallelism(pipeline=2, tensor=2, sequence=True, schedule="interleaved-1f1b"),
+    ],
+    "others": [
+        Parallelism(data=2, tensor=2, sequence=True),
+        Parallelism(data=1, tensor=2, context=2),
+        Parallelism(pipeline=2, context=2),
+        Parallelism(pipeline=2, data=2, schedule="zbv"),
+    ],
+}
+
+
+@pytest.mark.parametrize("layouts", ["each dimension once", pytest.param("others", marks=pytest.mark.slow)])
+def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path, layouts):
     rng = np.random.default_rng(0)
     tokens = (np.arange(17) * rng.integers(1, 4, size=(21, 1)) + rng.integers(0, 32, size=(21, 1))) % 32
 
@@ -138,21 +164,13 @@ def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path):
         inputs=make_inputs("x", x=Column(name="x", dtype="int64", shape=(16,)), dtypes=("int64",)),
         heads=(Head(label=LabelColumn(name="y", dtype="int64", shape=(16,)), loss=next_token_loss),),
     )
-    layouts = [
-        Parallelism(shard=2, context=2),
-        Parallelism(data=2, tensor=2, sequence=True),
-        Parallelism(data=1, tensor=2, context=2),
-        Parallelism(context=2, data=2, attention="all-to-all"),
-        Parallelism(pipeline=2, context=2),
-        Parallelism(pipeline=2, tensor=2, sequence=True, schedule="interleaved-1f1b"),
-        Parallelism(pipeline=2, data=2, schedule="zbv"),
-    ]
     cases = [
-        (dataclasses.replace(spec, model=small_decoder(), parallelism=each), dataset) for each in layouts
+        (dataclasses.replace(spec, model=small_decoder(), parallelism=each), dataset)
+        for each in SHARED_SEQUENCES[layouts]
     ]
     (found, *_) = run_ranks(4, train_all, cases, timeout_s=120)
     expected = {ranks: run_ranks(ranks, train_all, [(spec, dataset)])[0][0] for ranks in (1, 2)}
-    for layout, outcome in zip(layouts, found, strict=True):
+    for layout, outcome in zip(SHARED_SEQUENCES[layouts], found, strict=True):
         other = expected[readers_of(layout)]
         assert outcome.history[-1].loss == pytest.approx(other.history[-1].loss, rel=TOLERANCE), layout
         for key, value in outcome.weights.items():
@@ -165,7 +183,7 @@ def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path):
 def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
     """From the middle of an epoch; the optimizer, the metrics and the best weights so far are continued too.
 
-    Each layout from one other and into one other; every pair of them where that may take a minute.
+    Of three layouts each into one other; every pair of six where that may take a minute.
     """
     spec = dataclasses.replace(
         with_split(fits()["best epoch"], rows, 0.2), batch_size=2, metrics={"right": is_right}
@@ -178,10 +196,10 @@ def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
             spec, model=model, parallelism=parallelism, checkpoints=plan, **changes
         ), rows
 
-    layouts = [
-        None,
-        *(PARTS[name] for name in ("shard", "hybrid", "pipeline", "tensor", "pipeline x tensor")),
-    ]
+    names = (
+        ("shard", "hybrid", "pipeline", "tensor", "pipeline x tensor") if all_pairs else ("shard", "pipeline")
+    )
+    layouts = [None, *(PARTS[name] for name in names)]
     whole = run_ranks(
         4, train_all, [case(each, f"{number}") for number, each in enumerate(layouts)], timeout_s=120
     )[0]

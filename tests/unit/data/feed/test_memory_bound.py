@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("gib", [0.5, pytest.param(10, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("allocator", ["jemalloc", "mimalloc"])
+@pytest.mark.parametrize(
+    ("shuffle", "gib", "allocator"),
+    [
+        (True, 0.5, "jemalloc"),
+        (False, 0.5, "mimalloc"),
+        *(
+            pytest.param(shuffle, 10, allocator, marks=pytest.mark.slow)
+            for shuffle, allocator in product((True, False), ("jemalloc", "mimalloc"))
+        ),
+    ],
+)
 def test_reading_takes_no_more_memory_than_its_bound_however_much_there_is(
     folder: Path, allocator: str, gib: float, shuffle: bool
 ) -> None:

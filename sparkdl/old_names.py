@@ -34,7 +34,7 @@ OLD_NAMES = {
     "sparkdl.data.feed_state": "sparkdl.data.feed.state",
     "sparkdl.data.filesystems": "sparkdl.data.files.filesystems",
     "sparkdl.data.footer_cache": "sparkdl.data.feed.cache",
-    "sparkdl.data.input_files": "sparkdl.data.spark.plan",
+    "sparkdl.data.input_files": "sparkdl.data.spark.input_files",
     "sparkdl.data.lease": "sparkdl.data.store.housekeeping",
     "sparkdl.data.materialization": "sparkdl.data.spark.materialization",
     "sparkdl.data.mixture": "sparkdl.data.blend.mixture",

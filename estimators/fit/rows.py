@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.data import Store, use_materialized
 from sparkdl.data.spark.columns import check_types, with_doubles
-from sparkdl.data.spark.plan import input_files
+from sparkdl.data.spark.input_files import input_files
 from sparkdl.estimators.fit.inputs import column_names
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.spark.plan import InputFiles
+    from sparkdl.data.spark.input_files import InputFiles
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
 
 

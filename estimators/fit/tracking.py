@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from sparkdl.collective import WorldReport
     from sparkdl.data import Column, ParquetDataset
-    from sparkdl.data.spark.plan import InputFiles
+    from sparkdl.data.spark.input_files import InputFiles
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.estimators.torch_model import TorchModel
     from sparkdl.model.signature import ModelOutput

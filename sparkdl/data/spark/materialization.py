@@ -17,8 +17,10 @@ from sparkdl.data.dataset.footers import list_parquet_files, scan_dataset
 from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import array_depth, check_frame, check_types, is_vector, quoted
+from sparkdl.data.spark.in_place import open_in_place
+from sparkdl.data.spark.input_files import InputFiles, input_files
 from sparkdl.data.spark.jobs import jobs_of, spark_job
-from sparkdl.data.spark.plan import InputFiles, input_files, open_in_place, plan_key
+from sparkdl.data.spark.plan import plan_key
 from sparkdl.data.spark.validate import check_census, common_length, no_rows_error
 from sparkdl.data.spark.writing import (
     REPORT_SCHEMA,

@@ -1,19 +1,14 @@
-"""Analysis of a DataFrame's plan: a key of its content, and whether it only reads Parquet files.
+"""The plan of a DataFrame as Spark prints it, and keys of the rows that it gives.
 
 Runs on the *driver*, on classic Spark and on Spark Connect alike. Both print a plan as text (``df.explain``). The
-analysis recognizes what is known to be harmless; a plan that is not understood counts as unknown.
+analysis recognizes what is known to be harmless; a plan that is not understood counts as unknown, and a plan whose rows
+can differ from one run to the next has no key.
 
-:func:`input_files` lists the files that a DataFrame reads, with what distinguishes them from others of the same name.
-
-:func:`plan_key` is equal for DataFrames that give the same rows. Spark's semantic hash of the plan has 32 bits and
-covers neither that a file was written again nor the value of a clock or a random number; the key includes what the
-hash leaves out, and there is no key for a plan whose rows can differ from one run to the next. It holds in one
-application: the text of a plan leaves out too much to share rows across versions and sessions. :func:`lasting_key`
-holds in others for rows that a user named, by which a job knows whether it has been done.
-
-:func:`open_in_place` finds DataFrames that are only Parquet files which ranks can read where they are. Spark's
-optimized plan shows this as a read of Parquet and at most a selection of its columns. For any other plan, with a
-filter, a cast, a cache, a table of a catalog or a Delta log, the rows are copied.
+:func:`plan_key` is equal for DataFrames that give the same rows within one application of Spark. Spark's semantic hash
+of the plan has 32 bits and covers neither that a file was written again nor the value of a clock or a random number;
+the key includes what the hash leaves out. Rows are shared by this key alone, so never across applications: the text of
+a plan says too little for that, as of rows in memory. :func:`lasting_key` also holds in other applications, but only
+for rows that a user named, a table, files or a query: by it a job knows whether it has been done.
 """
 
 from __future__ import annotations
@@ -22,31 +17,21 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
-from sparkdl.data.dataset.footers import scan_dataset
-from sparkdl.data.files.filesystems import open_location
-from sparkdl.data.spark.columns import array_depth, is_vector, stored_type
+from sparkdl.data.spark.input_files import input_files
 from sparkdl.data.spark.jobs import spark_job
-from sparkdl.data.spark.validate import check_no_nulls, check_shapes
-from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructField
 
-    from sparkdl.data.dataset.dataset import ParquetDataset
-    from sparkdl.data.files.filesystems import Location
-
+logger = logging.getLogger(__name__)
 
 _HEADING = re.compile(r"^== (.+) ==$", re.MULTILINE)
 _TREE = re.compile(r"^[\s:|+\-]*(?=\S)")
@@ -125,75 +110,6 @@ def _whole_lines(spark: SparkSession) -> Iterator[None]:
         else:
             spark.conf.set(_MAX_FIELDS, before)
 
-
-_NUM_THREADS = 16
-_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
-
-
-@dataclass(frozen=True)
-class InputFiles:
-    """The files that a DataFrame reads.
-
-    Attributes:
-        folder: URL of the folder that holds them all.
-        paths: their paths inside it, sorted.
-        is_delta: whether they belong to a Delta table, whose log says which rows of a file are valid.
-        identity: text that differs once a file has been added, removed or written again, or the table has
-            another version.
-    """
-
-    folder: str
-    paths: tuple[str, ...]
-    is_delta: bool
-    identity: str
-
-
-def input_files(df: DataFrame) -> InputFiles | None:
-    """Return the files that a DataFrame reads; None if it reads none, or the driver cannot see them.
-
-    A cached DataFrame reads no files.
-    """
-    try:
-        urls = sorted(set(df.inputFiles()))
-        return _describe(urls) if urls else None
-    except Exception:  # any error of Spark or of a filesystem that is not ours
-        return None
-
-
-def _describe(urls: list[str]) -> InputFiles:
-    plain = sorted(unquote(url) for url in urls)  # Spark quotes what a URL may not hold
-    folder = os.path.commonprefix(plain).rpartition("/")[0]  # noqa: RUF071 - cut at a slash right away
-    paths = tuple(url[len(folder) + 1 :] for url in plain)
-    location = open_location(folder)
-    location.filesystem.invalidate_cache()
-    with ThreadPoolExecutor(min(_NUM_THREADS, len(paths))) as pool:
-        states = list(pool.map(lambda path: _state(location, f"{location.path}/{path}"), paths))
-    log = _delta_log(location)
-    if log is not None:
-        states += sorted(_state(location, str(path)) for path in location.filesystem.find(log))
-    return InputFiles(folder=folder, paths=paths, is_delta=log is not None, identity="\n".join(states))
-
-
-def _state(location: Location, path: str) -> str:
-    if location.is_local:
-        found = os.stat(path)
-        return f"{path} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
-    info = location.filesystem.info(path)
-    return " ".join([path, str(info["size"]), *(f"{tag}={info[tag]}" for tag in _TAGS if tag in info)])
-
-
-def _delta_log(location: Location) -> str | None:
-    """Return the log of the Delta table that the files lie in, if they lie in one."""
-    folder = location.path
-    while folder.strip("/"):
-        log = f"{folder}/_delta_log"
-        if location.filesystem.exists(log):
-            return log
-        folder = os.path.dirname(folder)
-    return None
-
-
-logger = logging.getLogger(__name__)
 
 _FILE_FORMATS = "parquet|orc|csv|json|text|avro|xml|binaryfile|image|libsvm"
 _FILES = re.compile(rf"^Relation .*\] ({_FILE_FORMATS})$", re.IGNORECASE)
@@ -377,60 +293,3 @@ def _application(df: DataFrame) -> str:
     if hasattr(df, "_jdf"):
         return str(df.sparkSession.sparkContext.applicationId)
     return str(cast("Any", df.sparkSession).session_id)
-
-
-_RELATION = re.compile(r"^Relation \[(.*)\] parquet$")
-_PROJECT = re.compile(r"^Project \[(.*)\]$")
-_ATTRIBUTE = re.compile(r"[^\s,()]+#\d+L?(, [^\s,()]+#\d+L?)*")
-
-
-def open_in_place(
-    df: DataFrame, fields: Sequence[StructField], *, allow_ragged: bool
-) -> ParquetDataset | None:
-    """Return the files of a DataFrame as a dataset, checked as a copy would be; None if they have to be copied.
-
-    Raises:
-        DataError: if there are no rows, or values that ranks cannot be fed with.
-    """
-    if any(is_vector(field.dataType) for field in fields):
-        return None
-    names = [field.name for field in fields]
-    plan = plan_text(df)
-    if plan is None or not is_plain_read(plan):
-        return None
-    files = input_files(df)
-    if files is None or files.is_delta:
-        return None
-    depths = {field.name: array_depth(field.dataType) for field in fields}
-    unknown = {name: (None,) * depth for name, depth in depths.items() if depth}
-    try:
-        described = scan_dataset(files.folder, names, unknown, files.paths)
-    except (
-        DataError
-    ) as error:  # types that differ, columns that are folders, damaged files: Spark knows better
-        logger.info("The rows are copied: %s", error)
-        return None
-    for field, column in zip(fields, described.columns, strict=True):
-        found = (*column.element, len(column.lengths)) if column.lengths else (column.kind, column.dtype, 0)
-        if found != stored_type(field.dataType):
-            return None
-    with spark_job(df.sparkSession, "checking rows in place", columns=names):
-        shapes = check_shapes(df, depths, allow_ragged=allow_ragged)
-        dataset = scan_dataset(files.folder, names, shapes, files.paths)
-        check_no_nulls(df, dataset)
-    return dataset
-
-
-def is_plain_read(plan: PlanText) -> bool:
-    """Whether an optimized plan reads Parquet files and does nothing but leave columns out."""
-    *above, leaf = plan.optimized or ("",)
-    relation = _RELATION.match(leaf)
-    if relation is None or len(above) > 1:
-        return False
-    if not above:
-        return True
-    project = _PROJECT.match(above[0])
-    if project is None or not _ATTRIBUTE.fullmatch(project[1]):
-        return False
-    # The same numbers stand for the same columns: nothing was computed, cast or given another name.
-    return set(project[1].split(", ")) <= set(relation[1].split(","))

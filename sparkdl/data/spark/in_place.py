@@ -1,0 +1,85 @@
+"""DataFrames that are only Parquet files, which ranks can read where they are.
+
+Spark's optimized plan shows this as a read of Parquet and at most a selection of its columns. For any other plan, with
+a filter, a cast, a cache, a table of a catalog or a Delta log, the rows are copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from sparkdl.data.dataset.footers import scan_dataset
+from sparkdl.data.spark.columns import array_depth, is_vector, stored_type
+from sparkdl.data.spark.input_files import input_files
+from sparkdl.data.spark.jobs import spark_job
+from sparkdl.data.spark.plan import PlanText, plan_text
+from sparkdl.data.spark.validate import check_no_nulls, check_shapes
+from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructField
+
+    from sparkdl.data.dataset.dataset import ParquetDataset
+
+logger = logging.getLogger(__name__)
+
+_RELATION = re.compile(r"^Relation \[(.*)\] parquet$")
+_PROJECT = re.compile(r"^Project \[(.*)\]$")
+_ATTRIBUTE = re.compile(r"[^\s,()]+#\d+L?(, [^\s,()]+#\d+L?)*")
+
+
+def open_in_place(
+    df: DataFrame, fields: Sequence[StructField], *, allow_ragged: bool
+) -> ParquetDataset | None:
+    """Return the files of a DataFrame as a dataset, checked as a copy would be; None if they have to be copied.
+
+    Raises:
+        DataError: if there are no rows, or values that ranks cannot be fed with.
+    """
+    if any(is_vector(field.dataType) for field in fields):
+        return None
+    names = [field.name for field in fields]
+    plan = plan_text(df)
+    if plan is None or not is_plain_read(plan):
+        return None
+    files = input_files(df)
+    if files is None or files.is_delta:
+        return None
+    depths = {field.name: array_depth(field.dataType) for field in fields}
+    unknown = {name: (None,) * depth for name, depth in depths.items() if depth}
+    try:
+        described = scan_dataset(files.folder, names, unknown, files.paths)
+    except (
+        DataError
+    ) as error:  # types that differ, columns that are folders, damaged files: Spark knows better
+        logger.info("The rows are copied: %s", error)
+        return None
+    for field, column in zip(fields, described.columns, strict=True):
+        found = (*column.element, len(column.lengths)) if column.lengths else (column.kind, column.dtype, 0)
+        if found != stored_type(field.dataType):
+            return None
+    with spark_job(df.sparkSession, "checking rows in place", columns=names):
+        shapes = check_shapes(df, depths, allow_ragged=allow_ragged)
+        dataset = scan_dataset(files.folder, names, shapes, files.paths)
+        check_no_nulls(df, dataset)
+    return dataset
+
+
+def is_plain_read(plan: PlanText) -> bool:
+    """Whether an optimized plan reads Parquet files and does nothing but leave columns out."""
+    *above, leaf = plan.optimized or ("",)
+    relation = _RELATION.match(leaf)
+    if relation is None or len(above) > 1:
+        return False
+    if not above:
+        return True
+    project = _PROJECT.match(above[0])
+    if project is None or not _ATTRIBUTE.fullmatch(project[1]):
+        return False
+    # The same numbers stand for the same columns: nothing was computed, cast or given another name.
+    return set(project[1].split(", ")) <= set(relation[1].split(","))

@@ -267,7 +267,7 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
 
 @contextmanager
 def _local_session(num_slots: int, folder: Path) -> Iterator[SparkSession]:
-    from sparkdl.cli.demo import start_local_session
+    from sparkdl.cli.local_session import start_local_session
 
     session = start_local_session("sparkdl bench fit", num_slots, folder)
     try:

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     check_output_arguments(("--json", arguments.json))
     names = names_of(arguments.cases, CASES, "--cases")
-    from sparkdl.cli.demo import start_local_session
+    from sparkdl.cli.local_session import start_local_session
 
     for package in ("pyspark", "torch"):
         if find_spec(package) is None:

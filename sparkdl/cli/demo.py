@@ -2,17 +2,11 @@
 
 The demo starts a local Spark session, fits a small convolutional network on two ranks, tracks the fit in MLflow,
 loads the logged model back and scores it. Everything that it makes lies in one folder.
-
-The demo and other programs of this package that start their own session also take from here what makes one:
-:func:`start_local_session`, and functions that suppress harmless notices of Spark and MLflow. Only such programs may
-use these: a library leaves the logging of its users alone. Runs on the *driver*.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
-import os
 import shlex
 import sys
 import time
@@ -20,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.cli.local_session import quiet_libraries, start_local_session
 from sparkdl.data.spark.jobs import jobs_of, spark_job
 from sparkdl.errors import SparkdlError
 
@@ -28,70 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkdl.estimators import TorchModel
-
-
-_LOG4J = """\
-status = error
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-# Spark takes the level of this logger for the root's, and says so where they differ.
-logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
-logger.gateway.level = error
-"""
-
-
-def quiet_spark_options(folder: Path) -> dict[str, str]:
-    """Write a log4j file to ``folder``, and return the Spark options by which only errors are logged.
-
-    The level of a running session comes too late: the loudest lines are written while Spark starts.
-    """
-    file = folder / "log4j2.properties"
-    file.write_text(_LOG4J)
-    return {"spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={file.as_uri()}"'}
-
-
-def quiet_libraries() -> None:
-    """Let MLflow, and the migrations by which it makes its database, log warnings only."""
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # read when mlflow is imported
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-
-
-def start_local_session(name: str, num_slots: int, folder: Path, **options: str) -> SparkSession:
-    """Start a session without an interface, that logs only errors; the caller stops it.
-
-    Args:
-        name: of the application.
-        num_slots: tasks that run at once.
-        folder: where it writes what it has to.
-        options: of Spark, with ``_`` for the dots in their names after ``spark.``: ``driver_memory="4g"``.
-    """
-    import pyspark
-    from pyspark.sql import SparkSession
-
-    quiet_libraries()
-    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = (
-        SparkSession.builder.master(f"local[{num_slots}]")
-        .appName(name)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")  # would overwrite the line of a fit
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.warehouse.dir", str(folder / "spark-warehouse"))
-    )
-    for option, value in options.items():
-        builder = builder.config(f"spark.{option.replace('_', '.')}", value)
-    for key, value in quiet_spark_options(folder).items():
-        builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
-    return session
 
 
 NUM_CLASSES = 10

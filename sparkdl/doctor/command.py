@@ -137,7 +137,7 @@ def _session(options: argparse.Namespace, settings: dict[str, str], stack: ExitS
     import pyspark
     from pyspark.sql import SparkSession
 
-    from sparkdl.cli.demo import quiet_spark_options
+    from sparkdl.cli.local_session import quiet_spark_options
 
     builder = SparkSession.builder.appName("sparkdl doctor")
     if options.remote:

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.cli.demo import quiet_libraries, quiet_spark_options
+from sparkdl.cli.local_session import quiet_libraries, quiet_spark_options
 from sparkdl.data.spark.jobs import jobs_of
 from sparkdl.data.spark.session import is_connect
 from sparkdl.data.spark.spark_errors import is_context_stopped, mentions_stopped_context, spark_words

@@ -55,7 +55,7 @@ class UnsentRuns:
             for each, folder in folders.items():
                 filesystem.put(f"{folder}/", f"{path}/{each}/", recursive=True)
             for each, content in files.items():
-                self._write(f"{path}/{each}", content)
+                self._location.write_whole(f"{FOLDER}/{name}/{each}", content, writer=uuid.uuid4().hex[:8])
         except Exception as error:
             raise self._store.cannot_be_written(error) from error
         return f"{self._store.url}/{FOLDER}/{name}"
@@ -111,14 +111,6 @@ class UnsentRuns:
                 filesystem.rm(self._path, recursive=True)
         except Exception as error:
             raise store_error(f"{self._path}/{name} cannot be removed: {explain_failure(error)}") from error
-
-    def _write(self, path: str, content: bytes) -> None:
-        # Object stores show a file when it is complete; elsewhere renaming makes it so.
-        written = f"{path}.{uuid.uuid4().hex[:8]}.tmp" if self._location.can_rename else path
-        with self._location.filesystem.open(written, "wb") as file:
-            file.write(content)
-        if written != path:
-            self._location.filesystem.mv(written, path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,15 +49,11 @@ class CommitFolder:
             StoreError: if it cannot be written.
         """
         location = open_location(self.url)
-        owner = f"{location.path}/{_OWNER}"
         try:
             location.make_folder()
-            # Ranks that read it meanwhile see the complete old or new file.
-            written = f"{owner}.tmp" if location.can_rename else owner
-            with location.filesystem.open(written, "wb") as file:
-                file.write(json.dumps({"run": self.token}).encode())
-            if written != owner:
-                location.filesystem.mv(written, owner)
+            location.write_whole(
+                _OWNER, json.dumps({"run": self.token}).encode()
+            )  # ranks may read it meanwhile
             location.filesystem.invalidate_cache()
             for entry in location.filesystem.ls(location.path, detail=False):
                 if re.fullmatch(r"state-.*\.tmp", str(entry).rsplit("/", 1)[-1]):  # of ranks that were killed

@@ -69,6 +69,22 @@ class Location:
         if self.can_rename:  # object stores have none, and would make a bucket from a mistyped name
             self.filesystem.makedirs(self.path, exist_ok=True)
 
+    def write_whole(self, name: str, content: bytes, *, writer: str = "") -> None:
+        """Write a file of this folder so that a reader sees all of it, or what was there before.
+
+        Args:
+            name: of the file, inside the folder.
+            content: of the file.
+            writer: tells this writer from others that may write the same file at the same time.
+        """
+        final = f"{self.path}/{name}"
+        # Object stores show a file when it is complete; elsewhere renaming makes it so.
+        written = final if not self.can_rename else f"{final}.{writer}.tmp" if writer else f"{final}.tmp"
+        with self.filesystem.open(written, "wb") as file:
+            file.write(content)
+        if written != final:
+            self.filesystem.mv(written, final)
+
 
 def open_location(url: str) -> Location:
     """Open the filesystem that a URL or path lies on.

@@ -53,13 +53,7 @@ def write_manifest(dataset: ParquetDataset, location: Location) -> None:
         "files": files,
         "row_groups": [[position[group.path], group.index, group.num_rows] for group in dataset.row_groups],
     }
-    final = f"{location.path}/{MANIFEST_NAME}"
-    # Object stores show a file when it is complete; elsewhere renaming makes it so.
-    written = f"{final}.tmp" if location.can_rename else final
-    with location.filesystem.open(written, "wb") as file:
-        file.write(json.dumps(content).encode())
-    if written != final:
-        location.filesystem.mv(written, final)
+    location.write_whole(MANIFEST_NAME, json.dumps(content).encode())
 
 
 def open_dataset(url: str) -> ParquetDataset:

@@ -1,0 +1,29 @@
+"""Where a URL points, and files that appear there whole."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkdl.data.files.filesystems import open_location
+
+
+@pytest.mark.parametrize("writer", ["", "one"])
+def test_a_file_is_replaced_by_renaming_a_whole_one(tmp_path: Path, writer: str) -> None:
+    location = open_location(str(tmp_path))
+    (tmp_path / "state").write_bytes(b"before")
+    with (tmp_path / "state").open("rb") as reader:
+        location.write_whole("state", b"after", writer=writer)
+        assert reader.read() == b"before"
+    assert (tmp_path / "state").read_bytes() == b"after"
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_where_files_appear_whole_nothing_is_renamed(tmp_path: Path) -> None:
+    location = replace(open_location(str(tmp_path)), can_rename=False)
+    (tmp_path / "state.tmp").mkdir()
+    location.write_whole("state", b"after")
+    assert (tmp_path / "state").read_bytes() == b"after"

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from sparkdl.model.signature import ModelOutput
     from sparkdl.training.history import EpochRecord
 
+_logger = logging.getLogger(__name__)
+
 
 def save_for_mlflow(
     model: TorchModel, folder: str | os.PathLike[str], example: Mapping[str, Any] | None = None
@@ -115,9 +117,6 @@ def _kind(kind: str, dtype: str) -> str:
         # The widest type of each kind: MLflow refuses a list of Python floats where the signature says float32.
         return {"b": "boolean", "i": "long", "u": "long"}.get(np.dtype(dtype).kind, "double")
     return kind if kind in ("string", "binary") else "any"
-
-
-_logger = logging.getLogger(__name__)
 
 
 def run_of_fit(

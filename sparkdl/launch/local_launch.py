@@ -56,6 +56,8 @@ from sparkdl.launch.wire.messages import pickle_call, unpack_error
 from sparkdl.launch.wire.outcome import Failure, HealthReport, StopReason, find_culprit, were_ranks_lost
 from sparkdl.topology import Topology, name_ranks
 
+logger = logging.getLogger(__name__)
+
 _CONNECT_TIMEOUT_S = 10.0
 
 _POLL_S = 0.5
@@ -293,9 +295,6 @@ def _gpus_of(
             f"which names {len(addresses)}. Lower the number of ranks or of GPUs per rank, or name more GPUs."
         )
     return [addresses[number] for number in wanted]
-
-
-logger = logging.getLogger(__name__)
 
 
 _LOOPBACK = "lo"

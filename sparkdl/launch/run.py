@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
+_logger = logging.getLogger(__name__)
+
 
 class SlotHolders:
     """A set of launches, by the names of their jobs, for several threads."""
@@ -125,7 +127,6 @@ CANCEL_TIMEOUT_S = 10.0
 LAST_LINES_TIMEOUT_S = 5.0
 
 _slot_holders = SlotHolders()
-_logger = logging.getLogger(__name__)
 
 OnLog = Callable[[int, str], None]
 OnEvent = Callable[[int, dict[str, Any]], None]

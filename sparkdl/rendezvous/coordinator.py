@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+logger = logging.getLogger(__name__)
+
 
 Answer = Callable[[bytes | None], None]
 """Called once with the value of the key that was waited for, or with None when the wait has run out."""
@@ -179,8 +181,6 @@ def _exchange_key(key: str) -> str:
     # Clients cannot set such a key.
     return f"{key}\0"
 
-
-logger = logging.getLogger(__name__)
 
 PURPOSE = b"sparkdl coordinator"
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+logger = logging.getLogger(__name__)
+
 
 FOLDER = Path("/dev/shm")  # noqa: S108 - nothing in here is opened by a name that others could guess
 
@@ -60,8 +62,6 @@ def folder_identity() -> tuple[int, int] | None:
         return None
     return found.st_dev, found.st_ino
 
-
-logger = logging.getLogger(__name__)
 
 _NAME_BYTES = 16
 

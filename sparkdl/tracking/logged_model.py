@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.models import ModelSignature
 
+_logger = logging.getLogger(__name__)
+
 
 _PARAM_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 _REQUIREMENTS = ("cloudpickle", "numpy", "pandas", "safetensors", "torch")
@@ -192,8 +194,6 @@ class LoggedDataset:
 
 MODEL_TAG = "sparkdl.model_uri"
 """Tag of a version: URI of the logged model."""
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,6 @@ from sparkdl.errors import ParamError
 if TYPE_CHECKING:
     from sparkdl.collective.communicator import Array
     from sparkdl.collective.mpi.operations import Data, Steps
-if TYPE_CHECKING:
-    from sparkdl.collective.communicator import Array
-    from sparkdl.collective.mpi.operations import Data, Steps
 
     Blocks = tuple[tuple[int, ...], ...]
     """Elements of each rank's block of each array."""

@@ -28,8 +28,6 @@ from sparkdl.rendezvous.deadline import check_timeout
 from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-if TYPE_CHECKING:
     from types import ModuleType
 
     from mpi4py import MPI

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from sparkdl.collective.communicator import MessageHandle
     from sparkdl.collective.process_sets import Opening
 
+logger = logging.getLogger(__name__)
+
 
 class StallWatcher:
     """Reports the stalls of all native communicators of this process.
@@ -90,8 +92,6 @@ except ImportError as error:
         f"sparkdl's native extension cannot be imported ({error}). Install sparkdl from a wheel, or build it"
         " with `make setup` in a clone."
     ) from error
-
-logger = logging.getLogger(__name__)
 
 
 def _of_core(name: str) -> Any:

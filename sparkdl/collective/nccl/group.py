@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from sparkdl._native import NcclCommunicator
     from sparkdl.collective.communicator import Array, Communicator
 
+logger = logging.getLogger(__name__)
+
 
 _BITS = {"sum": "max", "max": "max", "product": "min", "min": "min"}
 
@@ -187,8 +189,6 @@ def _as_element(value: float, dtype: str) -> bytes:
     bits = int(np.array(value, np.float32).view(np.uint32))
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to_bytes(2, "little")
 
-
-logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
 """Pause between two checks of operations under way: NCCL has no deadlines and does not report errors by itself."""

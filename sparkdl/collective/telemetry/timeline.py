@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from sparkdl.collective.communicator import Communicator
     from sparkdl.collective.telemetry.monitor import OperationRecord, Telemetry
 
+logger = logging.getLogger(__name__)
+
 
 Event = dict[str, Any]
 
@@ -147,8 +149,6 @@ def _arguments(record: OperationRecord) -> Event:
         arguments["failed"] = True
     return arguments
 
-
-logger = logging.getLogger(__name__)
 
 _PERIOD_S = 0.05
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from sparkdl.data.dataset.dataset import Column
 
+_logger = logging.getLogger(__name__)
+
 
 _PRIMITIVES: dict[pa.DataType, str] = {
     pa.bool_(): "bool",
@@ -338,8 +340,6 @@ ARE_CHECKED = _ARGUMENT in inspect.signature(pq.ParquetFile.__init__).parameters
 
 CHECKING: dict[str, Any] = {_ARGUMENT: True} if ARE_CHECKED else {}
 """Keyword arguments of ``ParquetFile`` that have it do so."""
-
-_logger = logging.getLogger(__name__)
 
 
 @functools.cache

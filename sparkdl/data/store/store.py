@@ -38,6 +38,8 @@ from sparkdl.errors import ParamError, StoreError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+logger = logging.getLogger(__name__)
+
 
 _VERSION = 2
 
@@ -124,8 +126,6 @@ def _column_from_json(content: dict[str, Any]) -> Column:
     )
 
 
-logger = logging.getLogger(__name__)
-
 KEEP_FOR = timedelta(days=1)
 """How long a dataset stays in a Store after its last use, unless the Store says otherwise."""
 
@@ -160,11 +160,6 @@ class Store:
             self.url,
             self.keep_for,
         )  # filesystems hold sockets and caches that do not travel
-
-    @classmethod
-    def from_url(cls, url: str | os.PathLike[str]) -> Store:
-        """Return the Store at a URL."""
-        return cls(url)
 
     @classmethod
     def default(cls) -> Store:

@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from sparkdl.horovod.torch.engine.plan import Report
 from sparkdl.topology import name_ranks
 
+logger = logging.getLogger(__name__)
+
 
 class Ages:
     """Since when each of some names has been there without a break."""
@@ -39,8 +41,6 @@ class Ages:
         """The names that have been there for so long."""
         return [name for name, seconds in self.tell().items() if seconds >= age_s]
 
-
-logger = logging.getLogger(__name__)
 
 REMEDY = (
     "Look at what those ranks are doing: all ranks of a process set have to make the same requests, under the same"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import random
 import re
 from collections import defaultdict
 from concurrent import futures
@@ -18,7 +17,6 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -43,6 +41,7 @@ from sparkdl.parallel.checkpoint_files import (
 )
 from sparkdl.parallel.context import WholeSequences
 from sparkdl.parallel.parallelism import DIMENSIONS
+from sparkdl.random_state import random_state, rank_seed, seed_generators, set_random_state
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ class ShardedCheckpoints:
         }
         for name, value in shared.items():
             _encoded(value, f"the {name} given to save()")
-        small = {"random": _random_state(self._device), **(shared if self._rank == 0 else {})}
+        small = {"random": random_state(self._device), **(shared if self._rank == 0 else {})}
         writer = Writer(
             self._folder if folder is None else CheckpointFolder(folder, num_kept=1),
             rank=self._rank,
@@ -228,10 +227,10 @@ class ShardedCheckpoints:
         part.load(location, manifest, url, shared["optimizer"], process_group=self._group)
         if scheduler is not None:
             scheduler.load_state_dict(shared["scheduler"])
-        _set_random_state(own["random"], self._device)
+        set_random_state(own["random"], self._device)
         readers = set(manifest["readers"])
         if not self._is_same_layout(manifest) and self._layout.row_reader[0] not in readers:
-            _seed_anew(self._layout.row_reader[0])
+            seed_generators(rank_seed(int(torch.randint(2**62, ())), self._layout.row_reader[0]))
         return shared["state"] or {}
 
     def steps(self) -> list[int]:
@@ -625,33 +624,3 @@ def _raise_first(error: Any, what: str) -> NoReturn:
         raise first from error
     why = f"{what}: {explain_failure(first)} (rank {rank})"
     raise (store_error(why) if isinstance(first, OSError) else CheckpointError(why)) from error
-
-
-def _random_state(device: torch.device) -> dict[str, Any]:
-    """The states of the generators of Python, NumPy and torch, and of the GPU if the model is on it."""
-    algorithm, keys, *rest = np.random.get_state(legacy=True)
-    return {
-        "python": random.getstate(),
-        "numpy": (algorithm, np.asarray(keys).tolist(), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if device.type == "cuda" else None,
-    }
-
-
-def _set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    version, keys, gauss = state["python"]
-    random.setstate((version, tuple(keys), gauss))
-    algorithm, words, *rest = state["numpy"]
-    np.random.set_state((algorithm, np.array(words, dtype=np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"])
-
-
-def _seed_anew(number: int) -> None:
-    """Seed all generators by the state of torch's and a number."""
-    drawn = int(torch.randint(2**62, ()))
-    seed = int(np.random.SeedSequence([drawn, number]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFF_FFFF)
-    torch.manual_seed(seed)

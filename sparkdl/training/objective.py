@@ -29,7 +29,7 @@ from sparkdl.model.heads import (
     reduction_of,
 )
 from sparkdl.model.inputs import Arrays, dtype_name, dtype_named, to_features, to_tensor
-from sparkdl.training.random_state import random_numbers_apart, rank_seed
+from sparkdl.random_state import random_numbers_apart, rank_seed
 
 if TYPE_CHECKING:
     from sparkdl.training.spec import AugmentFunction, TrainingSpec

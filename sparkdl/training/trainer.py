@@ -15,6 +15,7 @@ import torch
 
 from sparkdl.data import ParquetDataset, PlannedFeed
 from sparkdl.errors import ParamError
+from sparkdl.random_state import refuse_what_varies, seed_rank
 from sparkdl.torch import collective_errors, destroy_process_group
 from sparkdl.training.batches import batches_for, read_timeout_s, single_rows_allowed
 from sparkdl.training.callbacks import FitControl
@@ -25,7 +26,6 @@ from sparkdl.training.history import EpochMeter, EpochRecord, ProgressReporter, 
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import Objective, StepPosition, error_context
-from sparkdl.training.random_state import refuse_what_varies, seed_rank
 from sparkdl.training.step import TrainingStep
 from sparkdl.training.update import Precision, UpdatePlan, WeightUpdate, fuse, make_optimizer
 from sparkdl.training.validation import Validation

@@ -35,7 +35,7 @@ LAYERS = {
     "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, attention, "
     "pipeline | sequence | sharding | tensor, parallelism",
     "training": "trainer, callbacks | step | validation, checkpoint, history | distribution, objective | probe, "
-    "batches | feed_dataset | learning_rate | metrics | random_state | spec | update",
+    "batches | feed_dataset | learning_rate | metrics | spec | update",
     "launch": "local_launch, run, collect, spark_job, task, forkserver | hangs, rank | restarts, slots | wire",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",

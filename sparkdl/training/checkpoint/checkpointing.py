@@ -15,6 +15,7 @@ import numpy as np
 
 from sparkdl.collective.byte_exchange import broadcast_bytes
 from sparkdl.errors import CheckpointError
+from sparkdl.random_state import random_numbers_apart, seed_rank, set_random_state
 from sparkdl.training.batches import read_timeout_s
 from sparkdl.training.checkpoint.files import (
     DIVIDED_VERSION,
@@ -41,7 +42,6 @@ from sparkdl.training.checkpoint.state import (
 from sparkdl.training.distribution import num_readers
 from sparkdl.training.history import EpochRecord, join_meter_states
 from sparkdl.training.objective import StepPosition
-from sparkdl.training.random_state import random_numbers_apart, seed_rank, set_random_state
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from sparkdl.collective.byte_exchange import broadcast_bytes, gather_bytes
 from sparkdl.errors import CheckpointError
+from sparkdl.random_state import random_state
 from sparkdl.training.checkpoint.files import FIT, MODEL, OPTIMIZER
-from sparkdl.training.random_state import random_state
 from sparkdl.training.update import load_optimizer_state
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     algorithm, words, position, has_gauss, numpy_gauss = state["numpy"]
     np.random.set_state((algorithm, np.array(words, dtype=np.uint32), position, has_gauss, numpy_gauss))
     torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and "cuda" in state:
+    if device.type == "cuda" and state.get("cuda") is not None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
@@ -72,13 +72,17 @@ def seed_rank(seed: int, rank: int, *position: int) -> None:
         rank: number of the rank.
         position: epoch and step, where a fit is resumed and its random numbers cannot be.
     """
-    derived = rank_seed(seed, rank, *position)
-    random.seed(derived)
-    np.random.seed(derived & 0xFFFF_FFFF)
-    torch.manual_seed(derived)
+    seed_generators(rank_seed(seed, rank, *position))
     # cuDNN may otherwise choose kernels that add in an order of their own.
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
+
+
+def seed_generators(seed: int) -> None:
+    """Seed Python, NumPy and torch, on all devices, of this process."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFF_FFFF)
+    torch.manual_seed(seed)
 
 
 def refuse_what_varies(refused: bool) -> None:

@@ -98,6 +98,9 @@ class Head:
 def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
     """Return a model's outputs by the names of the label columns: in their order, or as the model names them.
 
+    For one label column, a dict without its name gives its ``logits``, as models of transformers call them, or its only
+    tensor.
+
     Raises:
         ParamError: if they are not one tensor for each.
     """
@@ -105,12 +108,21 @@ def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
         return {names[0]: outputs}
     if isinstance(outputs, Mapping):
         found = {name: outputs[name] for name in names if name in outputs}
+        if not found and len(names) == 1:
+            tensors = {name: each for name, each in outputs.items() if isinstance(each, Tensor)}
+            only = next(iter(tensors.values())) if len(tensors) == 1 else None
+            found = {names[0]: tensors.get("logits", only)}
     elif isinstance(outputs, tuple | list):
         found = dict(zip(names, outputs, strict=False)) if len(outputs) == len(names) else {}
     else:
         found = {}
     if len(found) != len(names) or not all(isinstance(each, Tensor) for each in found.values()):
-        raise ParamError(f"Param model must return {_wanted(names)}; it returned {_shown(outputs)}.")
+        hint = ""
+        if isinstance(outputs, Mapping | tuple | list) and len(names) == 1:
+            hint = (
+                " Wrap it in a module that returns the tensor that the loss takes, or name that one 'logits'."
+            )
+        raise ParamError(f"Param model must return {_wanted(names)}; it returned {_shown(outputs)}.{hint}")
     return found
 
 

@@ -1,0 +1,43 @@
+"""Outputs of models by the names of label columns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparkdl.errors import ParamError
+from sparkdl.model.heads import output_of_each
+
+ONE, TWO = torch.zeros(2, 3), torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        ONE,
+        (ONE,),
+        {"digit": ONE, "logits": TWO},
+        {"logits": ONE, "hidden_states": TWO},
+        {"scores": ONE, "hidden_states": (TWO,)},
+    ],
+)
+def test_one_label_column_takes_the_output_that_is_meant(outputs):
+    assert output_of_each(outputs, ["digit"])["digit"] is ONE
+
+
+def test_a_model_output_of_transformers_gives_its_logits():
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    found = outputs.SequenceClassifierOutput(loss=TWO, logits=ONE, hidden_states=(TWO,))
+    assert output_of_each(found, ["digit"])["digit"] is ONE
+
+
+@pytest.mark.parametrize("outputs", [{"a": ONE, "b": TWO}, (ONE, TWO), {}, None])
+def test_outputs_of_which_several_could_be_meant_are_refused(outputs):
+    with pytest.raises(ParamError, match="must return a tensor with one entry per row"):
+        output_of_each(outputs, ["digit"])
+
+
+def test_several_label_columns_need_an_output_each():
+    assert output_of_each({"b": TWO, "a": ONE}, ["a", "b"]) == {"a": ONE, "b": TWO}
+    with pytest.raises(ParamError, match="for each of a, b"):
+        output_of_each({"logits": ONE}, ["a", "b"])

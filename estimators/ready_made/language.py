@@ -46,14 +46,18 @@ from sparkdl.estimators.ready_made.language_rows import (
     holds_tokens,
     packed,
 )
+from sparkdl.estimators.ready_made.language_weights import (
+    Beginning,
+    beginning_of_folder,
+    beginning_of_sizes,
+)
 from sparkdl.estimators.ready_made.params import HasAdamW
 from sparkdl.estimators.torch_estimator import FittingEstimator, TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.inputs import ModelInput, ModelInputs
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
-from sparkdl.networks.decoder import Decoder, DecoderSizes
-from sparkdl.networks.initial_weights import seeded
+from sparkdl.networks.decoder import DecoderSizes
 from sparkdl.networks.language import (
     Generation,
     LanguageNetwork,
@@ -65,7 +69,8 @@ from sparkdl.networks.language import (
     learn_tokenizer,
     num_tokens_of,
 )
-from sparkdl.networks.language_folder import load_language_folder, merged, save_language_folder
+from sparkdl.networks.language_folder import merged, save_language_folder
+from sparkdl.training.spec import DRAWN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -389,8 +394,8 @@ class LanguageModel(
     @contextmanager
     def prepared(self, dataset: DataFrame) -> Iterator[tuple[TorchEstimator, DataFrame]]:
         """Give what a fit goes by, and the packed rows, as long as the block lasts."""
-        with self._prepared(dataset) as (estimator, rows, _):
-            yield estimator, rows
+        with self._prepared(dataset) as (beginning, rows, _):
+            yield self._estimator(beginning.network), rows
 
     def model_class(self) -> type[LanguageModelModel]:
         """Return the class of the models that fits return."""
@@ -414,9 +419,11 @@ class LanguageModel(
 
     def _fit(self, dataset: DataFrame) -> LanguageModelModel:
         self.check_values()
-        with self._jobs(), self._prepared(dataset) as (estimator, packed_rows, tokenizer):
+        with self._jobs(), self._prepared(dataset) as (beginning, packed_rows, tokenizer):
+            estimator = self._estimator(beginning.network)
             (rows,) = share_rows(packed_rows, [estimator])
-            with place_of_single_fit() as place:
+            with beginning.reachable_weights(self.getStore()) as weights, place_of_single_fit() as place:
+                estimator._set(initialWeights=weights)
                 return fit_on_rows(
                     estimator,
                     dataset.sparkSession,
@@ -428,11 +435,11 @@ class LanguageModel(
     @contextmanager
     def _prepared(
         self, dataset: DataFrame
-    ) -> Iterator[tuple[TorchEstimator, DataFrame, LanguageTokenizer | TokenNumbers]]:
+    ) -> Iterator[tuple[Beginning, DataFrame, LanguageTokenizer | TokenNumbers]]:
         self.check_columns_of_fit(dataset.columns)
-        tokenizer, decoder = self._make(dataset)
-        with self._packed(dataset, tokenizer, decoder) as rows:
-            yield self._estimator(LanguageNetwork(decoder)), rows, tokenizer
+        tokenizer, beginning = self._make(dataset)
+        with self._packed(dataset, tokenizer, beginning.network.decoder) as rows:
+            yield beginning, rows, tokenizer
 
     @contextmanager
     def _packed(
@@ -501,16 +508,15 @@ class LanguageModel(
             estimator._set(validationFraction=None, validationIndicatorCol=HELD_OUT)
         return estimator._set(featuresCol=["tokens", "documents"], labelCol="labels")
 
-    def _make(self, dataset: DataFrame) -> tuple[LanguageTokenizer | TokenNumbers, nn.Module]:
-        """The tokenizer of a fit, or the numbers of its tokens, and the decoder that is trained."""
+    def _make(self, dataset: DataFrame) -> tuple[LanguageTokenizer | TokenNumbers, Beginning]:
+        """The tokenizer of a fit, or the numbers of its tokens, and the network that is trained."""
         (name,) = self.getFeaturesCols()
         takes_tokens = holds_tokens(dataset, name)
         folder = self.getPretrained()
         if folder is not None:
-            return load_language_folder(folder, lora_rank=self.getLoraRank(), seed=self.getSeed())
+            return beginning_of_folder(folder, lora_rank=self.getLoraRank(), seed=self.getSeed())
         tokenizer = self._token_numbers(name) if takes_tokens else self._learned(dataset, name)
-        with seeded(self.getSeed()):
-            return tokenizer, Decoder(self._sizes(num_tokens=tokenizer.num_tokens))
+        return tokenizer, beginning_of_sizes(self._sizes(num_tokens=tokenizer.num_tokens))
 
     def _token_numbers(self, name: str) -> TokenNumbers:
         if not self.isSet(self.vocabularySize):
@@ -563,4 +569,6 @@ class _EstimatorOfRows(TorchEstimator):
     of_texts: Mapping[str, Any] = MappingProxyType({})
 
     def further_params(self) -> dict[str, object]:
-        return {name: value for name, value in self.of_texts.items() if not self.hasParam(name)}
+        others = {name: value for name, value in self.of_texts.items() if not self.hasParam(name)}
+        # Not the copy of the folder, which lasts as long as the fit.
+        return {**others, "initialWeights": self.of_texts.get("pretrained", DRAWN)}

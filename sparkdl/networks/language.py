@@ -7,6 +7,7 @@ the first two alone, for a model of texts that were tokenized elsewhere. Texts a
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -237,6 +238,23 @@ class LanguageNetwork(nn.Module):
         """The plan of the decoder, for tensor parallelism."""
         plan = getattr(self.decoder, "tensor_plan", None) or getattr(self.decoder, "tp_plan", None) or {}
         return {f"decoder.{name}": style for name, style in plan.items()}
+
+    def stored_name(self, name: str) -> str | None:
+        """The name of a weight in the folder of a model of transformers; None for adapters, which are drawn."""
+        if ".lora_" in name:
+            return None
+        own = name.removeprefix("decoder.").removeprefix("base_model.model.")
+        return own.replace(".base_layer.", ".")
+
+    def draw_weight(self, name: str, weight: Tensor) -> None:
+        """Draw one weight, in place: of a decoder of ours, or of the adapters of peft, whose sum begins as zero."""
+        if isinstance(self.decoder, Decoder):
+            self.decoder.draw_weight(name.removeprefix("decoder."), weight)
+        elif ".lora_A." in name:
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+        else:
+            assert ".lora_B." in name, "all others are in the folder"
+            nn.init.zeros_(weight)
 
     def forward(self, tokens: Tensor, documents: Tensor, positions: Tensor | None = None) -> Tensor:
         """Compute the logits of the token after each position.

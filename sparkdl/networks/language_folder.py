@@ -5,12 +5,17 @@ transformers and peft are imported where they are needed. Read and written on th
 
 from __future__ import annotations
 
+import os
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
+from sparkdl.model.weights_file import map_weights, write_weights
 from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.language import (
@@ -21,11 +26,18 @@ from sparkdl.networks.language import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from sparkdl.networks.language import LanguageTokenizer, TokenNumbers
 
 
 def load_language_folder(
-    folder: str, *, lora_rank: int | None, seed: int
+    folder: str,
+    *,
+    lora_rank: int | None,
+    seed: int,
+    without_weights: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> tuple[FolderTokenizer, nn.Module]:
     """Return the tokenizer and the model of a folder, with adapters if a rank is given.
 
@@ -33,14 +45,24 @@ def load_language_folder(
         folder: a local one.
         lora_rank: rank of the adapters (LoRA) that are trained in place of the weights; None for none.
         seed: of the first weights of adapters.
+        without_weights: inside of which modules have no weights, as in :func:`sparkdl.parallel.on_meta`; the model is
+            then made of its configuration, and its weights are not read. None to read them.
 
     Raises:
         ParamError: if a library is missing, the folder has no such model or no tokenizer, or these do not fit.
     """
     transformers = _transformers("Param pretrained")
+    context = without_weights or nullcontext
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        if without_weights is None:
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        else:
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+            with context():
+                model = transformers.AutoModelForCausalLM.from_config(config)
+            if os.path.exists(f"{folder}/generation_config.json"):
+                model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     except Exception as error:
         raise ParamError(
             f"Param pretrained is {folder!r}, which holds no causal language model with a tokenizer: "
@@ -62,18 +84,67 @@ def load_language_folder(
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise ParamError(f"Param loraRank needs peft: {error}. Run pip install peft.") from error
-    with seeded(seed):
+    with seeded(seed), context():
         adapted = get_peft_model(
             model, LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear")
         )
     return found, adapted
 
 
+def why_converted(folder: str) -> str | None:
+    """Why transformers makes other tensors of the ones in the files of a folder; None if it takes them as they are.
+
+    Raises:
+        ParamError: if transformers is missing, or the folder holds no configuration of a model.
+    """
+    transformers = _transformers("Param pretrained")
+    if os.path.exists(f"{folder}/adapter_config.json"):
+        return "it holds adapters"
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, which holds no causal language model with a tokenizer: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if getattr(config, "quantization_config", None) is not None:
+        return "its weights are quantized"
+    if getattr(config, "dtype", None) is None:
+        return "its configuration does not name the dtype of the weights"
+    try:
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+        from transformers.core_model_loading import WeightConverter
+    except ImportError:  # transformers 4, which converts none
+        return None
+    kinds = [config.model_type, *(config.architectures or [])]
+    conversions = [each for kind in kinds for each in get_checkpoint_conversion_mapping(kind) or []]
+    if any(isinstance(each, WeightConverter) for each in conversions):
+        return f"transformers joins or divides weights of a {config.model_type}"
+    return None
+
+
 def merged(decoder: Any) -> nn.Module:
-    """Return the decoder with its adapters in its weights."""
-    merge = getattr(decoder, "merge_and_unload", None)
-    found: nn.Module = decoder if merge is None else merge()
-    return found
+    """Return the decoder with its adapters in its weights, one after the other, which are mapped from files.
+
+    So weights that are mapped from files themselves do not all become memory of this process.
+    """
+    if not hasattr(decoder, "merge_and_unload"):
+        found: nn.Module = decoder
+        return found
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder, torch.no_grad():
+        path = Path(folder) / "merged.safetensors"
+        for layer in decoder.modules():
+            if not hasattr(layer, "get_delta_weight"):
+                continue
+            weight = layer.base_layer.weight
+            for adapter in layer.active_adapters:
+                weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
+            with path.open("wb") as file:
+                write_weights({"weight": weight}, file)
+            layer.base_layer.weight = nn.Parameter(map_weights(path)["weight"], requires_grad=False)
+            path.unlink()  # what is mapped outlives the name
+    plain: nn.Module = decoder.unload()
+    return plain
 
 
 def save_language_folder(

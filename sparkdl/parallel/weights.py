@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import shutil
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +27,16 @@ from sparkdl.model.weights_file import StoredTensor, read_header, read_rows, wri
 from sparkdl.parallel.sharding import local_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sparkdl.data.files.filesystems import Location
     from sparkdl.parallel.parallelism import RankLayout
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+
+_COPIED_BYTES = 4 << 20
+"""That are in memory while a file is copied."""
 
 
 @contextlib.contextmanager
@@ -70,14 +75,22 @@ def draw_weights(module: nn.Module | Sequence[nn.Module], *, seed: int, device: 
     Raises:
         ParamError: if it is not known how a layer draws its weights, or a buffer is on meta.
     """
-    drawn: set[nn.Parameter] = set()
     for root in _modules(module):
         _make_real(root, device)
+    _draw(_modules(module), seed)
+
+
+def _draw(
+    roots: Sequence[nn.Module], seed: int, chosen: Callable[[nn.Parameter], bool] | None = None
+) -> None:
+    """Draw all parameters, or those that are chosen."""
+    drawn: set[nn.Parameter] = set()
+    for root in roots:
         for layer_name, layer in root.named_modules():
             own = {
                 name: each
                 for name, each in layer._parameters.items()
-                if each is not None and each not in drawn
+                if each is not None and each not in drawn and (chosen is None or chosen(each))
             }
             if not own:
                 continue
@@ -88,12 +101,18 @@ def draw_weights(module: nn.Module | Sequence[nn.Module], *, seed: int, device: 
             drawn.update(own.values())
 
 
-def load_weights(module: nn.Module | Sequence[nn.Module], folder: str, *, device: str = "cpu") -> None:
+def load_weights(
+    module: nn.Module | Sequence[nn.Module], folder: str, *, seed: int = 0, device: str = "cpu"
+) -> None:
     """Give a model the weights of a folder of safetensors files, of which each rank reads its part. No communication.
+
+    A model with a method ``stored_name(name)`` gives the names of its weights in the files; those for which it returns
+    None are drawn, as :func:`draw_weights` does.
 
     Args:
         module: the model, or this rank's stages of it; parameters on meta become real.
         folder: path or URL with ``model.safetensors``, or with several files and ``model.safetensors.index.json``.
+        seed: of the weights that are drawn.
         device: of the parameters.
 
     Raises:
@@ -105,13 +124,54 @@ def load_weights(module: nn.Module | Sequence[nn.Module], folder: str, *, device
     names_of = _wanted_names(module, folder, stored)
     for root in _modules(module):
         _make_real(root, device)
-    real = {
-        name: tensor for root in _modules(module) for names, tensor in _tensors_of(root) for name in names
-    }
+    real: dict[str, Tensor] = {}
+    drawn: set[Tensor] = set()
+    for root in _modules(module):
+        for names, tensor in _tensors_of(root):
+            stored_names = _stored_names(root, names)
+            real |= dict.fromkeys(stored_names, tensor)
+            if not stored_names:
+                drawn.add(tensor)
     for file, names in names_of.items():
         with _opened(location, file, folder) as opened:
             for name in names:
                 _fill_from(opened, stored[name][1], real[name])
+    if drawn:
+        _draw(_modules(module), seed, drawn.__contains__)
+
+
+def _stored_names(root: nn.Module, names: Sequence[str]) -> list[str]:
+    """The names that a tensor may have in files; none if it is drawn."""
+    rename: Any = getattr(root, "stored_name", None)
+    found = names if rename is None else map(rename, names)
+    return [name for name in found if name is not None]
+
+
+def copy_weights(folder: str, target: str) -> None:
+    """Copy the files that :func:`load_weights` reads to another folder; on one filesystem as links.
+
+    Raises:
+        StoreError: if a file cannot be read or written.
+    """
+    source, there = open_location(folder), open_location(target)
+    names = _files_of(source, folder)
+    if source.filesystem.exists(f"{source.path}/{INDEX}"):
+        names.append(INDEX)
+    there.make_folder()
+    for name in names:
+        path = f"{there.path}/{name}"
+        if source.is_local and there.is_local:
+            with contextlib.suppress(OSError):  # on another filesystem, or one without links
+                os.link(os.path.realpath(f"{source.path}/{name}"), path)
+                continue
+        with _opened(source, name, folder) as opened:
+            try:
+                with there.filesystem.open(path, "wb") as file:
+                    shutil.copyfileobj(opened, file, _COPIED_BYTES)
+            except OSError as error:
+                raise StoreError(
+                    f"The weights cannot be copied to {target}: {explain_failure(error)}"
+                ) from error
 
 
 def check_weights(module: nn.Module, folder: str) -> None:
@@ -139,11 +199,14 @@ def _wanted_names(
     for root in _modules(module):
         is_whole = is_whole and not getattr(root, "is_pipeline_stage", False)
         for names, tensor in _tensors_of(root):
-            known.update(names)
-            name = next((each for each in names if each in stored), None)
+            stored_names = _stored_names(root, names)
+            if not stored_names:
+                continue
+            known.update(stored_names)
+            name = next((each for each in stored_names if each in stored), None)
             if name is None:
                 raise SavedModelError(
-                    f"The weights in {folder} hold no {names[0]!r}. Are they of another model?"
+                    f"The weights in {folder} hold no {stored_names[0]!r}. Are they of another model?"
                 )
             file, entry = stored[name]
             if tuple(tensor.shape) != entry.shape:
@@ -404,19 +467,22 @@ def _fill_from(file: Any, stored: StoredTensor, tensor: Tensor) -> None:
 
 def _stored_tensors(location: Location, folder: str) -> dict[str, tuple[str, StoredTensor]]:
     """By name the file of each tensor in a folder, and where it lies there."""
-    try:
-        if location.filesystem.exists(f"{location.path}/{INDEX}"):
-            with location.filesystem.open(f"{location.path}/{INDEX}", "rb") as file:
-                files = sorted(set(json.loads(file.read())["weight_map"].values()))
-        else:
-            files = [SINGLE]
-    except (OSError, ValueError, KeyError) as error:
-        raise StoreError(f"The index of the weights in {folder} cannot be read: {error}") from error
     found: dict[str, tuple[str, StoredTensor]] = {}
-    for name in files:
+    for name in _files_of(location, folder):
         with _opened(location, name, folder) as opened:
             found |= {tensor: (name, entry) for tensor, entry in read_header(opened).items()}
     return found
+
+
+def _files_of(location: Location, folder: str) -> list[str]:
+    """The names of the files in a folder that hold weights."""
+    try:
+        if not location.filesystem.exists(f"{location.path}/{INDEX}"):
+            return [SINGLE]
+        with location.filesystem.open(f"{location.path}/{INDEX}", "rb") as file:
+            return sorted(set(json.loads(file.read())["weight_map"].values()))
+    except (OSError, ValueError, KeyError) as error:
+        raise StoreError(f"The index of the weights in {folder} cannot be read: {error}") from error
 
 
 @contextlib.contextmanager

@@ -587,7 +587,7 @@ def _placed(module: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.M
         if spec.initial_weights == DRAWN:
             draw_weights(module, seed=spec.seed, device=str(device))
         else:
-            load_weights(module, spec.initial_weights, device=str(device))
+            load_weights(module, spec.initial_weights, seed=spec.seed, device=str(device))
     return module.to(device)
 
 

@@ -69,6 +69,8 @@ def test_a_model_of_texts_speaks_and_is_saved_and_served(spark, texts, tmp_path,
 @pytest.mark.any_spark_will_do
 def test_ranks_that_share_the_decoder_learn_the_same(texts, tmp_path):
     rows = texts.coalesce(1)
+    with make(tmp_path).prepared(rows) as (estimator, _):
+        assert all(each.is_meta for each in estimator.getModel().parameters())
     expected = make(tmp_path, epochs=1, numWorkers=1).fit(rows)
     for sizes in ({"tensor": 2}, {"context": 2, "data": 1}):
         found = make(tmp_path, epochs=1, parallelism=sizes).fit(rows)
@@ -95,7 +97,10 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     config = transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     changes = {"vocabularySize": None, "embeddingSize": None, "numLayers": None, "pretrained": folder}
-    model = make(tmp_path, loraRank=4, epochs=2, **changes).fit(texts)
+    tuned = make(tmp_path, loraRank=4, epochs=2, **changes)
+    with tuned.prepared(texts) as (estimator, _):
+        assert all(each.is_meta for each in estimator.getModel().parameters())
+    model = tuned.fit(texts)
     losses = [record.loss for record in model.history]
     assert losses[1] < losses[0]
     assert type(model.module.decoder).__name__ == "LlamaForCausalLM"  # the adapters are in its weights
@@ -104,7 +109,8 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     tokens = spark.createDataFrame(
         [(tokenizer(row["text"])["input_ids"],) for row in texts.collect()], "text array<long>"
     )
-    same = make(tmp_path, loraRank=4, epochs=2, **changes).fit(tokens.repartition(2))
+    shared = {"parallelism": {"shard": 2}}
+    same = make(tmp_path, loraRank=4, epochs=2, **changes, **shared).fit(tokens.repartition(2))
     assert same.history[1].loss == pytest.approx(losses[1], rel=0.05)
     assert same.generate("the cat") == tokenizer.decode(same.generate(tokenizer("the cat")["input_ids"]))
 

@@ -335,6 +335,11 @@ def _check_parallelism(params: _TorchEstimatorParams) -> None:
     check_parts(params.getModel(), sizes, params.getBatchSize())
     if sizes.pipeline > 1:
         _check_pipeline(params)
+    if sizes.offload and not params.getGpusPerWorker():
+        raise ParamError(
+            "Param parallelism has offload, which keeps weights in host memory that a GPU computes with, and "
+            "gpusPerWorker is 0. Set gpusPerWorker to 1, or leave offload out: CPU ranks have all in host memory."
+        )
     if params.getPrecision() == "float16" and sizes.data != params.getNumWorkers():
         raise ParamError(
             "Param precision is 'float16', whose gradients parts of a model do not scale alike. Use 'bfloat16' with "

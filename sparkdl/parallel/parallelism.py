@@ -57,6 +57,8 @@ class Parallelism:
             rows, up to four times ``pipeline``.
         recompute: whether blocks keep only their inputs for the backward pass; see
             :func:`sparkdl.parallel.recompute_activations`.
+        offload: whether the shards of weights, gradients and optimizer state lie in host memory, and a block's weights
+            on the GPU only while it computes; see :func:`sparkdl.parallel.shard`.
     """
 
     data: int | None = None
@@ -70,6 +72,7 @@ class Parallelism:
     schedule: str = "1f1b"
     microbatches: int | None = None
     recompute: bool = False
+    offload: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in (("sharding_stage", STAGES), ("attention", METHODS)):
@@ -99,7 +102,8 @@ class Parallelism:
         """Return the sizes for a number of ranks, without None and -1.
 
         Raises:
-            ParamError: if their product cannot be the number of ranks; the message says which sizes would fit.
+            ParamError: if their product cannot be the number of ranks, where the message says which sizes would fit, or
+                nothing is sharded that could be offloaded.
         """
         sizes = {name: getattr(self, name) for name in DIMENSIONS}
         if sizes["data"] is None:
@@ -116,6 +120,11 @@ class Parallelism:
             raise ParamError(
                 f"Parallelism: {given} = {product} does not {'divide' if open_name else 'equal'} {world_size} ranks. "
                 f"{_what_fits(product, world_size, open_name)}"
+            )
+        if self.offload and sizes["shard"] * sizes["context"] == 1:
+            raise ParamError(
+                "Parallelism: offload keeps the shards of a model in host memory, and shard is 1. Set it to the number "
+                "of ranks that share the weights, or leave offload out."
             )
         return replace(self, **sizes)
 

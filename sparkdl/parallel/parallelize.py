@@ -63,7 +63,7 @@ def parallelize(
     if sizes.recompute:
         recompute_activations(blocks)
     if averaged and layout.size("data", "shard", "context") > 1:
-        shard(module, layout, stage=sizes.sharding_stage, blocks=blocks)
+        shard(module, layout, stage=sizes.sharding_stage, blocks=blocks, offload=sizes.offload)
     return called
 
 

@@ -82,6 +82,7 @@ def shard(
         fully_shard(block, **arguments)
     fully_shard(module, **arguments)
     cast("Any", module)._accumulates_whole_gradients = stage == 1
+    cast("Any", module).is_offloaded = offload
     return module
 
 

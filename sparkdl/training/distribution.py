@@ -581,14 +581,16 @@ def _placed(module: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.M
         SavedModelError: if the files of the weights are of another model.
         StoreError: if they cannot be read.
     """
+    is_offloaded = getattr(module, "is_offloaded", False)  # so FSDP2 has placed it
+    own = "cpu" if is_offloaded else str(device)
     if spec.initial_weights is not None:
         from sparkdl.parallel import draw_weights, load_weights  # whole modules have such weights, too
 
         if spec.initial_weights == DRAWN:
-            draw_weights(module, seed=spec.seed, device=str(device))
+            draw_weights(module, seed=spec.seed, device=own)
         else:
-            load_weights(module, spec.initial_weights, seed=spec.seed, device=str(device))
-    return module.to(device)
+            load_weights(module, spec.initial_weights, seed=spec.seed, device=own)
+    return module if is_offloaded else module.to(device)
 
 
 def _take_apart(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:

@@ -102,13 +102,22 @@ def test_a_fit_that_goes_on_from_any_checkpoint_ends_with_the_same_bits(tmp_path
 
 
 @needs_two_gpus
-def test_shards_on_gpus_learn_what_one_process_learns(tmp_path: Path) -> None:
-    from sparkdl.parallel import Parallelism
+@pytest.mark.parametrize("initial_weights", [None, "drawn"])
+@pytest.mark.parametrize("offload", [False, True])
+def test_shards_on_gpus_learn_what_one_process_learns(
+    tmp_path: Path, offload: bool, initial_weights: str | None
+) -> None:
+    from sparkdl.parallel import Parallelism, draw_weights
 
     dataset = write_dataset(tmp_path, 37)
-    spec = make_spec(device="cuda")
-    expected = train_in_one_process(copy.deepcopy(spec), dataset, world_size=2)
-    divided = dataclasses.replace(spec, parallelism=Parallelism(shard=2))
+    spec = dataclasses.replace(make_spec(device="cuda"), max_grad_norm=1e6)  # found, and not reached
+    whole = copy.deepcopy(spec)
+    if initial_weights is not None:
+        draw_weights(whole.model, seed=spec.seed)
+    expected = train_in_one_process(whole, dataset, world_size=2)
+    divided = dataclasses.replace(
+        spec, parallelism=Parallelism(shard=2, offload=offload), initial_weights=initial_weights
+    )
     outcomes = run_ranks(2, train_all, [(divided, dataset)], timeout_s=120)
     assert_same_weights(outcomes[0][0].weights, expected)
 

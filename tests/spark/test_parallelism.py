@@ -92,6 +92,8 @@ def test_parallelism_that_cannot_work_is_an_error_before_the_training(frame, tmp
         fit({"pipeline": 2, "microbatches": 2}, batchSize=7)
     with pytest.raises(ParamError, match="'1' of the model is a BatchNorm"):
         fit({"pipeline": 2}, model=nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)))
+    with pytest.raises(ParamError, match="parallelism has offload, .* and gpusPerWorker is 0"):
+        fit({"shard": 2, "offload": True})
     with pytest.raises(ParamError, match="Param compileModel is set"):
         fit({"pipeline": 2}, compileModel=True)
 

@@ -53,6 +53,12 @@ def test_sizes_that_are_none_are_refused_at_once(given: dict[str, Any]) -> None:
         Parallelism(**given)
 
 
+def test_offload_without_shards_is_refused() -> None:
+    assert Parallelism(shard=-1, offload=True).resolve(2).offload
+    with pytest.raises(ParamError, match="offload keeps the shards"):
+        Parallelism(tensor=2, offload=True).resolve(4)
+
+
 def test_tensor_context_and_shard_lie_inside_a_host_and_the_rest_across() -> None:
     hosts = [0, 1] * 8  # ranks take turns among the hosts
     parallelism = Parallelism(pipeline=1, data=2, shard=2, context=2, tensor=2)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdl.estimators.fit.host_watch import HostWatch
 from sparkdl.estimators.fit.transfer import StoredModule, StoredSpec, load_spec, store_trained
 
 if TYPE_CHECKING:
@@ -58,7 +57,9 @@ def fit_on_rank(
         tells_progress: whether a step that takes longer than the time to a hang counts as one.
         is_watched: whether the driver wants to hear how busy hosts are, and how ranks communicated.
     """
-    from sparkdl.training.trainer import train  # the driver does without the training loop
+    # The driver does without them.
+    from sparkdl.estimators.fit.host_watch import HostWatch
+    from sparkdl.training.trainer import train
 
     spec = load_spec(stored)
     communicator = context.communicator

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparkdl.collective.job import is_consequence
+from sparkdl.collective.failure_origin import is_consequence
 from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError
 from sparkdl.model.heads import (
     Head,

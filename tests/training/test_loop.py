@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torchmetrics import MeanMetric
 
-from sparkdl.collective.job import is_consequence
+from sparkdl.collective.failure_origin import is_consequence
 from sparkdl.errors import RankError, SparkdlError
 from sparkdl.training.batches import single_rows_allowed
 from sparkdl.training.callbacks import Callback

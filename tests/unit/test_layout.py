@@ -28,7 +28,7 @@ LAYERS = {
     "rendezvous": "client, coordinator, listener | pmi, dialing | hosts, channel | store, "
     "addresses | deadline | protocol",
     "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "
-    "nccl | telemetry, buffers | byte_exchange | operation_queue",
+    "nccl | telemetry, buffers | byte_exchange | operation_queue | failure_origin",
     "torch": "registration, gpu, process_group, movements | reductions, submission, "
     "buffers | data_parallel | sync_batch_norm | work",
     "data": "blend | converter, feed, megatron | spark, petastorm | store, dataset, checks | files",

@@ -23,7 +23,8 @@ import cloudpickle
 
 from sparkdl.collective import RendezvousClient, provide_communicator
 from sparkdl.collective.current import provide_job
-from sparkdl.collective.job import Job, Origin, origin_of
+from sparkdl.collective.failure_origin import Origin, origin_of
+from sparkdl.collective.job import Job
 from sparkdl.errors import CommunicatorError
 from sparkdl.launch.rank.context import RankContext
 from sparkdl.launch.rank.heartbeat import RankHeartbeat

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from sparkdl.collective.job import Origin
+from sparkdl.collective.failure_origin import Origin
 from sparkdl.collective.telemetry.stalls import Wait
 
 
@@ -101,7 +101,7 @@ class Failure:
     """Whether another rank's failure, or a cancelled fit, caused this one."""
 
     origin: str = ""
-    """Where an error that the rank raised began: the value of an :class:`~sparkdl.collective.job.Origin`."""
+    """Where an error that the rank raised began: the value of an :class:`~sparkdl.collective.failure_origin.Origin`."""
 
     is_loss: bool = False
     """Whether the rank's process was killed, or was lost with its executor, and none of its code raised anything."""

@@ -1,3 +1,5 @@
+"""When a rank leaves its job, and for whom the rank with the coordinator waits."""
+
 from __future__ import annotations
 
 import logging
@@ -5,20 +7,11 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from sparkdl.collective import Coordinator, RendezvousClient, StallCheck, new_secret, open_communicator
-from sparkdl.collective.job import _DEPARTURES, Job, Origin, _Membership, is_consequence, origin_of
-from sparkdl.errors import (
-    CommunicatorAbortedError,
-    CommunicatorError,
-    CommunicatorTimeoutError,
-    MismatchError,
-    RankLostError,
-)
-from sparkdl.horovod.torch import HorovodInternalError
+from sparkdl.collective.job import _DEPARTURES, Job, _Membership
 
 SECRET = new_secret()
 
@@ -83,44 +76,3 @@ def test_rank_that_died_is_not_waited_for(
     first.leave()
     assert not [record for record in caplog.records if "had not left" in record.getMessage()]
     last.leave()
-
-
-def raised(*errors: BaseException) -> BaseException:
-    """The last error, each raised from the one before."""
-    for cause, error in pairwise(errors):
-        error.__cause__ = cause
-    return errors[-1]
-
-
-def raised_while_handling(first: BaseException, second: BaseException) -> BaseException:
-    second.__context__ = first
-    return second
-
-
-@pytest.mark.parametrize(
-    ("error", "origin"),
-    [
-        (LookupError("in vain"), Origin.OWN),
-        (SystemExit(3), Origin.OWN),
-        (MemoryError(), Origin.OWN),
-        (KeyboardInterrupt(), Origin.OWN),
-        (raised(TypeError("a dtype"), HorovodInternalError("Horovod has been shut down.")), Origin.OWN),
-        (
-            raised(TypeError("a dtype"), HorovodInternalError("shut down"), HorovodInternalError("again")),
-            Origin.OWN,
-        ),
-        (raised_while_handling(LookupError("first"), MismatchError("in finally")), Origin.OWN),
-        (MismatchError("shapes"), Origin.SHARED),
-        (raised(HorovodInternalError("shapes"), HorovodInternalError("shapes")), Origin.SHARED),
-        (CommunicatorAbortedError("rank 1 failed"), Origin.ABORTED),
-        (CommunicatorError("rank 1 closed it"), Origin.ABORTED),
-        (raised(OSError("reset"), CommunicatorError("the coordinator is gone")), Origin.ABORTED),
-        (raised(CommunicatorTimeoutError("rank 1"), HorovodInternalError("shut down")), Origin.LATE),
-        (raised(RankLostError("rank 1"), HorovodInternalError("shut down")), Origin.LOST),
-        (raised(RankLostError("rank 1"), ValueError("no gradients")), Origin.LOST),
-        (raised_while_handling(RankLostError("rank 1"), KeyError("cleaning up")), Origin.LOST),
-    ],
-)
-def test_where_an_error_began(error: BaseException, origin: Origin) -> None:
-    assert origin_of(error) is origin
-    assert is_consequence(error) is (origin in (Origin.ABORTED, Origin.LATE, Origin.LOST))

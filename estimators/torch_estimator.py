@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pyspark import keyword_only
@@ -33,7 +33,7 @@ from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.launch import active_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from pyspark.ml.param import Param
     from pyspark.sql import DataFrame
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from sparkdl.estimators.fit.rows import TrainingRows
     from sparkdl.estimators.fit.runs import PlaceOfFit
+    from sparkdl.estimators.fit.split import RowCounts
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.model.heads import LossFunction
     from sparkdl.model.inputs import PrepareFunction
@@ -83,13 +84,10 @@ class FittingEstimator(Estimator[M], CheckedParams):
         """
         check_columns(self.params_of_fit(), available)
 
-    @contextmanager
-    def prepared(self, dataset: DataFrame) -> Iterator[tuple[_TorchEstimatorParams, DataFrame]]:
-        """Give what a fit goes by, and the rows that it trains on, as long as the block lasts.
-
-        The rows are those of the DataFrame, unless the estimator makes others of them.
-        """
-        yield self.params_of_fit(), dataset
+    def planned(self, dataset: DataFrame) -> tuple[_TorchEstimatorParams, RowCounts | None]:
+        """Return what a fit goes by, and about how many rows it makes of those of the DataFrame; None for these."""
+        del dataset
+        return self.params_of_fit(), None
 
     @abstractmethod
     def model_class(self) -> type[M]:

@@ -5,6 +5,7 @@ Validation rows can be marked by a column of booleans.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,23 @@ if TYPE_CHECKING:
 
 
 _ROWS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowCounts:
+    """The number of rows, and their size in memory.
+
+    Attributes:
+        num_rows: of all rows.
+        num_marked: of the rows marked for validation by a column; None if there is no such column.
+        bytes_per_row: of the columns that are read, the average of the first rows.
+        is_exact: whether the rows were counted; else they are estimated.
+    """
+
+    num_rows: int
+    num_marked: int | None
+    bytes_per_row: float
+    is_exact: bool = True
 
 
 def marked_rows(dataset: ParquetDataset, name: str) -> tuple[RowFilter, RowFilter]:

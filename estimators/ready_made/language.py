@@ -43,6 +43,7 @@ from sparkdl.estimators.ready_made.language_rows import (
     Blend,
     Texts,
     blended_rows,
+    estimated_rows,
     holds_tokens,
     packed,
 )
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from typing_extensions import Unpack
 
+    from sparkdl.estimators.fit.split import RowCounts
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.model.heads import PredictionKind
 
@@ -366,6 +368,13 @@ class LanguageModel(
                         f"Param {given.name} is {self.getOrDefault(given)!r}, and the model in Param pretrained brings "
                         f"its own. Leave {given.name} out."
                     )
+        parallelism = self.getParallelism()
+        sizes = None if parallelism is None else parallelism.resolve(self.getNumWorkers())
+        if self.getLoraRank() is not None and sizes is not None and sizes.tensor > 1:
+            raise ParamError(
+                "Param loraRank is set, and parallelism divides layers by tensor, of which adapters have no plan. Use "
+                "shard in place of tensor."
+            )
         self.params_of_fit().check_settings()
 
     def params_of_fit(self) -> TorchEstimator:
@@ -391,11 +400,14 @@ class LanguageModel(
             *([] if corpus is None else [(self.corpusCol, [corpus])]),
         ]
 
-    @contextmanager
-    def prepared(self, dataset: DataFrame) -> Iterator[tuple[TorchEstimator, DataFrame]]:
-        """Give what a fit goes by, and the packed rows, as long as the block lasts."""
-        with self._prepared(dataset) as (beginning, rows, _):
-            yield self._estimator(beginning.network), rows
+    def planned(self, dataset: DataFrame) -> tuple[TorchEstimator, RowCounts]:
+        """Return what a fit goes by, and about how many packed rows it has, by the first texts."""
+        self.check_columns_of_fit(dataset.columns)
+        tokenizer, beginning = self._make(dataset)
+        texts = self._texts(dataset, tokenizer, beginning.network.decoder)
+        length = self.getMaxLength()
+        rows = estimated_rows(dataset, texts, self._blend(), length=length, end=tokenizer.end)
+        return self._estimator(beginning.network), rows
 
     def model_class(self) -> type[LanguageModelModel]:
         """Return the class of the models that fits return."""
@@ -446,19 +458,24 @@ class LanguageModel(
         self, dataset: DataFrame, tokenizer: LanguageTokenizer | TokenNumbers, decoder: nn.Module
     ) -> Iterator[DataFrame]:
         """The rows to train on, as long as the block lasts."""
-        (name,) = self.getFeaturesCols()
-        takes_tokens = holds_tokens(dataset, name)
-        texts = Texts(
-            column=name,
-            tokenizer=None if takes_tokens or isinstance(tokenizer, TokenNumbers) else tokenizer,
-            num_tokens=num_tokens_of(decoder, tokenizer),
-        )
+        texts = self._texts(dataset, tokenizer, decoder)
         blend = self._blend()
         if blend is None:
             yield packed(dataset, texts, length=self.getMaxLength(), end=tokenizer.end)
             return
         with blended_rows(dataset, texts, blend, length=self.getMaxLength(), end=tokenizer.end) as rows:
             yield rows
+
+    def _texts(
+        self, dataset: DataFrame, tokenizer: LanguageTokenizer | TokenNumbers, decoder: nn.Module
+    ) -> Texts:
+        (name,) = self.getFeaturesCols()
+        takes_tokens = holds_tokens(dataset, name)
+        return Texts(
+            column=name,
+            tokenizer=None if takes_tokens or isinstance(tokenizer, TokenNumbers) else tokenizer,
+            num_tokens=num_tokens_of(decoder, tokenizer),
+        )
 
     def _blend(self) -> Blend | None:
         column, weights = self.getCorpusCol(), self.getCorpusWeights()

@@ -17,6 +17,7 @@ from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import quoted, stored_type
 from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError
+from sparkdl.estimators.fit.split import RowCounts
 from sparkdl.networks.language import LanguageTokenizer, Row, TextPacker, check_tokens
 
 if TYPE_CHECKING:
@@ -218,6 +219,61 @@ def packed(dataset: DataFrame, texts: Texts, *, length: int, end: int | None) ->
         yield from map(_batch, packer.finish())
 
     return dataset.select(quoted(texts.column)).mapInArrow(pack, PACKED_TYPE)
+
+
+PLANNED_TEXTS = 2_000
+"""First texts of each corpus by whose tokens rows are estimated."""
+
+
+def estimated_rows(
+    dataset: DataFrame, texts: Texts, blend: Blend | None, *, length: int, end: int | None
+) -> RowCounts:
+    """Estimate how many packed rows a fit has, by the number of all texts and the tokens of the first ones.
+
+    Raises:
+        DataError: if there are no texts, or a corpus has none.
+        ParamError: if an epoch would have very many rows.
+    """
+    if blend is None:
+        rows = _rows_of_corpus(dataset, texts, length, end)
+        if not rows:
+            raise DataError(f"There are no texts in column {texts.column!r}.")
+        return RowCounts(num_rows=rows, num_marked=None, bytes_per_row=24 * length, is_exact=False)
+    names = list(blend.weights)
+    frames = [frame for frame, _ in blend.corpora(dataset)]
+    shares = plan_shares(
+        {name: _rows_of_corpus(frame, texts, length, end) for name, frame in zip(names, frames, strict=True)},
+        blend.weights,
+        num_rows=blend.num_rows,
+        held_out=blend.held_out,
+        seed=blend.seed,
+    )
+    num_marked = sum(share.num_held_out for share in shares)
+    return RowCounts(
+        num_rows=num_marked + sum(share.num_drawn for share in shares),
+        num_marked=num_marked if blend.held_out else None,
+        bytes_per_row=24 * length,
+        is_exact=False,
+    )
+
+
+def _rows_of_corpus(dataset: DataFrame, texts: Texts, length: int, end: int | None) -> int:
+    def measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            sizes = [
+                len(tokens) + (end is not None and not (len(tokens) and tokens[-1] == end))
+                for tokens in texts(batch.column(0))
+            ]
+            yield pa.RecordBatch.from_pydict({"texts": [len(sizes)], "tokens": [sum(sizes)]})
+
+    first = dataset.select(quoted(texts.column)).limit(PLANNED_TEXTS)
+    with spark_job(dataset.sparkSession, "counting texts"):
+        num_texts = dataset.count()
+        found = first.mapInArrow(measure, "texts long, tokens long").collect()
+    if not num_texts:
+        return 0
+    per_text: float = sum(row["tokens"] for row in found) / sum(row["texts"] for row in found)
+    return max(1, math.ceil(per_text * num_texts / length))
 
 
 def _batch(row: Row) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ from sparkdl.data.spark.columns import check_types, is_vector, quoted
 from sparkdl.data.spark.jobs import jobs_of, spark_job
 from sparkdl.data.spark.plan import lasting_key
 from sparkdl.errors import DataError, JobFileError
-from sparkdl.estimators.fit.split import validation_column
+from sparkdl.estimators.fit.split import RowCounts, validation_column
 from sparkdl.launch import run_on_ranks
 from sparkdl.training.update import updates_per_epoch
 
@@ -35,21 +35,6 @@ if TYPE_CHECKING:
 
 
 _SAMPLE_ROWS = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowCounts:
-    """The number of rows, and their size in memory.
-
-    Attributes:
-        num_rows: of all rows.
-        num_marked: of the rows marked for validation by a column; None if there is no such column.
-        bytes_per_row: of the columns that are read, the average of the first rows.
-    """
-
-    num_rows: int
-    num_marked: int | None
-    bytes_per_row: float
 
 
 def open_rows(job: Job, spark: SparkSession) -> DataFrame:
@@ -161,7 +146,7 @@ class Plan:
     Attributes:
         rows: counts of the rows.
         num_training: number of rows for training.
-        is_exact: whether that is exact; it is approximate if the rows for validation are drawn at random.
+        is_exact: whether that is exact; not if rows for validation are drawn at random, or rows are estimated.
         shards: number of rows of each rank.
         steps: per epoch.
         updates: of the weights, per epoch.
@@ -198,14 +183,21 @@ class Plan:
         return self.read_ahead_bytes + (self.model.total if self.model else 0)
 
 
-def make_plan(params: Any, frame: DataFrame, columns: list[str], model: ModelSize | None) -> Plan:
+def make_plan(
+    params: Any,
+    frame: DataFrame,
+    columns: list[str],
+    model: ModelSize | None,
+    rows: RowCounts | None = None,
+) -> Plan:
     """Return the plan of a fit.
 
     Args:
         params: what the fit goes by.
-        frame: the rows that it trains on.
+        frame: the rows of the job.
         columns: that the fit reads.
         model: memory of the model on each rank, if there is a model already.
+        rows: that the fit makes of those of the job; None if it trains on these.
 
     Raises:
         DataError: if the rows cannot be used.
@@ -213,14 +205,14 @@ def make_plan(params: Any, frame: DataFrame, columns: list[str], model: ModelSiz
         LaunchError: if the ranks cannot be started.
     """
     fraction = params.getValidationFraction()
-    rows = count_rows(frame, columns, validation_column(params))
+    rows = rows or count_rows(frame, columns, validation_column(params))
     left_out = rows.num_marked or round(rows.num_rows * (fraction or 0.0))
     num_training, num_ranks = rows.num_rows - left_out, params.getNumWorkers()
     steps = steps_per_epoch(num_training, num_ranks, params.getBatchSize())
     return Plan(
         rows=rows,
         num_training=num_training,
-        is_exact=fraction is None,
+        is_exact=rows.is_exact and fraction is None,
         shards=tuple(rows_per_rank(num_training, num_ranks)),
         steps=steps,
         updates=updates_per_epoch(steps, params.getGradientAccumulationSteps()),
@@ -296,15 +288,16 @@ def plan_text(job: Job, plan: Plan, columns: list[str], state: str, *, what: str
         state: of the output, as text.
         what: word for rows that are made of those of the job.
     """
+    about = "" if plan.rows.is_exact else "about "
     lines = [
         ("job", f"{job.file.name}: {job.estimator}"),
         (
             "rows",
-            f"{' '.join(filter(None, (f'{plan.rows.num_rows:,}', what)))} of {job.data}; {_training(plan)}",
+            f"{' '.join(filter(None, (f'{about}{plan.rows.num_rows:,}', what)))} of {job.data}; {_training(plan)}",
         ),
-        ("columns", f"{', '.join(columns)}: {in_bytes(plan.rows_bytes)} when decoded"),
+        ("columns", f"{', '.join(columns)}: {about}{in_bytes(plan.rows_bytes)} when decoded"),
         ("ranks", f"{len(plan.shards)}, with {plan.batch_size} rows each per step"),
-        ("shards", f"{_span(plan.shards)} rows per rank and epoch"),
+        ("shards", f"{about}{_span(plan.shards)} rows per rank and epoch"),
         ("steps", _steps(plan)),
         ("model", _model(plan)),
         ("memory", _memory(plan)),

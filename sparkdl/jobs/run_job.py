@@ -215,12 +215,12 @@ def _train(checked: _Checked, frame: DataFrame, say: Say, *, is_again: bool) -> 
 
 
 def _plan(checked: _Checked, frame: DataFrame, *, is_again: bool) -> str:
-    with checked.estimator.prepared(frame) as (params, rows):
-        has_model = params.isSet(params.model)
-        size = model_size(params.getModel(), params.getOptimizer()) if has_model else None
-        columns = column_names(params)
-        plan = make_plan(params, rows, columns, size)
-        what = "" if rows is frame else "packed"
+    params, rows = checked.estimator.planned(frame)
+    has_model = params.isSet(params.model)
+    size = model_size(params.getModel(), params.getOptimizer()) if has_model else None
+    columns = column_names(params)
+    plan = make_plan(params, frame, columns, size, rows)
+    what = "" if rows is None else "packed"
     return plan_text(checked.job, plan, columns, _state(checked, is_again=is_again), what=what)
 
 

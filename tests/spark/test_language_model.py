@@ -69,8 +69,7 @@ def test_a_model_of_texts_speaks_and_is_saved_and_served(spark, texts, tmp_path,
 @pytest.mark.any_spark_will_do
 def test_ranks_that_share_the_decoder_learn_the_same(texts, tmp_path):
     rows = texts.coalesce(1)
-    with make(tmp_path).prepared(rows) as (estimator, _):
-        assert all(each.is_meta for each in estimator.getModel().parameters())
+    assert all(each.is_meta for each in make(tmp_path).planned(rows)[0].getModel().parameters())
     expected = make(tmp_path, epochs=1, numWorkers=1).fit(rows)
     for sizes in ({"tensor": 2}, {"context": 2, "data": 1}):
         found = make(tmp_path, epochs=1, parallelism=sizes).fit(rows)
@@ -98,8 +97,7 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     changes = {"vocabularySize": None, "embeddingSize": None, "numLayers": None, "pretrained": folder}
     tuned = make(tmp_path, loraRank=4, epochs=2, **changes)
-    with tuned.prepared(texts) as (estimator, _):
-        assert all(each.is_meta for each in estimator.getModel().parameters())
+    assert all(each.is_meta for each in tuned.planned(texts)[0].getModel().parameters())
     model = tuned.fit(texts)
     losses = [record.loss for record in model.history]
     assert losses[1] < losses[0]
@@ -159,6 +157,9 @@ def test_corpora_are_in_an_epoch_as_their_weights_say(spark, tmp_path):
     assert make(tmp_path, **changes).fit(tokens).history[0].loss == model.history[0].loss
     short = make(tmp_path, **changes, epochRows=40, validationFraction=0.1).fit(tokens)
     assert short.history[0].rows == 40
+    _, estimated = make(tmp_path, **changes, validationFraction=0.1).planned(tokens)
+    assert estimated.num_marked == 16
+    assert estimated.num_rows - 16 == pytest.approx(168, abs=1)  # four for three of the others of "many"
     assert "val_loss" in short.history[0].metrics
     changes["corpusWeights"] = {"few": 1}
     with pytest.raises(DataError, match="holds 'many', which has no weight"):
@@ -174,6 +175,9 @@ def test_what_cannot_be_learned_is_refused(spark, texts, tmp_path):
         make(tmp_path, embeddingSize=65).fit(texts)
     with pytest.raises(ParamError, match="loraRank is set, and pretrained is not"):
         make(tmp_path, loraRank=4).fit(texts)
+    with pytest.raises(ParamError, match="adapters have no plan"):
+        others = {"vocabularySize": None, "embeddingSize": None, "numLayers": None}
+        make(tmp_path, loraRank=4, pretrained=str(tmp_path), parallelism={"tensor": 2}, **others).fit(texts)
     with pytest.raises(ParamError, match="weightCol has no meaning"):
         make(tmp_path, weightCol="w").fit(texts)
     with pytest.raises(DataError, match="holds null"):

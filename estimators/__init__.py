@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkdl.estimators.ready_made.estimator import TorchClassificationModel, TorchRegressionModel
     from sparkdl.estimators.ready_made.images import ImageClassifier
     from sparkdl.estimators.ready_made.language import LanguageModel, LanguageModelModel
+    from sparkdl.estimators.ready_made.language_evaluator import PerplexityEvaluator
     from sparkdl.estimators.ready_made.tabular import TorchClassifier, TorchRegressor
     from sparkdl.estimators.ready_made.text import TextClassifier
     from sparkdl.estimators.summary import TrainingSummary
@@ -29,6 +30,7 @@ _MODULES = {
     "ImageClassifier": "sparkdl.estimators.ready_made.images",
     "LanguageModel": "sparkdl.estimators.ready_made.language",
     "LanguageModelModel": "sparkdl.estimators.ready_made.language",
+    "PerplexityEvaluator": "sparkdl.estimators.ready_made.language_evaluator",
     "TextClassifier": "sparkdl.estimators.ready_made.text",
     "TorchClassificationModel": "sparkdl.estimators.ready_made.estimator",
     "TorchClassifier": "sparkdl.estimators.ready_made.tabular",
@@ -45,6 +47,7 @@ __all__ = [
     "ImageClassifier",
     "LanguageModel",
     "LanguageModelModel",
+    "PerplexityEvaluator",
     "TextClassifier",
     "TorchClassificationModel",
     "TorchClassifier",

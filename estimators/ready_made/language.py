@@ -37,6 +37,7 @@ from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
 from sparkdl.estimators.params.table import check_entries, with_arguments
 from sparkdl.estimators.params.training import HasFunctions
 from sparkdl.estimators.persistence import ParamsWriter, TorchEstimatorReader, TorchModelReader, carry
+from sparkdl.estimators.ready_made.language_evaluator import PerplexityEvaluator
 from sparkdl.estimators.ready_made.language_params import HasCorpora, HasDecoder, HasGeneration
 from sparkdl.estimators.ready_made.language_rows import (
     HELD_OUT,
@@ -145,16 +146,8 @@ class LanguageModelModel(TorchModel, HasGeneration):
         Raises:
             DataError: if no text has two tokens.
         """
-        from pyspark.sql import functions as F
-
         scored = self.copy({self.output: "logLikelihood"}).transform(dataset)
-        found = F.col(quoted(self.getPredictionCol()))
-        sums = scored.agg(F.sum(found[0]).alias("sum"), F.sum(found[1]).alias("count"))
-        with spark_job(dataset.sparkSession, "computing the perplexity"):
-            row = sums.collect()[0]
-        if not row["count"]:
-            raise DataError("No text has two tokens, so there is no perplexity.")
-        return math.exp(-row["sum"] / row["count"])
+        return PerplexityEvaluator(predictionCol=self.getPredictionCol()).evaluate(scored)
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Save the model for transformers: ``AutoModelForCausalLM`` and ``AutoTokenizer`` load it from the folder.

@@ -1,0 +1,74 @@
+"""The perplexity of a language model on texts, as an evaluator of Spark ML. Runs on the *driver*."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from pyspark import keyword_only
+from pyspark.ml.evaluation import Evaluator
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
+
+from sparkdl.data.dataset.dataset import missing_column_error
+from sparkdl.data.spark.columns import quoted, stored_type
+from sparkdl.data.spark.jobs import spark_job
+from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class PerplexityEvaluator(Evaluator, DefaultParamsReadable[Any], DefaultParamsWritable):
+    """The exponential of the mean negative log-likelihood of the tokens of all texts; less is better.
+
+    It takes what a model of :class:`LanguageModel` with ``output="logLikelihood"`` writes, so that ``CrossValidator``
+    and ``TrainValidationSplit`` choose among such estimators. Only models with the same tokens can be compared.
+    """
+
+    predictionCol: Param[str] = Param(
+        Params._dummy(),
+        "predictionCol",
+        "column of log-likelihoods: arrays of their sum over tokens and of the number of these.",
+        TypeConverters.toString,
+    )
+
+    @keyword_only
+    def __init__(self, *, predictionCol: str = "prediction") -> None:
+        super().__init__()
+        self._setDefault(predictionCol="prediction")
+        self._set(predictionCol=predictionCol)
+
+    def getPredictionCol(self) -> str:
+        """Return the column of log-likelihoods."""
+        column: str = self.getOrDefault(self.predictionCol)
+        return column
+
+    def setPredictionCol(self, value: str) -> PerplexityEvaluator:
+        """Set the column of log-likelihoods."""
+        self._set(predictionCol=value)
+        return self
+
+    def isLargerBetter(self) -> bool:
+        """Return False."""
+        return False
+
+    def _evaluate(self, dataset: DataFrame) -> float:
+        from pyspark.sql import functions as F
+
+        name = self.getPredictionCol()
+        if name not in dataset.columns:
+            raise missing_column_error(name, dataset.columns)
+        kind = stored_type(dataset.schema[name].dataType)
+        if kind is None or kind[0] != "number" or not kind[1].startswith("float") or kind[2] != 1:
+            raise DataError(
+                f"Column {name!r} holds {dataset.schema[name].dataType.simpleString()}, and the perplexity is computed "
+                'from log-likelihoods. Set output="logLikelihood" in the LanguageModel or its model.'
+            )
+        column = F.col(quoted(name))
+        sums = dataset.agg(F.sum(column[0]).alias("sum"), F.sum(column[1]).alias("count"))
+        with spark_job(dataset.sparkSession, "computing the perplexity"):
+            row = sums.collect()[0]
+        if not row["count"]:
+            raise DataError("No text has two tokens, so there is no perplexity.")
+        return math.exp(-row["sum"] / row["count"])

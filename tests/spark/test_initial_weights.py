@@ -35,6 +35,12 @@ def test_a_model_on_meta_begins_with_weights_that_ranks_draw_or_read(frame, tmp_
             given,
             sizes,
         )
+    half = {"epochs": 1, "precision": "float16"}
+    exact = make_estimator(tmp_path, model=whole, **half).fit(frame).history[0].loss
+    drawn = make_estimator(tmp_path, model=meta, initialWeights="drawn", **half)
+    assert drawn.fit(frame).history[0].loss == pytest.approx(exact, rel=1e-5)
+    with pytest.raises(ParamError, match="precision is 'float16', whose gradients"):
+        drawn.copy({drawn.parallelism: {"shard": 2}}).fit(frame)
     with pytest.raises(ParamError, match="on the device meta"):
         make_estimator(tmp_path, model=meta).fit(frame)
     with pytest.raises(SavedModelError, match="initialWeights cannot be used: .* in the model"):

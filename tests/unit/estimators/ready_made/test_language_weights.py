@@ -11,11 +11,13 @@ import safetensors.torch
 import torch
 
 from sparkdl.data import Store
+from sparkdl.errors import StoreError
 from sparkdl.estimators.ready_made.language_weights import beginning_of_folder, beginning_of_sizes
 from sparkdl.networks.decoder import DecoderSizes
 from sparkdl.networks.language import learn_tokenizer
 from sparkdl.networks.language_folder import why_converted
 from sparkdl.parallel import draw_weights, load_weights
+from sparkdl.parallel.weights import copy_weights
 
 transformers = pytest.importorskip("transformers")
 
@@ -73,6 +75,23 @@ def test_a_folder_is_not_read_on_the_driver_and_ranks_find_all_of_it(folder, tmp
     drawn = [each for name, each in beginning.network.named_parameters() if ".lora_A." in name]
     assert bool(drawn) == (lora_rank is not None)
     assert all(each.requires_grad and each.std() > 0 for each in drawn)
+
+
+def test_weights_are_copied_to_other_filesystems_and_linked_on_their_own(folder, tmp_path):
+    copy_weights(folder, "memory://copied")
+    copy_weights(folder, str(tmp_path / "linked"))
+    linked = tmp_path / "linked" / "model.safetensors.index.json"
+    assert linked.samefile(Path(folder) / linked.name)
+    networks = []
+    for each in (folder, "memory://copied", str(tmp_path / "linked")):
+        _, beginning = beginning_of_folder(folder, lora_rank=None, seed=0)
+        load_weights(beginning.network, each)
+        networks.append(beginning.network.state_dict())
+    for name, weight in networks[0].items():
+        assert torch.equal(networks[1][name], weight)
+        assert torch.equal(networks[2][name], weight)
+    with pytest.raises(StoreError, match=r"model\.safetensors in .* cannot be read"):
+        copy_weights(str(tmp_path), "memory://nothing")
 
 
 def test_a_folder_with_more_weights_than_the_model_is_read_whole_and_a_warning_says_so(folder, caplog):

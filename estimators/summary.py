@@ -54,7 +54,7 @@ class TrainingSummary:
 
     @property
     def rank_seconds(self) -> tuple[RankSeconds, ...]:
-        """How each rank spent its time over the epochs it took part in; empty where older versions did not tell."""
+        """How each rank spent its time over the epochs it took part in; empty if an older version made it."""
         # After a restart there may be fewer ranks, or more.
         ranks = zip_longest(*(record.rank_seconds for record in self.history), fillvalue=_NO_SECONDS)
         return tuple(

@@ -41,7 +41,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
     label column held strings, booleans or numbers that were indexed, it is those; ``predictionType`` names another
     type. Where ``probabilityCol`` and ``rawPredictionCol`` are named, it adds vectors with an entry for each class, in
     the order of ``labels``, which says what they are called. With several label columns each of these is a struct with
-    a field for each, those two for each that tells classes.
+    a field for each, those two for each that predicts classes.
 
     A row with a null among its features has null in all of them, and so has one with NaN that the module answers with
     NaN; NaN for other rows is an error, as it is neither a class nor a number. Rows keep their order and all their
@@ -76,7 +76,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         """The classes as the label column calls them, in the order of ``probabilityCol`` and ``rawPredictionCol``.
 
         Strings, booleans, or integers that were indexed. None where the column holds the numbers of the classes, so
-        that entry ``i`` belongs to the label ``i``, and where the model tells no classes. With several label columns
+        that entry ``i`` belongs to the label ``i``, and where the model predicts no classes. With several label columns
         a dict of that by their names.
         """
         by_name = {

@@ -50,7 +50,7 @@ def load() -> None:
 def teach_accelerate() -> None:
     """Have Accelerate, once it is imported, connect ranks without a GPU by the backend that was asked for.
 
-    By itself it leaves ranks unconnected that have no GPU, unless it was told ``cpu=True`` (``use_cpu`` of Hugging
+    By itself it leaves ranks unconnected that have no GPU, unless it was given ``cpu=True`` (``use_cpu`` of Hugging
     Face's TrainingArguments), and then refuses each backend but Gloo.
     """
     module = sys.modules.get(_ACCELERATE)

@@ -155,7 +155,7 @@ class HangError(LossError, RankError):
 
 
 class ExecutorsLostError(LossError, LaunchError):
-    """Executors went away with their ranks, and none is left to tell more. Look at the executors' logs."""
+    """Executors went away with their ranks, and none is left that could report more. Look at the executors' logs."""
 
 
 class SparkJobError(SparkdlError, RuntimeError):

@@ -119,7 +119,7 @@ def _called(holder: dict[str, Any]) -> str:
 
 
 def _this_process() -> dict[str, Any]:
-    """What tells this process from all others, of all machines and containers."""
+    """What distinguishes this process from all others, of all machines and containers."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -129,7 +129,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _is_alive(holder: dict[str, Any]) -> bool | None:
-    """Whether a process of this machine lives; None where that cannot be told, as of one of another machine."""
+    """Whether a process of this machine lives; None where that is not known, as for one of another machine."""
     if not holder or holder["where"] is None or holder["where"] != _pids_from():
         return None
     pid = int(holder["pid"])
@@ -143,7 +143,7 @@ def _is_alive(holder: dict[str, Any]) -> bool | None:
 
 
 def _pids_from() -> str | None:
-    """What all processes have alike that see each other by their numbers; None where Linux does not tell."""
+    """What all processes have alike that see each other by their numbers; None where Linux does not report it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

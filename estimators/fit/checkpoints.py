@@ -59,7 +59,7 @@ def checkpoints_of(
 
     Args:
         params: of the fit.
-        on_wait: is told what the fit has to wait for.
+        on_wait: is called with what the fit has to wait for.
 
     Raises:
         CheckpointsInUseError: if another fit uses the folder, or may have used it before the end of this one.

@@ -48,7 +48,7 @@ class HostWatch:
         try:
             probe = _Probe()
         except ImportError:
-            _logger.info("psutil is not installed here, so MLflow is not told how busy the host is.")
+            _logger.info("psutil is not installed here, so the load of the host is not logged to MLflow.")
             return
         number = 0
         while not self._has_ended.wait(self._interval_s if number else 0.0) or number == 0:
@@ -105,7 +105,7 @@ class _Probe:
             if what not in self._failed:
                 self._failed.add(what)
                 _logger.info(
-                    "MLflow is not told of this host's %s, which cannot be measured: %s: %s",
+                    "This host's %s is not logged to MLflow, as it cannot be measured: %s: %s",
                     what,
                     type(error).__name__,
                     error,

@@ -59,12 +59,12 @@ def named_classes(
 ) -> tuple[Any, ...] | None:
     """Return the classes of labels that the user named; None where they are the numbers from 0 in their order.
 
-    The column is not read for others: of integers the footers tell whether the least and the greatest are among them,
-    and ranks tell the first label that is not. For the numbers from 0 :func:`check_class_labels` decides.
+    The column is not read for others: for integers the footers show whether the least and the greatest are among them,
+    and ranks report the first label that is not. For the numbers from 0 :func:`check_class_labels` decides.
 
     Raises:
         ParamError: if the loss or the column can have no such labels.
-        DataError: if the column holds other labels, or the model tells more classes apart or fewer.
+        DataError: if the column holds other labels, or the model has more classes or fewer.
     """
     column = dataset.column(name)
     if prediction_kind(loss) == "value" or column.shape:
@@ -79,7 +79,7 @@ def named_classes(
     most = 2 if num_classes is None else num_classes
     if len(labels) != most:
         raise DataError(
-            f"Param labels names {len(labels)} labels of column {name!r}, and the model tells {most} classes apart. "
+            f"Param labels names {len(labels)} labels of column {name!r}, and the model has {most} classes. "
             "Give the model an output for each."
         )
     if given != "numbers":
@@ -239,7 +239,7 @@ def with_classes(
     """Return the heads with the classes of labels that are not numbers from 0: those ``named``, or those of the rows.
 
     Raises:
-        DataError: if labels are no classes, or there are more of them than the model tells apart.
+        DataError: if labels are no classes, or there are more of them than the model has.
         ParamError: if labels were named where there are no classes.
     """
     known = named or {}
@@ -268,7 +268,7 @@ def _with_classes(
             is_fewer = column.kind == "string" and classes is not None
             remedy = ", or name all in Param labels, where rows may lack some" if is_fewer else ""
             raise DataError(
-                f"Column {column.name!r} holds {held} than the {most} classes that the model tells apart. Give the "
+                f"Column {column.name!r} holds {held} than the {most} classes of the model. Give the "
                 f"model an output for each{remedy}."
             )
         return replace(head, label=replace(head.label, classes=classes))

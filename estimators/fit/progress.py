@@ -179,14 +179,14 @@ _SHARE_OF_FIT = 1 / 300
 
 
 class StepSampler:
-    """Which steps MLflow is told of: one a second at first, and ever fewer, so that a week makes some 4,000 of them."""
+    """Which steps are logged to MLflow: one a second at first, then fewer, so that a week makes some 4,000 of them."""
 
     def __init__(self) -> None:
         self._started: float | None = None
         self._next_at = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Return whether a step that ends now is told of; ``now`` in seconds of any clock that continues."""
+        """Return whether a step that ends now is logged; ``now`` in seconds of any clock that continues."""
         if self._started is None:
             self._started = self._next_at = now
         if now < self._next_at:
@@ -198,8 +198,8 @@ class StepSampler:
 class FitListener:
     """Hands the events of rank 0 to the progress line and the run.
 
-    A fit that was restarted comes to the epochs after its checkpoint again, and the run, which keeps all that it is
-    told, has each of them once. Only a loss or metric that has become another one, as on fewer ranks, is told again:
+    A fit that was restarted comes to the epochs after its checkpoint again, and the run, which keeps all that is
+    logged, has each of them once. Only a loss or metric that has changed, as on fewer ranks, is logged again:
     what MLflow shows of an epoch is what came later, and so what the model comes from. Durations and rates stay those
     of the first time.
 
@@ -233,15 +233,15 @@ class FitListener:
             self._track_host(event["metrics"])
 
     def track(self, record: Mapping[str, Any]) -> None:
-        """Tell the run of an epoch, by the fields of its record, unless it knows."""
+        """Log an epoch to the run, by the fields of its record, unless it has it."""
         epoch = int(record["epoch"])
         learned = {"loss": float(record["loss"]), **record["metrics"]}
-        told = self._tracked.get(epoch)
-        if told is None:
+        logged = self._tracked.get(epoch)
+        if logged is None:
             known = {name: float(record[name]) for name in EPOCH_METRICS if record[name] is not None}
             self._tell(epoch, {**known, **record["metrics"]})
         elif others := {
-            name: value for name, value in learned.items() if not _is_same(value, told.get(name))
+            name: value for name, value in learned.items() if not _is_same(value, logged.get(name))
         }:
             self._tell(epoch, others)
         self._tracked[epoch] = learned
@@ -251,7 +251,7 @@ class FitListener:
             self._run.log_metrics(epoch, metrics)
 
     def _track_host(self, metrics: Mapping[str, float]) -> None:
-        """Tell of a host, by its samples' number in this fit: its ranks begin anew at a restart."""
+        """Log a host, by its samples' number in this fit: its ranks begin anew at a restart."""
         host = next(iter(metrics), "").rpartition("/")[0]
         number = self._num_samples.get(host, 0)
         self._num_samples[host] = number + 1
@@ -268,5 +268,5 @@ class FitListener:
         self.progress.print(f"[rank {rank}] {line}")
 
 
-def _is_same(value: float, told: float | None) -> bool:
-    return value == told or (told is not None and math.isnan(value) and math.isnan(told))
+def _is_same(value: float, logged: float | None) -> bool:
+    return value == logged or (logged is not None and math.isnan(value) and math.isnan(logged))

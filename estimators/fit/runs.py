@@ -119,7 +119,7 @@ class PlaceOfFit:
 
     Attributes:
         group: of the runs that the fit's run is one of; None of a fit that is alone, or not tracked.
-        tags: that tell its run from the others.
+        tags: that distinguish its run from the others.
     """
 
     group: RunGroup | None = None
@@ -158,7 +158,7 @@ class NestedRuns:
 
 
 class _Search:
-    """A search at work: its frame, which tells it from others, and the group of its runs.
+    """A search at work: its frame, which distinguishes it from others, and the group of its runs.
 
     The frame holds its DataFrames and models, so a search is forgotten when a fit of it fails, with its last fit, or
     where it broke off otherwise (in its evaluator, say) at the beginning of the next fit.

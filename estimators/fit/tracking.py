@@ -137,7 +137,7 @@ def run_of_fit(
 def describe_dataset(
     params: _TorchEstimatorParams, dataset: ParquetDataset, source: InputFiles | None
 ) -> LoggedDataset:
-    """Return what MLflow is told of the rows: where they come from, their hash, columns and number."""
+    """Return what is logged to MLflow about the rows: where they come from, their hash, columns and number."""
     names = column_names(params)
     columns = [dataset.column(name) for name in names]
     schema = [{"type": _type_of(column), "name": column.name, "required": True} for column in columns]

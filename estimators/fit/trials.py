@@ -58,8 +58,8 @@ def try_metrics(
 
     Many metrics cannot be computed from a row or two (R2Score wants two, others both classes), or do not take them in.
     One that fails is therefore tried again on whole batches, until it can be computed. A ValueError may even then be
-    about the rows, as where a metric wants a thousand of them: unless those were all the rows there are, it is warned
-    of, and the ranks will tell. Any other error is one of the metric itself, and so is a value that is not one number.
+    about the rows, as where a metric wants a thousand of them: unless those were all the rows there are, it is a
+    warning, and the ranks will find out. Any other error is of the metric, and so is a value that is not one number.
 
     Args:
         metrics: by name.

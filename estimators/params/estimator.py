@@ -110,7 +110,7 @@ class SharedArguments(TypedDict, total=False):
 
 
 class ClassArguments(SharedArguments, total=False):
-    """Arguments that the constructors of all estimators that tell classes have."""
+    """Arguments that the constructors of all classifiers have."""
 
     labels: Labels | Sequence[Labels | None] | None
     probabilityCol: str | None
@@ -152,7 +152,7 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         """Set what is made of the rows, once they are there; nothing, where the user has set all."""
 
     def further_params(self) -> dict[str, object]:
-        """Return by name what MLflow is told beside the Params."""
+        """Return by name what is logged to MLflow beside the Params."""
         return {}
 
     def metric_names(self) -> list[str]:

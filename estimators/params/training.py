@@ -23,7 +23,7 @@ from sparkdl.training.update import PRECISIONS
 
 _NAME = re.compile(r"[A-Za-z][\w.\- ]*")
 EPOCH_METRICS = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate", "validation_s")
-"""What MLflow is told of an epoch beside the metrics, by names that these cannot have."""
+"""What is logged to MLflow for an epoch beside the metrics, by names that these cannot have."""
 
 
 def check_module(param: Param[Any], given: object) -> None:

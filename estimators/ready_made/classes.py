@@ -46,7 +46,7 @@ def count_classes(dataset: ParquetDataset, name: str) -> int:
         return _number_of_classes(found, name, is_integer="int" in column.dtype)
     if len(found) < 2:
         raise DataError(
-            f"Column {name!r} holds the label {next(iter(found))!r} alone, and a classifier tells two apart at "
+            f"Column {name!r} holds the label {next(iter(found))!r} alone, and a classifier needs two at "
             "least. Name all in Param labels, where rows may lack one."
         )
     return len(found)

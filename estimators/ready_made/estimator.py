@@ -202,7 +202,7 @@ def _one(value: Any, column: Column) -> npt.NDArray[Any]:
     """An array of one row; strings, bytes and images stay objects."""
     if value is None:
         raise DataError(
-            f"Column {column.name!r} is null in this row, of which nothing can be told; transform gives null."
+            f"Column {column.name!r} is null in this row, for which nothing can be predicted; transform gives null."
         )
     if column.kind in ("string", "binary", "image") and not column.shape:
         row = np.empty(1, dtype=object)
@@ -262,7 +262,7 @@ def _not_taken(value: Any, column: Column, wanted: str, more: str = "") -> DataE
 
 
 class _ReadyMadeModel(TorchModel):
-    """What models of Spark ML tell beside ``transform``."""
+    """What models of Spark ML offer beside ``transform``."""
 
     @property
     def numFeatures(self) -> int:

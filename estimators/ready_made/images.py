@@ -193,7 +193,7 @@ def image_inputs(
     if column.kind in ("binary", "image") and not column.shape:
         if shape is not None:
             raise DataError(
-                f"Column {column.name!r} holds images that tell their own shape. Leave imageShape out; imageSize says "
+                f"Column {column.name!r} holds images that have their own shape. Leave imageShape out; imageSize says "
                 "to what they are brought."
             )
         return inputs
@@ -323,7 +323,7 @@ class ImageClassifier(
     _ReadyMadeClassifierParams,
     Classifier[TorchClassificationModel],
 ):
-    """Tells classes by images, with a small residual network or one of torchvision or timm.
+    """Classifies images, with a small residual network or one of torchvision or timm.
 
     Images are those of Spark's ``image`` source; encoded ones, which Pillow decodes on the ranks; or arrays of one
     shape, of height and width, and channels after them or, where only they can be channels, before. Encoded images

@@ -574,7 +574,7 @@ class LanguageModel(
 
 
 class _EstimatorOfRows(TorchEstimator):
-    """The estimator of packed rows, which tells MLflow the Params of that of texts too."""
+    """The estimator of packed rows, which logs the Params of that of texts to MLflow too."""
 
     of_texts: Mapping[str, Any] = MappingProxyType({})
 

@@ -69,7 +69,7 @@ class _ReadyMadeParams(HasLabelCol, _SharedParams, HasFunctions, HasAdamW, HasDr
 
 
 class _ReadyMadeClassifierParams(HasScoredColumns, HasLabels, _ReadyMadeParams):
-    """Params of ready-made estimators that tell classes."""
+    """Params of ready-made classifiers."""
 
     _own_defaults: ClassVar[Mapping[str, Any]] = {
         "probabilityCol": "probability",

@@ -54,7 +54,7 @@ class Table:
     Attributes:
         inputs: makes the network's inputs of its columns.
         scales: of the numbers.
-        label_scale: of the labels, where they are numbers to be told.
+        label_scale: of the labels, where they are numbers to predict.
         is_plain: whether there is one column alone, of numbers, which a network may take as it is.
     """
 
@@ -225,7 +225,7 @@ class TorchClassifier(
     _ReadyMadeClassifierParams,
     Classifier[TorchClassificationModel],
 ):
-    """Tells classes by the columns of a table, with a multilayer perceptron.
+    """Classifies the rows of a table, with a multilayer perceptron.
 
     Numbers are standardized by the mean and the deviation of the rows that are trained on, categories are embedded;
     one that was not there in training, at ``transform``, counts as none. ``fit`` reads the rows once on the driver to
@@ -263,11 +263,11 @@ class TorchClassifier(
 
 @with_arguments(SharedArguments, featuresCol=_FEATURES, labelCol='column of numbers; default ``"label"``.')
 class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegressionModel]):
-    """Tells a number by the columns of a table, with a multilayer perceptron.
+    """Predicts a number for each row of a table, with a multilayer perceptron.
 
     Columns are taken as :class:`TorchClassifier` takes them; ``fit`` reads the rows once on the driver. The layers
     learn standardized labels, whose mean and deviation the model holds, by the mean squared error: the unit of the
-    labels changes nothing but the losses that are told in it. ``fit`` returns a :class:`TorchRegressionModel`.
+    labels changes nothing but the losses, which are reported in it. ``fit`` returns a :class:`TorchRegressionModel`.
     """
 
     @keyword_only
@@ -294,7 +294,7 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
         column = dataset.column(name)
         if column.kind != "number" or column.shape:
             held = f"arrays of {column.shape}" if column.shape else f"{column.kind} values"
-            raise DataError(f"Column {name!r} holds {held}, and TorchRegressor tells one number per row.")
+            raise DataError(f"Column {name!r} holds {held}, and TorchRegressor predicts one number per row.")
         return self._network(self._learn_table(dataset, training, label=name), num_outputs=1)
 
     def model_class(self) -> type[TorchRegressionModel]:

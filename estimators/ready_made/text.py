@@ -103,7 +103,7 @@ COUNTED_HERE = 20_000
 _ROWS_AT_ONCE = 1 << 12
 _MOST_PARTS = 256
 _LEAST_TEXTS = 2
-"""A word of one text tells nothing about others; it teaches what a word is like that is not known."""
+"""A word of one text says nothing about others; it teaches what a word is like that is not known."""
 
 
 def learn_words(
@@ -215,7 +215,7 @@ class TextClassifier(
     _ReadyMadeClassifierParams,
     Classifier[TorchClassificationModel],
 ):
-    """Tells classes by texts, with a small transformer, or a model of Hugging Face that lies in a local folder.
+    """Classifies texts, with a small transformer, or a model of Hugging Face that lies in a local folder.
 
     Words are those in two texts at least that are trained on, in lower case, and marks between them; all others count
     as one unknown word. For languages without spaces, or texts in which single characters matter, take bytes. An empty

@@ -33,7 +33,7 @@ class ScoredColumn:
 
     Attributes:
         name: of the column.
-        answer: what it tells.
+        answer: what it predicts.
         type: one of :data:`PREDICTION_TYPES`; scores and probabilities are vectors.
     """
 
@@ -68,9 +68,9 @@ def check_scored_columns(columns: Sequence[ScoredColumn], outputs: Sequence[Mode
             for output in outputs:
                 _check_type(column, output)
         elif not answering(column, outputs):
-            told = ", ".join(f"{_of_label(output)} tells {_told(output)}" for output in outputs)
+            found = ", ".join(f"{_of_label(output)} predicts {_predicted(output)}" for output in outputs)
             raise ParamError(
-                f"Param {column.param} is {column.name!r}, and {told}. Train with CrossEntropyLoss, NLLLoss, "
+                f"Param {column.param} is {column.name!r}, and {found}. Train with CrossEntropyLoss, NLLLoss, "
                 f"BCEWithLogitsLoss or BCELoss on one label per row, or leave {column.param} out."
             )
 
@@ -98,7 +98,7 @@ def _check_type(column: ScoredColumn, output: ModelOutput) -> None:
         )
 
 
-def _told(output: ModelOutput) -> str:
+def _predicted(output: ModelOutput) -> str:
     if output.kind == "value" or output.is_sequence:
         return "no classes"
     return (

@@ -195,7 +195,7 @@ class ScoringModel:
         module: the module as bytes.
         signature: what it takes and gives.
         batch_size: rows per forward pass.
-        key: tells models apart in a worker process.
+        key: distinguishes models in a worker process.
         weights_file: name of the file of Spark that holds the weights, where ``module`` does not.
     """
 

@@ -204,9 +204,9 @@ def check_losses(losses: Mapping[str, float]) -> None:
     best = min(losses.values())
     for name, loss in losses.items():
         if not loss <= _LOSS_TOLERANCE * best:
-            told = ", ".join(f"{other} {value:.4g}" for other, value in losses.items())
+            found = ", ".join(f"{other} {value:.4g}" for other, value in losses.items())
             raise TrainingError(
-                f"{name} has not trained the same model: the losses are {told}. Its time is no measure."
+                f"{name} has not trained the same model: the losses are {found}. Its time is no measure."
             )
 
 

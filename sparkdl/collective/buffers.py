@@ -47,7 +47,7 @@ _STORAGE = {"bfloat16": "uint16", "bool": "uint8"}
 
 
 _NUMPY_NAMES = {np.dtype(name): name for name in DTYPES if name != "bfloat16"}
-"""NumPy takes microseconds to tell the name of a dtype."""
+"""NumPy takes microseconds to format the name of a dtype."""
 
 
 class _Tensor(ctypes.Structure):

@@ -149,7 +149,7 @@ def find_all(environ: Mapping[str, str], names: Sequence[str], remedy: str) -> l
 
 
 FAILURE_KEY = "job/failure"
-"""Where the rank that failed first tells its launcher why, as JSON of ``rank``, ``host`` and ``error``."""
+"""Where the rank that failed first reports the reason to its launcher, as JSON of ``rank``, ``host`` and ``error``."""
 
 _DEPARTURES = "job/departures"
 _CONNECT_TIMEOUT_S = 60.0

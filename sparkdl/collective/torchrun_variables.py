@@ -1,4 +1,4 @@
-"""The environment variables of ``torchrun``: set for the ranks of our jobs, and told apart from ``torchrun``'s own.
+"""The environment variables of ``torchrun``: set for the ranks of our jobs, and distinguished from ``torchrun``'s own.
 
 Each rank of ours has them beside its own variables, so that programs that read ``RANK``, ``LOCAL_RANK`` or
 ``MASTER_ADDR`` need no change. :mod:`sparkdl.torch.registration` opens communicators where ``torchrun`` set them.
@@ -33,10 +33,10 @@ TORCHRUN_VARIABLES = (
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-"""What ``torchrun`` tells a rank about its position, and :func:`torchrun_variables` too."""
+"""What ``torchrun`` sets for a rank about its position, and :func:`torchrun_variables` too."""
 
 _OWN_RUN = "sparkdl-"
-"""How the run ids of our jobs begin, which tells them from those of ``torchrun``."""
+"""How the run ids of our jobs begin, which distinguishes them from those of ``torchrun``."""
 
 
 def torchrun_variables(

@@ -49,17 +49,17 @@ def examine(
         timeout_s: seconds that each check of a cluster may take, and a third of that each question to a machine.
         on_step: called with what is looked at next.
     """
-    tell = on_step or _tell_nobody
-    tell("Looking at this machine")
+    report = on_step or _report_nothing
+    report("Looking at this machine")
     here = look_around(timeout_s=timeout_s / 3)
     on_driver = _num_ranks_here(spark, num_ranks)
     needs_java = True if spark is None or not is_connect(spark) else None
     findings = judge_machine(here, where=HERE, num_ranks=on_driver, needs_java=needs_java)
     if spark is None:
-        tell("Starting two ranks")
+        report("Starting two ranks")
         return findings + _survey_here(num_ranks or _RANKS_UNLESS_KNOWN, timeout_s)
     with jobs_of("doctor"):
-        return findings + _examine_cluster(spark, num_ranks, here, timeout_s, tell)
+        return findings + _examine_cluster(spark, num_ranks, here, timeout_s, report)
 
 
 def _examine_cluster(
@@ -67,17 +67,17 @@ def _examine_cluster(
     num_ranks: int | None,
     here: MachineFacts,
     timeout_s: float,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> list[Finding]:
-    tell("Counting the slots of the cluster")
+    report("Counting the slots of the cluster")
     slots, findings = _slots(spark, num_ranks, timeout_s)
     if not slots:
         return findings
-    tell("Looking at the executors")
+    report("Looking at the executors")
     findings += _executors(spark, slots, here, timeout_s)
     if any(finding.status == BAD and finding.where == CLUSTER for finding in findings):
         return findings
-    tell("Measuring the network")
+    report("Measuring the network")
     with jobs_of("measuring the network"):
         return findings + _survey_cluster(spark, slots, timeout_s)
 
@@ -104,7 +104,7 @@ def _survey_here(num_ranks: int, timeout_s: float) -> list[Finding]:
     return [Finding(check="ranks", where=HERE, status=GOOD, found=found), *judge_network(surveys, names)]
 
 
-def _tell_nobody(step: str) -> None:
+def _report_nothing(step: str) -> None:
     """Ignore progress messages."""
 
 
@@ -129,7 +129,7 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
         what, _, advice = str(error).partition(". ")
         finding = Finding(check="slots", where=CLUSTER, status=BAD, found=what + ".", advice=advice)
         return (0 if "dynamic allocation" in what or not slots else slots), [finding]
-    said = f"not told by Spark Connect; {wanted} tasks are tried"
+    said = f"not known over Spark Connect; {wanted} tasks are tried"
     if slots is not None:
         said = f"{slots} slot{'' if slots == 1 else 's'}"
     version = f"Spark {spark.version}"
@@ -137,7 +137,7 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
 
 
 def _settled_slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> int | None:
-    """The number of slots once no more executors register; None if Spark does not tell."""
+    """The number of slots once no more executors register; None if Spark does not know."""
     if num_ranks is not None:
         return wait_for_slots(spark, num_ranks, timeout_s=timeout_s)
     deadline, pause = Deadline(timeout_s), threading.Event()

@@ -36,8 +36,8 @@ def judge_machine(
         facts: what it has.
         where: what it is called.
         num_ranks: how many ranks are to run there.
-        needs_java: whether it is to start Spark itself. Without that, an executor's is told, and fails nothing, as it
-            runs; None leaves it out.
+        needs_java: whether it is to start Spark itself. Without that, an executor's is reported, and fails nothing, as
+            it runs; None leaves it out.
     """
     return [
         _python(facts, where),

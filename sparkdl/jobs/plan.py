@@ -129,7 +129,7 @@ class Host:
     Attributes:
         name: its host name.
         ranks: numbers of its ranks.
-        available_bytes: free memory while they ran; None if Linux does not tell.
+        available_bytes: free memory while they ran; None if Linux does not report it.
         num_cores: that each rank may use.
     """
 

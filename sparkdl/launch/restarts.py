@@ -91,7 +91,7 @@ def run_with_restarts(
             count = f"restart {num_restarts} of {restarts.max_restarts}"
             _log_restart(error, restarts, ranks, num_ranks, where(), count)
         except SlotsMissingError as error:
-            # Spark Connect does not tell the number of slots, and more may have been lost since they were counted.
+            # Spark Connect does not report the number of slots, and more may have been lost since they were counted.
             if lost is None or ranks <= restarts.min_ranks:
                 raise
             ranks = _ranks_left(lost, restarts, spark, ranks - 1, resources)
@@ -112,7 +112,7 @@ def _ranks_left(
     num_ranks: int,
     resources: ResourceProfile | None,
 ) -> int:
-    """How many ranks to start again: ``num_ranks`` at most, and if Spark does not tell the number of slots."""
+    """How many ranks to start again: ``num_ranks`` at most, and if Spark does not report the number of slots."""
     if spark is None:
         return num_ranks
     began, timeout_s = time.monotonic(), min(REPLACEMENT_TIMEOUT_S, restarts.start_timeout_s)

@@ -100,7 +100,7 @@ def wait_for_slots(
         is_logged: whether to log a warning that says what this waits for.
 
     Returns:
-        The number of slots, free or not; None if Spark does not tell, as on most Connect servers.
+        The number of slots, free or not; None if Spark does not report it, as on most Connect servers.
     """
     cluster = _Cluster(spark, resources)
     wait_log = _WaitLog(wanted, timeout_s, None) if is_logged else None
@@ -245,7 +245,7 @@ class _Cluster:
         return time.time() - float(self._spark.sparkContext.startTime or 0) / 1000
 
     def slots(self) -> int | None:
-        """How many tasks run at once; None if Spark does not tell, as on most Connect servers."""
+        """How many tasks run at once; None if Spark does not report it, as on most Connect servers."""
         if self._local_slots is not None:
             return self._local_slots
         return None if self._scheduler is None else int(self._scheduler.maxNumConcurrentTasks(self._profile))

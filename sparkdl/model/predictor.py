@@ -213,14 +213,14 @@ class Predictor:
     def _nan_answers(self, columns: Arrays, rows: npt.NDArray[np.bool_]) -> DataError:
         """Say which rows the module answers with NaN, and what is in them."""
         count = int(rows.sum())
-        told = []
+        found_rows = []
         for what, condition in (("NaN", np.isnan), ("infinity", np.isinf)):
             for name, found in self._rows_with(condition, columns).items():
                 if (found & rows).any():
-                    told.append(f"column {name!r} holds {what} in {int((found & rows).sum())}")
+                    found_rows.append(f"column {name!r} holds {what} in {int((found & rows).sum())}")
         why = (
-            f"Of these rows {_listed(told)}. Fill those values, or leave the rows out."
-            if told
+            f"Of these rows {_listed(found_rows)}. Fill those values, or leave the rows out."
+            if found_rows
             else "Their features are finite numbers: either these are far from what the model was trained on, or its "
             "weights are of no use. Look at the losses of its fit."
         )
@@ -261,9 +261,9 @@ _MOST_NAMED = 10
 """Columns that an error names."""
 
 
-def _listed(told: Sequence[str]) -> str:
-    more = len(told) - _MOST_NAMED
-    return ", ".join(told[:_MOST_NAMED]) + (f" and so on for {more} more" if more > 0 else "")
+def _listed(parts: Sequence[str]) -> str:
+    more = len(parts) - _MOST_NAMED
+    return ", ".join(parts[:_MOST_NAMED]) + (f" and so on for {more} more" if more > 0 else "")
 
 
 def _rows_of(

@@ -71,7 +71,7 @@ class PyfuncModel:
         Returns:
             A DataFrame on the index of the input: with the column ``prediction``, what the label column calls the
             class or else a number or a list of them; and ``probability``, a list with an entry per class in ascending
-            order, where the output tells them. With several label columns these are named like the label and
+            order, where the output shows them. With several label columns these are named like the label and
             ``<label>_probability``. For a NumPy array a NumPy array of the predictions.
 
         Raises:

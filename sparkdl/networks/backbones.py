@@ -211,7 +211,7 @@ def pretrained_scales(name: str) -> tuple[Sequence[float], Sequence[float]]:
         raise
     except Exception as error:
         raise ParamError(
-            f"Param backbone is {name!r}, and {library} does not tell how images are normalized for its pretrained "
+            f"Param backbone is {name!r}, and {library} does not say how images are normalized for its pretrained "
             f"weights: {type(error).__name__}: {str(error).rstrip('.')}. Set normalization."
         ) from error
 

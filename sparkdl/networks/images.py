@@ -140,7 +140,7 @@ class ImageNetwork(nn.Module):
         """Return ``(rows, classes)``."""
         if not images.is_floating_point():
             # Without this, bytes would be widened to int64 on their way here, which takes twice what floats do. The
-            # word dtype tells who tries several that another failure, as of the size, is the one to report.
+            # word dtype lets a caller that tries several report another failure, as of the size.
             raise TypeError(f"images enter as floating-point numbers, not with dtype {images.dtype}")
         images = (images - self.mean) / self.deviation
         if self.takes_colours and images.shape[1] == 1:

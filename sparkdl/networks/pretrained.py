@@ -170,7 +170,7 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
         )
     except Exception as error:
         raise ParamError(
-            f"Param pretrained is {folder!r}, of which transformers makes no tokenizer and model that tells classes: "
+            f"Param pretrained is {folder!r}, of which transformers makes no tokenizer and classification model: "
             f"{type(error).__name__}: {str(error).rstrip('.')}. It takes what model.save_pretrained(folder) and "
             "tokenizer.save_pretrained(folder) wrote."
         ) from error

@@ -159,8 +159,12 @@ class _RingAttention(torch.autograd.Function):
     ) -> Tensor:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         ring = _Ring(group)
-        output = torch.zeros(query.shape, dtype=_accumulated(query.dtype), device=query.device)
-        logsumexp = output.new_full(query.shape[:3], -math.inf)
+        batch, heads, positions, size = query.shape
+        # Laid out as torch's attention does, so that the layer after it joins the heads without a copy.
+        output = torch.zeros(
+            (batch, positions, heads, size), dtype=_accumulated(query.dtype), device=query.device
+        ).transpose(1, 2)
+        logsumexp = output.new_full((batch, heads, positions), -math.inf)
         block = [key, value] if documents is None else [key, value, documents.contiguous()]
         for step in range(ring.size):
             transfer = ring.pass_on(block) if step + 1 < ring.size else None

@@ -289,7 +289,7 @@ class Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On rank 0: begin the checkpoint and tell its name to all ranks."""
+        """On rank 0: begin the checkpoint and send its name to all ranks."""
         self._name = self._folder.begin(self._report.step)
         return [replace(plan, storage_data=self._name) for plan in plans]
 

@@ -1,6 +1,6 @@
 """Where a listener can be reached: the addresses of this machine's interfaces, and listening on them.
 
-A listener binds only the addresses that its peers are told, on a port that the system chooses. It keeps the sockets
+A listener binds only the addresses that its peers get, on a port that the system chooses. It keeps the sockets
 and publishes the :class:`Address`: :data:`LOOPBACK` if all peers are on this machine, else the result of
 :func:`reachable_hosts`.
 """

@@ -69,7 +69,7 @@ class RefusedError(AuthenticationError):
     """A listener refuses a client.
 
     Attributes:
-        answer: what the client is to be told before the connection is closed; empty if nothing.
+        answer: what is sent to the client before the connection is closed; empty if nothing.
     """
 
     def __init__(self, message: str, answer: bytes = b"") -> None:

@@ -34,7 +34,7 @@ _GET_TIMEOUT_S = 0.0
 
 
 def pmi_environment(fd: int, rank: int, world_size: int) -> dict[str, str]:
-    """The environment variables that tell MPICH in a rank process about its end of the socket pair.
+    """The environment variables that describe to MPICH in a rank process its end of the socket pair.
 
     Args:
         fd: descriptor that the rank process inherits (``pass_fds``).

@@ -1,6 +1,6 @@
 """Marks the records of Python's logging and of ``log_to_driver`` on a rank, and provides ``progress()``.
 
-The marks tell the driver which lines are records and which were printed. :func:`set_up_logging` runs on a *rank*,
+The marks show the driver which lines are records and which were printed. :func:`set_up_logging` runs on a *rank*,
 :class:`LineReader` on the *driver*. :func:`progress` runs on a rank, in a function that a Runner runs; from its first
 call on, a rank that stops calling it counts as hanging.
 """

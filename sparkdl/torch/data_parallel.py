@@ -39,7 +39,7 @@ class Bucket:
         elements: all of them, flat, and behind them ``presence``.
         gradients: a view of ``elements`` for each parameter, of its shape.
         presence: a view of ``elements`` with one for each parameter: what is averaged of ones for ranks that have the
-            gradient, and zeros for ranks that have none, tells whether any has it, without a collective of its own.
+            gradient, and zeros for ranks that have none, shows whether any has it, without a collective of its own.
     """
 
     elements: Tensor

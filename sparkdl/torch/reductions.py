@@ -101,7 +101,7 @@ def _gather(
     return gathered
 
 
-# By their hashes, which tell c10d's operations apart: to look up the objects, or ask them for their kinds, takes
+# By their hashes, which distinguish c10d's operations: to look up the objects, or ask them for their kinds, takes
 # a tenth of an allreduce that is queued.
 _PLAIN_OPS = {hash(dist.ReduceOp(kind)): op for kind, op in PLAIN_OPS.items()}
 

@@ -78,7 +78,7 @@ class RendezvousStore(Store):
 
     Args:
         rendezvous: where the keys lie.
-        timeout_s: how long ``get`` and ``wait`` wait for a key, unless told otherwise.
+        timeout_s: how long ``get`` and ``wait`` wait for a key, unless they are given a timeout.
     """
 
     def __init__(self, rendezvous: Rendezvous, *, timeout_s: float) -> None:
@@ -327,7 +327,7 @@ def job_of(store: Any) -> Job | None:
 
 
 def _note_elsewhere(job: Job) -> None:
-    """Tell the launcher that the ranks meet at an address of the program's own."""
+    """Report to the launcher that the ranks meet at an address of the program's own."""
     _met[0] = True
     if is_own_run(os.environ):
         with suppress(SparkdlError, ConnectionError):  # what comes now goes without our coordinator

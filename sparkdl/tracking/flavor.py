@@ -137,7 +137,7 @@ class FlavorOptions:
     """What may be said of a model of MLflow beside the saved model, as flavors of MLflow take it.
 
     Attributes:
-        signature: in the place of the one that the model tells.
+        signature: in place of the one that the model has.
         input_example: in the place of the model's.
         has_signature: whether there is one at all.
         has_input_example: likewise.
@@ -304,7 +304,7 @@ def _version_of(client: MlflowClient, info: ModelInfo, registered_name: str) -> 
     """The version under which a model was just registered."""
     if getattr(info, "registered_model_version", None) is not None:
         return str(info.registered_model_version)
-    # MLflow before 2.14 does not tell.
+    # MLflow before 2.14 does not say so.
     condition = f"name = '{registered_name}' and run_id = '{info.run_id}'"
     versions = client.search_model_versions(condition)
     return str(max(int(version.version) for version in versions))

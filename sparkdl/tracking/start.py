@@ -287,5 +287,5 @@ def current_switches() -> Switches:
     """Return the switches of the last call of ``sparkdl.autolog``; the defaults where there was none."""
     from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS
 
-    told: dict[str, Any] = AUTOLOGGING_INTEGRATIONS.get(INTEGRATION) or {}
-    return Switches(**told)
+    switches: dict[str, Any] = AUTOLOGGING_INTEGRATIONS.get(INTEGRATION) or {}
+    return Switches(**switches)

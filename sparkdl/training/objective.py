@@ -182,7 +182,7 @@ Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]
 
 _CPU = torch.device("cpu")
 _OF_AUGMENT = 1
-"""Tells the random numbers of augment from others of the same position."""
+"""Separates the random numbers of augment from others of the same position."""
 
 
 class StepPosition(NamedTuple):

@@ -119,7 +119,7 @@ def test_a_single_column_may_be_a_vector_and_no_rows_are_no_rows(frame, tmp_path
 def test_columns_that_cannot_be_added_are_named_before_anything_runs(frame, tmp_path):
     with pytest.raises(ParamError, match="already has a column 'text'. .*another probabilityCol"):
         make_model(tmp_path, probabilityCol="text").transform(frame)
-    with pytest.raises(ParamError, match="Param probabilityCol is 'p'.*tells no classes"):
+    with pytest.raises(ParamError, match="Param probabilityCol is 'p'.*predicts no classes"):
         make_model(tmp_path, "value", 1, probabilityCol="p").transform(frame)
 
 

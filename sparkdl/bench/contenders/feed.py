@@ -333,7 +333,7 @@ def _memory(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10
-    raise AssertionError(f"Linux tells {name} of every process")
+    raise AssertionError(f"Linux reports {name} of every process")
 
 
 def _reset_peak() -> None:

@@ -154,4 +154,4 @@ class PeerWatch:
         try:
             post(self._rendezvous, "notices", self._notice(kind, **details))
         except CommunicatorError as error:
-            logger.warning("Cannot tell the other ranks that this one has %s: %s", kind, error)
+            logger.warning("Cannot notify the other ranks that this one has %s: %s", kind, error)

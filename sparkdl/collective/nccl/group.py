@@ -5,7 +5,7 @@ once.
 
 The communicator that a group was opened over supplies what NCCL does not report: which rank died, and which aborted
 and why. The two fail together. NCCL detects late or never that a peer has died, and cannot name it; the communicator
-does both. Aborting NCCL ends only the own rank's part; the communicator tells the other ranks.
+does both. Aborting NCCL ends only the own rank's part; the communicator notifies the other ranks.
 """
 
 from __future__ import annotations

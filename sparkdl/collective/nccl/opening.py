@@ -102,7 +102,7 @@ def open_nccl_group(
     """Open NCCL over the ranks of a communicator, each with a GPU of its own; all ranks make this call.
 
     Args:
-        communicator: the ranks, and where they tell each other what NCCL needs. It stays the caller's, but shares the
+        communicator: the ranks, and where they exchange what NCCL needs. It stays the caller's, but shares the
             group's fate from now on.
         gpu: number of this rank's GPU in this process.
         library: path of the NCCL library; found by :func:`~sparkdl.collective.nccl.opening.load_nccl` when None.
@@ -213,7 +213,7 @@ def _begin(
 ) -> tuple[NcclCommunicator | None, str]:
     """Open NCCL on this rank: the open communicator, or None and what it failed with.
 
-    NCCL waits for all ranks; one that fails tells the others by the rendezvous, so that they need not wait.
+    NCCL waits for all ranks; one that fails notifies the others through the rendezvous, so that they need not wait.
     """
     count = communicator.rendezvous.add(f"nccl/{name}/openings/{communicator.rank}", 1)
     news = PrefixRendezvous(communicator.rendezvous, f"nccl/{name}/{count}")

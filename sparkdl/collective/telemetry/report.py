@@ -161,7 +161,7 @@ class CommunicationReport:
     def as_dict(self) -> dict[str, Any]:
         """Nested by process set and operation; times in seconds, bandwidths in bytes per second.
 
-        Process sets that share a name are told apart by their ranks.
+        Process sets that share a name are distinguished by their ranks.
         """
         labels = self._labels()
         process_sets: dict[str, Any] = {}

@@ -109,7 +109,7 @@ class BlendedFeed:
         at_end: what follows the last row of a dataset: ``repeat``, its next epoch; or ``stop``, the end of the
             blend, in the same step on all ranks.
         num_steps: batches after which the blend ends in any case.
-        source_column: name of an additional int64 column that tells each row's feed by its place in ``feeds``.
+        source_column: name of an additional int64 column with the index in ``feeds`` of each row's feed.
 
     Raises:
         ParamError: if names do not match, or a number is out of range.

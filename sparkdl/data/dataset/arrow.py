@@ -131,7 +131,7 @@ def to_numpy(
     Args:
         array: the values.
         column: what they have to be.
-        remedy: what the reader of arrays of another length is told to do.
+        remedy: what the error for arrays of another length says to do.
 
     Raises:
         DataError: if there are nulls, lists of another length, elements of another type than the column
@@ -373,7 +373,7 @@ def with_object_sizes(
     Args:
         columns: as the footers describe them.
         read_rows: reads the first rows of some columns: so many at most, and fewer once they take so many bytes.
-        chunk_bytes: tells how much of a column lies together in the file. Of large values nothing is read where it is
+        chunk_bytes: how much of a column lies together in the file. Of large values nothing is read where it is
             much, as a single page or dictionary can be all of it; they count as they are encoded, which is too
             little where they come again and again out of a large dictionary.
     """

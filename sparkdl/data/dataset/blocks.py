@@ -193,7 +193,7 @@ def _matrix(name: str, field: Sequence[Column]) -> tuple[Column, ...]:
 
 
 def _take_any_length(column: Column, level: int) -> str:
-    """What a feed can be told about arrays of differing lengths."""
+    """What a feed can be given for arrays of differing lengths."""
     shape = tuple(None if each == level else known for each, known in enumerate(column.shape))
     return (
         f"A ParquetFeed takes arrays of any length with shapes={{{column.name!r}: {shape}}}, an estimator with "

@@ -50,7 +50,7 @@ class Column:
         value_range: smallest and largest value of an integer scalar column, where the file footers tell them.
         num_nulls: nulls that the footers count; of an array column also null elements and empty arrays.
 
-    What the footers tell is no part of a column's identity: it is left out of comparisons.
+    What the footers show is no part of a column's identity: it is left out of comparisons.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Column:
     value_range: tuple[int, int] | None = field(default=None, compare=False)
     num_nulls: int = field(default=0, compare=False)
     object_bytes: int = field(default=0, compare=False)
-    """Bytes that an object takes on average, as the first rows and the footers tell; 0 for other columns."""
+    """Bytes that an object takes on average, as the first rows and the footers show; 0 for other columns."""
 
     @property
     def row_bytes(self) -> int:
@@ -95,8 +95,9 @@ class ParquetDataset:
         url: URL of the folder, as :class:`sparkdl.data.Store` takes it.
         columns: the columns that can be read, in the order of the files.
         row_groups: all row groups, by path and index: the order of the rows when nothing is shuffled.
-        versions: by path what tells a file from one that was written in its place since, as far as the filesystem
-            tells; no part of a dataset's identity. Sets of a Store have none, as they are never written again.
+        versions: by path what distinguishes a file from one that was written in its place since, as far as the
+            filesystem reports it; no part of a dataset's identity. Sets of a Store have none, as they are never
+            written again.
     """
 
     url: str

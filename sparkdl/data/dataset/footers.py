@@ -55,7 +55,7 @@ def find_parquet_files(location: Location, url: str) -> list[str]:
 
     Raises:
         DataError: if there are none; it says whether there is such a folder at all, and what it holds instead.
-        StoreAccessError: if the filesystem does not tell.
+        StoreAccessError: if the filesystem does not report it.
     """
     with reading_from(url):
         found = list_parquet_files(location)

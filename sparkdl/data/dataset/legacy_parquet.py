@@ -41,7 +41,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def accepts(filters: Any, values: Mapping[str, Any]) -> bool:
-    """Tell whether a piece passes the filters.
+    """Return whether a piece passes the filters.
 
     Args:
         filters: (column, operator, value) triples that all hold, or a list of such lists of which one holds.

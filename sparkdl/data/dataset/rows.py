@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _LOTS = 0x6C6F7473
-"""Tells these bits from those that shuffle rows with the same seed."""
+"""Separates these bits from those that shuffle rows with the same seed."""
 
 
 def random_bits(*key: int) -> np.random.PCG64:
@@ -104,7 +104,7 @@ class RowChoice(Protocol):
 
     @property
     def columns(self) -> Sequence[str]:
-        """Names of the columns that have to be read to tell."""
+        """Names of the columns that have to be read to decide."""
 
     @property
     def counts(self) -> tuple[int, ...] | None:

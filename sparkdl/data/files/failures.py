@@ -265,7 +265,7 @@ def _meaning_of_words(text: str) -> Meaning | None:
 
 
 def _is_of_plugin(error: BaseException) -> bool:
-    """Whether an error is of one of fsspec's filesystems, and tells no more than that."""
+    """Whether an error is of one of fsspec's filesystems, and says no more than that."""
     if isinstance(error, FileNotFoundError):
         return False
     if isinstance(error, OSError) and type(error).__module__ == "builtins":

@@ -75,7 +75,7 @@ class Location:
         Args:
             name: of the file, inside the folder.
             content: of the file.
-            writer: tells this writer from others that may write the same file at the same time.
+            writer: distinguishes this writer from others that may write the same file at the same time.
         """
         final = f"{self.path}/{name}"
         # Object stores show a file when it is complete; elsewhere renaming makes it so.

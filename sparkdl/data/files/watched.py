@@ -1,4 +1,4 @@
-"""Notices files that are written again while a feed reads them, by what their filesystem tells when they are opened.
+"""Notices files that are written again while a feed reads them, by what their filesystem reports when they are opened.
 
 Runs on the reader threads of every *rank*.
 """
@@ -26,7 +26,7 @@ def version_of(file: Any, path: str) -> str | None:
     The ``path`` is the one under which it was opened.
 
     It is the same on every machine: of several tags one is taken, as servers give times in other precision where they
-    list files than where they tell of one.
+    list files than where they describe one.
     """
     details = getattr(file, "details", None)
     if isinstance(details, dict):

@@ -96,7 +96,7 @@ def _column_of(field: Any) -> Column:
 
 _MAGIC = b"\x93NUMPY"
 _LENGTH_BYTES = {1: 2, 2: 4, 3: 4}
-"""How many bytes tell the length of the header, by the version of the format; see ``numpy.lib.format``."""
+"""How many bytes hold the length of the header, by the version of the format; see ``numpy.lib.format``."""
 
 _PLAIN = re.compile(
     rb"\{'descr': '([<>|=][a-zA-Z]\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \} *\n"
@@ -139,7 +139,7 @@ def array_from_npz(value: bytes, name: str) -> npt.NDArray[np.generic]:
 
 @lru_cache(maxsize=1024)
 def _plain_header(header: bytes) -> tuple[np.dtype[np.generic], tuple[int, ...], Literal["C", "F"]] | None:
-    """What a header tells; None unless it is of a dtype without fields and objects."""
+    """What a header describes; None unless it is of a dtype without fields and objects."""
     found = _PLAIN.fullmatch(header)
     if found is None:
         return None

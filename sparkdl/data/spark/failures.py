@@ -1,6 +1,6 @@
 """Why a job of Spark that reads or writes rows failed, without the pages of Java that it raises. Runs on the *driver*.
 
-Which row group and column of a Parquet file are damaged Spark does not always tell, and never in few words. The driver
+Which row group and column of a Parquet file are damaged Spark does not always say, and never briefly. The driver
 therefore reads the file that Spark names once more, where it can.
 """
 

@@ -31,7 +31,7 @@ TASKS_END_TIMEOUT_S = 10.0
 """How long a job that failed may take to end its other tasks, whose Python workers Spark kills after two seconds."""
 
 _CONNECT_TASKS_END_S = 4.0
-"""How long to wait for that on Spark Connect, which does not tell whether tasks run."""
+"""How long to wait for that on Spark Connect, which does not report whether tasks run."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def name_of(function: Any) -> str:
 def spark_job(
     spark: SparkSession, words: str, *, columns: Sequence[str] | None = None, outlives_no_task: bool = False
 ) -> Iterator[None]:
-    """Run a block that runs Spark jobs: they are named, and their failures are told in sparkdl's errors.
+    """Run a block that runs Spark jobs: they are named, and their failures are raised as sparkdl's errors.
 
     Args:
         spark: classic or Connect session.

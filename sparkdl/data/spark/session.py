@@ -30,12 +30,12 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def setting(spark: SparkSession, name: str) -> str:
-    """Return a setting of the application; empty if it is not set, or the server does not tell it."""
+    """Return a setting of the application; empty if it is not set, or the server does not return it."""
     if not is_connect(spark):
         return str(spark.sparkContext.getConf().get(name, ""))
     from pyspark.errors import PySparkException
 
     try:
         return spark.conf.get(name, "") or ""
-    except PySparkException:  # managed servers do not tell some settings
+    except PySparkException:  # managed servers do not return some settings
         return ""

@@ -1,7 +1,7 @@
 """What can be wrong with the values of a fit, found on the *driver* before any rank starts.
 
 Everything raises :class:`sparkdl.errors.DataError` with the column, what was found and what to do. What the
-footers of the files tell costs nothing; the lengths of arrays take one aggregation over the written files.
+footers of the files show costs nothing; the lengths of arrays take one aggregation over the written files.
 NaN is a number like others.
 """
 

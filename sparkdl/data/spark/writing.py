@@ -69,7 +69,7 @@ class ColumnCensus:
                 self.lengths[level] = [min(mine[0], least), max(mine[1], greatest)]
 
     def _first_of(self, other: ColumnCensus) -> str:
-        # Null rows are told before null elements.
+        # Null rows are reported before null elements.
         if other.num_null_rows and not self.num_null_rows:
             return other.first
         return self.first or other.first

@@ -246,7 +246,7 @@ class Marks:
 
 
 def mark_for_removal(location: Location) -> None:
-    """Tell who looks for a dataset that this one is about to go."""
+    """Mark for others that look for a dataset that this one is about to be removed."""
     _write(location, _REMOVING)
 
 

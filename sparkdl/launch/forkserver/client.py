@@ -196,7 +196,7 @@ class ForkserverClient:
     Attributes:
         connection: to it.
         rank: process id of its rank; 0 if it has none.
-        is_exit_reported: whether it was told that this rank has ended.
+        is_exit_reported: whether the end of this rank was reported to it.
     """
 
     connection: socket.socket

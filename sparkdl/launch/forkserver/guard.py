@@ -177,7 +177,7 @@ class GuardedProcess:
     def _await_exit(self) -> None:
         # Not reaped yet: its number must stay taken until its process group has been ended.
         ending = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        assert ending is not None, "waitid was not told to return at once"
+        assert ending is not None, "waitid returns None with WNOHANG alone"
         self.status = ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
         self.exited.set()
         self._on_exit()

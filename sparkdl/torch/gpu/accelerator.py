@@ -1,6 +1,6 @@
 """What serves the tensors that lie on GPUs: NCCL, torch's or sparkdl's own, or a way through host memory.
 
-Runs on the *rank*. The ranks tell each other their GPU, as NCCL needs one for each:
+Runs on the *rank*. The ranks exchange which GPU they have, as NCCL needs one for each:
 
 * ``"auto"``: torch's NCCL where every rank has a GPU of its own, host memory where ranks share one, and nothing where
   some rank has none: CUDA tensors are then refused.
@@ -62,7 +62,7 @@ def open_accelerator(
     Raises:
         ParamError: on every rank, if what was asked for cannot be had, or ranks asked for different backends.
     """
-    told = all_gather_bytes(
+    texts = all_gather_bytes(
         rendezvous,
         key="gpu",
         rank=communicator.rank,
@@ -70,7 +70,7 @@ def open_accelerator(
         value=json.dumps({"backend": backend, "gpu": _own_gpu()}).encode(),
         timeout_s=timeout_s,
     )
-    ranks = [json.loads(text) for text in told]
+    ranks = [json.loads(text) for text in texts]
     chosen = choose_cuda_backend(
         [rank["backend"] for rank in ranks],
         [rank["gpu"] for rank in ranks],

@@ -246,7 +246,7 @@ def test_normalization_of_pretrained_weights_comes_from_the_library(libraries):
     assert pretrained_scales("timm:test_byobnet.r160_in1k") == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     for name in (TIMM, f"{TIMM}.r160_in1k"):
         assert pretrained_scales(name) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    with pytest.raises(ParamError, match="torchvision does not tell .* weights: .*Set normalization"):
+    with pytest.raises(ParamError, match="torchvision does not say .* weights: .*Set normalization"):
         pretrained_scales("torchvision:without_weights")
 
 

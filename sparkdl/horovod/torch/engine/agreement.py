@@ -73,7 +73,7 @@ class Outstanding:
         """Begin without any.
 
         Args:
-            completed: told when a request is done that a thread sleeps for; its lock is that of the requests.
+            completed: notified when a request is done that a thread sleeps for; its lock is that of the requests.
         """
         self._completed = completed
         self._requests: dict[str, Request[Any]] = {}
@@ -153,7 +153,7 @@ class Agreement:
     """Runs requests so that all ranks run the same ones; used by one thread at a time.
 
     Attributes:
-        ended_alike: whether all ranks have raised the same, by themselves, so that none has to be told.
+        ended_alike: whether all ranks have raised the same, by themselves, so that none has to be notified.
     """
 
     def __init__(

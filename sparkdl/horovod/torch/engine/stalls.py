@@ -32,14 +32,14 @@ class Ages:
         """Have a name begin anew when it comes again, if it is there."""
         self._since.pop(name, None)
 
-    def tell(self) -> dict[str, float]:
+    def ages(self) -> dict[str, float]:
         """The seconds for which each name has been there."""
         now = time.monotonic()
         return {name: now - since for name, since in self._since.items()}
 
     def older_than(self, age_s: float) -> list[str]:
         """The names that have been there for so long."""
-        return [name for name, seconds in self.tell().items() if seconds >= age_s]
+        return [name for name, seconds in self.ages().items() if seconds >= age_s]
 
 
 REMEDY = (
@@ -76,7 +76,7 @@ class StallWatch:
         """
         self._ages.note(missing)
         self._warned_at = {name: age_s for name, age_s in self._warned_at.items() if name in missing}
-        for name, age_s in self._ages.tell().items():
+        for name, age_s in self._ages.ages().items():
             if age_s >= self._warned_at.get(name, 0.0) + self._warn_after_s:
                 self._warned_at[name] = age_s
                 logger.warning(

@@ -32,7 +32,7 @@ from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 
 
 class AllgatherRequest(Request[Result]):
-    """Gathers tensors into new ones. First the ranks tell each other their numbers of rows."""
+    """Gathers tensors into new ones. First the ranks exchange their numbers of rows."""
 
     def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__(describe(Kind.ALLGATHER, name, tensors))

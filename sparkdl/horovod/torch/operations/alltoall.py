@@ -28,7 +28,7 @@ from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 
 
 class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
-    """Exchanges rows into a new tensor. First the ranks tell each other how many rows they send to whom."""
+    """Exchanges rows into a new tensor. First the ranks exchange how many rows they send to whom."""
 
     def __init__(
         self, name: str, tensor: torch.Tensor, splits: Sequence[int], received_on: torch.device

@@ -50,7 +50,7 @@ class ProcessSetsRequest(Request[None]):
             about: the change, on which the ranks must agree, in words.
             when_met: called when all ranks are here, in the same place among the other requests on all of them.
         """
-        # One name for whatever is about to change, so that ranks that want different changes are told so.
+        # One name for whatever is about to change, so that ranks that want different changes get an error.
         super().__init__(Description(kind=Kind.PROCESS_SETS, name="process_set", about=about))
         self._when_met = when_met
         self._given = np.zeros((0, 0), np.int64)

@@ -32,7 +32,7 @@ from sparkdl.torch.buffers import export
 
 
 class ReducescatterRequest(Request[Result]):
-    """Reduces tensors into new ones with this rank's rows. First the ranks tell each other that none has joined."""
+    """Reduces tensors into new ones with this rank's rows. First the ranks make sure that none has joined."""
 
     def __init__(
         self,

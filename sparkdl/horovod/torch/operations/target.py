@@ -81,7 +81,7 @@ def bytes_per_row(tensor: torch.Tensor) -> int:
 
 
 def refuse_scalars(kind: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse tensors without dimensions, of which no rows can be told apart.
+    """Refuse tensors without dimensions, which have no rows.
 
     Raises:
         HorovodInternalError: if there is one.

@@ -169,7 +169,7 @@ REFUSED = {
     "more strings than outputs": (
         {"model": nn.Linear(4, 2), "labelCol": "kind"},
         DataError,
-        "Column 'kind' holds more than the 2 classes that the model tells apart",
+        "Column 'kind' holds more than the 2 classes of the model",
     ),
     "fewer strings than outputs": (
         {"model": nn.Linear(4, 5), "labelCol": "kind"},

@@ -107,7 +107,7 @@ def test_named_numbers_from_0_go_with_an_ignore_index_that_is_not_named(tmp_path
             "classes so in the column and in labels, or leave out the rows that hold -1 and give a loss without ignore",
         ),
         ({"labels": [0, 1], "model": nn.Linear(4, 2)}, DataError, r"lie in \[0, 2\).* 'number' holds 0 to 2"),
-        ({"labels": [0, 1]}, DataError, "names 2 labels of column 'number', and the model tells 3 classes"),
+        ({"labels": [0, 1]}, DataError, "names 2 labels of column 'number', and the model has 3 classes"),
         ({"labels": ["a", "b", "c"]}, DataError, "names strings, and column 'number' holds numbers"),
         (
             {"labels": [0, 1, 2], "labelCol": "kind"},

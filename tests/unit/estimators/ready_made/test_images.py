@@ -334,7 +334,7 @@ REFUSED = {
     "flat arrays": ("flat", {}, DataError, r"30 numbers. Say of which shape .* imageShape=\[3, 8\]"),
     "flat square arrays": ("line", {}, DataError, r"9 numbers. Say of which shape .* imageShape=\[3, 3\]"),
     "another shape": ("flat", {"imageShape": [6, 6]}, DataError, "are 36 numbers, and the arrays .* have 30"),
-    "a shape of bytes": ("encoded", {"imageShape": [6, 6]}, DataError, "tell their own shape"),
+    "a shape of bytes": ("encoded", {"imageShape": [6, 6]}, DataError, "have their own shape"),
     "a shape of shapes": (
         "nested",
         {"imageShape": [5, 6]},

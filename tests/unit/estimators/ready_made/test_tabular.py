@@ -266,7 +266,7 @@ REFUSED = {
         TorchRegressor,
         {"labelCol": "kind"},
         DataError,
-        "'kind' holds string values, and TorchRegressor tells one number",
+        "'kind' holds string values, and TorchRegressor predicts one number",
     ),
     "no learning": (
         TorchClassifier,

@@ -167,16 +167,16 @@ def test_a_head_of_classes_beside_one_of_numbers_has_scores_and_probabilities():
 
 def test_of_several_heads_that_tell_no_classes_each_is_named():
     outputs = (PRICED[1], ModelOutput(name="margin", kind="class_margin", num_classes=2))
-    message = "probabilityCol is 'p'.*'price' tells no classes.*'margin' tells margins"
+    message = "probabilityCol is 'p'.*'price' predicts no classes.*'margin' predicts margins"
     with pytest.raises(ParamError, match=message):
         check_scored_columns(EVERYTHING, outputs)
     check_scored_columns(EVERYTHING[:1], outputs)
 
 
 BAD = {
-    "probabilities of a number": ("value", (), EVERYTHING[1], "probabilityCol is 'p'.*tells no classes"),
-    "scores of a number": ("value", (), EVERYTHING[0], "rawPredictionCol is 'r'.*tells no classes"),
-    "probabilities of margins": ("class_margin", (), EVERYTHING[1], "tells margins, which are no prob"),
+    "probabilities of a number": ("value", (), EVERYTHING[1], "probabilityCol is 'p'.*predicts no classes"),
+    "scores of a number": ("value", (), EVERYTHING[0], "rawPredictionCol is 'r'.*predicts no classes"),
+    "probabilities of margins": ("class_margin", (), EVERYTHING[1], "predicts margins, which are no prob"),
     "scores of several classes": ("binary_logit", (4,), EVERYTHING[0], r"classes of shape \(4,\) per row"),
     "a long that is no integer": (
         "value",

@@ -145,13 +145,8 @@ class CheckpointFolder:
 
     def commit(self, name: str, manifest: Mapping[str, Any]) -> None:
         """Write the manifest, which makes the checkpoint complete, and remove those that are no longer kept."""
-        final = f"{self._location.path}/{name}/{MANIFEST}"
-        # Object stores show a file when it is complete; elsewhere renaming makes it so.
-        written = f"{final}.tmp" if self._location.can_rename else final
-        with self._location.filesystem.open(written, "wb") as file:
-            file.write(json.dumps(manifest, separators=(",", ":")).encode())
-        if written != final:
-            self._location.filesystem.mv(written, final)
+        content = json.dumps(manifest, separators=(",", ":")).encode()
+        self.location(name).write_whole(MANIFEST, content)
         try:
             old = self.complete()[: -self._num_kept]
         except StoreError as error:  # training does not depend on it

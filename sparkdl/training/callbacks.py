@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from sparkdl.training.history import EpochRecord
     from sparkdl.training.spec import Goal, TrainingSpec
 
+logger = logging.getLogger(__name__)
+
 
 class StopRequest:
     """Whether a callback on this rank has asked for the fit to end."""
@@ -173,9 +175,6 @@ class Callbacks:
 
 def _overrides(callback: Callback, method: str) -> bool:
     return getattr(getattr(callback, method), "__func__", None) is not getattr(Callback, method)
-
-
-logger = logging.getLogger(__name__)
 
 
 class BestWeights:

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdl.data import materialize
-from sparkdl.errors import LaunchCancelledError
-from sparkdl.launch import run_on_ranks
-from tests.collective.eventually import eventually
-from tests.processes import wait_until_gone
-from tests.spark import rank_functions as functions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import SparkSession
-import signal
-from collections.abc import Callable
-
-from sparkdl.errors import LaunchError
-from sparkdl.launch import run
+from sparkdl.errors import LaunchCancelledError, LaunchError
+from sparkdl.launch import run, run_on_ranks
 from sparkdl.launch.spark_job import TaggedCall, collect_within
 from sparkdl.launch.wire.channel import PURPOSE, DriverChannel, RankMessage
 from sparkdl.rendezvous.dialing import connect_authenticated
+from tests.collective.eventually import eventually
+from tests.processes import wait_until_gone
+from tests.spark import rank_functions as functions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

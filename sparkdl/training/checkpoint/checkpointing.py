@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from sparkdl.training.step import TrainingStep
     from sparkdl.training.update import UpdatePlan
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class ResumePoint:
@@ -295,9 +297,6 @@ class Checkpoints:
         position = StepPosition(self._communicator.rank, epoch, index + 1, self._distribution.reader)
         with random_numbers_apart(self._step.device):
             return self._step.objective.prepare(batch, position=position)
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class CheckpointFolder:
             location.make_folder()
             files = {file: write_file(location, file, state) for file, state in content.states.items()}
             manifest = Manifest(**{**vars(content.manifest), "files": files})
-            _commit(location, MANIFEST, manifest.to_json())
+            location.write_whole(MANIFEST, manifest.to_json().encode())
         except Exception as error:
             with suppress(Exception):
                 self._location.filesystem.rm(location.path, recursive=True)
@@ -157,7 +157,7 @@ class CheckpointFolder:
             StoreError: if that cannot be written.
         """
         try:
-            _commit(self._location, _BEST, json.dumps({"checkpoint": name}) + "\n")
+            self._location.write_whole(_BEST, f"{json.dumps({'checkpoint': name})}\n".encode())
         except Exception as error:
             raise StoreError(
                 f"{self.url}/{_BEST}, which names the best checkpoint, cannot be written: {explain_failure(error)}"
@@ -191,16 +191,6 @@ class CheckpointFolder:
             logger.warning(
                 "The checkpoint %s/%s could not be removed: %s", self.url, name, explain_failure(error)
             )
-
-
-def _commit(location: Location, name: str, text: str) -> None:
-    final = f"{location.path}/{name}"
-    # Object stores show a file when it is complete; elsewhere renaming makes it so.
-    written = f"{final}.tmp" if location.can_rename else final
-    with location.filesystem.open(written, "wb") as file:
-        file.write(text.encode())
-    if written != final:
-        location.filesystem.mv(written, final)
 
 
 EARLIER_TIMEOUT_S = 240.0

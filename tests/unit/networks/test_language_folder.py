@@ -7,9 +7,12 @@ import torch
 
 from sparkdl.errors import ParamError, SavedModelError
 from sparkdl.estimators.ready_made.language import LanguageModelModel, text_model
+from sparkdl.model.weights_file import map_weights, num_bytes, write_weights
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.language import Generation, LanguageNetwork, TokenNumbers, learn_tokenizer, logits_of
 from sparkdl.networks.language_folder import load_language_folder, merged
+from sparkdl.parallel import on_meta
+from tests.memory_watch import memory_watched
 
 transformers = pytest.importorskip("transformers")
 
@@ -75,6 +78,30 @@ def test_a_folder_with_adapters_is_saved_with_them_in_its_weights(tokenizer, tmp
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "second")("the cat") == found.tokenizer(
         "the cat"
     )
+
+
+@pytest.mark.slow
+def test_adapters_are_merged_into_mapped_files_and_not_into_memory(tmp_path):
+    peft = pytest.importorskip("peft")
+    # Matrices of 36 MiB: smaller ones malloc may keep for later.
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=3072, intermediate_size=3072, num_hidden_layers=2, num_attention_heads=4
+    )
+    with on_meta():
+        adapted = peft.get_peft_model(
+            transformers.LlamaForCausalLM(config), peft.LoraConfig(r=2, target_modules="all-linear")
+        )
+    names = [name for name, _ in adapted.named_parameters()]
+    with (tmp_path / "weights").open("wb") as file:
+        write_weights({name: torch.zeros(adapted.get_parameter(name).shape) for name in names}, file)
+    for name, weight in map_weights(tmp_path / "weights").items():
+        layer, _, attribute = name.rpartition(".")
+        setattr(adapted.get_submodule(layer), attribute, torch.nn.Parameter(weight, requires_grad=False))
+    del weight
+    with memory_watched() as growth:
+        model = merged(adapted)
+    assert num_bytes(model.state_dict()) > 500 << 20
+    assert growth.peak_bytes < 200 << 20
 
 
 def test_a_model_without_a_tokenizer_is_saved_without_one_and_replaced_when_told_to(tmp_path):

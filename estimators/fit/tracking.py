@@ -18,8 +18,8 @@ import numpy as np
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.estimators.fit.inputs import column_names
 from sparkdl.estimators.fit.runs import UnsentRuns
-from sparkdl.model.pyfunc import DEFAULT_PARAMS, answer_names
 from sparkdl.model.saved_model import modules_needed
+from sparkdl.model.served_model import DEFAULT_PARAMS, answer_names
 from sparkdl.tracking import (
     FitRun,
     LoggedColumn,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.model.pyfunc import PyfuncModel
 from sparkdl.model.saved_model import load_model
+from sparkdl.model.served_model import PyfuncModel
 from sparkdl.tracking.flavor import MODULE_FOLDER
 
 
@@ -25,7 +25,7 @@ class ServedModel:
         self._model = model
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
-        """Return predictions as :meth:`sparkdl.model.pyfunc.PyfuncModel.predict` does.
+        """Return predictions as :meth:`sparkdl.model.served_model.PyfuncModel.predict` does.
 
         Raises:
             mlflow.exceptions.MlflowException: ``INVALID_PARAMETER_VALUE`` if there are no rows, something is wrong with

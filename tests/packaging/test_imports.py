@@ -31,7 +31,7 @@ def test_launch_is_imported_without_torch() -> None:
 
 def test_serving_needs_neither_pyspark_nor_petastorm_nor_the_extension() -> None:
     hidden = "('pyspark', 'petastorm', 'mlflow', 'mpi4py', 'sparkdl._native')"
-    run_python(f"import sys; sys.modules.update(dict.fromkeys({hidden})); import sparkdl.model.pyfunc")
+    run_python(f"import sys; sys.modules.update(dict.fromkeys({hidden})); import sparkdl.model.served_model")
 
 
 def test_stub_of_the_extension_is_what_it_offers(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def test_a_model_of_a_format_that_is_no_longer_read_says_to_save_it_again(saved)
 SERVING = """
 import sys
 import pandas as pd
-from sparkdl.model.pyfunc import PyfuncModel
+from sparkdl.model.served_model import PyfuncModel
 from sparkdl.model.saved_model import load_model
 
 model = PyfuncModel(load_model(sys.argv[1]))

@@ -15,7 +15,7 @@ from sparkdl.estimators import TorchModel
 from sparkdl.estimators.fit.tracking import save_for_mlflow
 from sparkdl.estimators.ready_made.language import text_model
 from sparkdl.model.predictor import Predictor
-from sparkdl.model.pyfunc import PyfuncModel
+from sparkdl.model.served_model import PyfuncModel
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.language import (
     Generation,

@@ -18,8 +18,8 @@ from sparkdl.estimators import ImageClassifier
 from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.estimators.ready_made.estimator import answer_row
 from sparkdl.model.predictor import Predictor
-from sparkdl.model.pyfunc import PyfuncModel
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
+from sparkdl.model.served_model import PyfuncModel
 from tests.unit.networks.image_libraries import TIMM, TORCHVISION, keep_weights
 
 NUM_ROWS = 40

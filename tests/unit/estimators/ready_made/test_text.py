@@ -19,8 +19,8 @@ from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.estimators.ready_made.estimator import answer_row
 from sparkdl.estimators.ready_made.text import texts_with_words
 from sparkdl.model.predictor import Predictor
-from sparkdl.model.pyfunc import PyfuncModel
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
+from sparkdl.model.served_model import PyfuncModel
 from tests.unit.networks.pretrained_folders import NUM_TOKENS, change_config, leave_out, write_folder
 
 TEXTS = ["b a a a", "B c", "d, c", "", "e a d.", "f A d!"] * 5

@@ -1,6 +1,7 @@
 """Predicts rows of pandas with a saved model: what MLflow's pyfunc calls.
 
-Runs wherever a model is served; imports neither mlflow nor Spark nor Arrow.
+Runs wherever a model is served; imports neither mlflow nor Spark nor Arrow. :mod:`sparkdl.mlflow.pyfunc`, which MLflow
+finds, wraps it.
 :mod:`~sparkdl.model.served_columns` converts the columns of a request.
 """
 

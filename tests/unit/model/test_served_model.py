@@ -13,9 +13,9 @@ from torch import nn
 from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError
 from sparkdl.model.predictor import Predictor, decide
-from sparkdl.model.pyfunc import PyfuncModel
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.served_columns import as_trained
+from sparkdl.model.served_model import PyfuncModel
 from sparkdl.model.signature import ModelOutput
 from tests.training.signatures import make_inputs, make_signature
 

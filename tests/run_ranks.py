@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _LEAVE_TIMEOUT_S = 60.0
+_HANG_TIMEOUT_S = 500.0
 
 
 @dataclass(kw_only=True)
@@ -129,7 +130,7 @@ def run_ranks(
     *args: Any,
     transport: str = "auto",
     mpi: bool = False,
-    timeout_s: float = 60.0,
+    timeout_s: float = _HANG_TIMEOUT_S,
     may_die: Collection[int] = (),
     variables: dict[str, str] | None = None,
     place: Place | None = None,
@@ -142,7 +143,8 @@ def run_ranks(
         args: further arguments, the same for all ranks.
         transport: default transport of the ranks' communicators.
         mpi: whether the ranks shall stand in one MPI world.
-        timeout_s: after this many seconds all ranks are killed.
+        timeout_s: after this many seconds all ranks are killed; by default only what hangs takes so long, also on a
+            busy machine.
         may_die: ranks that may be killed; their result is None.
         variables: environment variables for all ranks.
         place: where the ranks run; on this machine as it is when None.

@@ -31,7 +31,7 @@ def outcomes(world: str) -> list[dict[str, str | None]] | Exception:
     """What each rank found; or why the world broke down, which is found out once for all checks."""
     transport, world_size, host_of_rank = WORLDS[world]
     try:
-        return run_ranks(world_size, run_checks, host_of_rank, transport=transport, timeout_s=120.0)
+        return run_ranks(world_size, run_checks, host_of_rank, transport=transport)
     except (RankError, TimeoutError) as error:
         return error
 

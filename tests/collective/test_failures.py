@@ -24,9 +24,7 @@ transports = pytest.mark.parametrize("transport", ["shm", "tcp", "mpi"])
 @cache
 def seen(transport: str) -> list[dict[str, dict[str, Any]] | None]:
     """What the ranks saw of all scenes; None for the one that was killed in the last."""
-    return run_ranks(
-        WORLD_SIZE, failure_scenes.play, transport=transport, may_die=[DEAD_RANK], timeout_s=100.0
-    )
+    return run_ranks(WORLD_SIZE, failure_scenes.play, transport=transport, may_die=[DEAD_RANK])
 
 
 def survivors(transport: str, scene: str, *, besides: int | None = None) -> dict[int, dict[str, Any]]:

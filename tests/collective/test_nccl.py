@@ -39,7 +39,7 @@ def numeric_outcomes(world_size: int) -> list[dict[str, str | None]]:
 
 @cache
 def played() -> list[dict[str, Outcome]]:
-    return on_stand_ins(nccl_scenes.play, WORLD_SIZE, timeout_s=100.0)
+    return on_stand_ins(nccl_scenes.play, WORLD_SIZE)
 
 
 def seen(scene: str) -> list[Outcome]:

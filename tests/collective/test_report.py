@@ -27,7 +27,7 @@ worlds = pytest.mark.parametrize(
 @cache
 def played(world: str) -> list[dict[str, dict[str, Any]]]:
     transport, hosts = WORLDS[world]
-    return run_ranks(3, report_scenes.play, hosts, transport=transport, timeout_s=100.0)
+    return run_ranks(3, report_scenes.play, hosts, transport=transport)
 
 
 EXPECTED = {

@@ -34,7 +34,7 @@ worlds = pytest.mark.parametrize(
 @cache
 def played(world: str) -> dict[int, dict[str, Any]]:
     transport, hosts, away = WORLDS[world]
-    outcomes = run_ranks(len(hosts), stall_scenes.play, hosts, away, transport=transport, timeout_s=100.0)
+    outcomes = run_ranks(len(hosts), stall_scenes.play, hosts, away, transport=transport)
     return dict(enumerate(outcomes))
 
 

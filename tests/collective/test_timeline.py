@@ -38,9 +38,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     def play(world: str) -> tuple[Path, list[dict[str, dict[str, Any]]]]:
         transport, hosts = WORLDS[world]
         folder = tmp_path_factory.mktemp("timelines")
-        return folder, run_ranks(
-            3, timeline_scenes.play, str(folder), hosts, transport=transport, timeout_s=100.0
-        )
+        return folder, run_ranks(3, timeline_scenes.play, str(folder), hosts, transport=transport)
 
     return play
 
@@ -198,9 +196,7 @@ def test_offset_of_shifted_clocks_is_within_its_error(world: str, played: Played
 )
 def test_killed_rank_is_missing_and_named_in_the_file_of_the_others(transport: str, tmp_path: Path) -> None:
     path = tmp_path / "killed.json"
-    outcomes = run_ranks(
-        3, timeline_scenes.killed, str(path), transport=transport, may_die=[LATE_RANK], timeout_s=60.0
-    )
+    outcomes = run_ranks(3, timeline_scenes.killed, str(path), transport=transport, may_die=[LATE_RANK])
     trace = TraceFile(path)
     assert list(trace.processes) == [0, 2]
     for rank in (0, 2):

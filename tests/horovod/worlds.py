@@ -24,7 +24,7 @@ def checks_of(module_names: Sequence[str]) -> list[str]:
 
 def run_world(module_names: Sequence[str], world_size: int) -> Outcomes:
     """Run the checks of modules on new ranks; their names are those of :func:`checks_of`."""
-    return first_failures(run_ranks(world_size, _run_on_rank, module_names, timeout_s=150.0))
+    return first_failures(run_ranks(world_size, _run_on_rank, module_names))
 
 
 def _run_on_rank(environment: RankEnvironment, module_names: Sequence[str]) -> Outcomes:

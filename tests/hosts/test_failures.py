@@ -37,7 +37,7 @@ def seen(world: str) -> tuple[scenes.Stage, list[dict[str, Outcome]]]:
     """What the ranks saw of the quick scenes."""
     with hosts_with_ranks(*WORLDS[world], gigabits_per_s=1.0) as network:
         stage = stage_of(network)
-        return stage, run_ranks(network.world_size, scenes.play, stage, QUICK, place=network, timeout_s=100.0)
+        return stage, run_ranks(network.world_size, scenes.play, stage, QUICK, place=network)
 
 
 worlds = pytest.mark.parametrize(

@@ -481,7 +481,7 @@ def check_a_failure_to_write_on_one_rank_is_raised_on_all() -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
-    return run_checks([__name__], 4, names=chosen(request.session.items, __name__), timeout_s=160.0)
+    return run_checks([__name__], 4, names=chosen(request.session.items, __name__))
 
 
 @pytest.mark.parametrize("check", with_marks(__name__))

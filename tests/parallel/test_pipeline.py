@@ -134,7 +134,7 @@ def check_what_cannot_be_cut_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
-    return run_checks([__name__], 4, names=chosen(request.session.items, __name__), timeout_s=160.0)
+    return run_checks([__name__], 4, names=chosen(request.session.items, __name__))
 
 
 @pytest.mark.parametrize("check", with_marks(__name__))

@@ -189,7 +189,7 @@ def check_weights_of_another_model_are_refused_before_anything_is_changed() -> N
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
-    return run_checks([__name__], 4, names=chosen(request.session.items, __name__), timeout_s=160.0)
+    return run_checks([__name__], 4, names=chosen(request.session.items, __name__))
 
 
 @pytest.mark.parametrize("check", with_marks(__name__))

@@ -18,7 +18,6 @@ def run_checks(
     *,
     transport: str = "auto",
     names: Sequence[str] | None = None,
-    timeout_s: float = 100.0,
 ) -> Outcomes:
     """Run the checks of modules on new ranks with a process group; no two have the same name.
 
@@ -27,11 +26,8 @@ def run_checks(
         world_size: how many ranks to start.
         transport: of the ranks' communicator.
         names: of the checks to run; all of them when None.
-        timeout_s: for all checks together.
     """
-    return first_failures(
-        run_ranks(world_size, _run_on_rank, module_names, names, transport=transport, timeout_s=timeout_s)
-    )
+    return first_failures(run_ranks(world_size, _run_on_rank, module_names, names, transport=transport))
 
 
 def _run_on_rank(

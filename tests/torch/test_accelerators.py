@@ -48,9 +48,7 @@ def outcomes_of(world: str) -> list[dict[str, str | None]]:
     _, transport, hosts = WORLDS[world]
     with TemporaryDirectory() as folder:
         variables = stand_in_variables(Path(folder), CUDA_STAND_IN_ALL_MEMORY="1")
-        return run_ranks(
-            len(hosts), run_on_cpu, world, transport=transport, variables=variables, timeout_s=100.0
-        )
+        return run_ranks(len(hosts), run_on_cpu, world, transport=transport, variables=variables)
 
 
 @pytest.mark.parametrize("check", CHECKS)

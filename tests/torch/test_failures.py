@@ -87,7 +87,7 @@ def _play(environment: RankEnvironment) -> dict[str, Any]:
 @cache
 def seen() -> dict[str, Any]:
     """What rank 0 saw of all scenes; starting ranks that import torch takes longer than playing them."""
-    outcomes: dict[str, Any] = run_ranks(2, _play, may_die=[1], timeout_s=60.0)[0]
+    outcomes: dict[str, Any] = run_ranks(2, _play, may_die=[1])[0]
     return outcomes
 
 

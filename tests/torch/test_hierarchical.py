@@ -26,7 +26,7 @@ PROMPTLY_S = 15.0
 def on_stand_ins(function: Callable[..., Any], **options: Any) -> list[Any]:
     with TemporaryDirectory() as folder:
         variables = stand_in_variables(Path(folder), CUDA_STAND_IN_ALL_MEMORY="1")
-        return run_ranks(len(HOSTS), function, variables=variables, timeout_s=100.0, **options)
+        return run_ranks(len(HOSTS), function, variables=variables, **options)
 
 
 @cache

@@ -45,7 +45,7 @@ def _open_sub_groups(environment: RankEnvironment, transport: str) -> dict[str, 
 
 @cache
 def seen_by_ranks() -> list[dict[str, dict[str, Any]]]:
-    return run_ranks(2, _open_in_turn, timeout_s=60.0)
+    return run_ranks(2, _open_in_turn)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])

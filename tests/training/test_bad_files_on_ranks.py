@@ -102,7 +102,7 @@ def test_both_ranks_end_with_the_error_of_the_rank_that_read_the_bad_file(tmp_pa
         spoil(dataset, folder / "part-1.parquet")
         # As where a filesystem does not tell that a file was written again, which would be the error otherwise.
         datasets.append(dataset if spoil is rewritten else replace(dataset, versions={}))
-    failures = run_ranks(2, failures_of_training, make_spec(shuffle=False), datasets, timeout_s=150)
+    failures = run_ranks(2, failures_of_training, make_spec(shuffle=False), datasets)
     for number, (kind, message) in enumerate(expected.values()):
         (waiting, told, waited_s), (reading, said, _) = failures[0][number], failures[1][number]
         assert (reading, message in said) == (kind, True), said
@@ -120,7 +120,7 @@ def test_a_rank_whose_file_cannot_be_had_names_it_before_the_others_give_up(tmp_
         ("DataError", f"{BAD_FILE}, row group 0 took longer than {SHORT_DEADLINE_S / 2:g} s"),
         ("StoreAccessError", f"{BAD_FILE}, row group 0 failed: the credentials have expired"),
     )
-    failures = run_ranks(2, failures_of_training, make_spec(shuffle=False), [dataset] * 2, timeout_s=60)
+    failures = run_ranks(2, failures_of_training, make_spec(shuffle=False), [dataset] * 2)
     for (kind, message), (waiting, told, _), (reading, said, _) in zip(expected, *failures, strict=True):
         assert (reading, message in said) == (kind, True), said
         assert (waiting, message in told) == ("CommunicatorAbortedError", True), told

@@ -73,7 +73,7 @@ def test_fit_can_be_resumed_from_any_update(dataset, undisturbed, tmp_path):
         interrupted_spec(dataset, tmp_path / str(number), accumulated_batches=number, **changes)
         for number, changes in CASES.items()
     ]
-    ranks = run_ranks(2, train_from_every_checkpoint, specs, dataset, timeout_s=150)
+    ranks = run_ranks(2, train_from_every_checkpoint, specs, dataset)
     for rank, outcomes in enumerate(ranks):
         for accumulated, (whole, resumed) in zip(CASES, outcomes, strict=True):
             assert list(resumed) == [
@@ -89,7 +89,7 @@ def test_fit_can_be_resumed_from_any_update(dataset, undisturbed, tmp_path):
 
 def test_fits_with_a_train_step_and_of_a_ready_made_network_can_be_resumed(dataset, tmp_path):
     specs = estimated_specs(dataset, tmp_path)
-    for outcomes in run_ranks(2, train_from_every_checkpoint, specs, dataset, timeout_s=150):
+    for outcomes in run_ranks(2, train_from_every_checkpoint, specs, dataset):
         for whole, resumed in outcomes:
             assert list(resumed) == [(1, 1), (1, 2), (2, 1), (2, 2)]
             for outcome in resumed.values():

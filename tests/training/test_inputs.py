@@ -53,7 +53,7 @@ def fits(dataset):
 
 @pytest.fixture(scope="module")
 def trained(dataset, fits):
-    outcomes = run_ranks(WORLD_SIZE, train_all, [(fit.spec, dataset) for fit in fits.values()], timeout_s=120)
+    outcomes = run_ranks(WORLD_SIZE, train_all, [(fit.spec, dataset) for fit in fits.values()])
     return dict(zip(SCENES, outcomes[0], strict=True))
 
 

@@ -51,7 +51,7 @@ def test_synchronized_batch_norms_take_the_statistics_of_all_rows(tmp_path, worl
     """
     spec = make_spec(model=make_model(norm=True), sync_batch_norm=True, epochs=3)
     dataset = write_dataset(tmp_path, num_rows)
-    outcomes = run_ranks(world_size, train_all, [(spec, dataset)], timeout_s=120)
+    outcomes = run_ranks(world_size, train_all, [(spec, dataset)])
     plain = dataclasses.replace(spec, model=make_model(norm=True))
     with single_rows_allowed(plain.model):
         expected = train_in_one_process(plain, dataset, world_size=world_size)
@@ -83,7 +83,7 @@ def lambda_free(optimizer, lr):
 def trained(tmp_path_factory):
     """All cases, trained in two worlds of two ranks."""
     cases = [make_case(tmp_path_factory.mktemp("data"), name) for name in CASES]
-    return cases, [run_ranks(2, train_all, cases, timeout_s=120) for _ in range(2)]
+    return cases, [run_ranks(2, train_all, cases) for _ in range(2)]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -301,8 +301,8 @@ def test_what_does_not_repeat_to_the_bit_is_refused_where_that_was_asked_for(tmp
     dataset = write_dataset(tmp_path, 9)
     cases = [(make_spec(loss=loss_in_any_order, deterministic=refused), dataset) for refused in (False, True)]
     with pytest.raises(RankError, match="put_ does not have a deterministic implementation"):
-        run_ranks(1, train_all, cases, timeout_s=60)
-    assert len(run_ranks(1, train_all, cases[:1], timeout_s=60)[0]) == 1
+        run_ranks(1, train_all, cases)
+    assert len(run_ranks(1, train_all, cases[:1])[0]) == 1
 
 
 class RefusesToRun(nn.Module):

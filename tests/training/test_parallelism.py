@@ -100,7 +100,7 @@ def parts(rows, request):
         (dataclasses.replace(with_split(fits()[fit], rows, 0.2), parallelism=PARTS[name]), rows)
         for name, fit in chosen
     ]
-    outcomes = run_ranks(4, train_all, cases, timeout_s=160)
+    outcomes = run_ranks(4, train_all, cases)
     assert not any(outcome.weights for rank in outcomes[1:] for outcome in rank)
     return dict(zip(chosen, outcomes[0], strict=True))
 
@@ -168,7 +168,7 @@ def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path, layouts)
         (dataclasses.replace(spec, model=small_decoder(), parallelism=each), dataset)
         for each in SHARED_SEQUENCES[layouts]
     ]
-    (found, *_) = run_ranks(4, train_all, cases, timeout_s=120)
+    (found, *_) = run_ranks(4, train_all, cases)
     expected = {ranks: run_ranks(ranks, train_all, [(spec, dataset)])[0][0] for ranks in (1, 2)}
     for layout, outcome in zip(SHARED_SEQUENCES[layouts], found, strict=True):
         other = expected[readers_of(layout)]
@@ -200,9 +200,7 @@ def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
         ("shard", "hybrid", "pipeline", "tensor", "pipeline x tensor") if all_pairs else ("shard", "pipeline")
     )
     layouts = [None, *(PARTS[name] for name in names)]
-    whole = run_ranks(
-        4, train_all, [case(each, f"{number}") for number, each in enumerate(layouts)], timeout_s=120
-    )[0]
+    whole = run_ranks(4, train_all, [case(each, f"{number}") for number, each in enumerate(layouts)])[0]
     pairs = [
         (one, other)
         for one, _ in enumerate(layouts)
@@ -215,7 +213,7 @@ def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
         folder = f"{number} to {other}"
         shutil.copytree(tmp_path / f"{number}" / names[0], tmp_path / folder / names[0])
         resumed.append(case(layouts[other], folder))
-    outcomes = run_ranks(4, train_all, resumed, timeout_s=160)[0]
+    outcomes = run_ranks(4, train_all, resumed)[0]
     for (number, other), found in zip(pairs, outcomes, strict=True):
         expected, where = whole[number], f"{layouts[number]} to {layouts[other]}"
         assert [each.epoch for each in found.history] == [1, 2, 3, 4]

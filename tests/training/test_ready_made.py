@@ -97,7 +97,7 @@ def train_plainly(case, seed):
 def train_ready_made(case, folder):
     """What a fit does, without Spark; returns the metric."""
     spec, dataset, signature = make_fit(case, folder)
-    ((outcome,), _) = run_ranks(NUM_RANKS, train_all, [(spec, dataset)], timeout_s=120)
+    ((outcome,), _) = run_ranks(NUM_RANKS, train_all, [(spec, dataset)])
     spec.model.load_state_dict({name: torch.from_numpy(value) for name, value in outcome.weights.items()})
     _, tested, _, expected = split(case)
     predicted = Predictor(SavedModel(spec.model, signature)).predict({"features": tested})["label"]
@@ -131,7 +131,7 @@ def test_a_regression_learns_the_same_in_any_unit_of_its_labels(tmp_path, one_th
     fits = [
         make_fit(CASES["diabetes"], tmp_path / str(unit), unit=unit, numWorkers=1, epochs=3) for unit in units
     ]
-    (outcomes,) = run_ranks(1, train_all, [(spec, dataset) for spec, dataset, _ in fits], timeout_s=60)
+    (outcomes,) = run_ranks(1, train_all, [(spec, dataset) for spec, dataset, _ in fits])
     ours = outcomes[0]
     for unit, outcome in zip(units, outcomes, strict=True):
         layers = [name for name in outcome.weights if name.startswith("layers")]

@@ -61,7 +61,7 @@ def make_fit(folder):
 
 def accuracy_on_ranks(folder):
     spec, dataset, signature = make_fit(folder)
-    ((outcome,), _) = run_ranks(NUM_RANKS, train_all, [(spec, dataset)], timeout_s=120)
+    ((outcome,), _) = run_ranks(NUM_RANKS, train_all, [(spec, dataset)])
     spec.model.load_state_dict({name: torch.from_numpy(value) for name, value in outcome.weights.items()})
     _, tested, _, expected = split()
     rows = np.array([png(image) for image in tested], dtype=object)
@@ -136,6 +136,6 @@ def test_a_network_of_a_library_is_trained_on_ranks(tmp_path, one_thread, backbo
     learning = estimator.params_of_fit()
     learning.learn(dataset)
     spec = prepare_fit(learning, dataset).spec
-    ((outcome,), _) = run_ranks(NUM_RANKS, train_all, [(spec, dataset)], timeout_s=120)
+    ((outcome,), _) = run_ranks(NUM_RANKS, train_all, [(spec, dataset)])
     losses = [epoch.loss for epoch in outcome.history]
     assert losses[0] > losses[1] > losses[2]

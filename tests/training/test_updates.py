@@ -92,7 +92,7 @@ def dataset(tmp_path_factory):
 @pytest.fixture(scope="module")
 def outcomes(dataset):
     cases = [(make_spec(**changes), dataset) for changes in CASES.values()]
-    first, second = run_ranks(WORLD_SIZE, train_all, cases, timeout_s=120)
+    first, second = run_ranks(WORLD_SIZE, train_all, cases)
     return {name: (first[index], second[index]) for index, name in enumerate(CASES)}
 
 
@@ -193,7 +193,7 @@ LOWER = {
 
 @pytest.fixture(scope="module")
 def lower(dataset):
-    first, second = run_ranks(WORLD_SIZE, train_and_watch, list(LOWER.values()), dataset, timeout_s=120)
+    first, second = run_ranks(WORLD_SIZE, train_and_watch, list(LOWER.values()), dataset)
     return {name: (first[index], second[index]) for index, name in enumerate(LOWER)}
 
 

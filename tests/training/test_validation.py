@@ -102,7 +102,7 @@ def outcomes(dataset):
         (with_split(make_spec(model=ModelThatNotes(), metrics=METRICS, **changes), dataset, share), dataset)
         for share, changes in CASES.values()
     ]
-    ranks = run_ranks(3, train_all, cases, timeout_s=120)
+    ranks = run_ranks(3, train_all, cases)
     return {name: [outcomes[index] for outcomes in ranks] for index, name in enumerate(CASES)}
 
 

@@ -5,9 +5,9 @@ Fits reach mlflow through this package, which is imported when a run is opened. 
 
 from __future__ import annotations
 
-from sparkdl.tracking.flavor import models_with_code
 from sparkdl.tracking.kept_runs import SentRun, Shelf, send_kept_runs
 from sparkdl.tracking.logged_model import LoggedColumn, LoggedDataset, LoggedModelSpec, Registration
+from sparkdl.tracking.model_code import models_with_code
 from sparkdl.tracking.run import FitRun, NoRun, RunGroup, TrackingMode, open_group, open_run
 from sparkdl.tracking.start import use_tracking_uri, without_credentials
 

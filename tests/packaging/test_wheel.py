@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sparkdl
-from sparkdl.tracking.flavor import DISTRIBUTION
+from sparkdl.tracking.model_code import DISTRIBUTION
 from tests.packaging.building import ROOT, build_sdist, build_wheel, run
 
 

@@ -377,7 +377,7 @@ served = mlflow.pyfunc.load_model(sys.argv[1])
 example = mlflow.models.Model.load(sys.argv[1]).load_input_example(sys.argv[1])
 print(served.predict(example)["kind"].tolist() == sys.argv[2].split())
 import sparkdl.mlflow
-from sparkdl.tracking.flavor import write_code
+from sparkdl.tracking.model_code import write_code
 print(sparkdl.__file__)
 print(version("sparkdl-torch"), type(sparkdl.mlflow.load_module(sys.argv[1])).__name__)
 wheel, _ = write_code(Path(sys.argv[3]))

@@ -17,17 +17,12 @@ from sparkdl.collective.opening import TRANSPORTS, WIRES, check_transport, open_
 from sparkdl.collective.telemetry.report import CommunicationReport, WorldReport
 from sparkdl.collective.telemetry.stalls import StallCheck
 from sparkdl.rendezvous.addresses import Address, listen, local_addresses
-from sparkdl.rendezvous.channel import (
-    authenticate_client,
-    authenticate_server,
-    new_secret,
-    receive_frame,
-    send_frame,
-)
 from sparkdl.rendezvous.client import RendezvousClient
 from sparkdl.rendezvous.coordinator import Coordinator
 from sparkdl.rendezvous.deadline import Deadline, check_timeout
 from sparkdl.rendezvous.dialing import connect_any, connect_authenticated
+from sparkdl.rendezvous.frames import receive_frame, send_frame
+from sparkdl.rendezvous.handshake import authenticate_client, authenticate_server, new_secret
 from sparkdl.rendezvous.hosts import find_hosts
 from sparkdl.rendezvous.listener import AuthenticatedListener
 from sparkdl.rendezvous.pmi import PmiServer, pmi_environment

@@ -29,10 +29,10 @@ from sparkdl.errors import (
     ParamError,
 )
 from sparkdl.rendezvous.addresses import Address
-from sparkdl.rendezvous.channel import new_secret
 from sparkdl.rendezvous.client import RendezvousClient
 from sparkdl.rendezvous.coordinator import Coordinator
 from sparkdl.rendezvous.deadline import Deadline, check_timeout
+from sparkdl.rendezvous.handshake import new_secret
 from sparkdl.rendezvous.store import post
 from sparkdl.topology import name_ranks
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.rendezvous.addresses import is_local
-from sparkdl.rendezvous.channel import receive_frame, send_frame
 from sparkdl.rendezvous.coordinator import PURPOSE
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.rendezvous.dialing import connect_authenticated
+from sparkdl.rendezvous.frames import receive_frame, send_frame
 from sparkdl.rendezvous.protocol import (
     MAX_FRAME_BYTES,
     MAX_VALUE_BYTES,

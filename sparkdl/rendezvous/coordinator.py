@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdl.rendezvous.channel import HEADER
+from sparkdl.rendezvous.frames import HEADER
 from sparkdl.rendezvous.listener import AuthenticatedListener, strangers_allowed
 from sparkdl.rendezvous.protocol import (
     MAX_FRAME_BYTES,
@@ -219,7 +219,7 @@ class Coordinator:
     """Serves the rendezvous of one job from its construction until it is closed; a context manager.
 
     Args:
-        secret: the job's secret; see :func:`sparkdl.rendezvous.channel.new_secret`.
+        secret: the job's secret; see :func:`sparkdl.rendezvous.handshake.new_secret`.
         world_size: how many ranks will connect.
         host: address or addresses to bind; where other machines reach this one when None, see
             :func:`~sparkdl.rendezvous.addresses.reachable_hosts`.

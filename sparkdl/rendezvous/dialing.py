@@ -18,8 +18,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import AuthenticationError
-from sparkdl.rendezvous.channel import HANDSHAKE_TIMEOUT_S, ClientHandshake, check_secret
 from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.rendezvous.handshake import HANDSHAKE_TIMEOUT_S, ClientHandshake, check_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

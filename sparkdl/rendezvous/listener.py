@@ -1,7 +1,7 @@
 """A listener that hands out only connections whose peer has proved that it knows the job's secret.
 
 One thread accepts connections and runs all handshakes without blocking. A peer speaks first, and its first message
-proves the secret (see :mod:`sparkdl.rendezvous.channel`): a connection that sends anything else is dropped at its first
+proves the secret (:mod:`sparkdl.rendezvous.handshake`): a connection that sends anything else is dropped at its first
 bytes. Silent connections have a few seconds; when there are too many, the oldest of them are dropped, but never one
 whose peer has proved itself. A flood of connections thus delays a peer only by the time that accepting them takes, and
 a peer that is dropped all the same tries again (see :mod:`sparkdl.rendezvous.dialing`).
@@ -22,8 +22,14 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from sparkdl.rendezvous.addresses import Address, listen
-from sparkdl.rendezvous.channel import VERSION_NOTICE, RefusedError, ServerHandshake, check_secret, peer_name
 from sparkdl.rendezvous.dialing import make_prompt
+from sparkdl.rendezvous.handshake import (
+    VERSION_NOTICE,
+    RefusedError,
+    ServerHandshake,
+    check_secret,
+    peer_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

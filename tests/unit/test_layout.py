@@ -25,7 +25,7 @@ SMALL_FOR_A_REASON = {
 """Modules of less than 60 lines that one other module imports, and why they are files of their own."""
 
 LAYERS = {
-    "rendezvous": "client, coordinator, listener | pmi, dialing | hosts, channel | store, "
+    "rendezvous": "client, coordinator, listener | pmi, dialing | hosts, handshake, frames | store, "
     "addresses | deadline | protocol",
     "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "
     "nccl | telemetry, buffers | byte_exchange | operation_queue | failure_origin",

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError, MismatchError
 from sparkdl.rendezvous.addresses import Address, reachable_hosts
-from sparkdl.rendezvous.channel import receive_frame, send_frame
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.rendezvous.dialing import connect_authenticated
+from sparkdl.rendezvous.frames import receive_frame, send_frame
 from sparkdl.rendezvous.listener import AuthenticatedListener
 from sparkdl.rendezvous.store import Rendezvous, all_gather_bytes, hosts_here
 from sparkdl.topology import name_ranks

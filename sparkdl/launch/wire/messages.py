@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.errors import SerializationError
-from sparkdl.rendezvous.channel import receive_frame, send_frame
+from sparkdl.rendezvous.frames import receive_frame, send_frame
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest size of a message; larger data is sent in chunks."""

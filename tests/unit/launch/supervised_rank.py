@@ -14,7 +14,7 @@ from sparkdl.collective import Coordinator
 from sparkdl.launch.rank.environment import rank_environment
 from sparkdl.launch.task.supervisor import RankSupervisor
 from sparkdl.launch.wire.outcome import StopReason
-from sparkdl.rendezvous.channel import new_secret
+from sparkdl.rendezvous.handshake import new_secret
 
 
 @contextmanager

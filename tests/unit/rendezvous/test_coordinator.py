@@ -21,8 +21,8 @@ from sparkdl.collective import (
     new_secret,
 )
 from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError
-from sparkdl.rendezvous.channel import HEADER
 from sparkdl.rendezvous.coordinator import PURPOSE
+from sparkdl.rendezvous.frames import HEADER
 from sparkdl.rendezvous.protocol import MAX_VALUE_BYTES, Operation, pack
 from sparkdl.rendezvous.store import post
 from sparkdl.topology import name_ranks

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdl.collective import Deadline, receive_frame, send_frame
-from sparkdl.rendezvous.channel import FrameTooLargeError
+from sparkdl.rendezvous.frames import FrameTooLargeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from sparkdl.collective import (
     receive_frame,
     send_frame,
 )
-from sparkdl.rendezvous.channel import ClientHandshake
+from sparkdl.rendezvous.handshake import ClientHandshake
 from tests.collective.eventually import eventually
 from tests.flood import flooded
 

@@ -20,7 +20,7 @@ from sparkdl.launch.task.meeting import FailureBoard, Meeting, Peer
 from sparkdl.launch.wire import channel as driver_channel
 from sparkdl.launch.wire.channel import DriverChannel, DriverLink
 from sparkdl.launch.wire.outcome import Failure, StopReason
-from sparkdl.rendezvous.channel import new_secret
+from sparkdl.rendezvous.handshake import new_secret
 from tests.collective.eventually import eventually
 
 PEERS = [

@@ -10,8 +10,8 @@ from sparkdl.errors import AuthenticationError
 from sparkdl.launch.wire.channel import MAX_WAITING_MESSAGES, PURPOSE, DriverChannel, DriverLink
 from sparkdl.launch.wire.messages import MessageConnection
 from sparkdl.launch.wire.outcome import RankHealth, StopReason
-from sparkdl.rendezvous.channel import new_secret
 from sparkdl.rendezvous.dialing import connect_authenticated
+from sparkdl.rendezvous.handshake import new_secret
 from tests.collective.eventually import eventually
 
 

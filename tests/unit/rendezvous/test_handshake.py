@@ -16,7 +16,7 @@ from sparkdl.collective import (
     new_secret,
 )
 from sparkdl.errors import AuthenticationError, ParamError
-from sparkdl.rendezvous.channel import ClientHandshake, HandshakeCutError
+from sparkdl.rendezvous.handshake import ClientHandshake, HandshakeCutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Mutual proof that both ends of a connection know the job's secret, and framed byte strings over a socket.
+"""The handshake: mutual proof that both ends of a connection know the job's secret.
 
 The proof comes before anything else is read on a connection, on drivers, barrier tasks and ranks alike. The client
 speaks first: it sends a fresh random nonce with an HMAC-SHA256 over it (the *knock*). A listener checks the knock
@@ -16,10 +16,6 @@ greeting                                             magic, listener nonce (zero
 proof     HMAC(listener nonce, client nonce)
 answer                                               HMAC(both nonces) (zeros: refused)
 ========  =========================================  ===========================================
-
-A frame is a byte string after its length, on a stream socket; the receiver limits the length, and with it the memory
-that a peer can make it allocate. The content of a frame is not interpreted here, and no module of this package
-unpickles one.
 """
 
 from __future__ import annotations
@@ -28,9 +24,7 @@ import contextlib
 import hashlib
 import hmac
 import secrets
-import select
 import socket
-import struct
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import AuthenticationError, ParamError
@@ -300,75 +294,3 @@ def _prove(secret: bytes, label: bytes, purpose: bytes, *nonces: bytes) -> bytes
     # The purpose is hashed so that every part has a fixed length and no two inputs can be cut differently.
     message = label + hashlib.sha256(purpose).digest() + b"".join(nonces)
     return hmac.new(secret, message, hashlib.sha256).digest()
-
-
-HEADER = struct.Struct("!I")
-"""Length of the payload in bytes, four bytes in network order."""
-
-
-class FrameTooLargeError(ConnectionError):
-    """A frame is larger than the receiver allows; the connection cannot be used any more."""
-
-
-def send_frame(sock: socket.socket, payload: bytes, *, deadline: Deadline | None = None) -> None:
-    """Send ``payload`` after its length; another thread may receive from the socket meanwhile.
-
-    Raises:
-        TimeoutError: if the peer does not take all of it before the deadline; what follows would be misread.
-        OSError: if the connection is lost, or was closed on this side.
-    """
-    unsent = memoryview(HEADER.pack(len(payload)) + payload)
-    # Waits by select: the socket has one timeout, which belongs to the receiving thread.
-    poller = select.poll()
-    try:
-        poller.register(sock, select.POLLOUT)
-    except ValueError as error:  # it has no descriptor any more: another thread closed it
-        raise ConnectionAbortedError("this side closed the connection") from error
-    while unsent:
-        if not poller.poll(None if deadline is None else 1000 * deadline.remaining_s()):
-            assert deadline is not None
-            raise TimeoutError(f"peer took nothing for {deadline.timeout_s:g} s")
-        with contextlib.suppress(BlockingIOError):
-            unsent = unsent[sock.send(unsent, socket.MSG_DONTWAIT) :]
-
-
-def receive_frame(sock: socket.socket, *, max_bytes: int, deadline: Deadline | None = None) -> bytes:
-    """Receive the payload of the next frame.
-
-    Raises:
-        FrameTooLargeError: if the peer announces more than ``max_bytes``; nothing of it is read.
-        TimeoutError: if the frame is not complete before the deadline.
-        ConnectionError: if the peer closes the connection.
-    """
-    (length,) = HEADER.unpack(receive_exactly(sock, HEADER.size, deadline=deadline))
-    if length > max_bytes:
-        raise FrameTooLargeError(f"peer announced a frame of {length} bytes; {max_bytes} are allowed")
-    return receive_exactly(sock, length, deadline=deadline)
-
-
-def receive_exactly(sock: socket.socket, num_bytes: int, *, deadline: Deadline | None = None) -> bytes:
-    """Receive exactly ``num_bytes`` bytes; the deadline holds for all of them together.
-
-    Raises:
-        TimeoutError: if they do not arrive before the deadline.
-        ConnectionError: if the peer closes the connection before.
-    """
-    received = bytearray()
-    while len(received) < num_bytes:
-        _limit_frame(sock, deadline)
-        piece = sock.recv(min(num_bytes - len(received), 1 << 20))
-        if not piece:
-            raise ConnectionResetError(
-                f"peer closed the connection after {len(received)} of {num_bytes} bytes"
-            )
-        received += piece
-    return bytes(received)
-
-
-def _limit_frame(sock: socket.socket, deadline: Deadline | None) -> None:
-    if deadline is None:
-        sock.settimeout(None)
-        return
-    if deadline.expired:
-        raise TimeoutError(f"peer was silent for {deadline.timeout_s:g} s")
-    sock.settimeout(max(deadline.remaining_s(), 1e-3))

@@ -1,6 +1,9 @@
 """The feed: a rank's rows as batches, in an order that a seed fixes, from any position again.
 
-Runs on the *rank*. Begin with :mod:`~sparkdl.data.feed.feed`; the way of the rows is ``shards`` (which rows each
-rank reads), ``plan`` (the row groups of an epoch, in order), ``epoch_reader`` (reads row groups ahead), ``row_stream``
-(rows in order) and ``batches``.
+Runs on the *rank*; the *driver* counts rows and steps by ``shards``. Begin with :mod:`~sparkdl.data.feed.feed`. Which
+rows a rank reads: ``shards`` (divides the row groups, in the order of an epoch), ``epoch_plan`` (divides the rows of an
+epoch that are still unread) and ``state`` (what a feed resumes from). How it reads them: ``sources`` (finds the
+dataset), ``epoch_reader`` (decodes row groups ahead), ``cache`` (keeps decoded row groups and footers) and ``batches``
+(shuffles rows, and cuts batches). On top of a feed: ``planned_feed`` (the batches of another number of ranks) and
+``row_stream`` (rows without end, in any portions).
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sparkdl.data.dataset.rows import count_rows
 from sparkdl.data.feed.batches import rows_at_once, shuffled_blocks
 from sparkdl.data.feed.cache import BlockCache, FooterCache
-from sparkdl.data.feed.plan import taken_by
+from sparkdl.data.feed.epoch_plan import taken_by
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.files.threads import ReadAhead
 from sparkdl.errors import EmptyDatasetError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.blocks import Block, BlockLayout
     from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
     from sparkdl.data.dataset.rows import RowChoice
-    from sparkdl.data.feed.plan import Part
+    from sparkdl.data.feed.epoch_plan import Part
     from sparkdl.data.feed.state import EpochSlice
     from sparkdl.data.files.watched import WatchedFiles
     from sparkdl.data.petastorm.reader import ShardReader

@@ -1,5 +1,6 @@
-"""The shard plan: which rows each rank reads in an epoch, and how many steps all of them take.
+"""The division of row groups among the ranks for a whole epoch, and how many steps all of them take.
 
+What is left of an interrupted epoch is divided by :mod:`~sparkdl.data.feed.epoch_plan`, with the functions from here.
 Pure functions of row counts; the same on the *driver* and on every *rank*, so that no rank has to be told its
 shard. Every row belongs to exactly one rank in every epoch, shards differ by at most one row, and all ranks
 take equally many steps, because a rank that stopped early would leave the others waiting in an allreduce for

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.checks import StateKind
-from sparkdl.data.feed.plan import EpochPlan, Stretch, Taken, taken_by
+from sparkdl.data.feed.epoch_plan import EpochPlan, Stretch, Taken, taken_by
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:

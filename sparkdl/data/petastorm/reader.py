@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
     from sparkdl.data.dataset.rows import RowChoice
     from sparkdl.data.feed.cache import BlockCache, FooterCache
-    from sparkdl.data.feed.plan import Part
+    from sparkdl.data.feed.epoch_plan import Part
 
 
 class PlannedPiece(ParquetDatasetPiece):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import Preparation
     from sparkdl.data.dataset.rows import RowChoice
     from sparkdl.data.feed.cache import BlockCache
-    from sparkdl.data.feed.plan import Rows
+    from sparkdl.data.feed.epoch_plan import Rows
     from sparkdl.data.files.filesystems import Location
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter, scan_dataset
-from sparkdl.data.feed.plan import as_indices
+from sparkdl.data.feed.epoch_plan import as_indices
 from sparkdl.data.feed.state import EpochSchedule, Progress
 from sparkdl.errors import DataError, ParamError
 

@@ -1,8 +1,9 @@
-"""Which rows each rank reads of an epoch, or of what is left of one that was interrupted.
+"""Which rows each rank reads in an epoch, of those that are still unread.
 
-An epoch begins with all rows divided among the ranks. Where it continues with another number of ranks, the unread rows
-are divided again; each such part of an epoch is a *stretch*. The plan is computed from numbers only, so that every rank
-finds the same plan without communication and without reading a row.
+:mod:`~sparkdl.data.feed.shards` divides the rows of row groups among ranks; this module applies that to an epoch that
+may have been interrupted. An epoch begins with all rows divided among the ranks. Where it continues with another number
+of ranks, the unread rows are divided again; each such part of an epoch is a *stretch*. The plan is computed from
+numbers only, so that every rank finds the same plan without communication and without reading a row.
 """
 
 from __future__ import annotations

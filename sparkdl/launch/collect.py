@@ -1,6 +1,6 @@
-"""Converts the rows of the barrier stage to the ranks' values, or to the one exception that names the failed rank.
+"""Converts the rows of the barrier stage to the ranks' values; :mod:`~sparkdl.launch.failures` raises if a rank failed.
 
-Runs on the driver.
+Runs on the *driver*.
 """
 
 from __future__ import annotations
@@ -11,22 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from sparkdl.data.spark.executor_python import executor_python_problem
-from sparkdl.data.spark.spark_errors import has_application_ended, spark_words, were_executors_lost
-from sparkdl.errors import (
-    ClusterLostError,
-    ExecutorsLostError,
-    LaunchCancelledError,
-    LaunchError,
-    RankDiedError,
-    RankError,
-    SparkdlError,
-)
-from sparkdl.launch.hangs.report import raise_hang
+from sparkdl.errors import ExecutorsLostError, LaunchError, SparkdlError
+from sparkdl.launch.failures import raise_for_failures, were_ranks_lost
 from sparkdl.launch.hangs.watch import HangLimits
 from sparkdl.launch.spark_job import SparkJob
-from sparkdl.launch.wire.messages import unpack_error
-from sparkdl.launch.wire.outcome import Failure, find_culprit, were_ranks_lost
+from sparkdl.launch.wire.outcome import Failure
 
 SPOOL_BYTES = 64 << 20
 """Results up to this size are assembled in memory, larger ones in a temporary file."""
@@ -73,7 +62,7 @@ def collect(
             Failure.from_json(rows.read("failure", rank), pickled=rows.read("error", rank))
             for rank in rows.ranks("failure")
         ]
-        _raise_for(failures, job.error, job, limits, were_ranks_lost(failures, returned, num_ranks))
+        raise_for_failures(failures, job.error, job, limits, were_ranks_lost(failures, returned, num_ranks))
         raise ExecutorsLostError(
             f"Ranks {missing} were lost with their executors. Look at the executors' logs, then run again."
         )
@@ -81,50 +70,8 @@ def collect(
         raise
     except Exception as error:
         if _is_spark_error(error):
-            _raise_for(received, error, job, limits, were_ranks_lost(received, (), num_ranks))
+            raise_for_failures(received, error, job, limits, were_ranks_lost(received, (), num_ranks))
         raise
-
-
-def _raise_for(
-    failures: list[Failure],
-    spark_error: Exception | None,
-    job: SparkJob,
-    limits: HangLimits,
-    were_lost: bool,
-) -> None:
-    culprit = find_culprit(_with_pickled(failures))
-    if culprit is not None and culprit.is_consequence:
-        raise_hang(failures, limits)
-    # Tasks that Spark cancels on request are reported as lost, too.
-    if culprit is None or culprit.is_loss or culprit.is_consequence:
-        if job.was_cancelled_elsewhere(spark_error):
-            raise LaunchCancelledError(
-                f"The ranks' stage was cancelled in Spark, and all ranks were ended: {spark_words(spark_error)}"
-            ) from spark_error
-        if has_application_ended(spark_error, job.spark):
-            raise ClusterLostError(
-                "Spark's application ended while the ranks ran: its cluster went away, or it was stopped. "
-                f"{spark_words(spark_error)}"
-            ) from spark_error
-    if culprit is not None:
-        raise rank_error(culprit, were_lost, _stuck(failures)) from (
-            unpack_error(culprit.pickled) or spark_error
-        )
-    if spark_error is not None:
-        problem = executor_python_problem(spark_error, job.spark)
-        if problem:
-            raise LaunchError(problem) from spark_error
-        kind = ExecutorsLostError if were_executors_lost(spark_error) else LaunchError
-        raise kind(f"Spark ended the ranks' stage: {spark_error}") from spark_error
-
-
-def _stuck(failures: list[Failure]) -> str:
-    """Where ranks were that did not end after another one had failed, by their stacks."""
-    stacks = {failure.rank: failure for failure in failures if failure.stack}
-    return "".join(
-        f"\n\nRank {rank} on {stuck.host} did not end by itself, and was here:\n{stuck.stack}"
-        for rank, stuck in sorted(stacks.items())
-    )
 
 
 def _is_spark_error(error: Exception) -> bool:
@@ -155,26 +102,3 @@ class _Rows:
             self._job.fetch(rank, kind, self._num_chunks.get((kind, rank), 0), file)
             file.seek(0)
             yield file
-
-
-def _with_pickled(failures: list[Failure]) -> list[Failure]:
-    """Replace failures that came through the channel by those that came through Spark, which have the exception."""
-    complete = {failure.rank: failure for failure in failures if failure.pickled}
-    return [complete.get(failure.rank, failure) for failure in failures]
-
-
-def rank_error(failure: Failure, were_lost: bool, stuck: str = "") -> RankError:
-    """Make the exception that names the failed rank.
-
-    Args:
-        failure: the failure to report.
-        were_lost: whether a rank was lost, if the failure is a consequence.
-        stuck: where other ranks were that did not end by themselves.
-    """
-    detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
-    message = (
-        f"Rank {failure.rank} on {failure.host} failed and all ranks were ended: {failure.error}{detail}"
-        f"{stuck if failure.is_consequence else ''}"
-    )
-    kind = RankDiedError if failure.is_loss or (failure.is_consequence and were_lost) else RankError
-    return kind(message, rank=failure.rank, host=failure.host, traceback_text=failure.traceback)

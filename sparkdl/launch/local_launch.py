@@ -43,7 +43,7 @@ from sparkdl.collective import (
 from sparkdl.collective.job import FAILURE_KEY, Job
 from sparkdl.collective.torchrun_variables import torchrun_variables
 from sparkdl.errors import LaunchError, ParamError
-from sparkdl.launch.collect import rank_error
+from sparkdl.launch.failures import find_culprit, rank_error, were_ranks_lost
 from sparkdl.launch.forkserver.guard import GuardedProcess, describe_exit
 from sparkdl.launch.forkserver.kept import end_idle_forkservers
 from sparkdl.launch.hangs.report import raise_hang
@@ -53,7 +53,7 @@ from sparkdl.launch.run import Listener, OnEvent, OnLog
 from sparkdl.launch.task.supervisor import OutputRelay, RankSupervisor
 from sparkdl.launch.wire.channel import MAX_WAITING_MESSAGES, RankMessage
 from sparkdl.launch.wire.messages import pickle_call, unpack_error
-from sparkdl.launch.wire.outcome import Failure, HealthReport, StopReason, find_culprit, were_ranks_lost
+from sparkdl.launch.wire.outcome import Failure, HealthReport, StopReason
 from sparkdl.topology import Topology, name_ranks
 
 logger = logging.getLogger(__name__)

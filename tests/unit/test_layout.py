@@ -36,7 +36,8 @@ LAYERS = {
     "pipeline | sequence | sharding | tensor, parallelism",
     "training": "trainer, callbacks | step | validation, checkpoint, history | distribution, objective | probe, "
     "batches | feed_dataset | learning_rate | metrics | spec | update",
-    "launch": "local_launch, run, collect, spark_job, task, forkserver | hangs, rank | restarts, slots | wire",
+    "launch": "local_launch, run, collect, failures, spark_job, task, forkserver | hangs, rank | restarts, slots | "
+    "wire",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",
     "estimators": "ready_made, torch_estimator, torch_model, fit | persistence, params | summary, "

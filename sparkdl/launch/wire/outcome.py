@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from sparkdl.collective.failure_origin import Origin
 from sparkdl.collective.telemetry.stalls import Wait
 
 
@@ -139,36 +138,3 @@ class Failure:
     def from_json(cls, text: str | bytes, *, pickled: bytes = b"") -> Failure:
         """Decode what :meth:`to_json` made."""
         return cls.from_fields(json.loads(text), pickled=pickled)
-
-
-def find_culprit(failures: Iterable[Failure]) -> Failure | None:
-    """Choose the failure to report.
-
-    The first that began on its own rank; else the first that all ranks share; else the first consequence.
-    """
-    ordered = list(failures)
-    causes = [failure for failure in ordered if not failure.is_consequence]
-    own = [failure for failure in causes if failure.origin != Origin.SHARED.value]
-    return next(iter([*own, *causes, *ordered]), None)
-
-
-def were_ranks_lost(failures: Sequence[Failure], returned: Collection[int], num_ranks: int) -> bool:
-    """Whether a rank was lost in a launch whose culprit is a consequence.
-
-    No rank was lost if every rank has reported how it ended and none missed another one. Then the function made one
-    rank leave or close the communicator while others needed it, and would do so again.
-
-    Args:
-        failures: of the ranks that failed.
-        returned: the ranks whose function returned.
-        num_ranks: how many there were.
-    """
-    reported = {failure.rank for failure in failures} | set(returned)
-    origins = {failure.origin for failure in failures}
-    return (
-        len(reported) < num_ranks
-        or any(failure.is_loss for failure in failures)
-        or Origin.LOST.value in origins
-        # The rank that was waited for has returned without taking part.
-        or (Origin.LATE.value in origins and not returned)
-    )

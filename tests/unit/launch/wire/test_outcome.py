@@ -1,54 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
-from sparkdl.launch.wire.outcome import Failure, find_culprit, were_ranks_lost
-
-CAUSE = Failure(rank=2, host="a", error="LookupError: none", traceback="...", pickled=b"x")
-CONSEQUENCE = Failure(rank=0, host="b", error="RankLostError: rank 2", traceback="...", is_consequence=True)
-
-
-def test_cause_is_the_culprit_though_a_consequence_was_heard_first() -> None:
-    assert find_culprit([CONSEQUENCE, CAUSE]) is CAUSE
-
-
-def test_first_consequence_is_the_culprit_when_no_cause_is_known() -> None:
-    assert find_culprit([CONSEQUENCE]) is CONSEQUENCE
-
-
-def test_no_failure_has_no_culprit() -> None:
-    assert find_culprit([]) is None
+from sparkdl.launch.wire.outcome import Failure
 
 
 def test_failure_survives_json() -> None:
-    assert Failure.from_json(CAUSE.to_json(), pickled=b"x") == CAUSE
-
-
-def test_error_of_one_rank_is_the_culprit_though_one_that_all_share_was_heard_first() -> None:
-    shared = Failure(rank=0, error="MismatchError: all", traceback="", origin="shared")
-    assert find_culprit([CONSEQUENCE, shared, CAUSE]) is CAUSE
-    assert find_culprit([CONSEQUENCE, shared]) is shared
-
-
-@pytest.mark.parametrize(
-    ("origins", "returned", "num_ranks", "were_lost"),
-    [
-        (["aborted", "aborted"], [], 2, False),
-        (["aborted"], [1], 2, False),
-        (["aborted", "lost"], [], 2, True),
-        (["late", "aborted"], [], 2, True),
-        (["late"], [1], 2, False),
-        (["lost"], [1], 2, True),
-        (["aborted", ""], [], 3, True),
-    ],
-)
-def test_ranks_were_lost_where_some_told_nothing_or_were_missed(
-    origins: list[str], returned: list[int], num_ranks: int, were_lost: bool
-) -> None:
-    failures = [
-        Failure(rank=rank, error="e", traceback="", is_consequence=True, origin=origin)
-        for rank, origin in enumerate(origins)
-    ]
-    assert were_ranks_lost(failures, returned, num_ranks) is were_lost
-    killed = Failure(rank=0, error="SIGKILL", traceback="", is_loss=True)
-    assert were_ranks_lost([*failures, killed], returned, num_ranks)
+    failure = Failure(rank=2, host="a", error="LookupError: none", traceback="...", pickled=b"x")
+    assert Failure.from_json(failure.to_json(), pickled=b"x") == failure

@@ -1,0 +1,140 @@
+"""Why a launch failed: chooses which of the ranks' failures to report, and raises the exception that says so.
+
+One failed rank makes the others fail. The failure that began on its own rank is reported, not those that followed from
+it. Runs on the *driver*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from sparkdl.collective.failure_origin import Origin
+from sparkdl.data.spark.executor_python import executor_python_problem
+from sparkdl.data.spark.spark_errors import has_application_ended, spark_words, were_executors_lost
+from sparkdl.errors import (
+    ClusterLostError,
+    ExecutorsLostError,
+    LaunchCancelledError,
+    LaunchError,
+    RankDiedError,
+    RankError,
+)
+from sparkdl.launch.hangs.report import raise_hang
+from sparkdl.launch.hangs.watch import HangLimits
+from sparkdl.launch.spark_job import SparkJob
+from sparkdl.launch.wire.messages import unpack_error
+from sparkdl.launch.wire.outcome import Failure
+
+
+def raise_for_failures(
+    failures: list[Failure],
+    spark_error: Exception | None,
+    job: SparkJob,
+    limits: HangLimits,
+    were_lost: bool,
+) -> None:
+    """Raise the exception that says why a launch with Spark failed; return if nothing is known of a failure.
+
+    Args:
+        failures: of ranks, in the order in which they were received.
+        spark_error: what Spark raised, if it did.
+        job: the job that ran the ranks.
+        limits: after which times a rank counts as hanging.
+        were_lost: whether a rank was lost, if all failures are consequences; see :func:`were_ranks_lost`.
+
+    Raises:
+        LaunchError: if Spark ended the stage, or its executors were lost.
+        LaunchCancelledError: if the stage was cancelled in Spark.
+        ClusterLostError: if Spark's application ended.
+        RankError: if a rank failed; ``__cause__`` is its exception.
+        HangError: if the tasks found that a rank hangs.
+    """
+    culprit = find_culprit(_with_pickled(failures))
+    if culprit is not None and culprit.is_consequence:
+        raise_hang(failures, limits)
+    # Tasks that Spark cancels on request are reported as lost, too.
+    if culprit is None or culprit.is_loss or culprit.is_consequence:
+        if job.was_cancelled_elsewhere(spark_error):
+            raise LaunchCancelledError(
+                f"The ranks' stage was cancelled in Spark, and all ranks were ended: {spark_words(spark_error)}"
+            ) from spark_error
+        if has_application_ended(spark_error, job.spark):
+            raise ClusterLostError(
+                "Spark's application ended while the ranks ran: its cluster went away, or it was stopped. "
+                f"{spark_words(spark_error)}"
+            ) from spark_error
+    if culprit is not None:
+        raise rank_error(culprit, were_lost, _stuck(failures)) from (
+            unpack_error(culprit.pickled) or spark_error
+        )
+    if spark_error is not None:
+        problem = executor_python_problem(spark_error, job.spark)
+        if problem:
+            raise LaunchError(problem) from spark_error
+        kind = ExecutorsLostError if were_executors_lost(spark_error) else LaunchError
+        raise kind(f"Spark ended the ranks' stage: {spark_error}") from spark_error
+
+
+def find_culprit(failures: Iterable[Failure]) -> Failure | None:
+    """Choose the failure to report.
+
+    The first that began on its own rank; else the first that all ranks share; else the first consequence.
+    """
+    ordered = list(failures)
+    causes = [failure for failure in ordered if not failure.is_consequence]
+    own = [failure for failure in causes if failure.origin != Origin.SHARED.value]
+    return next(iter([*own, *causes, *ordered]), None)
+
+
+def were_ranks_lost(failures: Sequence[Failure], returned: Collection[int], num_ranks: int) -> bool:
+    """Whether a rank was lost in a launch whose culprit is a consequence.
+
+    No rank was lost if every rank has reported how it ended and none missed another one. Then the function made one
+    rank leave or close the communicator while others needed it, and would do so again.
+
+    Args:
+        failures: of the ranks that failed.
+        returned: the ranks whose function returned.
+        num_ranks: how many there were.
+    """
+    reported = {failure.rank for failure in failures} | set(returned)
+    origins = {failure.origin for failure in failures}
+    return (
+        len(reported) < num_ranks
+        or any(failure.is_loss for failure in failures)
+        or Origin.LOST.value in origins
+        # The rank that was waited for has returned without taking part.
+        or (Origin.LATE.value in origins and not returned)
+    )
+
+
+def rank_error(failure: Failure, were_lost: bool, stuck: str = "") -> RankError:
+    """Make the exception that names the failed rank.
+
+    Args:
+        failure: the failure to report.
+        were_lost: whether a rank was lost, if the failure is a consequence.
+        stuck: where other ranks were that did not end by themselves.
+    """
+    detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
+    message = (
+        f"Rank {failure.rank} on {failure.host} failed and all ranks were ended: {failure.error}{detail}"
+        f"{stuck if failure.is_consequence else ''}"
+    )
+    kind = RankDiedError if failure.is_loss or (failure.is_consequence and were_lost) else RankError
+    return kind(message, rank=failure.rank, host=failure.host, traceback_text=failure.traceback)
+
+
+def _with_pickled(failures: list[Failure]) -> list[Failure]:
+    """Replace failures that came through the channel by those that came through Spark, which have the exception."""
+    complete = {failure.rank: failure for failure in failures if failure.pickled}
+    return [complete.get(failure.rank, failure) for failure in failures]
+
+
+def _stuck(failures: list[Failure]) -> str:
+    """Where ranks were that did not end after another one had failed, by their stacks."""
+    stacks = {failure.rank: failure for failure in failures if failure.stack}
+    return "".join(
+        f"\n\nRank {rank} on {stuck.host} did not end by itself, and was here:\n{stuck.stack}"
+        for rank, stuck in sorted(stacks.items())
+    )

@@ -117,6 +117,7 @@ OLD_NAMES = {
     "sparkdl.estimators.validation_split": "sparkdl.estimators.fit.split",
     "sparkdl.estimators.weights": "sparkdl.estimators.fit.inputs",
     "sparkdl.horovod.torch.exceptions": "sparkdl.horovod.torch.names",
+    "sparkdl.horovod.torch.operations.meeting": "sparkdl.horovod.torch.operations.barrier_and_join",
     "sparkdl.horovod.torch.reduce_ops": "sparkdl.horovod.torch.names",
     "sparkdl.model.pyfunc": "sparkdl.model.served_model",
     "sparkdl.training.architecture": "sparkdl.model.architecture",

@@ -72,13 +72,13 @@ from sparkdl.horovod.torch.operations.allreduce import (
     grouped_allreduce_async_,
 )
 from sparkdl.horovod.torch.operations.alltoall import alltoall, alltoall_async
+from sparkdl.horovod.torch.operations.barrier_and_join import barrier, join
 from sparkdl.horovod.torch.operations.broadcast import (
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
 )
-from sparkdl.horovod.torch.operations.meeting import barrier, join
 from sparkdl.horovod.torch.operations.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
-from sparkdl.horovod.torch.operations.meeting import ProcessSetsRequest, make_stand_in
+from sparkdl.horovod.torch.operations.barrier_and_join import ProcessSetsRequest, make_stand_in
 
 
 class Session:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from sparkdl.errors import CheckpointError
 from sparkdl.horovod.torch.basics import size
 from sparkdl.horovod.torch.functions import broadcast_object
-from sparkdl.horovod.torch.operations.meeting import barrier
+from sparkdl.horovod.torch.operations.barrier_and_join import barrier
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""``sparkdl bench``: this machine measured against other libraries, in one run and in fresh processes."""
+"""``sparkdl bench``: sparkdl measured against other libraries, on this machine, in one run and in fresh processes."""

@@ -1,6 +1,7 @@
-"""Communication between ranks: rendezvous, authentication, transports.
+"""Communication between ranks: communicators, process sets, transports, and telemetry of what they do.
 
-Knows NumPy and the native core, no torch and no Spark. The contract is :class:`Communicator`;
+Rendezvous and authentication lie in :mod:`sparkdl.rendezvous`; what callers of this package need of them is exported
+here, too. Knows NumPy and the native core, no torch and no Spark. The contract is :class:`Communicator`;
 :func:`open_communicator` opens one over a :class:`Rendezvous`.
 """
 

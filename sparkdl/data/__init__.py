@@ -1,8 +1,8 @@
 """Data: from a DataFrame to Parquet in a Store, from there to NumPy batches on every rank.
 
-The *driver* materializes a DataFrame, validates it and plans the shards; every *rank* reads its shard through
-:class:`ParquetFeed`. No torch here, and pyspark only inside the functions of the driver; Petastorm, which
-reads the row groups, has its one door in :mod:`sparkdl.data.petastorm`.
+The *driver* materializes a DataFrame, validates it, and counts rows and steps. It sends no shards: every *rank* finds
+its own from the numbers of rows, and reads it through :class:`ParquetFeed`. No torch here, and pyspark only inside the
+functions of the driver; Petastorm, which reads the row groups, has its one door in :mod:`sparkdl.data.petastorm`.
 """
 
 from __future__ import annotations

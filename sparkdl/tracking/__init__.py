@@ -1,4 +1,7 @@
-"""The MLflow run of a fit. Runs on the *driver*; the ranks report to the driver and need no credentials.
+"""The MLflow run of a fit, and what writes logged models.
+
+Runs on the *driver*; the ranks report to the driver and need no credentials. ``model_loader`` is copied into logged
+models, and runs where a model is served.
 
 Fits reach mlflow through this package, which is imported when a run is opened. Users call :mod:`sparkdl.mlflow`.
 """

@@ -1,4 +1,6 @@
-"""Several datasets in fixed proportions, and token sequences packed to one length. Runs on the *rank*.
+"""Several datasets in fixed proportions, and token sequences packed to one length.
 
-Begin with :mod:`~sparkdl.data.blend.blending`; :mod:`~sparkdl.data.blend.packing` stands alone.
+``blending`` mixes feeds as a *rank* reads them; begin with :mod:`~sparkdl.data.blend.blending`. ``rows`` mixes the rows
+of a DataFrame: planned on the *driver*, done on *executors*. Both take their proportions from ``mixture``. ``packing``
+stands alone: it packs a rank's rows, or for :class:`~sparkdl.estimators.LanguageModel` the texts on *executors*.
 """

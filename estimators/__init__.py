@@ -1,8 +1,8 @@
 """The Spark ML face of sparkdl: :class:`TorchEstimator`, ready-made estimators, and the models that they fit.
 
 Spark, the launcher and the training meet here. Runs on the *driver*, with these exceptions: ``fit.on_rank`` and
-``fit.host_watch`` run on *ranks*; predictions (``scoring.udf``), packing (``ready_made.language_rows``) and the counting
-of words (``ready_made.text``) run on *executors*.
+``fit.host_watch`` run on *ranks*; predictions (``scoring.udf``), packing (``ready_made.language_rows``) and counting
+words (``ready_made.text``) run on *executors*.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from sparkdl.training.distribution import Replicas
+    from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.spec import TrainingSpec
 
 
@@ -99,7 +99,7 @@ def store_module(module: nn.Module, folder: str) -> StoredModule:
 
 
 def store_trained(
-    distribution: Replicas, folder: str, *, before: Callable[[], None] = lambda: None
+    distribution: ModelDistribution, folder: str, *, before: Callable[[], None] = lambda: None
 ) -> StoredModule | None:
     """Write a trained module into the folder of its spec; return it on *rank* 0, None elsewhere. Collective.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkdl.collective import Communicator
-    from sparkdl.training.distribution import Replicas
+    from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.metrics import EpochMetrics
     from sparkdl.training.update import Precision, UpdatePlan, WeightUpdate
 
@@ -125,7 +125,7 @@ class TrainingStep:
     def __init__(
         self,
         *,
-        distribution: Replicas,
+        distribution: ModelDistribution,
         objective: Objective,
         plan: UpdatePlan,
         update: WeightUpdate,

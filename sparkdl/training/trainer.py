@@ -16,16 +16,17 @@ import torch
 from sparkdl.data import ParquetDataset, PlannedFeed
 from sparkdl.errors import ParamError
 from sparkdl.random_state import refuse_what_varies, seed_rank
-from sparkdl.torch import collective_errors, destroy_process_group
+from sparkdl.torch import collective_errors, destroy_process_group, init_process_group
 from sparkdl.training.batches import batches_for, read_timeout_s, single_rows_allowed
 from sparkdl.training.callbacks import FitControl
 from sparkdl.training.checkpoint.checkpointing import Checkpoints, Choice, agree_on_checkpoint
 from sparkdl.training.checkpoint.state import FitState
-from sparkdl.training.distribution import Replicas, distribute
+from sparkdl.training.distribution import ModelDistribution, Parts, Replicas
 from sparkdl.training.history import EpochMeter, EpochRecord, ProgressReporter, Report
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import Objective, StepPosition, error_context
+from sparkdl.training.stages import Stages
 from sparkdl.training.step import TrainingStep
 from sparkdl.training.update import Precision, UpdatePlan, WeightUpdate, fuse, make_optimizer
 from sparkdl.training.validation import Validation
@@ -55,6 +56,24 @@ def choose_device(kind: str, communicator: Communicator) -> torch.device:
     device = torch.device("cuda", communicator.topology.local_rank % num_devices)
     torch.cuda.set_device(device)
     return device
+
+
+def distribute(
+    spec: TrainingSpec, communicator: Communicator, device: torch.device, resources: ExitStack
+) -> ModelDistribution:
+    """Place the module of a fit on the ranks. Collective.
+
+    Raises:
+        ParamError: if the sizes of the parallelism do not fit the ranks or the module.
+    """
+    if spec.parallelism is None or communicator.world_size == 1:
+        return Replicas(spec, communicator, device, resources)
+    sizes = spec.parallelism.resolve(communicator.world_size)
+    if sizes.data == communicator.world_size:
+        return Replicas(spec, communicator, device, resources)
+    init_process_group(communicator, cuda=device.type == "cuda")
+    layout = sizes.lay_out(device_type=device.type)
+    return (Parts if sizes.pipeline == 1 else Stages)(layout, spec, device)
 
 
 def cores_per_rank(ranks_on_host: int) -> int:
@@ -87,7 +106,7 @@ def train(
     report: Report | None = None,
     on_step: Callable[[], None] = lambda: None,
     on_position: Callable[[str], None] = lambda _: None,
-    keep: Callable[[Replicas], Any] = methodcaller("whole_module"),
+    keep: Callable[[ModelDistribution], Any] = methodcaller("whole_module"),
 ) -> TrainingResult:
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 
@@ -253,7 +272,7 @@ class Trainer:
         )
         self.history: list[EpochRecord] = []
 
-    def fit(self, keep: Callable[[Replicas], Any]) -> TrainingResult:
+    def fit(self, keep: Callable[[ModelDistribution], Any]) -> TrainingResult:
         """Train all epochs that are left; see :func:`train`."""
         with single_rows_allowed(self.module):
             for epoch in range(self._resume(), self.spec.epochs + 1):
@@ -348,7 +367,7 @@ def _open_feed(
     communicator: Communicator,
     dataset: ParquetDataset,
     choice: Choice,
-    distribution: Replicas,
+    distribution: ModelDistribution,
 ) -> PlannedFeed:
     return PlannedFeed(
         dataset,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkdl.data import PlannedFeed
-    from sparkdl.training.distribution import Replicas
+    from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.learning_rate import LearningRate
     from sparkdl.training.spec import OptimizerFactory
 
@@ -107,7 +107,7 @@ class WeightUpdate:
 
     def __init__(
         self,
-        distribution: Replicas,
+        distribution: ModelDistribution,
         optimizer: Optimizer,
         learning_rate: LearningRate,
         precision: Precision,

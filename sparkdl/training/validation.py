@@ -22,7 +22,7 @@ from sparkdl.training.objective import StepPosition, error_context
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
-    from sparkdl.training.distribution import Replicas
+    from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.objective import Batch, Objective
     from sparkdl.training.spec import TrainingSpec
 
@@ -57,7 +57,7 @@ class Validation:
         *,
         dataset: ParquetDataset,
         communicator: Communicator,
-        distribution: Replicas,
+        distribution: ModelDistribution,
         objective: Objective,
         device: torch.device,
         on_step: Callable[[], None] = lambda: None,

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from sparkdl.data import ParquetDataset, PlannedFeed
     from sparkdl.parallel import ShardedCheckpoints
     from sparkdl.training.callbacks import FitControl
-    from sparkdl.training.distribution import Replicas
+    from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.history import EpochMeter
     from sparkdl.training.spec import TrainingSpec
     from sparkdl.training.step import TrainingStep
@@ -102,7 +102,7 @@ class Checkpoints:
         updates: UpdatePlan,
         feed: PlannedFeed,
         control: FitControl,
-        distribution: Replicas,
+        distribution: ModelDistribution,
         communicator: Communicator,
     ) -> None:
         self._choice, self._plan, self._control = choice, spec.checkpoints, control

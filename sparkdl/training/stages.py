@@ -1,0 +1,319 @@
+"""Ranks of which each has some layers of the module of a fit: the stages of a pipeline.
+
+Runs on every *rank*.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from sparkdl.errors import ParamError
+from sparkdl.model.architecture import join_module
+from sparkdl.model.heads import LossTerm
+from sparkdl.training.distribution import Parts, placed, whole_tensor
+from sparkdl.training.objective import Evaluation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from sparkdl.parallel import Pipeline
+    from sparkdl.training.objective import Batch, Objective
+    from sparkdl.training.spec import TrainingSpec
+
+
+class Stages(Parts):
+    """Ranks of which each has some layers of the module, and maybe a part of those.
+
+    A batch goes through the pipeline in small batches, which torch's schedules need to be of one shape: rows that are
+    missing in the last one of an epoch are filled up, and count nothing. The rank of the last stage computes the loss.
+    """
+
+    def _divide(self, spec: TrainingSpec) -> None:
+        from sparkdl.parallel import SCHEDULES, cut, num_microbatches, parallelize, stages_of_rank
+        from sparkdl.parallel.tensor import plan_with_whole_outputs
+
+        layout, sizes = self._layout, self._layout.sizes
+        group = layout.group("pipeline")
+        self._inputs, self._num_rows = spec.inputs, spec.batch_size
+        self._microbatches = num_microbatches(sizes, spec.batch_size)
+        self._names = list(inspect.signature(spec.model.forward).parameters)
+        numbers = stages_of_rank(sizes.schedule, layout.rank("pipeline"), sizes.pipeline)
+        last = sizes.pipeline * SCHEDULES[sizes.schedule].stages_per_rank - 1
+        self._rank_of_last = next(
+            rank
+            for number, rank in enumerate(layout.ranks("pipeline"))
+            if last in stages_of_rank(sizes.schedule, number, sizes.pipeline)
+        )
+        # FSDP2 does not support schedules that split the backward pass.
+        self._averages_itself = SCHEDULES[sizes.schedule].splits_backward and self.num_averaged > 1
+        self._shares_weights = self.num_averaged > 1 and not self._averages_itself
+        self._is_last_of_update = True
+        plan: dict[str, str] = {}
+        if sizes.tensor > 1:  # before layers that belong together may be cut apart
+            plan = plan_with_whole_outputs(spec.model, sizes.tensor)
+        self._stages, self._called = cut(spec.model.train(), group, schedule=sizes.schedule), []
+        for number, stage in zip(numbers, self._stages, strict=True):
+            if number != last:
+                stage.positions_dim = 1  # type: ignore[assignment]  # modules take any attribute
+            names = dict(stage.named_modules())
+            self._called.append(
+                parallelize(
+                    stage,
+                    layout,
+                    plan={name: style for name, style in plan.items() if name in names},
+                    whole_outputs=True,
+                    averaged=not self._averages_itself,
+                )
+            )
+            placed(stage, spec, self._device)
+        self.module = self.called = self.evaluated = _Layers(self._stages)
+        is_first_of_rows = self.counts_rows
+        self.counts_rows = is_first_of_rows and 0 in numbers
+        self.counts_outputs = is_first_of_rows and last in numbers
+        self._pipelines: OrderedDict[Any, Pipeline] = OrderedDict()
+
+    @property
+    def parts(self) -> nn.Module | list[nn.Module]:
+        """What this rank has of the module."""
+        return self._stages
+
+    def forward_backward(
+        self,
+        objective: Objective,
+        batch: Batch,
+        *,
+        scaled: Callable[[LossTerm], Tensor],
+        check: Callable[[Tensor], None] = lambda _: None,
+    ) -> Evaluation:
+        """Apply the module to a batch, and add the gradients of its loss. Collective.
+
+        The result has outputs on the rank of the last stage only; the loss is the same on all ranks of the pipeline.
+        """
+        found = self._run(objective, batch, scaled)
+        check(found.term.mean)
+        if self._averages_itself and self._is_last_of_update:
+            from sparkdl.parallel import average_gradients
+
+            average_gradients(self.module.parameters(), self._layout.group("data", "shard", "context"))
+        return found
+
+    def evaluate(self, objective: Objective, batch: Batch) -> Evaluation:
+        """Apply the module to a batch without gradients, with the result of :meth:`forward_backward`. Collective."""
+        from sparkdl.parallel import evaluate_stages
+
+        num_rows, (first, others) = objective.num_rows(batch), self._filled_tensors(batch)
+        group, schedule = self._layout.group("pipeline"), self._layout.sizes.schedule
+        with objective.precision.computing():
+            outputs = evaluate_stages(
+                self._called, group, first, schedule=schedule, microbatches=self._microbatches, **others
+            )
+        return self._with_loss_of_all(
+            [] if outputs is None else [objective.compare(outputs[:num_rows], batch)]
+        )
+
+    def share_buffers(self, buffers: Iterable[Tensor]) -> None:
+        """Give all ranks of a stage what is in the buffers of the first of them. Collective."""
+        dimensions = ("data", "shard", "context", "tensor")
+        if self._layout.size(*dimensions) > 1:
+            group = self._layout.group(*dimensions)
+            for buffer in buffers:
+                torch.distributed.broadcast(buffer, self._layout.ranks(*dimensions)[0], group=group)
+
+    @contextmanager
+    def without_averaging(self) -> Iterator[None]:
+        """Inside, gradients may stay those of this rank, to be averaged with later ones."""
+        self._is_last_of_update = False
+        try:
+            yield
+        finally:
+            self._is_last_of_update = True
+
+    def whole_module(self) -> nn.Module | None:
+        """The trained module on CPU, in ``eval()`` mode, on rank 0; None elsewhere. Collective."""
+        own = {name: whole_tensor(each.detach()).to("cpu") for name, each in self.module.named_parameters()}
+        tensors = self.other_tensors() | self._on_rank_0(own)
+        return join_module(self.structure, tensors).eval() if self.rank == 0 else None
+
+    def other_tensors(self) -> dict[str, Tensor]:
+        """Buffers, and tensors that are neither parameters nor buffers, on CPU: on rank 0 all of them. Collective."""
+        buffers = {name: buffer.detach().to("cpu") for name, buffer in self.module.named_buffers()}
+        return self._others | self._on_rank_0(buffers)
+
+    def save_parameters(self, folder: str) -> None:
+        """Write the parameters into a folder of the Store, of which no rank has all. Collective.
+
+        Raises:
+            StoreError: if it cannot be written.
+        """
+        from sparkdl.parallel import save_weights
+
+        save_weights(self._stages, folder, self._layout)
+
+    def _on_rank_0(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of all stages on rank 0, nothing elsewhere. Collective."""
+        if 0 not in self._layout.ranks("pipeline"):
+            return {}
+        gathered: list[Any] = [{}] * self._layout.size("pipeline")
+        is_kept = self.rank == 0
+        torch.distributed.gather_object(
+            tensors, gathered if is_kept else None, dst=0, group=self._layout.group("pipeline")
+        )
+        return {name: each for stage in gathered for name, each in stage.items()} if is_kept else {}
+
+    def _run(self, objective: Objective, batch: Batch, scaled: Callable[[LossTerm], Tensor]) -> Evaluation:
+        num_rows, found = objective.num_rows(batch), list[Evaluation | None]()
+
+        def compare(output: Any, target: Tensor) -> Tensor:
+            """The loss of a small batch, of the rows whose numbers are the target."""
+            tensor = _one_tensor(output)
+            first, end = int(target[0]), min(int(target[-1]) + 1, num_rows)
+            if end <= first:
+                found.append(None)
+                return tensor.sum() * 0.0
+            one = objective.compare(
+                tensor[: end - first], {name: values[first:end] for name, values in batch.items()}
+            )
+            found.append(one)
+            return scaled(one.term)
+
+        first, others = self._filled_tensors(batch)
+        self._compare: Callable[[Any, Tensor], Tensor] = compare
+        pipeline, is_new = self._pipeline((first.shape, *(each.shape for each in others.values())))
+        with objective.precision.computing(), self._gradients_apart() if is_new else nullcontext():
+            pipeline.run(first, target=torch.arange(len(first)), **others)
+        # Torch also calls it to learn shapes.
+        return self._with_loss_of_all([each for each in found[-pipeline.microbatches :] if each is not None])
+
+    def _filled_tensors(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The first argument of the module, for which stages take what the one before returns, and the others.
+
+        They have as many rows as full batches, or more where a fit resumes on fewer ranks.
+        """
+        tensors = self._inputs.tensors(batch, self._device)
+        num_rows = max(self._num_rows, *map(len, tensors.values()))
+        num_rows += -num_rows % self._microbatches
+        tensors = {name: _filled_up(each, num_rows) for name, each in tensors.items()}
+        if self._inputs.given_by != "name":
+            tensors = dict(zip(self._names, tensors.values(), strict=False))
+        return tensors.pop(self._names[0]), tensors
+
+    def _with_loss_of_all(self, found: Sequence[Evaluation]) -> Evaluation:
+        """What the last stage made of all small batches; of others, the loss."""
+        loss = torch.zeros(2, dtype=torch.float64, device=self._device)
+        for one in found:
+            weight = one.term.weight
+            loss += torch.stack([one.term.mean.detach().double() * weight, loss.new_tensor(weight)])
+        torch.distributed.broadcast(loss, self._rank_of_last, group=self._layout.group("pipeline"))
+        weight = float(loss[1])
+        mean = (loss[0] / weight if weight else loss[0]).float()
+        return _joined(found, LossTerm(mean=mean, weight=weight))
+
+    @contextmanager
+    def _gradients_apart(self) -> Iterator[None]:
+        """Add gradients that there are after this block: a new pipeline tries its stages, which clears them."""
+        kept = [(each, each.grad) for each in self.module.parameters() if each.grad is not None]
+        for parameter, _ in kept:
+            parameter.grad = None
+        yield
+        for parameter, gradient in kept:
+            parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+
+    def _pipeline(self, key: Any) -> tuple[Pipeline, bool]:
+        """The pipeline for inputs of some shapes, and whether it is new. Collective.
+
+        A new one tries its stages. Ranks that share the weights of a stage do so together, whatever their shapes are.
+        """
+        from sparkdl.parallel import Pipeline
+
+        found = self._pipelines.pop(key, None)
+        if self._shares_weights:
+            lacking = torch.tensor(found is None, dtype=torch.int64, device=self._device)
+            torch.distributed.all_reduce(
+                lacking, torch.distributed.ReduceOp.MAX, self._layout.group("data", "shard", "context")
+            )
+            found = None if lacking else found
+        if is_new := found is None:
+            found = Pipeline(
+                self._called,
+                self._layout.group("pipeline"),
+                schedule=self._layout.sizes.schedule,
+                microbatches=self._microbatches,
+                loss=lambda output, target: self._compare(output, target),  # noqa: PLW0108 - that of the batch
+                sums=True,
+                device=self._device,
+            )
+        self._pipelines[key] = found
+        if len(self._pipelines) > _MOST_PIPELINES:
+            self._pipelines.popitem(last=False)
+        return found, is_new
+
+
+_MOST_PIPELINES = 16
+"""How many shapes of inputs the buffers between stages are kept for."""
+
+
+class _Layers(nn.Module):
+    """The stages of a rank as one module, whose tensors have the names that they have in the whole one."""
+
+    has_some_layers = True
+
+    def __init__(self, stages: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters of all stages."""
+        for stage in self.stages:
+            yield from stage.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        """Yield the buffers of all stages."""
+        for stage in self.stages:
+            yield from stage.named_buffers(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # has overloads
+        """Return the states of all stages."""
+        return {
+            name: each for stage in self.stages for name, each in stage.state_dict(*args, **kwargs).items()
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Give each stage its part of a state."""
+        for stage in self.stages:
+            stage.load_state_dict({name: state_dict[name] for name in stage.state_dict()}, *args, **kwargs)
+
+
+def _one_tensor(output: Any) -> Tensor:
+    if not isinstance(output, torch.Tensor):
+        raise ParamError(
+            f"Param model returned a {type(output).__name__}, and pipeline stages pass on one tensor. Have forward "
+            "return the tensor that the loss takes, or use shard in place of pipeline."
+        )
+    return output
+
+
+def _filled_up(tensor: Tensor, num_rows: int) -> Tensor:
+    """The tensor with its last row repeated until there are so many."""
+    missing = num_rows - len(tensor)
+    return torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing > 0 else tensor
+
+
+def _joined(parts: Sequence[Evaluation], term: LossTerm) -> Evaluation:
+    """What a module made of all small batches; without outputs on ranks that have none."""
+    if not parts:
+        return Evaluation(None, None, None, term)
+    weights = [each.weights for each in parts if each.weights is not None]
+    return Evaluation(
+        torch.cat([each.outputs.detach() for each in parts]),
+        torch.cat([each.targets for each in parts]),
+        torch.cat(weights) if weights else None,
+        term,
+    )

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import posixpath
 import shutil
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -327,8 +328,8 @@ class _Writer:
 
     def _join_indexes(self) -> None:
         with self._writing():
-            filesystem, path = self._location.filesystem, self._location.path
-            parts = [f"{path}/{_part_of_index(rank)}" for rank in range(dist.get_world_size())]
+            filesystem = self._location.filesystem
+            parts = [f"{self._location.path}/{_part_of_index(rank)}" for rank in range(dist.get_world_size())]
             weight_map: dict[str, str] = {}
             files: dict[str, Any] = {}
             total = 0
@@ -339,8 +340,8 @@ class _Writer:
                 files |= content["files"]
                 total += content["bytes"]
             metadata = {"total_size": total, "files": files}
-            self._write_text(f"{INDEX}.new", {"metadata": metadata, "weight_map": weight_map})
-            filesystem.mv(f"{path}/{INDEX}.new", f"{path}/{INDEX}")
+            index = {"metadata": metadata, "weight_map": weight_map}
+            self._location.write_whole(INDEX, json.dumps(index, indent=1, sort_keys=True).encode())
             for part in parts:
                 filesystem.rm(part)
 
@@ -480,9 +481,15 @@ def _files_of(location: Location, folder: str) -> list[str]:
         if not location.filesystem.exists(f"{location.path}/{INDEX}"):
             return [SINGLE]
         with location.filesystem.open(f"{location.path}/{INDEX}", "rb") as file:
-            return sorted(set(json.loads(file.read())["weight_map"].values()))
+            names = sorted(set(json.loads(file.read())["weight_map"].values()))
     except (OSError, ValueError, KeyError) as error:
         raise StoreError(f"The index of the weights in {folder} cannot be read: {error}") from error
+    for name in names:  # the folder may be a stranger's
+        if name != posixpath.basename(name) or name in ("", ".", ".."):
+            raise StoreError(
+                f"The index of the weights in {folder} names {name!r}, which is not a file of that folder."
+            )
+    return names
 
 
 @contextlib.contextmanager

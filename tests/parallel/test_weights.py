@@ -181,6 +181,10 @@ def check_weights_of_another_model_are_refused_before_anything_is_changed() -> N
         load_weights(flatter, folder)
     with pytest.raises(StoreError, match=r"model\.safetensors in .* cannot be read"):
         load_weights(untied(), tempfile.mkdtemp())
+    outside = Path(tempfile.mkdtemp())
+    (outside / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../other/a.safetensors"}}')
+    with pytest.raises(StoreError, match="not a file of that folder"):
+        load_weights(untied(), str(outside))
     with torch.device("meta"):
         broken = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with pytest.raises(ParamError, match="on_meta"):

@@ -19,7 +19,7 @@ from tests.run_ranks import run_ranks
 from tests.torch import hierarchical_scenes as scenes
 from tests.torch.hierarchical_scenes import BLOCK, ELEMENTS, HOSTS, Outcome
 
-PROMPTLY_S = 15.0
+PROMPTLY_S = 30.0
 """Many times what it takes on an idle machine, and far below the deadline that is not to be waited for."""
 
 

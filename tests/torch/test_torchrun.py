@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import sparkdl.torch
+from sparkdl.errors import LaunchError, ParamError
 from tests.launchers import TOOLS, run, told, write_script
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -80,10 +82,13 @@ def test_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
         ({"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost"}, "RANK, WORLD_SIZE, MASTER_PORT"),
     ],
 )
-def test_variables_that_are_missing_are_named(tmp_path: Path, given: dict[str, str], missing: str) -> None:
-    done = run([sys.executable, write_script(tmp_path, REDUCE)], cwd=tmp_path, variables=given)
-    assert done.returncode == 1
-    assert f"set, but not {missing}." in done.stderr
+def test_variables_that_are_missing_are_named(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], missing: str
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match=f"set, but not {missing}\\."):
+        sparkdl.torch.init_process_group()
 
 
 def test_torchrun_without_sparkdl_torch_is_told_what_to_import(tmp_path: Path) -> None:
@@ -95,8 +100,7 @@ def test_torchrun_without_sparkdl_torch_is_told_what_to_import(tmp_path: Path) -
     assert "import sparkdl.torch" in done.stderr
 
 
-def test_process_that_nobody_started_as_a_rank_is_told_how_to(tmp_path: Path) -> None:
-    done = run([sys.executable, write_script(tmp_path, REDUCE)], cwd=tmp_path, variables={})
-    assert done.returncode == 1
-    assert "ParamError: init_process_group found no communicator" in done.stderr
-    assert "sparkdl run" in done.stderr
+def test_process_that_nobody_started_as_a_rank_is_told_how_to() -> None:
+    with pytest.raises(ParamError, match="init_process_group found no communicator") as caught:
+        sparkdl.torch.init_process_group()
+    assert "sparkdl run" in str(caught.value)

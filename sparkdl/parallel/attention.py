@@ -15,7 +15,7 @@ backward pass of a block.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparkdl.errors import ParamError
+from sparkdl.parallel.collectives import apply
 from sparkdl.parallel.sequence import from_chunks, to_chunks
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def ring_attention(
             f"{tuple(documents.shape)}."
         )
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return _apply(_RingAttention, query, key, value, documents, group, is_causal, scale)
+    return apply(_RingAttention, query, key, value, documents, group, is_causal, scale)
 
 
 def all_to_all_attention(
@@ -108,7 +109,7 @@ def all_to_all_attention(
         )
     if repeats > 1:
         key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
-    query, key, value = (_apply(_HeadsForPositions, x, group) for x in (query, key, value))
+    query, key, value = (apply(_HeadsForPositions, x, group) for x in (query, key, value))
     mask = None
     if documents is not None:
         gathered = [torch.empty_like(documents) for _ in range(size)]
@@ -126,7 +127,7 @@ def all_to_all_attention(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    return _apply(_PositionsForHeads, output, group)
+    return apply(_PositionsForHeads, output, group)
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -454,9 +455,3 @@ def _bias(mask: Tensor | None, query: Tensor) -> Tensor | None:
         return None
     bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -math.inf)
     return bias if query.device.type == "cpu" else bias.expand(-1, query.shape[1], -1, -1)
-
-
-def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    """``function.apply``, which torch leaves untyped."""
-    output: Tensor = cast("Any", function).apply(*args)
-    return output

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from sparkdl.errors import ParamError
 from sparkdl.parallel import sequence
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention
+from sparkdl.parallel.collectives import apply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,7 +228,7 @@ class WholeSequences(nn.Module):
     def _joined(self, output: Any) -> Any:
         if isinstance(output, Tensor):
             dim = getattr(self.module, "positions_dim", 1)
-            return _apply(_Joined, output, dim, self._group) if output.ndim > dim else output
+            return apply(_Joined, output, dim, self._group) if output.ndim > dim else output
         if isinstance(output, dict):  # a Hugging Face ModelOutput is one
             for name, each in output.items():
                 output[name] = self._joined(each)
@@ -235,10 +236,6 @@ class WholeSequences(nn.Module):
         if isinstance(output, tuple | list):
             return type(output)(self._joined(each) for each in output)
         return output
-
-
-def _apply(function: Any, *args: Any) -> Any:
-    return function.apply(*args)
 
 
 def _is_sequence(value: object) -> bool:

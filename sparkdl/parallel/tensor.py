@@ -28,7 +28,7 @@ import fnmatch
 import functools
 import re
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from sparkdl.errors import ParamError
+from sparkdl.parallel.collectives import (
+    apply,
+    gather,
+    gather_summed,
+    split,
+    sum_gradient,
+    sum_of_ranks,
+    sum_scattered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -129,7 +138,7 @@ def divide(
         module.get_submodule(name).register_forward_hook(inputs.forget, always_call=True)
         if blocks is not None and name.startswith(f"{blocks}."):
             module.get_submodule(name).register_forward_pre_hook(
-                _on_sequence(lambda x: _apply(_GatherSummed, x, group, _POSITIONS)), with_kwargs=True
+                _on_sequence(lambda x: gather_summed(x, group, _POSITIONS)), with_kwargs=True
             )
     if blocks is not None:
         _divide_sequences(module.get_submodule(blocks), group)
@@ -284,7 +293,7 @@ class _SharedInputs:
         """The tensor, with a gradient that is summed over the ranks."""
         if self._last is not None and self._last[0]() is tensor:
             return self._last[1]
-        copied = _apply(_SumGradient, tensor, self._group)
+        copied = sum_gradient(tensor, self._group)
         self._last = weakref.ref(tensor), copied
         return copied
 
@@ -327,7 +336,7 @@ class _Divided:
             if self._style == "embedding_rowwise":
                 first, outside = self._own_rows(first, parts["weight"])
             elif self._style == "rowwise_split_input":
-                first = _apply(_Split, first, self._group, first.ndim - 1)
+                first = split(first, self._group, first.ndim - 1)
             elif self._style.startswith("colwise") and not self._in_parts:
                 first = self._inputs.copy_of(first)
             args = (first, *others)
@@ -337,14 +346,14 @@ class _Divided:
         finally:
             layer._parameters.update(kept)
         if outside is not None:
-            return _apply(_Sum, output.masked_fill(outside.unsqueeze(-1), 0.0), self._group)
+            return sum_of_ranks(output.masked_fill(outside.unsqueeze(-1), 0.0), self._group)
         if self._style == "colwise_gather_output":
-            return _apply(_Gather, output, self._group, output.ndim - 1)
+            return gather(output, self._group, output.ndim - 1)
         if self._style.startswith("rowwise"):
             if self._in_parts:
-                output = _apply(_SumScattered, output, self._group, _POSITIONS)
+                output = sum_scattered(output, self._group, _POSITIONS)
             else:
-                output = _apply(_Sum, output, self._group)
+                output = sum_of_ranks(output, self._group)
             return output if bias is None else output + bias
         return output
 
@@ -354,7 +363,7 @@ class _Divided:
         # Of a layer that sees other positions or other heads on each rank, or a bias that is added to such.
         if local is None or not is_summed or (self._style.startswith("rowwise") and local.ndim > 1):
             return local
-        return _apply(_SumGradient, local, self._group)
+        return sum_gradient(local, self._group)
 
     def _own_rows(self, tokens: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """The tokens' rows in this rank's part of an embedding, and which tokens have none there."""
@@ -382,14 +391,12 @@ def _blocks_of(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]]) 
 def _divide_sequences(blocks: nn.Module, group: dist.ProcessGroup) -> None:
     """Have the blocks of a model pass sequences on by parts."""
     assert isinstance(blocks, nn.ModuleList)
-    blocks[0].register_forward_pre_hook(
-        _on_sequence(lambda x: _apply(_Split, x, group, _POSITIONS)), with_kwargs=True
-    )
+    blocks[0].register_forward_pre_hook(_on_sequence(lambda x: split(x, group, _POSITIONS)), with_kwargs=True)
     blocks[-1].register_forward_hook(
         lambda _module, _args, output: (
-            (_apply(_Gather, output[0], group, _POSITIONS), *output[1:])
+            (gather(output[0], group, _POSITIONS), *output[1:])
             if isinstance(output, tuple)
-            else _apply(_Gather, output, group, _POSITIONS)
+            else gather(output, group, _POSITIONS)
         )
     )
 
@@ -403,122 +410,6 @@ def _on_sequence(change: Any) -> Any:
         return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
 
     return hook
-
-
-class _SumGradient(torch.autograd.Function):
-    """The tensor itself; its gradient is summed over the ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _summed(gradients[0], ctx.group), None
-
-
-class _Sum(torch.autograd.Function):
-    """The sum over the ranks, each of which has the whole gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.mark_dirty(tensor)
-        dist.all_reduce(tensor, group=group)
-        return tensor
-
-    @staticmethod
-    def backward(_: Any, *gradients: Any) -> Any:
-        return gradients[0], None
-
-
-class _Split(torch.autograd.Function):
-    """This rank's part along a dimension; gradients are gathered."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _part(tensor, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _gathered(gradients[0], ctx.group, ctx.dim), None, None
-
-
-class _Gather(torch.autograd.Function):
-    """The parts of all ranks joined; each rank has the whole gradient and keeps its part."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _gathered(tensor, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _part(gradients[0], ctx.group, ctx.dim), None, None
-
-
-class _GatherSummed(torch.autograd.Function):
-    """The parts of all ranks joined; each rank has a share of the gradient, whose sum is scattered."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _gathered(tensor, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _scattered(gradients[0], ctx.group, ctx.dim), None, None
-
-
-class _SumScattered(torch.autograd.Function):
-    """This rank's part of the sum over the ranks; gradients are gathered."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _scattered(tensor, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _gathered(gradients[0], ctx.group, ctx.dim), None, None
-
-
-def _summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    tensor = tensor.contiguous().clone()
-    dist.all_reduce(tensor, group=group)
-    return tensor
-
-
-def _check_divides(tensor: Tensor, size: int, dim: int) -> None:
-    if tensor.shape[dim] % size:
-        raise ParamError(
-            f"{size} tensor-parallel ranks cannot divide a tensor of shape {tuple(tensor.shape)} along dimension "
-            f"{dim}. Use a length that is a multiple of {size}."
-        )
-
-
-def _part(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    size = dist.get_world_size(group)
-    _check_divides(tensor, size, dim)
-    return tensor.chunk(size, dim)[dist.get_rank(group)].contiguous()
-
-
-def _gathered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    size = dist.get_world_size(group)
-    moved = tensor.movedim(dim, 0).contiguous()
-    whole = moved.new_empty((size * moved.shape[0], *moved.shape[1:]))
-    dist.all_gather_into_tensor(whole, moved, group=group)
-    return whole.movedim(0, dim)
-
-
-def _scattered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    size = dist.get_world_size(group)
-    _check_divides(tensor, size, dim)
-    moved = tensor.movedim(dim, 0).contiguous()
-    part = moved.new_empty((moved.shape[0] // size, *moved.shape[1:]))
-    dist.reduce_scatter_tensor(part, moved, group=group)
-    return part.movedim(0, dim)
 
 
 def cross_entropy(
@@ -536,7 +427,7 @@ def cross_entropy(
         A scalar of at least float32, the same on all ranks, with gradients; NaN if no position counts, as in torch.
     """
     flat = logits.reshape(-1, logits.shape[-1])
-    losses = _apply(_DividedCrossEntropy, flat, labels.reshape(-1), group, ignore_index)
+    losses = apply(_DividedCrossEntropy, flat, labels.reshape(-1), group, ignore_index)
     return losses.sum() / (labels != ignore_index).sum()
 
 
@@ -568,9 +459,3 @@ class _DividedCrossEntropy(torch.autograd.Function):
         gradient.scatter_add_(-1, own.unsqueeze(-1), -is_here.to(gradient.dtype).unsqueeze(-1))
         gradient.mul_((gradients[0] * counts).unsqueeze(-1))
         return gradient.to(ctx.dtype), None, None, None
-
-
-def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    """``function.apply``, which torch leaves untyped."""
-    output: Tensor = cast("Any", function).apply(*args)
-    return output

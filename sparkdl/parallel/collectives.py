@@ -1,0 +1,155 @@
+"""Collectives with gradients: sums, splits and gathers along a dimension, over the ranks of a group.
+
+Which of two is right depends on what the ranks have of the gradient: the whole of it, or a share, and it is their sum.
+Source: M. Shoeybi et al., "Megatron-LM" (2019), for the pairs of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparkdl.errors import ParamError
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    """``function.apply``, which torch leaves untyped."""
+    output: Tensor = cast("Any", function).apply(*args)
+    return output
+
+
+def sum_gradient(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The tensor itself; its gradient is summed over the ranks."""
+    return apply(_SumGradient, tensor, group)
+
+
+def sum_of_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over the ranks, written over the tensor; each rank has the whole gradient."""
+    return apply(_Sum, tensor, group)
+
+
+def split(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    """This rank's part along a dimension; gradients are gathered."""
+    return apply(_Split, tensor, group, dim)
+
+
+def gather(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    """The parts of all ranks joined; each rank has the whole gradient and keeps its part."""
+    return apply(_Gather, tensor, group, dim)
+
+
+def gather_summed(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    """The parts of all ranks joined; each rank has a share of the gradient, whose sum is scattered."""
+    return apply(_GatherSummed, tensor, group, dim)
+
+
+def sum_scattered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    """This rank's part of the sum over the ranks; gradients are gathered."""
+    return apply(_SumScattered, tensor, group, dim)
+
+
+class _SumGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _summed(gradients[0], ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.mark_dirty(tensor)
+        dist.all_reduce(tensor, group=group)
+        return tensor
+
+    @staticmethod
+    def backward(_: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _part(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _gathered(gradients[0], ctx.group, ctx.dim), None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _gathered(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _part(gradients[0], ctx.group, ctx.dim), None, None
+
+
+class _GatherSummed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _gathered(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _scattered(gradients[0], ctx.group, ctx.dim), None, None
+
+
+class _SumScattered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _scattered(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _gathered(gradients[0], ctx.group, ctx.dim), None, None
+
+
+def _summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    tensor = tensor.contiguous().clone()
+    dist.all_reduce(tensor, group=group)
+    return tensor
+
+
+def _check_divides(tensor: Tensor, size: int, dim: int) -> None:
+    if tensor.shape[dim] % size:
+        raise ParamError(
+            f"{size} tensor-parallel ranks cannot divide a tensor of shape {tuple(tensor.shape)} along dimension "
+            f"{dim}. Use a length that is a multiple of {size}."
+        )
+
+
+def _part(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    size = dist.get_world_size(group)
+    _check_divides(tensor, size, dim)
+    return tensor.chunk(size, dim)[dist.get_rank(group)].contiguous()
+
+
+def _gathered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    size = dist.get_world_size(group)
+    moved = tensor.movedim(dim, 0).contiguous()
+    whole = moved.new_empty((size * moved.shape[0], *moved.shape[1:]))
+    dist.all_gather_into_tensor(whole, moved, group=group)
+    return whole.movedim(0, dim)
+
+
+def _scattered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    size = dist.get_world_size(group)
+    _check_divides(tensor, size, dim)
+    moved = tensor.movedim(dim, 0).contiguous()
+    part = moved.new_empty((moved.shape[0] // size, *moved.shape[1:]))
+    dist.reduce_scatter_tensor(part, moved, group=group)
+    return part.movedim(0, dim)

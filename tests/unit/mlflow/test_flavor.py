@@ -396,29 +396,30 @@ def test_a_model_predicts_in_a_process_without_sparkdl(carried, tmp_path):
 
 
 STRANGER = """
-import sys
+import os, sys
 import mlflow
-if sys.argv[2] == "imported":
-    import sparkdl
-try:
-    print(type(mlflow.pyfunc.load_model(sys.argv[1])._model_impl).__module__)
-except ImportError as error:
-    print(error)
+for state in ("installed", "imported"):
+    if os.fork() == 0:
+        if state == "imported":
+            import sparkdl
+        try:
+            print(type(mlflow.pyfunc.load_model(sys.argv[1])._model_impl).__module__, flush=True)
+        except ImportError as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
-@pytest.mark.parametrize("state", ["imported", "installed"])
-def test_another_package_of_the_name_is_not_taken_for_sparkdl(carried, tmp_path, state):
+def test_another_package_of_the_name_is_not_taken_for_sparkdl(carried, tmp_path):
     path, python = carried
     package = tmp_path / "sparkdl"
     package.mkdir()
     (package / "__init__.py").write_text("class HorovodRunner:\n    pass\n")
-    (told,) = run_python(python, STRANGER, path, state, path=tmp_path)
-    if state == "installed":
-        assert told == "sparkdl.mlflow.pyfunc"
-        return
-    assert f"has imported another project's package of that name from {package}" in told
-    assert "pip uninstall sparkdl" in told
+    installed, imported = run_python(python, STRANGER, path, path=tmp_path)
+    assert installed == "sparkdl.mlflow.pyfunc"
+    assert f"has imported another project's package of that name from {package}" in imported
+    assert "pip uninstall sparkdl" in imported
 
 
 def test_the_installed_sparkdl_is_used_before_the_carried_one(saved):

@@ -136,12 +136,14 @@ def merged(decoder: Any) -> nn.Module:
         for layer in decoder.modules():
             if not hasattr(layer, "get_delta_weight"):
                 continue
-            weight = layer.base_layer.weight
+            # The weights of several experts are one parameter, which has a name of its own.
+            owner, name = layer.get_base_layer(), getattr(layer, "parameter_name", "weight")
+            weight = getattr(owner, name)
             for adapter in layer.active_adapters:
                 weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
             with path.open("wb") as file:
                 write_weights({"weight": weight}, file)
-            layer.base_layer.weight = nn.Parameter(map_weights(path)["weight"], requires_grad=False)
+            setattr(owner, name, nn.Parameter(map_weights(path)["weight"], requires_grad=False))
             path.unlink()  # what is mapped outlives the name
     plain: nn.Module = decoder.unload()
     return plain

@@ -80,6 +80,29 @@ def test_a_folder_with_adapters_is_saved_with_them_in_its_weights(tokenizer, tmp
     )
 
 
+def test_adapters_of_experts_are_merged_into_the_weights_of_all_of_them(tokenizer, tmp_path):
+    pytest.importorskip("peft")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.MixtralConfig(
+        vocab_size=tokenizer.num_tokens, num_key_value_heads=2, num_local_experts=2, **sizes
+    )
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.library_tokenizer, eos_token="<|end|>"
+    ).save_pretrained(tmp_path)
+    _, adapted = load_language_folder(str(tmp_path), lora_rank=2, seed=0)
+    adapters = [weight for name, weight in adapted.named_parameters() if ".lora_B." in name]
+    tokens = torch.tensor([[5, 6, 7]])
+    with torch.inference_mode():
+        before = adapted.eval()(input_ids=tokens).logits
+        for weight in adapters:
+            torch.nn.init.normal_(weight)
+        expected = adapted(input_ids=tokens).logits
+        found = merged(adapted)(input_ids=tokens).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(before, expected, atol=1e-3)
+
+
 @pytest.mark.slow
 def test_adapters_are_merged_into_mapped_files_and_not_into_memory(tmp_path):
     peft = pytest.importorskip("peft")

@@ -56,6 +56,8 @@ class HashingFile:
 
 _CHUNK_BYTES = 4 << 20
 _LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000
+"""As the library has it: other files would have it take in any number of bytes."""
 _ALIGNMENT = 64
 """Of the first tensor in the file, and thereby in memory that it is mapped into; the fastest kernels want it."""
 
@@ -142,6 +144,8 @@ def read_header(file: IO[bytes]) -> dict[str, StoredTensor]:
         SavedModelError: if it is another kind of file.
     """
     size = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if size > _MAX_HEADER_BYTES:
+        raise SavedModelError(f"This is no file of weights: its header would have {size} bytes.")
     try:
         header = json.loads(file.read(size))
         stored = {
@@ -153,7 +157,7 @@ def read_header(file: IO[bytes]) -> dict[str, StoredTensor]:
             for name, entry in header.items()
             if name != "__metadata__"
         }
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise SavedModelError(f"This is no file of weights: {type(error).__name__}: {error}") from error
     return dict(sorted(stored.items(), key=lambda item: item[1].begin))
 

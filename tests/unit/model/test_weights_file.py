@@ -133,3 +133,11 @@ def test_a_dtype_that_no_file_of_weights_holds_is_named() -> None:
         SerializationError, match="'x' has the dtype torch.complex64, which files of weights cannot"
     ):
         write_weights({"x": torch.zeros(2, dtype=torch.complex64)}, io.BytesIO())
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff" * 64, b"PK\x03\x04\x14\0\0\0" * 8, (2).to_bytes(8, "little") + b"[]"]
+)
+def test_another_kind_of_file_is_refused_without_memory_for_what_it_claims(content: bytes) -> None:
+    with pytest.raises(SavedModelError, match="This is no file of weights"):
+        read_header(io.BytesIO(content))

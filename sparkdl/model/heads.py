@@ -111,7 +111,7 @@ def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
         if not found and len(names) == 1:
             tensors = {name: each for name, each in outputs.items() if isinstance(each, Tensor)}
             only = next(iter(tensors.values())) if len(tensors) == 1 else None
-            found = {names[0]: tensors.get("logits", only)}
+            found = {names[0]: outputs.get("logits", only)}
     elif isinstance(outputs, tuple | list):
         found = dict(zip(names, outputs, strict=False)) if len(outputs) == len(names) else {}
     else:

@@ -31,7 +31,9 @@ def test_a_model_output_of_transformers_gives_its_logits():
     assert output_of_each(found, ["digit"])["digit"] is ONE
 
 
-@pytest.mark.parametrize("outputs", [{"a": ONE, "b": TWO}, (ONE, TWO), {}, None])
+@pytest.mark.parametrize(
+    "outputs", [{"a": ONE, "b": TWO}, {"logits": (ONE,), "hidden": TWO}, (ONE, TWO), {}, None]
+)
 def test_outputs_of_which_several_could_be_meant_are_refused(outputs):
     with pytest.raises(ParamError, match="must return a tensor with one entry per row"):
         output_of_each(outputs, ["digit"])

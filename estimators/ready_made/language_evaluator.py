@@ -71,4 +71,7 @@ class PerplexityEvaluator(Evaluator, DefaultParamsReadable[Any], DefaultParamsWr
             row = sums.collect()[0]
         if not row["count"]:
             raise DataError("No text has two tokens, so there is no perplexity.")
-        return math.exp(-row["sum"] / row["count"])
+        try:
+            return math.exp(-row["sum"] / row["count"])
+        except OverflowError:  # of a model that is of no use
+            return math.inf

@@ -8,7 +8,7 @@ import mlflow
 import pytest
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators import LanguageModel, LanguageModelModel
+from sparkdl.estimators import LanguageModel, LanguageModelModel, PerplexityEvaluator
 
 SENTENCE = "the cat number {} sat on the mat and looked at the dog."
 
@@ -198,3 +198,16 @@ def test_what_cannot_be_learned_is_refused(spark, texts, tmp_path):
         make(tmp_path, vocabularySize=None, embeddingSize=None, numLayers=None, pretrained=str(tmp_path)).fit(
             texts
         )
+
+
+@pytest.mark.any_spark_will_do
+def test_a_perplexity_above_all_numbers_is_infinite(spark):
+    def perplexity(*rows):
+        return PerplexityEvaluator().evaluate(
+            spark.createDataFrame([(row,) for row in rows], "prediction array<float>")
+        )
+
+    assert perplexity([-4.0, 2.0], None, [0.0, 0.0], [-6.0, 3.0]) == pytest.approx(math.exp(2))
+    assert perplexity([-1e6, 2.0]) == math.inf
+    with pytest.raises(DataError, match="no perplexity"):
+        perplexity([0.0, 0.0])

@@ -86,10 +86,10 @@ def beginning_of_folder(
         else:
             return tokenizer, Beginning(network=network, weights=folder)
     logger.warning(
-        "The driver reads the whole model in %s, as ranks cannot read their parts of it: %s. A folder that "
+        "The driver reads the whole model in %s, as ranks cannot read their parts of it: %s A folder that "
         "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(other) has written may do.",
         folder,
-        reason.rstrip("."),
+        reason if reason.endswith((".", "?")) else f"{reason}.",
     )
     tokenizer, whole = load_language_folder(folder, lora_rank=lora_rank, seed=seed)
     return tokenizer, Beginning(network=LanguageNetwork(whole), weights=None)

@@ -13,7 +13,8 @@ import json
 import os
 import posixpath
 import shutil
-from collections import defaultdict
+import threading
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,23 +43,50 @@ _COPIED_BYTES = 4 << 20
 
 @contextlib.contextmanager
 def on_meta() -> Iterator[None]:
-    """Inside, modules that are made have their parameters on the meta device; buffers have their values.
+    """Inside, modules that this thread makes have parameters on the meta device; buffers have their values.
 
     Unlike inside of ``torch.device("meta")``, tables that a constructor computes stay right.
     """
-    kind: Any = nn.Module
-    register = kind.register_parameter
-
-    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:
-            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
-        register(module, name, param)
-
-    kind.register_parameter = register_on_meta
+    _on_meta.enter()
     try:
         yield
     finally:
-        kind.register_parameter = register
+        _on_meta.leave()
+
+
+class _OnMeta:
+    """Replaces ``nn.Module.register_parameter`` while threads are inside of :func:`on_meta`, for those threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside: Counter[int] = Counter()
+        self._register: Any = None
+
+    def enter(self) -> None:
+        kind: Any = nn.Module
+        with self._lock:
+            if not self._inside:
+                self._register = kind.register_parameter
+                kind.register_parameter = self._replacement(self._register)
+            self._inside[threading.get_ident()] += 1
+
+    def leave(self) -> None:
+        kind: Any = nn.Module
+        with self._lock:
+            self._inside -= Counter([threading.get_ident()])  # drops those that are at zero
+            if not self._inside:
+                kind.register_parameter = self._register
+
+    def _replacement(self, register: Any) -> Any:
+        def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+            if threading.get_ident() in self._inside and param is not None and not param.is_meta:
+                param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+            register(module, name, param)
+
+        return register_on_meta
+
+
+_on_meta = _OnMeta()
 
 
 def draw_weights(module: nn.Module | Sequence[nn.Module], *, seed: int, device: str = "cpu") -> None:
@@ -156,7 +184,7 @@ def copy_weights(folder: str, target: str) -> None:
     """
     source, there = open_location(folder), open_location(target)
     names = _files_of(source, folder)
-    if source.filesystem.exists(f"{source.path}/{INDEX}"):
+    if names != [SINGLE]:
         names.append(INDEX)
     there.make_folder()
     for name in names:
@@ -481,14 +509,20 @@ def _files_of(location: Location, folder: str) -> list[str]:
         if not location.filesystem.exists(f"{location.path}/{INDEX}"):
             return [SINGLE]
         with location.filesystem.open(f"{location.path}/{INDEX}", "rb") as file:
-            names = sorted(set(json.loads(file.read())["weight_map"].values()))
-    except (OSError, ValueError, KeyError) as error:
+            names: list[str] = sorted(set(json.loads(file.read())["weight_map"].values()))
+        has_single = SINGLE not in names and location.filesystem.exists(f"{location.path}/{SINGLE}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"The index of the weights in {folder} cannot be read: {error}") from error
     for name in names:  # the folder may be a stranger's
-        if name != posixpath.basename(name) or name in ("", ".", ".."):
+        if not isinstance(name, str) or name != posixpath.basename(name) or name in ("", ".", ".."):
             raise StoreError(
                 f"The index of the weights in {folder} names {name!r}, which is not a file of that folder."
             )
+    if has_single:
+        raise StoreError(
+            f"The folder {folder} holds {SINGLE}, and also {INDEX}, which names other files. Remove the weights that "
+            "are not those of the model."
+        )
     return names
 
 

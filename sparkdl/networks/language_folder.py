@@ -109,6 +109,8 @@ def why_converted(folder: str) -> str | None:
         ) from error
     if getattr(config, "quantization_config", None) is not None:
         return "its weights are quantized"
+    if getattr(config, "transformers_weights", None) is not None:
+        return "its configuration names the file of its weights"
     if getattr(config, "dtype", None) is None:
         return "its configuration does not name the dtype of the weights"
     try:

@@ -111,8 +111,15 @@ def test_a_folder_with_more_weights_than_the_model_is_read_whole_and_a_warning_s
         assert torch.equal(beginning.network.decoder.get_parameter(name), weight)
 
 
-def test_a_folder_whose_weights_are_quantized_is_not_read_in_parts(folder):
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"transformers_weights": "other.safetensors"}, "names the file"),
+    ],
+)
+def test_a_folder_whose_configuration_has_weights_read_otherwise_is_not_read_in_parts(folder, change, reason):
     file = Path(folder) / "config.json"
     assert why_converted(folder) is None
-    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": {"bits": 4}}))
-    assert "quantized" in why_converted(folder)
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    assert reason in why_converted(folder)

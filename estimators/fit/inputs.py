@@ -317,10 +317,11 @@ def _check_precision(params: _TorchEstimatorParams) -> None:
             "Param precision is 'float8', which CPUs do not have: it takes GPUs of compute capability 8.9 or newer. "
             "Set gpusPerWorker to 1, or use 'bfloat16'."
         )
-    others = {dtype_name(parameter.dtype) for parameter in params.getModel().parameters()} - {"float32"}
+    trained = (each for each in params.getModel().parameters() if each.requires_grad)
+    others = {dtype_name(parameter.dtype) for parameter in trained} - {"float32"}
     if precision != "float32" and others:
         raise ParamError(
-            f"Param precision is {precision}, which needs weights of float32; the model has "
+            f"Param precision is {precision}, which needs trained weights of float32; the model has "
             f"{', '.join(sorted(others))}. Call model.float(), or leave precision at 'float32'."
         )
 

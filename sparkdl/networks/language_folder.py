@@ -41,6 +41,8 @@ def load_language_folder(
 ) -> tuple[FolderTokenizer, nn.Module]:
     """Return the tokenizer and the model of a folder, with adapters if a rank is given.
 
+    What is trained is float32: the model, or the adapters of a model that keeps the dtype of its folder.
+
     Args:
         folder: a local one.
         lora_rank: rank of the adapters (LoRA) that are trained in place of the weights; None for none.
@@ -79,7 +81,8 @@ def load_language_folder(
     # Packed rows keep their texts apart by masks, which this implementation of all models takes.
     model.set_attn_implementation("sdpa")
     if lora_rank is None:
-        return found, model
+        # Most folders hold bfloat16, in which the small steps of an optimizer are lost.
+        return found, model.float()
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:

@@ -11,7 +11,7 @@ from sparkdl.model.weights_file import map_weights, num_bytes, write_weights
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.language import Generation, LanguageNetwork, TokenNumbers, learn_tokenizer, logits_of
 from sparkdl.networks.language_folder import load_language_folder, merged
-from sparkdl.parallel import on_meta
+from sparkdl.parallel import load_weights, on_meta
 from tests.memory_watch import memory_watched
 
 transformers = pytest.importorskip("transformers")
@@ -56,6 +56,24 @@ def test_a_decoder_is_saved_as_a_llama_with_the_same_logits(tokenizer, tmp_path,
     found, again = load_language_folder(str(tmp_path / "folder"), lora_rank=None, seed=0)
     assert found.num_tokens == tokenizer.num_tokens
     assert LanguageNetwork(again)(tokens, torch.zeros_like(tokens)).shape == (1, 320, tokens.shape[1])
+
+
+@pytest.mark.parametrize("without_weights", [None, on_meta])
+def test_what_is_trained_of_a_folder_of_bfloat16_is_float32(tokenizer, tmp_path, without_weights):
+    pytest.importorskip("peft")
+    decoder = Decoder(DecoderSizes(vocabulary=320, width=32, layers=1, heads=2)).bfloat16()
+    model_of(decoder, tokenizer).save_pretrained(tmp_path / "folder")
+    folder = str(tmp_path / "folder")
+    stored = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert stored.dtype == torch.bfloat16
+    _, whole = load_language_folder(folder, lora_rank=None, seed=0, without_weights=without_weights)
+    if without_weights is not None:
+        load_weights(whole, folder)
+    for name, weight in whole.named_parameters():
+        assert torch.equal(weight, stored.get_parameter(name).float()), name
+    _, adapted = load_language_folder(folder, lora_rank=2, seed=0, without_weights=without_weights)
+    dtypes = {(each.requires_grad, each.dtype) for each in adapted.parameters()}
+    assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
 
 
 def test_a_folder_with_adapters_is_saved_with_them_in_its_weights(tokenizer, tmp_path):

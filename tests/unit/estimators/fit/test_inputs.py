@@ -135,7 +135,7 @@ REFUSED = {
     ),
     "weights of another precision": (
         {"model": make_model().double(), "precision": "bfloat16"},
-        "Param precision is bfloat16, which needs weights of float32; the model has float64",
+        "Param precision is bfloat16, which needs trained weights of float32; the model has float64",
     ),
     "sparse gradients on several workers": (
         {"model": Embedded(), "numWorkers": 2},

@@ -24,8 +24,8 @@ def make_net(hidden):
 """
 
 
-def make(folder: Path, *arguments: str):
-    (text,) = re.findall(r"```yaml\n(.*?)```", DOCS, flags=re.DOTALL)
+def make(folder: Path, *arguments: str, number: int = 0):
+    text = re.findall(r"```yaml\n(.*?)```", DOCS, flags=re.DOTALL)[number]
     (folder / "my_models.py").write_text(NETS)
     (folder / "job.yaml").write_text(text)
     job = read_job(folder / "job.yaml", [read_override(each) for each in arguments])
@@ -37,6 +37,12 @@ def test_the_job_of_the_docs_is_one(tmp_path):
     estimator = make(tmp_path)
     assert estimator.getModel()[0].out_features == 64
     assert estimator.getEpochs() == 10
+
+
+def test_the_job_to_try_is_one(tmp_path):
+    estimator = make(tmp_path, number=1)
+    assert type(estimator).__name__ == "TorchClassifier"
+    assert estimator.getFeaturesCol() == "x"
 
 
 def test_every_key_is_in_the_docs():

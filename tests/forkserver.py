@@ -25,6 +25,9 @@ ALWAYS_PRELOADED = ("numpy",)
 WITH_TORCH = ("torch.distributed", "torch._dynamo")
 """What is imported with torch; the last one by the first optimizer that a process makes."""
 
+OF_A_FIT = "sparkdl.data.petastorm.reader"
+"""What :func:`sparkdl.training.trainer.train` imports when it reads the first rows, pandas among it."""
+
 NOT_PRELOADED = "tests.gpu."
 """How the names of modules begin that count GPUs when they are imported, after which no fork can use one."""
 
@@ -194,6 +197,8 @@ def _preload(modules: Sequence[str]) -> None:
     if "torch" in sys.modules:
         for name in WITH_TORCH:
             importlib.import_module(name)
+    if "sparkdl.training.trainer" in sys.modules:
+        importlib.import_module(OF_A_FIT)
     gc.freeze()  # the collector of a fork need not look at, and thereby copy, what all forks share
 
 

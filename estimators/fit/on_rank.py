@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from sparkdl.training.history import EpochRecord
 
 
-IMPORTED_FIRST = (__name__, "torch._dynamo")
+IMPORTED_FIRST = (
+    __name__,
+    "sparkdl.training.trainer",
+    "sparkdl.estimators.fit.host_watch",
+    "sparkdl.data.petastorm.reader",
+    "torch._dynamo",
+)
 """Modules that every fit needs; the last one is imported by the first optimizer of a process."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 
@@ -20,8 +21,6 @@ def decoder(sizes: DecoderSizes = SIZES) -> Decoder:
 
 
 def llama(**changes: int) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(11)
     sizes = {
         "vocab_size": 32,
@@ -38,8 +37,6 @@ def llama(**changes: int) -> nn.Module:
 
 def gpt2() -> nn.Module:
     """Transformers carries no plan of tensor or pipeline parallelism for it."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     torch.manual_seed(11)
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return GPT2LMHeadModel(

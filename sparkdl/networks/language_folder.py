@@ -81,6 +81,10 @@ def load_language_folder(
     # Packed rows keep their texts apart by masks, which this implementation of all models takes.
     model.set_attn_implementation("sdpa")
     if lora_rank is None:
+        if getattr(model.config, "quantization_config", None) is not None:
+            raise ParamError(
+                f"The weights in {folder!r} are quantized, and only adapters over them can be trained. Set loraRank."
+            )
         # Most folders hold bfloat16, in which the small steps of an optimizer are lost.
         return found, model.float()
     try:

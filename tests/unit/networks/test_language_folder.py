@@ -76,6 +76,16 @@ def test_what_is_trained_of_a_folder_of_bfloat16_is_float32(tokenizer, tmp_path,
     assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
 
 
+def test_quantized_weights_are_not_trained_without_adapters(tokenizer, tmp_path, monkeypatch):
+    decoder = Decoder(DecoderSizes(vocabulary=320, width=32, layers=1, heads=2))
+    model_of(decoder, tokenizer).save_pretrained(tmp_path / "folder")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    model.config.quantization_config = {"quant_method": "any"}
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: model)
+    with pytest.raises(ParamError, match="quantized.*Set loraRank"):
+        load_language_folder(str(tmp_path / "folder"), lora_rank=None, seed=0)
+
+
 def test_a_folder_with_adapters_is_saved_with_them_in_its_weights(tokenizer, tmp_path):
     pytest.importorskip("peft")
     decoder = Decoder(DecoderSizes(vocabulary=320, width=32, layers=1, heads=2))

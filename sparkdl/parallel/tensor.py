@@ -28,6 +28,7 @@ import fnmatch
 import functools
 import re
 import weakref
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -124,14 +125,18 @@ def divide(
     blocks = _blocks_of(module, divided) if sequence else None
     group = mesh.get_group()
     tied = _tied_parameters(module)
-    inputs = _SharedInputs(group)
+    inputs, alike = _SharedInputs(group), _Alike(group)
+    with_whole_features = _modules_with_whole_features(divided)
     for name, layer in list(module.named_modules()):
         if not layer._parameters and name not in divided:
             continue
         in_parts = blocks is not None and name.startswith(f"{blocks}.")
-        style = divided[name][1] if name in divided else "replicated" if in_parts else "whole"
+        if name in divided:
+            style = divided[name][1]
+        else:
+            style = "replicated" if in_parts and not name.startswith(tuple(with_whole_features)) else "whole"
         _place_parameters(layer, style, mesh)
-        _Divided(style, group, inputs, in_parts=in_parts).attach(layer)
+        _Divided(name, style, group, inputs, alike, in_parts=in_parts).attach(layer)
     _tie_again(module, tied)
     parents = {name.rpartition(".")[0] for name, (_, style) in divided.items() if style.startswith("colwise")}
     for name in parents:
@@ -219,6 +224,12 @@ def _check(name: str, layer: nn.Module, style: str, size: int) -> None:
         )
     if isinstance(layer, nn.Embedding):
         length, what = layer.num_embeddings, "rows"
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(layer, option):
+                raise ParamError(
+                    f"{name!r} is an embedding with {option}={getattr(layer, option)!r}, which cannot be computed from "
+                    f"a part of its rows. Make it without {option}, or leave it out of the plan."
+                )
     elif isinstance(layer, nn.Linear):
         length, what = (
             (layer.out_features, "output features")
@@ -234,15 +245,37 @@ def _check(name: str, layer: nn.Module, style: str, size: int) -> None:
 
 def _check_heads(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]], size: int) -> None:
     """Check that ranks get whole attention heads, where the model says how many it has."""
-    config = getattr(module, "config", None)
-    for attribute in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(config, attribute, None)
-        if isinstance(heads, int) and heads % size:
-            name = next((name for name, (_, style) in divided.items() if style == "colwise"), "")
-            raise ParamError(
-                f"The model has {attribute} = {heads}, which {size} tensor-parallel ranks cannot divide ({name!r} "
-                f"would be cut inside a head). Use a tensor size that divides {heads}."
-            )
+    for prefix, config in _head_counts(module):
+        name = next(
+            (name for name, (_, style) in divided.items() if style == "colwise" and name.startswith(prefix)),
+            None,
+        )
+        if name is None:
+            continue
+        for attribute, heads in config.items():
+            if heads % size:
+                raise ParamError(
+                    f"The model has {attribute} = {heads}, which {size} tensor-parallel ranks cannot divide ({name!r} "
+                    f"would be cut inside a head). Use a tensor size that divides {heads}."
+                )
+
+
+def _head_counts(module: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
+    """The prefixes of modules that say how many attention heads they have, and the counts by attribute.
+
+    Models of Hugging Face have a ``config``, decoders of sparkdl ``sizes``.
+    """
+    for name, each in module.named_modules():
+        for holder, attributes in (
+            ("config", ("num_attention_heads", "num_key_value_heads")),
+            ("sizes", ("heads", "key_heads")),
+        ):
+            found = {
+                attribute: getattr(getattr(each, holder, None), attribute, None) for attribute in attributes
+            }
+            counts = {attribute: heads for attribute, heads in found.items() if isinstance(heads, int)}
+            if counts:
+                yield f"{name}." if name else "", counts
 
 
 def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh) -> None:
@@ -302,22 +335,115 @@ class _SharedInputs:
         self._last = None
 
 
+class _Alike:
+    """Checks in the first step that what every rank has whole is equal on all of them.
+
+    These are the inputs of divided layers, and the gradients of parameters of layers that the plan does not name. Ranks
+    would train models of their own without a word where rows or random numbers differ, or where a layer between divided
+    ones is left out of the plan.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._sums: dict[str, Tensor] = {}
+        self._inputs_of: set[str] = set()
+        self._has_gradients = False
+
+    def check_input(self, layer: str, tensor: Tensor) -> None:
+        """Compare what a layer takes, the first time.
+
+        Raises:
+            ParamError: if the ranks take something else.
+        """
+        if layer in self._inputs_of:
+            return
+        self._inputs_of.add(layer)
+        if self._differing(_sums_of(tensor.detach())[None])[0]:
+            raise ParamError(
+                f"The tensor-parallel ranks gave different inputs to the divided layer {layer!r}. Give the ranks of a "
+                "tensor group the same rows, and the same random numbers for dropout."
+            )
+
+    def watch_gradients(self, layer: str, parameters: Mapping[str, Tensor | None]) -> None:
+        """Compare the gradients of a layer's parameters at the end of the first backward pass."""
+        if self._has_gradients:
+            return
+        for name, parameter in parameters.items():
+            if parameter is not None and parameter.requires_grad and not parameter.is_leaf:
+                parameter.register_hook(  # type: ignore[no-untyped-call]  # of torch
+                    functools.partial(self._note, f"{layer}.{name}" if layer else name)
+                )
+
+    def _note(self, name: str, gradient: Tensor) -> None:
+        if self._has_gradients:
+            return
+        if not self._sums:
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._compare_gradients)
+        sums = _sums_of(gradient)
+        self._sums[name] = self._sums[name] + sums if name in self._sums else sums
+
+    def _compare_gradients(self) -> None:
+        self._has_gradients = True
+        names = sorted(self._sums)
+        differs = self._differing(torch.stack([self._sums.pop(name) for name in names]))
+        wrong = [name for name, is_wrong in zip(names, differs, strict=True) if is_wrong]
+        if wrong:
+            raise ParamError(
+                f"Every tensor-parallel rank has {wrong[0]!r} whole, and the ranks computed different gradients of it. "
+                "If its layer works on the features or heads of divided layers, name it in the plan as 'replicated'. "
+                "Otherwise give the ranks of a tensor group the same random numbers for dropout."
+            )
+
+    def _differing(self, sums: Tensor) -> list[bool]:
+        """Which rows, of :func:`_sums_of`, are not the same on all ranks."""
+        extremes = torch.stack([sums, -sums])
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
+        highest, lowest = extremes[0], -extremes[1]
+        # Processors of other kinds may round in another way.
+        differs: list[bool] = ((highest - lowest).amax(dim=1) > _MOST_DIFFERENCE * highest[:, 1]).tolist()
+        return differs
+
+
+_MOST_DIFFERENCE = 0.01
+"""Between the sums of a tensor on two ranks, as a share of the sum of its absolute values."""
+
+
+def _sums_of(tensor: Tensor) -> Tensor:
+    """The sum of a tensor with signs that change, and that of its absolute values."""
+    flat = tensor.flatten() if tensor.is_floating_point() else tensor.flatten().double()
+    double = torch.float64
+    alternating = flat[::2].sum(dtype=double) - flat[1::2].sum(dtype=double)
+    return torch.stack([alternating, torch.linalg.vector_norm(flat, 1, dtype=double)])
+
+
 class _Divided:
     """Has a layer compute with this rank's part of its parameters, between the exchanges that its style needs.
 
     Args:
+        name: of the layer.
         style: of the plan, or ``whole`` for a layer that it does not name.
         group: the tensor-parallel ranks.
         inputs: shared by the layers that may take the same tensor.
+        alike: checks what every rank has whole.
         in_parts: the layer lies where sequences are divided.
     """
 
     def __init__(
-        self, style: str, group: dist.ProcessGroup, inputs: _SharedInputs, *, in_parts: bool
+        self,
+        name: str,
+        style: str,
+        group: dist.ProcessGroup,
+        inputs: _SharedInputs,
+        alike: _Alike,
+        *,
+        in_parts: bool,
     ) -> None:
+        self._name = name
         self._style = style
         self._group = group
         self._inputs = inputs
+        self._alike = alike
         self._in_parts = in_parts
         self._rank = dist.get_rank(group)
 
@@ -328,11 +454,15 @@ class _Divided:
     def _forward(self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
         kept = dict(layer._parameters)
         parts = {name: self._part_of(parameter) for name, parameter in kept.items()}
+        if self._style == "whole":
+            self._alike.watch_gradients(self._name, parts)
         bias = outside = None
         if self._style.startswith("rowwise"):
             bias, parts["bias"] = parts.get("bias"), None  # added once, after the sum over ranks
         if self._style not in ("whole", "replicated"):
             first, *others = args or (kwargs.pop(next(iter(kwargs))),)
+            if self._style != "rowwise":
+                self._alike.check_input(self._name, first)
             if self._style == "embedding_rowwise":
                 first, outside = self._own_rows(first, parts["weight"])
             elif self._style == "rowwise_split_input":
@@ -342,11 +472,18 @@ class _Divided:
             args = (first, *others)
         layer._parameters.update(parts)  # type: ignore[arg-type]  # what it computes with meanwhile
         try:
-            output = forward(*args, **kwargs)
+            with self._own_padding(layer) if outside is not None else nullcontext():
+                output = forward(*args, **kwargs)
         finally:
             layer._parameters.update(kept)
         if outside is not None:
-            return sum_of_ranks(output.masked_fill(outside.unsqueeze(-1), 0.0), self._group)
+            output = output.masked_fill(outside.unsqueeze(-1), 0.0)
+        return self._joined(output, bias)
+
+    def _joined(self, output: Any, bias: Tensor | None) -> Any:
+        """What the layer's callers get of what this rank computed."""
+        if self._style == "embedding_rowwise":
+            return sum_of_ranks(output, self._group)
         if self._style == "colwise_gather_output":
             return gather(output, self._group, output.ndim - 1)
         if self._style.startswith("rowwise"):
@@ -371,6 +508,31 @@ class _Divided:
         rows = tokens - self._rank * weight.shape[0]
         outside = (rows < 0) | (rows >= weight.shape[0])
         return rows.masked_fill(outside, 0), outside
+
+    @contextmanager
+    def _own_padding(self, layer: nn.Module) -> Iterator[None]:
+        """Inside, the row of padding, which gets no gradient, is counted in this rank's part of an embedding."""
+        assert isinstance(layer, nn.Embedding)
+        whole = layer.padding_idx
+        if whole is not None:
+            own = whole - self._rank * layer.weight.shape[0]
+            layer.padding_idx = own if 0 <= own < layer.weight.shape[0] else None
+        try:
+            yield
+        finally:
+            layer.padding_idx = whole
+
+
+def _modules_with_whole_features(divided: Mapping[str, tuple[nn.Module, str]]) -> list[str]:
+    """Prefixes of modules that gather what their layers compute: what else lies there is the same on all ranks."""
+    styles: dict[str, set[str]] = {}
+    for name, (_, style) in divided.items():
+        styles.setdefault(name.rpartition(".")[0], set()).add(style)
+    return [
+        f"{parent}."
+        for parent, found in styles.items()
+        if parent and "colwise_gather_output" in found and "colwise" not in found
+    ]
 
 
 def _blocks_of(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]]) -> str:

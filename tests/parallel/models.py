@@ -20,7 +20,7 @@ def decoder(sizes: DecoderSizes = SIZES) -> Decoder:
     return Decoder(sizes)
 
 
-def llama(**changes: int) -> nn.Module:
+def llama(**changes: object) -> nn.Module:
     torch.manual_seed(11)
     sizes = {
         "vocab_size": 32,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import Olmo2Config, Olmo2ForCausalLM
 
 from sparkdl.errors import ParamError
+from sparkdl.networks.language import LanguageNetwork
 from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.sharding import blocks_of, recompute_activations
 from sparkdl.parallel.tensor import cross_entropy, divide
@@ -66,6 +69,35 @@ def check_a_llama_with_divided_sequences_equals_one_process() -> None:
     check(llama, sequence=True)
 
 
+def check_models_of_hugging_face_with_a_row_of_padding_equal_one_process() -> None:
+    for token in (3, 20):  # in the part of either rank
+        check(lambda token=token: llama(pad_token_id=token))
+    check(lambda: llama(pad_token_id=3), sequence=True)
+
+
+def olmo() -> nn.Module:
+    """It norms queries and keys over all heads, so that its plan gathers them."""
+    torch.manual_seed(11)
+    return Olmo2ForCausalLM(
+        Olmo2Config(
+            vocab_size=32,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=64,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=None,
+        )
+    )
+
+
+def check_a_model_that_norms_all_heads_together_equals_one_process() -> None:
+    check(olmo)
+    check(olmo, sequence=True)
+
+
 def check_a_plan_of_the_users_with_biases_equals_one_process() -> None:
     def make() -> nn.Module:
         torch.manual_seed(3)
@@ -100,6 +132,38 @@ def check_blocks_with_parameters_of_their_own_are_computed_again_alike() -> None
         return nn.Sequential(nn.Embedding(32, 16), nn.Sequential(Scaled(), Scaled()), nn.Linear(16, 32))
 
     check(make, plan={"1.*.inner": "colwise", "1.*.output": "rowwise"}, recompute=True)
+
+
+class NormedHidden(nn.Module):
+    """A norm of groups of features between divided layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 64)
+        self.norm = nn.LayerNorm(8)
+        self.output = nn.Linear(64, 16)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.output(self.norm(self.inner(hidden).unflatten(-1, (-1, 8))).flatten(-2))
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Embedding(32, 16), NormedHidden(), nn.Linear(16, 32))
+
+
+def check_a_layer_between_divided_ones_that_the_plan_leaves_out_is_refused() -> None:
+    plan = {"1.inner": "colwise", "1.output": "rowwise"}
+    with pytest.raises(ParamError, match=r"'1\.norm\.(weight|bias)' whole.*'replicated'"):
+        check(normed, plan=plan)
+    check(normed, plan={**plan, "1.norm": "replicated"})
+
+
+def check_ranks_of_a_group_with_other_rows_are_refused() -> None:
+    module = divide(decoder(), Parallelism(tensor=-1).lay_out().mesh["tensor"])
+    tokens, _ = batch(dist.get_rank())
+    with pytest.raises(ParamError, match="different inputs to .*'embedding'.*the same rows"):
+        module(tokens)
 
 
 def check_each_rank_has_its_part_of_the_weights() -> None:
@@ -143,6 +207,16 @@ def check_a_plan_that_does_not_fit_names_the_module_and_changes_nothing() -> Non
         divide(odd, layout.mesh["tensor"], {"0": "colwise"})
     with pytest.raises(ParamError, match="num_key_value_heads = 1"):
         divide(llama(num_key_value_heads=1), layout.mesh["tensor"])
+    with pytest.raises(
+        ParamError, match="num_key_value_heads = 1.*'decoder.model.layers.0.self_attn.q_proj'"
+    ):
+        divide(LanguageNetwork(llama(num_key_value_heads=1)), layout.mesh["tensor"])
+    with pytest.raises(ParamError, match="key_heads = 1"):
+        divide(decoder(replace(SIZES, key_heads=1)), layout.mesh["tensor"])
+    with pytest.raises(ParamError, match="max_norm=1.0"):
+        divide(
+            nn.Sequential(nn.Embedding(8, 8, max_norm=1.0)), layout.mesh["tensor"], {"0": "embedding_rowwise"}
+        )
     with pytest.raises(ParamError, match="Sequential carries no plan"):
         divide(odd, layout.mesh["tensor"])
     assert not any(isinstance(parameter, DTensor) for parameter in (*module.parameters(), *odd.parameters()))

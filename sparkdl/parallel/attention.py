@@ -14,6 +14,7 @@ backward pass of a block.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ def ring_attention(
     is_causal: bool = False,
     scale: float | None = None,
     documents: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Attend from this rank's positions to those of all ranks; keys and values travel around the ring.
 
@@ -55,6 +57,8 @@ def ring_attention(
         scale: factor of the products; ``1 / sqrt(head size)`` if None.
         documents: ``(batch, positions)`` integers; a position attends only to those with the same number, as packed
             sequences need it. All positions if None.
+        window: a position attends only to itself and the ``window - 1`` before it (sliding windows); needs
+            ``is_causal``. All earlier positions if None.
 
     Returns:
         ``(batch, heads, positions, head size)``, in the dtype of ``query``.
@@ -74,7 +78,8 @@ def ring_attention(
             f"{tuple(documents.shape)}."
         )
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return apply(_RingAttention, query, key, value, documents, group, is_causal, scale)
+    window = _narrowed(window, query.shape[2] * dist.get_world_size(group), is_causal)
+    return apply(_RingAttention, query, key, value, documents, group, is_causal, scale, window)
 
 
 def all_to_all_attention(
@@ -86,6 +91,7 @@ def all_to_all_attention(
     is_causal: bool = False,
     scale: float | None = None,
     documents: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Attend from this rank's positions to those of all ranks; each rank computes some heads of the whole sequence.
 
@@ -110,14 +116,17 @@ def all_to_all_attention(
     if repeats > 1:
         key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
     query, key, value = (apply(_HeadsForPositions, x, group) for x in (query, key, value))
-    mask = None
+    length = query.shape[2]
+    window = _narrowed(window, length, is_causal)
+    whole = None
     if documents is not None:
         gathered = [torch.empty_like(documents) for _ in range(size)]
         dist.all_gather(gathered, documents.contiguous(), group=group)
         whole = from_chunks(torch.stack(gathered), 1)
-        mask = whole[:, None, :, None] == whole[:, None, None, :]
-        if is_causal:
-            mask = mask & torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
+    mask = None
+    if whole is not None or window is not None:
+        positions = torch.arange(length, device=query.device)
+        mask = _pairs(whole, whole, positions[:, None] - positions, is_causal=is_causal, window=window)
     output = F.scaled_dot_product_attention(
         query,
         key,
@@ -128,6 +137,18 @@ def all_to_all_attention(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return apply(_PositionsForHeads, output, group)
+
+
+def _narrowed(window: int | None, length: int, is_causal: bool) -> int | None:
+    """The window of positions; None if it holds all of them."""
+    if window is None:
+        return None
+    if not is_causal or window < 1:
+        raise ParamError(
+            f"Sliding windows need causal attention and one position at least, got window={window}, "
+            f"is_causal={is_causal}."
+        )
+    return window if window < length else None
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -157,6 +178,7 @@ class _RingAttention(torch.autograd.Function):
         group: dist.ProcessGroup,
         is_causal: bool,
         scale: float,
+        window: int | None,
     ) -> Tensor:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         ring = _Ring(group)
@@ -169,21 +191,22 @@ class _RingAttention(torch.autograd.Function):
         block = [key, value] if documents is None else [key, value, documents.contiguous()]
         for step in range(ring.size):
             transfer = ring.pass_on(block) if step + 1 < ring.size else None
-            for rows, columns, diagonal in _visible(ring.rank, ring.source(step), query.shape[2], is_causal):
+            source = ring.source(step)
+            for rows, columns, diagonal in _visible(ring, source, query.shape[2], is_causal, window):
                 found, found_lse = _attend(
                     query[:, :, rows],
                     block[0][:, :, columns],
                     block[1][:, :, columns],
                     scale=scale,
                     is_causal=diagonal,
-                    mask=_mask(documents, block, rows, columns, diagonal),
+                    mask=_mask(documents, block, ring, source, rows, columns, diagonal, window),
                 )
                 _merge(output[:, :, rows], logsumexp[:, :, rows], found, found_lse)
             if transfer is not None:
                 block = transfer.wait()
         result = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, documents, result, logsumexp)
-        ctx.group, ctx.is_causal, ctx.scale = group, is_causal, scale
+        ctx.group, ctx.is_causal, ctx.scale, ctx.window = group, is_causal, scale, window
         return result
 
     @staticmethod
@@ -198,10 +221,8 @@ class _RingAttention(torch.autograd.Function):
         arriving = None
         for step in range(ring.size):
             transfer = ring.pass_on(block) if step + 1 < ring.size else None
-            parts = []
-            for rows, columns, diagonal in _visible(
-                ring.rank, ring.source(step), query.shape[2], ctx.is_causal
-            ):
+            parts, source = [], ring.source(step)
+            for rows, columns, diagonal in _visible(ring, source, query.shape[2], ctx.is_causal, ctx.window):
                 found_query, found_key, found_value = _attend_backward(
                     grad_output[:, :, rows],
                     query[:, :, rows],
@@ -211,7 +232,7 @@ class _RingAttention(torch.autograd.Function):
                     logsumexp[:, :, rows],
                     scale=ctx.scale,
                     is_causal=diagonal,
-                    mask=_mask(documents, block, rows, columns, diagonal),
+                    mask=_mask(documents, block, ring, source, rows, columns, diagonal, ctx.window),
                 )
                 grad_query[:, :, rows] += found_query
                 parts.append((columns, found_key, found_value))
@@ -235,6 +256,7 @@ class _RingAttention(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
@@ -242,32 +264,81 @@ def _accumulated(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _visible(rank: int, source: int, positions: int, is_causal: bool) -> Sequence[tuple[slice, slice, bool]]:
+def _visible(
+    ring: _Ring, source: int, positions: int, is_causal: bool, window: int | None
+) -> Sequence[tuple[slice, slice, bool]]:
     """Which of this rank's queries attend to which keys of another rank: rows, columns, and whether causally.
 
     Rank r of N holds chunks r and 2N - 1 - r. Of an earlier rank's keys, the early chunk is before both of this rank's,
     and the late one after both; a later rank's keys lie between this rank's chunks. Both are half of all pairs.
+    Pairs of chunks that a window keeps apart are left out.
     """
     whole, half = slice(0, positions), positions // 2
+    early, late = slice(0, half), slice(half, positions)
     if not is_causal:
         return [(whole, whole, False)]
-    if source == rank:
-        return [(whole, whole, True)]
-    if source < rank:
-        return [(whole, slice(0, half), False)]
-    return [(slice(half, positions), whole, False)]
+    if window is None:
+        if source == ring.rank:
+            return [(whole, whole, True)]
+        if source < ring.rank:
+            return [(whole, early, False)]
+        return [(late, whole, False)]
+    own, others = ring.chunks(ring.rank), ring.chunks(source)
+    return [
+        (rows, columns, source == ring.rank and rows is columns)
+        for row, rows in zip(own, (early, late), strict=True)
+        for column, columns in zip(others, (early, late), strict=True)
+        if row >= column and (row - column - 1) * half + 1 < window
+    ]
 
 
 def _mask(
-    documents: Tensor | None, block: Sequence[Tensor], rows: slice, columns: slice, diagonal: bool
+    documents: Tensor | None,
+    block: Sequence[Tensor],
+    ring: _Ring,
+    source: int,
+    rows: slice,
+    columns: slice,
+    diagonal: bool,
+    window: int | None,
 ) -> Tensor | None:
-    """Which pairs of a block have the same document; None if every pair counts."""
-    if documents is None:
+    """Which pairs of a block attend to each other; None if all do that are not later ones."""
+    if documents is None and window is None:
         return None
-    mask = documents[:, None, rows, None] == block[2][:, None, None, columns]
-    if diagonal:
-        mask = mask & torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
-    return mask
+    distances = None
+    if diagonal or window is not None:
+        queries, keys = (ring.positions(rank, block[0]) for rank in (ring.rank, source))
+        distances = queries[rows, None] - keys[columns]
+    if documents is None:
+        return _pairs(None, None, distances, is_causal=diagonal, window=window)
+    return _pairs(documents[:, rows], block[2][:, columns], distances, is_causal=diagonal, window=window)
+
+
+def _pairs(
+    documents: Tensor | None,
+    others: Tensor | None,
+    distances: Tensor | None,
+    *,
+    is_causal: bool,
+    window: int | None,
+) -> Tensor:
+    """Which queries attend to which keys, ``(1 or batch, 1, queries, keys)``.
+
+    Args:
+        documents: of the queries, ``(batch, queries)``; None if they do not matter.
+        others: of the keys.
+        distances: by how many positions keys are before queries, ``(queries, keys)``; None if it does not matter.
+        is_causal: whether later keys are left out.
+        window: see :func:`ring_attention`.
+    """
+    masks = []
+    if distances is not None and is_causal:
+        masks.append(distances[None, None] >= 0)
+    if distances is not None and window is not None:
+        masks.append(distances[None, None] < window)
+    if documents is not None and others is not None:
+        masks.append(documents[:, None, :, None] == others[:, None, None, :])
+    return functools.reduce(torch.logical_and, masks)
 
 
 def _merge(output: Tensor, logsumexp: Tensor, found: Tensor, found_lse: Tensor) -> None:
@@ -292,6 +363,16 @@ class _Ring:
     def source(self, step: int) -> int:
         """Whose block a rank holds in a step."""
         return (self.rank - step) % self.size
+
+    def chunks(self, rank: int) -> tuple[int, int]:
+        """The numbers of the chunks that a rank of the group holds."""
+        return rank, 2 * self.size - 1 - rank
+
+    def positions(self, rank: int, part: Tensor) -> Tensor:
+        """The positions in the sequence of a rank's part, ``(batch, heads, positions, head size)``."""
+        half = part.shape[2] // 2
+        offsets = torch.arange(half, device=part.device)
+        return torch.cat([offsets + chunk * half for chunk in self.chunks(rank)])
 
     def pass_on(self, tensors: Sequence[Tensor]) -> _Transfer:
         """Start to send tensors to the next rank and to receive the previous one's, of the same shapes."""
@@ -454,4 +535,4 @@ def _bias(mask: Tensor | None, query: Tensor) -> Tensor | None:
     if mask is None:
         return None
     bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -math.inf)
-    return bias if query.device.type == "cpu" else bias.expand(-1, query.shape[1], -1, -1)
+    return bias if query.device.type == "cpu" else bias.expand(*query.shape[:2], -1, -1)

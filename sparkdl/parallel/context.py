@@ -27,15 +27,18 @@ if TYPE_CHECKING:
 
 METHODS = {"ring": ring_attention, "all-to-all": all_to_all_attention}
 
+_NAMES_OF_POSITIONS = ("positions", "position_ids")
+
 
 def share_sequences(module: nn.Module, group: dist.ProcessGroup, *, method: str = "ring") -> nn.Module:
     """Have a model compute attention over sequences whose positions the ranks of a group share, in place.
 
     Afterwards the model takes this rank's part of each sequence, and where it embeds positions, their numbers, as
     :func:`sparkdl.parallel.sequence.positions` gives them. Three kinds of models are known: those whose layers
-    have a function ``attend``, as :class:`sparkdl.networks.decoder.Decoder`; those of Hugging Face, whose attention is
-    set; and any other that calls :func:`torch.nn.functional.scaled_dot_product_attention`, without a mask and without
-    dropout.
+    have a function ``attend``, as :class:`sparkdl.networks.decoder.Decoder`; those of Hugging Face, also inside of
+    others, whose attention is set, and which then take ``documents=`` as
+    :func:`~sparkdl.parallel.attention.ring_attention` does; and any other that calls
+    :func:`torch.nn.functional.scaled_dot_product_attention`, without a mask and without dropout.
 
     Args:
         module: the model.
@@ -47,25 +50,75 @@ def share_sequences(module: nn.Module, group: dist.ProcessGroup, *, method: str 
         ``module``.
 
     Raises:
-        ParamError: if the method is none.
+        ParamError: if the method is none, or the model has layers that are no such attention. In the first step, if it
+            does not get the numbers of its positions, or computes attention in another way.
     """
     if method not in METHODS:
         raise ParamError(
             f"The method of context parallelism must be {' or '.join(map(repr, METHODS))}, got {method!r}."
         )
-    attention = functools.partial(METHODS[method], group=group)
+    calls = _Calls(module, functools.partial(METHODS[method], group=group))
     with_attend: list[Any] = [layer for layer in module.modules() if callable(getattr(layer, "attend", None))]
+    of_hugging_face = next(
+        (each for each in module.modules() if hasattr(each, "set_attn_implementation")), None
+    )
     if with_attend:
         for layer in with_attend:
-            layer.attend = _causal(attention)
-    elif hasattr(module, "set_attn_implementation"):
-        _set_attention_of_hugging_face(module, attention, f"sparkdl-{method}-{group.group_name}")
+            layer.attend = _causal(calls.attention)
+    elif of_hugging_face is not None:
+        _HuggingFaceAttention(calls.attention, group).attach(
+            of_hugging_face, f"sparkdl-{method}-{group.group_name}"
+        )
     else:
-        replaced = _Replaced(attention)
+        replaced = _Replaced(calls.attention)
         for layer in module.modules():
             # A hook would be left out where a block is computed again.
             layer.forward = functools.partial(replaced.call, layer.forward)
+    calls.watch()
     return module
+
+
+class _Calls:
+    """Checks that a model gets the numbers of its positions, and that its attention is computed over shared sequences.
+
+    Otherwise each rank would count positions from 0, or attend to its own part of sequences, without a word.
+    """
+
+    def __init__(self, module: nn.Module, attention: Callable[..., Tensor]) -> None:
+        self._module, self._compute = module, attention
+        self._signature = inspect.signature(module.forward)
+        self._positions = next(
+            (name for name in _NAMES_OF_POSITIONS if name in self._signature.parameters), None
+        )
+        self._are_any = False
+
+    def attention(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Attention over shared sequences."""
+        self._are_any = True
+        return self._compute(*args, **kwargs)
+
+    def watch(self) -> None:
+        """Check every call of the module."""
+        if self._positions is not None:
+            self._module.register_forward_pre_hook(self._check_positions, with_kwargs=True)
+        self._module.register_forward_hook(self._check_any)
+
+    def _check_positions(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert self._positions is not None
+        if self._signature.bind_partial(*args, **kwargs).arguments.get(self._positions) is None:
+            raise ParamError(
+                f"{type(self._module).__name__} shares sequences among ranks and got no {self._positions}, so that it "
+                "would count positions from 0 on each rank. Give it sparkdl.parallel.sequence.positions(length, group)."
+            )
+
+    def _check_any(self, *_: Any) -> None:
+        # A stage of a pipeline may have no layer with attention.
+        if not self._are_any and not getattr(self._module, "is_pipeline_stage", False):
+            raise ParamError(
+                f"{type(self._module).__name__} computes no attention that can be shared: none of its layers called "
+                "torch.nn.functional.scaled_dot_product_attention, or what Hugging Face's models call in its place. "
+                "Each rank would attend to its own part of a sequence alone. Use no context parallelism for it."
+            )
 
 
 def _causal(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -75,10 +128,56 @@ def _causal(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return attend
 
 
-def _set_attention_of_hugging_face(module: Any, attention: Callable[..., Tensor], name: str) -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
+class _HuggingFaceAttention:
+    """What the attention of a model of Hugging Face calls, by its registry of implementations."""
+
+    _changes = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "indices", "block_indices")
+    """Arguments of an implementation that change what it computes, in ways that are not known here."""
+
+    def __init__(self, attention: Callable[..., Tensor], group: dist.ProcessGroup) -> None:
+        self._attention, self._group = attention, group
+        self._has_documents = False
+
+    def attach(self, module: Any, name: str) -> None:
+        """Have a model call it.
+
+        Raises:
+            ParamError: if the model has other layers than attention that positions pass each other in.
+        """
+        try:
+            from transformers import AttentionInterface, AttentionMaskInterface
+        except ImportError as error:
+            raise ParamError(
+                f"Context parallelism of models of Hugging Face needs transformers 4.53 or later: {error}"
+            ) from error
+        config = module.config.get_text_config()
+        others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+        if others:
+            raise ParamError(
+                f"{type(module).__name__} has layers of the type {min(others)!r}, which cannot work on sequences that "
+                "ranks share. Use no context parallelism for it."
+            )
+        AttentionInterface.register(name, self.attend)
+        AttentionMaskInterface.register(name, self.mask)
+        module.set_attn_implementation(name)
+        module.register_forward_pre_hook(self._before, with_kwargs=True)
+
+    def _before(self, module: nn.Module, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._has_documents = kwargs.get("documents") is not None
+        given = kwargs.get("position_ids")
+        if given is None or self._has_documents:
+            return
+        length = given.shape[-1] * dist.get_world_size(self._group)
+        wanted = sequence.positions(length, self._group, given.device)
+        if not torch.equal(given, wanted.expand_as(given)):
+            raise ParamError(
+                f"{type(module).__name__} got position_ids that are not those of this rank's part of the sequence, "
+                "which Hugging Face's models take for packed texts. Pack texts by documents=, the number of the text "
+                "of each position, and give sparkdl.parallel.sequence.positions(length, group) as position_ids."
+            )
 
     def attend(
+        self,
         layer: Any,
         query: Tensor,
         key: Tensor,
@@ -88,26 +187,45 @@ def _set_attention_of_hugging_face(module: Any, attention: Callable[..., Tensor]
         dropout: float = 0.0,
         scaling: float | None = None,
         is_causal: bool | None = None,
-        **_: Any,
+        sliding_window: int | None = None,
+        documents: Tensor | None = None,
+        **others: Any,
     ) -> tuple[Tensor, None]:
+        """Attention of a layer; ``attention_mask`` holds the width of a window, as :meth:`mask` returns it."""
+        changes = [name for name in self._changes if others.get(name) is not None]
+        if changes:
+            raise ParamError(
+                f"{type(layer).__name__} computes its attention with {changes[0]}, which attention over shared "
+                "sequences does not know. Use no context parallelism for it."
+            )
+        if self._has_documents and documents is None:
+            raise ParamError(
+                f"{type(layer).__name__} is not given the documents that its model got, so that packed texts would "
+                "attend to each other. Use no context parallelism for it, or sequences of one text each."
+            )
+        if attention_mask is not None and attention_mask.ndim == 0:
+            sliding_window, attention_mask = int(attention_mask), None
         _refuse(attention_mask, dropout)
         is_causal = getattr(layer, "is_causal", True) if is_causal is None else is_causal
-        output = attention(query, key, value, is_causal=is_causal, scale=scaling)
+        output = self._attention(
+            query, key, value, is_causal=is_causal, scale=scaling, documents=documents, window=sliding_window
+        )
         return output.transpose(1, 2).contiguous(), None
 
-    def no_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> None:
+    @staticmethod
+    def mask(
+        *_: Any, attention_mask: Tensor | None = None, local_size: int | None = None, **__: Any
+    ) -> Tensor | None:
+        """The width of a sliding window in place of a mask."""
         _refuse(attention_mask, 0.0)
-
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, no_mask)
-    module.set_attn_implementation(name)
+        return None if local_size is None else torch.tensor(local_size)
 
 
 def _refuse(mask: object, dropout: float) -> None:
     if mask is not None:
         raise ParamError(
             "Attention over shared sequences takes no mask. Leave attention_mask out: give the ranks sequences without "
-            "padding, or pack them and give the documents to a decoder of sparkdl."
+            "padding, or pack them and give documents, the number of the text of each position."
         )
     if dropout:
         raise ParamError(f"Attention over shared sequences has no dropout, got {dropout}. Set it to 0.")
@@ -165,9 +283,6 @@ class _Replaced:
                 return forward(*args, **kwargs)
         finally:
             self._thread.is_inside = False
-
-
-_NAMES_OF_POSITIONS = ("positions", "position_ids")
 
 
 def name_of_positions(module: nn.Module) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedModel
 
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 
@@ -20,7 +20,8 @@ def decoder(sizes: DecoderSizes = SIZES) -> Decoder:
     return Decoder(sizes)
 
 
-def llama(**changes: object) -> nn.Module:
+def llama(kind: type[PreTrainedModel] = LlamaForCausalLM, **changes: object) -> nn.Module:
+    """A Llama, or a model of another kind with its sizes."""
     torch.manual_seed(11)
     sizes = {
         "vocab_size": 32,
@@ -31,8 +32,10 @@ def llama(**changes: object) -> nn.Module:
         "intermediate_size": 64,
         "bos_token_id": 0,
         "eos_token_id": 1,
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
     }
-    return LlamaForCausalLM(LlamaConfig(**{**sizes, **changes}))
+    return kind(kind.config_class(**{**sizes, **changes}))
 
 
 def gpt2() -> nn.Module:

@@ -27,10 +27,14 @@ def draw(key_heads: int, dtype: torch.dtype) -> list[Tensor]:
     ]
 
 
-def expected(tensors: list[Tensor], *, is_causal: bool, documents: Tensor | None) -> list[Tensor]:
+def expected(
+    tensors: list[Tensor], *, is_causal: bool, documents: Tensor | None, window: int | None
+) -> list[Tensor]:
     query, key, value = (tensor.clone().requires_grad_() for tensor in tensors[:3])
     mask = torch.ones(POSITIONS, POSITIONS, dtype=torch.bool)
     mask = (mask.tril() if is_causal else mask)[None, None]
+    if window is not None:
+        mask = mask.triu(1 - window)
     if documents is not None:
         mask = mask & (documents[:, None, :, None] == documents[:, None, None, :])
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
@@ -39,7 +43,13 @@ def expected(tensors: list[Tensor], *, is_causal: bool, documents: Tensor | None
 
 
 def check(
-    attention: Callable[..., Tensor], *, key_heads: int, dtype: torch.dtype, is_causal: bool, packed: bool
+    attention: Callable[..., Tensor],
+    *,
+    key_heads: int = HEADS,
+    dtype: torch.dtype = torch.float32,
+    is_causal: bool = True,
+    packed: bool = False,
+    window: int | None = None,
 ) -> None:
     group = dist.group.WORLD
     tensors = draw(key_heads, dtype)
@@ -47,46 +57,54 @@ def check(
     query, key, value, grad = (shard(tensor, 2, group) for tensor in tensors)
     leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
     own = None if documents is None else shard(documents, 1, group)
-    output = attention(*leaves, group, is_causal=is_causal, documents=own)
+    output = attention(*leaves, group, is_causal=is_causal, documents=own, window=window)
     output.backward(grad)
     found = [output, *(leaf.grad for leaf in leaves)]
     # Blocks are summed in another order, on each processor in its own: sums of 32 positions of terms of about 1.
     tolerance = {"rtol": 0.03, "atol": 0.03} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
-    for part, whole in zip(found, expected(tensors, is_causal=is_causal, documents=documents), strict=True):
+    wanted = expected(tensors, is_causal=is_causal, documents=documents, window=window)
+    for part, whole in zip(found, wanted, strict=True):
         assert part.dtype == dtype
         torch.testing.assert_close(unshard(part, 2, group), whole, **tolerance)
 
 
 def check_ring_attention_equals_attention_over_the_whole_sequence() -> None:
     for is_causal in (False, True):
-        check(ring_attention, key_heads=HEADS, dtype=torch.float32, is_causal=is_causal, packed=False)
+        check(ring_attention, is_causal=is_causal)
 
 
 def check_ring_attention_serves_groups_of_queries() -> None:
     for key_heads in (1, 2):
-        check(ring_attention, key_heads=key_heads, dtype=torch.float32, is_causal=True, packed=False)
+        check(ring_attention, key_heads=key_heads)
 
 
 def check_ring_attention_keeps_packed_documents_apart() -> None:
     for is_causal in (False, True):
-        check(ring_attention, key_heads=2, dtype=torch.float32, is_causal=is_causal, packed=True)
+        check(ring_attention, key_heads=2, is_causal=is_causal, packed=True)
 
 
 def check_ring_attention_sums_bfloat16_in_float32() -> None:
-    check(ring_attention, key_heads=HEADS, dtype=torch.bfloat16, is_causal=True, packed=False)
+    check(ring_attention, dtype=torch.bfloat16)
+
+
+def check_sliding_windows_of_any_width_equal_those_over_the_whole_sequence() -> None:
+    for attention in (ring_attention, all_to_all_attention):
+        for window in (1, 3, 4, 5, 9, 31, 100):
+            check(attention, key_heads=2, window=window)
+        check(attention, packed=True, window=6)
+    with pytest.raises(ParamError, match="need causal attention"):
+        check(ring_attention, is_causal=False, window=3)
 
 
 def check_all_to_all_attention_equals_attention_over_the_whole_sequence() -> None:
     for is_causal in (False, True):
-        check(all_to_all_attention, key_heads=HEADS, dtype=torch.float32, is_causal=is_causal, packed=False)
+        check(all_to_all_attention, is_causal=is_causal)
 
 
 def check_all_to_all_attention_serves_groups_of_queries_and_packed_documents() -> None:
     for key_heads in (1, 2):
         for packed in (False, True):
-            check(
-                all_to_all_attention, key_heads=key_heads, dtype=torch.float32, is_causal=True, packed=packed
-            )
+            check(all_to_all_attention, key_heads=key_heads, packed=packed)
 
 
 def check_positions_of_all_ranks_are_those_of_the_sequence() -> None:

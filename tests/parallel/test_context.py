@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import Gemma2ForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
 
 from sparkdl.errors import ParamError
 from sparkdl.networks.decoder import Decoder
@@ -119,9 +120,66 @@ def check_masks_and_unknown_methods_are_refused() -> None:
         share_sequences(decoder(), group, method="star")
     tokens = torch.zeros(1, 8, dtype=torch.int64)
     module = share_sequences(llama(), group)
+    own = {"position_ids": sequence.positions(32, group)[None], "use_cache": False}
     with pytest.raises(ParamError, match="no mask"):
-        module(tokens, attention_mask=torch.ones(1, 8), use_cache=False)
-    assert type(module(tokens, use_cache=False).logits) is Tensor  # the group is in step
+        module(tokens, attention_mask=torch.ones(1, 8), **own)
+    assert type(module(tokens, **own).logits) is Tensor  # the group is in step
+
+
+def mistral() -> nn.Module:
+    return llama(MistralForCausalLM, sliding_window=5)
+
+
+def qwen() -> nn.Module:
+    """Two layers attend to whole sequences, two to a window."""
+    return llama(Qwen2ForCausalLM, use_sliding_window=True, max_window_layers=2, sliding_window=5)
+
+
+def check_models_with_sliding_windows_equal_one_process() -> None:
+    check(Parallelism(context=4), mistral)
+    check(Parallelism(context=2, data=2), qwen, method="all-to-all", recompute=True)
+
+
+def check_a_llama_keeps_packed_documents_apart() -> None:
+    group = dist.group.WORLD
+    documents = torch.tensor([[0] * 5 + [1] * 11, [2] * 15 + [3]])
+    tokens, _ = (part[:2] for part in batch(0))
+    mask = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+    wanted = llama()(tokens, attention_mask=mask, use_cache=False).logits
+    module = share_sequences(llama(), group)
+    own, parts = (sequence.shard(each, 1, group) for each in (tokens, documents))
+    positions = sequence.positions(POSITIONS, group)[None]
+    found = module(own, position_ids=positions, documents=parts, use_cache=False).logits
+    torch.testing.assert_close(sequence.unshard(found, 1, group), wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ParamError, match="position_ids that are not those"):
+        module(own, position_ids=torch.arange(len(own[0]))[None], use_cache=False)
+
+
+class Averaged(nn.Module):
+    """It mixes positions without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 8)
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.embedding(tokens).cumsum(1) / (positions[:, None] + 1)
+
+
+def check_models_that_ranks_cannot_share_sequences_of_are_refused() -> None:
+    group = dist.group.WORLD
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    positions = sequence.positions(POSITIONS, group)
+    with pytest.raises(ParamError, match="Averaged computes no attention"):
+        share_sequences(Averaged(), group)(tokens, positions)
+    for module in (decoder(), llama()):
+        with pytest.raises(ParamError, match="got no position"):
+            share_sequences(module, group)(tokens)
+    with pytest.raises(ParamError, match="type 'linear_attention'"):
+        share_sequences(llama(layer_types=["linear_attention"] * 2 + ["full_attention"] * 2), group)
+    capped = llama(Gemma2ForCausalLM, head_dim=8, attn_implementation="eager")
+    with pytest.raises(ParamError, match="softcap"):
+        share_sequences(capped, group)(tokens, position_ids=positions[None], use_cache=False)
 
 
 CHECKS = checks_in(__name__)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import Olmo2Config, Olmo2ForCausalLM
+from transformers import Olmo2ForCausalLM
 
 from sparkdl.errors import ParamError
 from sparkdl.networks.language import LanguageNetwork
@@ -77,20 +77,7 @@ def check_models_of_hugging_face_with_a_row_of_padding_equal_one_process() -> No
 
 def olmo() -> nn.Module:
     """It norms queries and keys over all heads, so that its plan gathers them."""
-    torch.manual_seed(11)
-    return Olmo2ForCausalLM(
-        Olmo2Config(
-            vocab_size=32,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            intermediate_size=64,
-            bos_token_id=0,
-            eos_token_id=1,
-            pad_token_id=None,
-        )
-    )
+    return llama(Olmo2ForCausalLM, num_hidden_layers=2)
 
 
 def check_a_model_that_norms_all_heads_together_equals_one_process() -> None:

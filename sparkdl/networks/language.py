@@ -221,17 +221,8 @@ class LanguageNetwork(nn.Module):
         self.decoder = decoder
         self.classes_first = _ClassesFirst()
 
-    @property
-    def pipeline_parts(self) -> tuple[list[str], str, list[str]] | None:
-        """How pipeline stages are cut; None for a model of transformers."""
-        if not isinstance(self.decoder, Decoder):
-            return None
-        before, blocks, after = self.decoder.pipeline_parts
-        return (
-            [f"decoder.{name}" for name in before],
-            f"decoder.{blocks}",
-            [*(f"decoder.{name}" for name in after), "classes_first"],
-        )
+    pipeline_parts = ((), "decoder", ("classes_first",))
+    """The decoder is cut into pipeline stages as it says itself."""
 
     @property
     def tensor_plan(self) -> dict[str, str]:
@@ -262,16 +253,13 @@ class LanguageNetwork(nn.Module):
         Args:
             tokens: ``(rows, positions)`` integers.
             documents: ``(rows, positions)``: attention stays inside of equal numbers.
-            positions: ``(positions,)``, the numbers of the positions; counted from 0 if None.
+            positions: ``(positions,)``, the numbers of the positions, where ranks share sequences; counted from 0 if
+                None.
 
         Returns:
             ``(rows, vocabulary, positions)``.
         """
-        if isinstance(self.decoder, Decoder):
-            logits: Tensor = self.decoder(tokens, positions, documents)
-        else:
-            logits = logits_of(self.decoder, tokens, documents)
-        return self.classes_first(logits)  # type: ignore[no-any-return]  # modules return Any
+        return self.classes_first(logits_of(self.decoder, tokens, documents, positions))  # type: ignore[no-any-return]  # modules return Any
 
 
 class _ClassesFirst(nn.Module):
@@ -282,19 +270,47 @@ class _ClassesFirst(nn.Module):
         return logits.transpose(1, 2)
 
 
-def logits_of(decoder: Any, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-    """The logits of a decoder of ours or of transformers, ``(rows, positions, vocabulary)``."""
+def logits_of(
+    decoder: Any, tokens: Tensor, documents: Tensor | None = None, positions: Tensor | None = None
+) -> Tensor:
+    """The logits of a decoder of ours or of transformers, ``(rows, positions, vocabulary)``.
+
+    For the arguments see :class:`LanguageNetwork`.
+    """
     if isinstance(decoder, Decoder):
-        ours: Tensor = decoder(tokens, None, documents)
+        ours: Tensor = decoder(tokens, positions, documents)
         return ours
-    mask = None
-    if documents is not None:
-        same = documents[:, None, :, None] == documents[:, None, None, :]
-        mask = same & torch.ones(same.shape[-2:], dtype=torch.bool, device=same.device).tril()
-        # As all models of transformers take it: 0 where a position is attended to.
-        mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
-    found: Tensor = decoder(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+    given: dict[str, Any] = {}
+    if positions is not None:  # attention was set to one over shared sequences, which takes documents
+        given = {"position_ids": positions[None], "documents": documents}
+    elif documents is not None:
+        given = {"attention_mask": _masks(decoder.config, documents)}
+    found: Tensor = decoder(input_ids=tokens, use_cache=False, **given).logits
     return found
+
+
+ATTENTION_TYPES = ("full_attention", "sliding_attention")
+"""Types of layers of transformers in which masks keep the texts of a row apart."""
+
+
+def _masks(config: Any, documents: Tensor) -> Tensor | dict[str, Tensor]:
+    """The mask of packed rows as models of transformers take it: 0 where a position is attended to.
+
+    Models with layers of several types take a mask for each of them by name.
+    """
+    length = documents.shape[1]
+    pairs = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+    seen = (documents[:, None, :, None] == documents[:, None, None, :]) & pairs
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if window is None or window >= length:
+        return _added(seen)
+    types = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+    masks = {"full_attention": _added(seen), "sliding_attention": _added(seen & pairs.triu(1 - window))}
+    return masks if len(types) > 1 else masks[types.pop()]
+
+
+def _added(seen: Tensor) -> Tensor:
+    return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, torch.finfo(torch.float32).min)
 
 
 def num_tokens_of(decoder: Any, tokenizer: LanguageTokenizer | TokenNumbers) -> int:

@@ -19,6 +19,7 @@ from sparkdl.model.weights_file import map_weights, write_weights
 from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.language import (
+    ATTENTION_TYPES,
     END,
     FolderTokenizer,
     LearnedTokenizer,
@@ -78,8 +79,14 @@ def load_language_folder(
             f"The tokenizer in {folder!r} has {found.num_tokens} tokens, and the model {num_tokens_of(model, found)}. "
             "Call model.resize_token_embeddings(len(tokenizer)), and save it again."
         )
-    # Packed rows keep their texts apart by masks, which this implementation of all models takes.
-    model.set_attn_implementation("sdpa")
+    # Packed rows keep their texts apart by masks, which these implementations take.
+    model.set_attn_implementation("sdpa" if getattr(model, "_supports_sdpa", False) else "eager")
+    others = set(getattr(model.config, "layer_types", None) or ()) - set(ATTENTION_TYPES)
+    if others:
+        raise ParamError(
+            f"The model in {folder!r} has layers of the type {min(others)!r}, in which the texts of a packed row would "
+            f"not be kept apart. Choose one whose layers are all {' or '.join(ATTENTION_TYPES)}."
+        )
     if lora_rank is None:
         if getattr(model.config, "quantization_config", None) is not None:
             raise ParamError(

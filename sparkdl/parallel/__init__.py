@@ -17,13 +17,11 @@ from sparkdl.parallel.parallelize import parallelize
 from sparkdl.parallel.pipeline import (
     SCHEDULES,
     Pipeline,
-    costs_by_memory,
-    costs_by_time,
-    cut,
     evaluate_stages,
     num_microbatches,
     stages_of_rank,
 )
+from sparkdl.parallel.pipeline_cut import costs_by_memory, costs_by_time, cut
 from sparkdl.parallel.sharding import (
     accumulated,
     average_gradients,

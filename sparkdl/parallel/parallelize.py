@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.context import WholeSequences, name_of_positions, share_sequences
-from sparkdl.parallel.pipeline import SCHEDULES, check_cut, num_microbatches
+from sparkdl.parallel.pipeline import SCHEDULES, num_microbatches
+from sparkdl.parallel.pipeline_cut import check_cut
 from sparkdl.parallel.sharding import blocks_of, recompute_activations, shard
 from sparkdl.parallel.tensor import divide, divided_layers
 

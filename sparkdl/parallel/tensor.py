@@ -125,7 +125,9 @@ def divide(
     blocks = _blocks_of(module, divided) if sequence else None
     group = mesh.get_group()
     tied = _tied_parameters(module)
-    inputs, alike = _SharedInputs(group), _Alike(group)
+    # Torch tries the stages of a pipeline with uninitialized memory.
+    alike = None if getattr(module, "is_pipeline_stage", False) else _Alike(group)
+    inputs = _SharedInputs(group)
     with_whole_features = _modules_with_whole_features(divided)
     for name, layer in list(module.named_modules()):
         if not layer._parameters and name not in divided:
@@ -425,7 +427,7 @@ class _Divided:
         style: of the plan, or ``whole`` for a layer that it does not name.
         group: the tensor-parallel ranks.
         inputs: shared by the layers that may take the same tensor.
-        alike: checks what every rank has whole.
+        alike: checks what every rank has whole; None if nothing is checked.
         in_parts: the layer lies where sequences are divided.
     """
 
@@ -435,7 +437,7 @@ class _Divided:
         style: str,
         group: dist.ProcessGroup,
         inputs: _SharedInputs,
-        alike: _Alike,
+        alike: _Alike | None,
         *,
         in_parts: bool,
     ) -> None:
@@ -454,14 +456,14 @@ class _Divided:
     def _forward(self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
         kept = dict(layer._parameters)
         parts = {name: self._part_of(parameter) for name, parameter in kept.items()}
-        if self._style == "whole":
+        if self._alike is not None and self._style == "whole":
             self._alike.watch_gradients(self._name, parts)
         bias = outside = None
         if self._style.startswith("rowwise"):
             bias, parts["bias"] = parts.get("bias"), None  # added once, after the sum over ranks
         if self._style not in ("whole", "replicated"):
             first, *others = args or (kwargs.pop(next(iter(kwargs))),)
-            if self._style != "rowwise":
+            if self._alike is not None and self._style != "rowwise":
                 self._alike.check_input(self._name, first)
             if self._style == "embedding_rowwise":
                 first, outside = self._own_rows(first, parts["weight"])

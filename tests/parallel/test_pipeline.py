@@ -11,10 +11,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import (
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    GraniteForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+)
 
 from sparkdl.errors import ParamError
+from sparkdl.networks.language import LanguageNetwork
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
-from sparkdl.parallel.pipeline import SCHEDULES, Pipeline, costs_by_time, cut
+from sparkdl.parallel.parallelize import parallelize
+from sparkdl.parallel.pipeline import SCHEDULES, Pipeline
+from sparkdl.parallel.pipeline_cut import costs_by_time, cut
 from sparkdl.parallel.sharding import average_gradients, blocks_of, recompute_activations, shard
 from sparkdl.parallel.tensor import cross_entropy, divide
 from tests.checks import chosen, slow, with_marks
@@ -95,6 +105,88 @@ def check_a_decoder_equals_one_process_on_every_schedule() -> None:
 def check_a_llama_equals_one_process() -> None:
     check(Parallelism(pipeline=-1), llama)
     check(Parallelism(pipeline=2, tensor=2), llama, recompute=True)
+
+
+def check_models_whose_layers_are_not_all_alike_equal_one_process() -> None:
+    """Which kind of attention a layer has is looked up by its number, here another one on each stage."""
+    kinds = {"layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]}
+    gemma = {"head_dim": 8, "sliding_window": 5, "attn_implementation": "eager"}
+    check(Parallelism(pipeline=-1), lambda: llama(Gemma3ForCausalLM, **kinds, **gemma))
+    # The head caps logits, which is not for the stages before.
+    check(Parallelism(pipeline=2, data=2), lambda: llama(Gemma2ForCausalLM, **kinds, **gemma), recompute=True)
+
+
+def packed(kind: type[PreTrainedModel], **changes: object) -> LanguageNetwork:
+    return LanguageNetwork(llama(kind, **changes))
+
+
+def check_packed_rows_of_a_language_model_equal_one_process() -> None:
+    """Each stage masks the texts of a row, in layers that attend to windows and in others."""
+    kinds = {"use_sliding_window": True, "max_window_layers": 2, "sliding_window": 4}
+    documents = torch.tensor([[0] * 5 + [1] * 11, [2] * 15 + [3]]).repeat(2, 1)
+    tokens, labels = batch(0)
+    whole = packed(Qwen2ForCausalLM, **kinds)
+    expected = F.cross_entropy(whole(tokens, documents), labels)
+    expected.backward()
+    gradients = {name: each.grad for name, each in whole.named_parameters()}
+    for parallelism in (Parallelism(pipeline=-1), Parallelism(pipeline=2, context=2)):
+        layout = parallelism.lay_out()
+        group = layout.group("pipeline")
+        (stage,) = cut(packed(Qwen2ForCausalLM, **kinds), group)
+        stage.positions_dim = 2 if layout.rank("pipeline") + 1 == layout.size("pipeline") else 1
+        called = parallelize(stage, layout, whole_outputs=True)
+        pipeline = Pipeline([called], group, schedule="1f1b", microbatches=4, loss=F.cross_entropy)
+        loss = pipeline.step(tokens, target=labels, documents=documents)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+        for name, parameter in stage.named_parameters():
+            found = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+            # Each rank of a context group has the gradients of its positions, of which FSDP2 takes the mean.
+            found = found * layout.size("context")
+            torch.testing.assert_close(found, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+class Blocked(nn.Module):
+    """A model that users write, which can be cut wrongly in several ways."""
+
+    pipeline_parts = (("embedding",), "blocks", ("head",))
+
+    def __init__(self, *, scale: float = 1.0, dropout: float = 0.0, by_number: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(8))
+        self.head = nn.Linear(16, 32)
+        self.scale, self.by_number, self.dropout = scale, by_number, nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.dropout(self.embedding(tokens) * self.scale)
+        for number, block in enumerate(self.blocks):
+            hidden = block(hidden) + number * self.by_number
+        return self.head(hidden)
+
+
+def blocked(**changes: float) -> nn.Module:
+    torch.manual_seed(4)
+    return Blocked(**changes)
+
+
+def check_models_that_compute_between_their_parts_are_refused() -> None:
+    check(Parallelism(pipeline=-1), blocked)
+    layout = Parallelism(pipeline=-1).lay_out()
+    group = layout.group("pipeline")
+    for changes, words in (
+        ({"scale": 2.0}, "before, between or after its pipeline_parts"),
+        ({"dropout": 0.5}, "before, between or after its pipeline_parts"),
+        ({"by_number": 0.1}, "by the number of a block"),
+    ):
+        (stage,) = cut(blocked(**changes), group)
+        if dist.get_rank(group) == 0:
+            assert stage(batch(0)[0]).shape == (4, 16, 16)
+        else:
+            with pytest.raises(ParamError, match=words):
+                stage(torch.rand(4, 16, 16))
+            stage(torch.rand(4, 16, 16))  # the parts are where they were
+    with pytest.raises(ParamError, match="GraniteForCausalLM computes something between"):
+        cut(llama(GraniteForCausalLM, embedding_multiplier=3.0), group)
 
 
 def check_recomputed_activations_equal_one_process() -> None:

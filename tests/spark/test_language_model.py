@@ -112,6 +112,10 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     tokens = spark.createDataFrame(
         [(tokenizer(row["text"])["input_ids"],) for row in texts.collect()], "text array<long>"
     )
+    for sizes in ({"pipeline": 2}, {"context": 2, "data": 1}):
+        with_stages = make(tmp_path, loraRank=4, epochs=2, parallelism=sizes, **changes).fit(texts.coalesce(1))
+        alone = make(tmp_path, loraRank=4, epochs=2, numWorkers=1, **changes).fit(texts.coalesce(1))
+        assert with_stages.history[1].loss == pytest.approx(alone.history[1].loss, rel=1e-4)
     shared = {"parallelism": {"shard": 2}}
     same = make(tmp_path, loraRank=4, epochs=2, **changes, **shared).fit(tokens.repartition(2))
     assert same.history[1].loss == pytest.approx(losses[1], rel=0.05)

@@ -8,7 +8,8 @@ from torch import nn
 
 from sparkdl.errors import ParamError
 from sparkdl.networks.decoder import Decoder, DecoderSizes
-from sparkdl.parallel.pipeline import Parts, balance, costs_by_memory, parts_of, stages_of_rank
+from sparkdl.parallel.pipeline import stages_of_rank
+from sparkdl.parallel.pipeline_cut import Parts, balance, costs_by_memory, parts_of
 
 
 def costliest(costs: list[float], firsts: list[int]) -> float:

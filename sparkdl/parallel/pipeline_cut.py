@@ -1,0 +1,480 @@
+"""Models cut into the stages of a pipeline.
+
+:func:`cut` keeps of a model what a rank's stages compute: the model itself, in which modules of other stages pass their
+input on. :class:`sparkdl.parallel.pipeline.Pipeline` runs a schedule over the stages.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel.pipeline import SCHEDULES, stages_of_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a model in the order in which they compute.
+
+    Attributes:
+        before: names of modules before the blocks, which later stages replace by what passes their input on.
+        blocks: name of the list of blocks, a ``ModuleList``, or a ``Sequential`` that is the model itself ("").
+            ``pipeline_parts`` may name a module that can be cut itself.
+        after: names of modules after the blocks, which earlier stages replace likewise.
+    """
+
+    before: tuple[str, ...]
+    blocks: str
+    after: tuple[str, ...]
+
+
+def parts_of(module: nn.Module) -> Parts:
+    """The parts of a model: of its ``pipeline_parts``, of a Hugging Face model's plan, or of a ``Sequential``.
+
+    Raises:
+        ParamError: if they are not known.
+    """
+    given = getattr(module, "pipeline_parts", None)
+    if given is not None:
+        before, blocks, after = given
+        inner = module.get_submodule(blocks)
+        if not isinstance(inner, nn.ModuleList | nn.Sequential):
+            own = parts_of(inner)
+            before = (*before, *(f"{blocks}.{name}" for name in own.before))
+            after = (*(f"{blocks}.{name}" for name in own.after), *after)
+            blocks = f"{blocks}.{own.blocks}"
+        return Parts(tuple(before), blocks, tuple(after))
+    if type(module) is nn.Sequential:
+        return Parts((), "", ())
+    found = _of_hugging_face(module)
+    if found is not None:
+        outside, model = found
+        plan = [f"{outside}{name}" for name in model.pp_plan or ()]
+        lists = [name for name in plan if isinstance(module.get_submodule(name), nn.ModuleList)]
+        if len(lists) == 1:
+            prefix = lists[0].rpartition(".")[0]
+            of_base = [name for name in plan if name.rpartition(".")[0] == prefix]
+            at = of_base.index(lists[0])
+            others = [name for name in plan if name not in of_base]
+            return Parts(tuple(of_base[:at]), lists[0], (*of_base[at + 1 :], *others))
+    raise ParamError(
+        f"{type(module).__name__} does not say how it can be cut into pipeline stages. Give it an attribute such as "
+        "pipeline_parts = (['embedding'], 'blocks', ['norm', 'head']): modules before, the ModuleList of blocks, "
+        "modules after; or make it a torch.nn.Sequential of its layers."
+    )
+
+
+def balance(costs: Sequence[float], stages: int) -> list[int]:
+    """Cut a row of costs into contiguous stages so that the costliest stage is as cheap as possible.
+
+    Args:
+        costs: of each block; modules before and after count with the first and the last block.
+        stages: how many there shall be; each has one block at least.
+
+    Returns:
+        The number of the first block of each stage, and the number of blocks.
+    """
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    # best[k][n]: the cost of the costliest of k stages over the first n blocks, and where the last one begins.
+    best: list[list[tuple[float, int]]] = [[(0.0 if n == 0 else float("inf"), 0) for n in range(len(sums))]]
+    for k in range(1, stages + 1):
+        row = [(float("inf"), 0)] * k
+        for n in range(k, len(sums)):
+            row.append(min((max(best[k - 1][m][0], sums[n] - sums[m]), m) for m in range(k - 1, n)))
+        best.append(row)
+    ends = [len(costs)]
+    for k in range(stages, 0, -1):
+        ends.append(best[k][ends[-1]][1])
+    return ends[::-1]
+
+
+def costs_by_memory(module: nn.Module, parts: Parts | None = None) -> list[float]:
+    """The number of weights of each block, the first and the last one with what comes before and after."""
+    parts = parts or parts_of(module)
+    costs = [_weights(block) for block in _blocks(module, parts)]
+    costs[0] += sum(_weights(module.get_submodule(name)) for name in parts.before)
+    costs[-1] += sum(_weights(module.get_submodule(name)) for name in parts.after)
+    return costs
+
+
+def costs_by_time(
+    module: nn.Module,
+    *args: Any,
+    group: dist.ProcessGroup,
+    parts: Parts | None = None,
+    repeats: int = 3,
+    **kwargs: Any,
+) -> list[float]:
+    """The seconds that each block takes forward on a small batch, as the first rank measures them. Collective.
+
+    Args:
+        module: the whole model, not on the meta device.
+        args: what it is called with.
+        group: the ranks that shall cut it alike.
+        parts: of the model.
+        repeats: how often it is called; the fastest call counts.
+        kwargs: what it is called with by name.
+    """
+    parts = parts or parts_of(module)
+    blocks = list(_blocks(module, parts))
+    measured: list[list[float]] = [[0.0] * len(blocks)]
+    if dist.get_rank(group) == 0:
+        spans: list[float] = []
+        starts: dict[int, float] = {}
+        watched = [*(module.get_submodule(name) for name in parts.before), *blocks]
+        watched += [module.get_submodule(name) for name in parts.after]
+        handles = []
+        for number, layer in enumerate(watched):
+            handles.append(
+                layer.register_forward_pre_hook(
+                    lambda *_, n=number: starts.__setitem__(n, time.perf_counter())
+                )
+            )
+            handles.append(layer.register_forward_hook(lambda *_: spans.append(time.perf_counter())))
+        runs = []
+        for _ in range(repeats):
+            spans.clear()
+            with torch.no_grad():
+                module(*args, **kwargs)
+            runs.append([end - starts[number] for number, end in enumerate(spans)])
+        for handle in handles:
+            handle.remove()
+        fastest = [min(times) for times in zip(*runs, strict=True)]
+        at = len(parts.before)
+        costs = fastest[at : at + len(blocks)]
+        costs[0] += sum(fastest[:at])
+        costs[-1] += sum(fastest[at + len(blocks) :])
+        measured = [costs]
+    dist.broadcast_object_list(measured, src=dist.get_global_rank(group, 0), group=group)
+    return measured[0]
+
+
+def cut(
+    module: nn.Module,
+    group: dist.ProcessGroup,
+    *,
+    schedule: str = "1f1b",
+    costs: Sequence[float] | None = None,
+    parts: Parts | None = None,
+) -> list[nn.Module]:
+    """Keep this rank's stages of a model.
+
+    Args:
+        module: the whole model, the same on all ranks or on the meta device. It is taken apart: do not use it again.
+        group: the ranks of the pipeline, as ``layout.group("pipeline")``.
+        schedule: of the :data:`SCHEDULES`.
+        costs: of each block, by which the stages are balanced; :func:`costs_by_memory` if None.
+        parts: of the model; :func:`parts_of` if None.
+
+    Returns:
+        The stages of this rank in ascending order; each takes what the one before returns. Modules keep their names,
+        and blocks their numbers, so that checkpoints of all stages together are those of the whole model.
+
+    Raises:
+        ParamError: if there are fewer blocks than stages, a parameter would lie on several stages, or the model
+            computes something between its parts, which each stage would do. A stage after the first checks the latter
+            at its first call, unless the model is one of Hugging Face.
+    """
+    parts = parts or parts_of(module)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    own = stages_of_rank(schedule, rank, ranks)
+    num_stages = ranks * SCHEDULES[schedule].stages_per_rank
+    firsts = check_cut(module, schedule, ranks, costs=costs, parts=parts)
+    # A stage of its own is a copy of the shell around the modules that it keeps.
+    stages = []
+    for stage in own:
+        shell = module if stage == own[-1] else _shallow_copy(module)
+        stages.append(_keep(shell, parts, stage, num_stages, firsts))
+        cast("Any", stages[-1]).is_pipeline_stage = (
+            num_stages > 1
+        )  # for those who would take it for the whole model
+    return stages
+
+
+def check_cut(
+    module: nn.Module,
+    schedule: str,
+    ranks: int,
+    *,
+    costs: Sequence[float] | None = None,
+    parts: Parts | None = None,
+) -> list[int]:
+    """Check that a model can be cut into the stages of a schedule; needs no process group.
+
+    Args:
+        module: the whole model.
+        schedule: of the :data:`SCHEDULES`.
+        ranks: of the pipeline.
+        costs: see :func:`cut`.
+        parts: of the model; :func:`parts_of` if None.
+
+    Returns:
+        The number of the first block of each stage, and the number of blocks.
+
+    Raises:
+        ParamError: see :func:`cut`.
+    """
+    parts = parts or parts_of(module)
+    per_rank = len(stages_of_rank(schedule, 0, ranks))
+    num_stages = ranks * per_rank
+    blocks = _blocks(module, parts)
+    if len(blocks) < num_stages:
+        raise ParamError(
+            f"{len(blocks)} blocks cannot be cut into {num_stages} pipeline stages ({ranks} ranks, schedule "
+            f"{schedule!r}). Use at most {len(blocks) // per_rank} pipeline ranks, or a schedule with one stage per "
+            "rank, such as '1f1b'."
+        )
+    _check_between_parts(module, parts)
+    costs = costs_by_memory(module, parts) if costs is None else costs
+    if len(costs) != len(blocks):
+        raise ParamError(f"There are {len(costs)} costs for {len(blocks)} blocks; give one for each block.")
+    firsts = balance(costs, num_stages)
+    _check_tied(module, parts, firsts)
+    return firsts
+
+
+def _blocks(module: nn.Module, parts: Parts) -> nn.ModuleList | nn.Sequential:
+    blocks = module.get_submodule(parts.blocks)
+    if not isinstance(blocks, nn.ModuleList | nn.Sequential):
+        raise ParamError(
+            f"The blocks {parts.blocks!r} of {type(module).__name__} must be a torch.nn.ModuleList or Sequential, they "
+            f"are a {type(blocks).__name__}."
+        )
+    return blocks
+
+
+def _weights(module: nn.Module) -> float:
+    return float(sum(parameter.numel() for parameter in module.parameters()))
+
+
+def _check_tied(module: nn.Module, parts: Parts, firsts: Sequence[int]) -> None:
+    """Refuse parameters that several stages would have: each would train its own."""
+    stage_of: dict[nn.Parameter, tuple[int, str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        stage = _stage_of(name, parts, firsts)
+        other, other_name = stage_of.setdefault(parameter, (stage, name))
+        if other != stage:
+            raise ParamError(
+                f"{other_name!r} and {name!r} are one parameter, and lie on the pipeline stages {other} and {stage}. "
+                "Give the model weights of its own for each (for a head that shares the embedding's: is_tied=False, or "
+                "tie_word_embeddings=False in Hugging Face's configurations)."
+            )
+
+
+def _stage_of(name: str, parts: Parts, firsts: Sequence[int]) -> int:
+    prefix = f"{parts.blocks}." if parts.blocks else ""
+    if name.startswith(prefix):
+        number = name.removeprefix(prefix).partition(".")[0]
+        if number.isdigit():
+            return max(stage for stage, first in enumerate(firsts[:-1]) if first <= int(number))
+    if any(name == part or name.startswith(f"{part}.") for part in parts.after):
+        return len(firsts) - 2
+    return 0
+
+
+class _Pass(nn.Module):
+    """Stands for a module of another stage: passes its first argument on."""
+
+    is_elsewhere = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the first argument."""
+        return args[0] if args else next(iter(kwargs.values()))
+
+
+class _OwnBlocks(nn.ModuleList):
+    """Some of a list's blocks under their own numbers; runs through them, and counts as many."""
+
+    def __init__(self, blocks: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self._modules.update(blocks)
+
+    def __getitem__(self, index: Any) -> Any:
+        own = list(self._modules.values())
+        return own[index]
+
+    def __iter__(self) -> Any:
+        return iter(list(self._modules.values()))
+
+
+class _OwnLayers(nn.Sequential):
+    """Some of a Sequential's layers under their own numbers."""
+
+    def __init__(self, layers: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self._modules.update(layers)
+
+
+def _of_hugging_face(module: nn.Module) -> tuple[str, Any] | None:
+    """The model of Hugging Face that a module is or has, and the prefix of its names."""
+    for name, each in module.named_modules():
+        if hasattr(type(each), "pp_plan"):  # adapters of peft have it by proxy
+            return f"{name}." if name else "", each
+    return None
+
+
+def _make_stage(
+    model: Any, base: Any, *, is_root: bool, is_first: bool, is_last: bool, layers: slice
+) -> None:
+    """Have a model of Hugging Face take and return what passes between stages.
+
+    Args:
+        model: of which parts were replaced.
+        base: its part with the blocks.
+        is_root: whether it is the stage, which takes and returns tensors, and does not lie in another module.
+        is_first: whether it has the first stage, which takes tokens.
+        is_last: whether it has the last stage, which returns logits.
+        layers: the numbers of its blocks.
+    """
+    # The loop over blocks looks up by their numbers here what kind of attention each has.
+    count, config = base.config.num_hidden_layers, copy.copy(base.config)
+    for key, value in vars(config).items():
+        if isinstance(value, list) and len(value) == count:
+            config.__dict__[key] = value[layers]
+    base.config = config
+    name, forward, called = "input_ids" if is_first else "inputs_embeds", model.forward, base.forward
+
+    def pass_on(tensor: Tensor, **kwargs: Any) -> Tensor:
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        given |= {name: tensor, "use_cache": False}
+        # What a model computes of its logits is left to the last stage.
+        found: Tensor = forward(**given).logits if is_last else called(**given).last_hidden_state
+        return found
+
+    def answer(input_ids: Tensor, **kwargs: Any) -> SimpleNamespace:
+        return SimpleNamespace(logits=pass_on(input_ids, **kwargs))
+
+    model.forward = pass_on if is_root else answer
+
+
+@torch.no_grad()
+def _check_between_parts(module: nn.Module, parts: Parts) -> None:
+    """Refuse models of Hugging Face that compute something between the embedding and the blocks: each stage would.
+
+    Raises:
+        ParamError: if it does.
+    """
+    found = _of_hugging_face(module)
+    if found is None:
+        return
+    base: Any = _shallow_copy(module.get_submodule(parts.blocks.rpartition(".")[0]))
+    prefix = parts.blocks.removesuffix(parts.blocks.rpartition(".")[2])
+    for name in (*parts.before, *parts.after):
+        if name.startswith(prefix):
+            _set(base, name.removeprefix(prefix), _Pass())
+    _set(base, parts.blocks.removeprefix(prefix), _OwnBlocks({}))
+    if any(buffer.is_meta for buffer in base.buffers()):
+        return  # such a model cannot be given weights
+    hidden = torch.rand(1, 2, base.config.get_text_config().hidden_size)
+    if not torch.equal(base(inputs_embeds=hidden, use_cache=False).last_hidden_state, hidden):
+        raise ParamError(
+            f"{type(found[1]).__name__} computes something between its embedding and its layers, or after them, that "
+            "is no module of its plan, so that every pipeline stage would do it again. Use shard or tensor for it."
+        )
+
+
+class _FirstCall:
+    """Checks a stage after the first one when it is called for the first time.
+
+    A model whose ``forward`` changes what passes between its parts would do so in every stage, and one that looks up
+    something by the number of a block would take that of another block, as a stage counts its own from 0. Both would be
+    wrong without a word. A model whose ``forward`` needs all of its blocks cannot be checked so.
+    """
+
+    def __init__(self, stage: nn.Module, parts: Parts, number_of_first: int) -> None:
+        self._stage, self._parts, self._number_of_first = stage, parts, number_of_first
+        self._handle = stage.register_forward_pre_hook(self._check, with_kwargs=True)
+
+    def _check(self, stage: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden = args[0] if args else next(iter(kwargs.values()))
+        if hidden.is_meta or not hidden.is_floating_point():
+            return
+        self._handle.remove()
+        generator = torch.Generator(hidden.device).manual_seed(0)
+        tried = torch.rand(hidden.shape, generator=generator, dtype=hidden.dtype, device=hidden.device)
+        others = {name: each for name, each in kwargs.items() if args or each is not hidden}
+        own = _blocks(stage, self._parts)
+        ends = [name for name in self._parts.after if not hasattr(stage.get_submodule(name), "is_elsewhere")]
+        kept = {name: stage.get_submodule(name) for name in ends}
+
+        def output_with(blocks: nn.Module) -> Tensor | None:
+            _set(stage, self._parts.blocks, blocks)
+            devices = [hidden.device] if hidden.is_cuda else []
+            try:
+                with torch.no_grad(), torch.random.fork_rng(devices):
+                    found = stage.forward(tried, *args[1:], **others)
+            except Exception:  # a forward that cannot do with such blocks
+                return None
+            return found if isinstance(found, Tensor) else None
+
+        try:
+            for name in ends:
+                _set(stage, name, _Pass())
+            nothing = output_with(_OwnBlocks({}))
+            counted = output_with(own)
+            numbered = output_with(
+                _OwnBlocks({str(n): _Pass() for n in range(self._number_of_first)} | own._modules)
+            )
+        finally:
+            _set(stage, self._parts.blocks, own)
+            for name, each in kept.items():
+                _set(stage, name, each)
+        if nothing is not None and not torch.equal(nothing, tried):
+            raise ParamError(
+                f"{type(stage).__name__} computes something before, between or after its pipeline_parts, which every "
+                "stage would do again. Make it a module, and name it among the modules before or after the blocks."
+            )
+        if (
+            counted is not None
+            and numbered is not None
+            and not torch.allclose(counted, numbered, equal_nan=True)
+        ):
+            raise ParamError(
+                f"{type(stage).__name__} computes something by the number of a block, which a pipeline stage counts "
+                "from 0. Keep what belongs to a block inside of it."
+            )
+
+
+def _keep(shell: nn.Module, parts: Parts, stage: int, num_stages: int, firsts: Sequence[int]) -> nn.Module:
+    layers = slice(firsts[stage], firsts[stage + 1])
+    kept = {str(number): _blocks(shell, parts)[number] for number in range(layers.start, layers.stop)}
+    if not parts.blocks:
+        return _OwnLayers(kept)
+    _set(shell, parts.blocks, _OwnBlocks(kept))
+    is_first, is_last = stage == 0, stage == num_stages - 1
+    for names, is_kept in ((parts.before, is_first), (parts.after, is_last)):
+        for name in names:
+            if not is_kept:
+                _set(shell, name, _Pass())
+    found = _of_hugging_face(shell)
+    if found is not None:
+        prefix, model = found
+        base = shell.get_submodule(parts.blocks.rpartition(".")[0])
+        _make_stage(model, base, is_root=not prefix, is_first=is_first, is_last=is_last, layers=layers)
+    elif not is_first:
+        _FirstCall(shell, parts, layers.start)
+    return shell
+
+
+def _set(shell: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    shell.get_submodule(parent)._modules[last] = module
+
+
+def _shallow_copy(module: nn.Module) -> nn.Module:
+    """The module with the same parameters in new shells, so that children can be replaced."""
+    parameters = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return copy.deepcopy(module, memo=dict(parameters))

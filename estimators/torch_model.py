@@ -13,7 +13,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
 
 from sparkdl.data.dataset.dataset import missing_column_error
-from sparkdl.data.spark.columns import ambiguous_column_error, check_like, is_vector, quoted, without_decimals
+from sparkdl.data.spark.columns import (
+    ambiguous_column_error,
+    check_case,
+    check_like,
+    is_vector,
+    quoted,
+    without_decimals,
+)
 from sparkdl.errors import ParamError
 from sparkdl.estimators.params.estimator import _TorchParams
 from sparkdl.estimators.params.inputs import scored_columns_of
@@ -146,6 +153,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
                 f"Param featuresCol names {len(names)} columns, and the model was trained on {len(expected)}: "
                 f"{', '.join(expected)}."
             )
+        check_case(dataset, names)
         available, num_columns = {field.name: field for field in dataset.schema}, Counter(dataset.columns)
         fields = []
         for name, trained in zip(names, self._saved.signature.inputs.columns, strict=True):
@@ -176,5 +184,6 @@ def _row_by_row(dataset: DataFrame) -> DataFrame:
 def _feature(dataset: DataFrame, field: StructField) -> Column:
     column = dataset[quoted(field.name)]
     if is_vector(field.dataType):
-        return vector_to_array(column)
+        # Under a condition, as it fails on a null, which gives null in all added columns.
+        return F.when(column.isNotNull(), vector_to_array(column))
     return column.cast(field.dataType) if dataset.schema[field.name].dataType != field.dataType else column

@@ -66,7 +66,7 @@ class LastingRanks:
         """Whether further calls can be made."""
         return bool(self._connections)
 
-    def call(self, argument: Any, *, timeout_s: float = 120.0) -> list[Any]:
+    def call(self, argument: Any, *, timeout_s: float = 500.0) -> list[Any]:
         """Call all ranks and return their answers by rank; when this raises, all of them have ended.
 
         Raises:

@@ -31,7 +31,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run(
-    command: Sequence[str | Path], *, cwd: Path, variables: Mapping[str, str], timeout_s: float = 120
+    command: Sequence[str | Path], *, cwd: Path, variables: Mapping[str, str], timeout_s: float = 500
 ) -> subprocess.CompletedProcess[str]:
     """Run a command, and return what it printed and its status."""
     return subprocess.run(

@@ -116,7 +116,7 @@ class Server:
         process: the leader of its group.
     """
 
-    def __init__(self, process: subprocess.Popen[str], *, timeout_s: float = 120) -> None:
+    def __init__(self, process: subprocess.Popen[str], *, timeout_s: float = 300) -> None:
         self.process = process
         self.url = ""
         self._lines: list[str] = []

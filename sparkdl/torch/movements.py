@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import (
 
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import elements_per_element, export, movable, restore
-from sparkdl.torch.submission import Finish, Submission, as_list, recorded, restoring
+from sparkdl.torch.submission import Finish, Submission, as_list, called_as_it_is, recorded, restoring
 from sparkdl.torch.work import CollectiveWork, FutureCompleter
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sparkdl.collective import Handle
 
 
+@called_as_it_is
 class Movements(Submission):
     """allgather in its forms, broadcast, and barrier, which moves nothing."""
 
@@ -172,6 +173,7 @@ def restoring_parts(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> li
     return finishes
 
 
+@called_as_it_is
 class Exchanges(Submission):
     """gather, scatter and alltoall in its forms."""
 
@@ -281,6 +283,7 @@ def _elements_per_rank(tensor: torch.Tensor, split_sizes: Sequence[int] | None, 
     return [size * per_row for size in split_sizes]
 
 
+@called_as_it_is
 class Messages(Submission):
     """send and recv; torch's ``isend`` and ``irecv`` are these, and its ``send`` and ``recv`` wait for them."""
 

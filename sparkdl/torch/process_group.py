@@ -22,6 +22,7 @@ from sparkdl.errors import CommunicatorError
 from sparkdl.rendezvous.deadline import to_seconds
 from sparkdl.torch.movements import Exchanges, Messages, Movements
 from sparkdl.torch.reductions import Reductions
+from sparkdl.torch.submission import called_as_it_is
 from sparkdl.torch.work import CollectiveWork, FutureCompleter, joined
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ _open_groups: WeakSet[SparkdlProcessGroup] = WeakSet()
 os.register_at_fork(after_in_child=_open_groups.clear)
 
 
+@called_as_it_is
 class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.ProcessGroup):  # type: ignore[misc]  # torch renames methods
     """A process group whose CPU tensors travel over a communicator.
 

@@ -439,7 +439,7 @@ def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
     base_store, owns_communicator = None, False
     if given is not None:
         communicator, rendezvous, base_store = given
-    elif _is_whole_job(options):
+    elif _is_whole_job(options, timeout_s):
         of_job = current_communicator()
         assert of_job is not None, "a rank of a job has one"
         communicator, rendezvous = of_job, _fresh_keys(of_job)
@@ -463,15 +463,22 @@ def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
     )
 
 
-def _is_whole_job(options: Any) -> bool:
-    """Whether a default group that ``env://`` made has the ranks of this process's job, and by their numbers."""
-    job = job_of(options.store)
-    is_default = not options.global_ranks_in_group
-    return (
-        job is not None
-        and is_default
-        and (options.group_rank, options.group_size) == (job.rank, job.world_size)
-    )
+def _is_whole_job(options: Any, timeout_s: float) -> bool:
+    """Whether a default group that ``env://`` made has the ranks of this process's job, and by their numbers.
+
+    Collective among the ranks of the group: it has them on all ranks or on none.
+    """
+    job, own = job_of(options.store), current_job()
+    if job is None and own is not None and _world() is None:
+        _note_elsewhere(own)  # in a store of the program's own
+    if job is None or options.global_ranks_in_group or options.group_size != job.world_size:
+        return False
+    if options.group_rank != job.rank:
+        options.store.set("sparkdl/renumbered", b"1")
+    if options.store.add("sparkdl/numbered", 1) == options.group_size:
+        options.store.set("sparkdl/all_numbered", b"1")
+    options.store.wait(["sparkdl/all_numbered"], timedelta(seconds=timeout_s))
+    return not options.store.check(["sparkdl/renumbered"])
 
 
 def _group_rendezvous(options: Any) -> Rendezvous:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
@@ -28,6 +30,7 @@ Finish = Callable[[], None]
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Kind = TypeVar("Kind", bound=type)
 
 
 def recorded(name: str, argument: int = 0) -> Callable[[Method], Method]:
@@ -50,6 +53,25 @@ def recorded(name: str, argument: int = 0) -> Callable[[Method], Method]:
         return run  # type: ignore[return-value]  # it takes the same arguments
 
     return decorate
+
+
+def called_as_it_is(kind: Kind) -> Kind:
+    """Decorate a class whose methods ``torch.compile`` calls without compiling them and what they call.
+
+    It does so with torch's own groups, as their methods are C++. What ``torch.compiler.disable`` does would take the
+    import of the compiler, a second, in every rank.
+    """
+    for method in vars(kind).values():
+        if isinstance(method, FunctionType):
+            _not_compiled(method)
+    return kind
+
+
+def _not_compiled(method: FunctionType) -> None:
+    method._torchdynamo_disable = True  # type: ignore[attr-defined]  # a frame that calls it does not inline it
+    if hasattr(eval_frame, "set_code_exec_strategy"):  # since torch 2.7
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(method.__code__, eval_frame._FrameExecStrategy(skip, skip))
 
 
 def _tensors_in(argument: Any) -> list[torch.Tensor]:

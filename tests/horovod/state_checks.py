@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
 
 import sparkdl.horovod.torch as hvd
+from sparkdl.errors import ParamError
 from sparkdl.horovod.torch.current_session import session
 from sparkdl.horovod.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
 from tests.torch.training_examples import batch, loss_of, model
@@ -31,6 +33,15 @@ def check_parameters_become_the_roots() -> None:
             torch.testing.assert_close(mine, expected)
     with pytest.raises(ValueError, match="invalid params"):
         hvd.broadcast_parameters(3, 0)
+    module.register_buffer("positions", torch.eye(2).to_sparse())
+    with pytest.raises(ValueError, match="positions is of layout torch.sparse_coo"):
+        hvd.broadcast_parameters(module.state_dict(), root_rank=0)
+
+
+def check_what_cannot_be_sent_is_named() -> None:
+    if hvd.rank() == 0:  # the root alone pickles
+        with pytest.raises(ParamError, match="The state's lock is a lock, which cannot be pickled"):
+            hvd.elastic.TorchState(epoch=1, lock=threading.Lock()).sync()
 
 
 def check_optimizer_state_becomes_the_roots() -> None:

@@ -13,8 +13,8 @@ from tests.hosts.network import Network, hosts_with_ranks
 from tests.run_ranks import RankEnvironment, run_ranks
 
 
-def check_all(network: Network, timeout_s: float = 60.0) -> None:
-    outcomes = run_ranks(network.world_size, run_checks, None, place=network, timeout_s=timeout_s)
+def check_all(network: Network) -> None:
+    outcomes = run_ranks(network.world_size, run_checks, None, place=network)
     for rank, outcome in enumerate(outcomes):
         assert list(outcome) == list(CHECKS), f"rank {rank} came only to {list(outcome)[-1]}"
         failed = {check: failure for check, failure in outcome.items() if failure is not None}
@@ -45,7 +45,7 @@ def test_transport_agrees_with_numpy_on_hosts_of(ranks_per_host: Sequence[int]) 
 @pytest.mark.parametrize("ranks_per_host", [(2, 2), (1, 1, 1)])
 def test_transport_agrees_with_numpy_over_a_slow_and_long_cable(ranks_per_host: Sequence[int]) -> None:
     with hosts_with_ranks(*ranks_per_host, gigabits_per_s=1.0, delay_s=0.005) as network:
-        check_all(network, timeout_s=160.0)
+        check_all(network)
 
 
 @pytest.mark.parametrize("ranks_per_host", [(2, 2), (1, 2, 1)])

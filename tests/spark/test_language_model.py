@@ -113,7 +113,9 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
         [(tokenizer(row["text"])["input_ids"],) for row in texts.collect()], "text array<long>"
     )
     for sizes in ({"pipeline": 2}, {"context": 2, "data": 1}):
-        with_stages = make(tmp_path, loraRank=4, epochs=2, parallelism=sizes, **changes).fit(texts.coalesce(1))
+        with_stages = make(tmp_path, loraRank=4, epochs=2, parallelism=sizes, **changes).fit(
+            texts.coalesce(1)
+        )
         alone = make(tmp_path, loraRank=4, epochs=2, numWorkers=1, **changes).fit(texts.coalesce(1))
         assert with_stages.history[1].loss == pytest.approx(alone.history[1].loss, rel=1e-4)
     shared = {"parallelism": {"shard": 2}}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
+from pyspark.ml.functions import array_to_vector
 from pyspark.sql import functions as F
 from torch import nn
 
@@ -209,12 +210,13 @@ def test_nan_is_a_number_to_the_model_and_null_is_none(spark, names, shape):
     assert found == {0: 1.0 if alone else 3.0, 1: 0.0 if alone else 2.0, 2: None}
 
 
-@pytest.mark.parametrize(("names", "shape"), [(["x", "y", "z"], ()), (["vector"], (3,))])
+@pytest.mark.parametrize(("names", "shape"), [(["x", "y", "z"], ()), (["array"], (3,)), (["vector"], (3,))])
 def test_a_row_that_the_model_answers_with_nan_has_null_in_all_columns(spark, names, shape):
     rows = spark.createDataFrame(
         [(0, 1.0, 2.0), (1, float("nan"), 2.0), (2, None, 2.0), (3, 0.5, float("nan"))],
         "id long, x double, y double",
-    ).withColumns({"z": F.lit(0.0), "vector": F.when(F.col("x").isNotNull(), F.array("x", "y", F.lit(0.0)))})
+    ).withColumns({"z": F.lit(0.0), "array": F.when(F.col("x").isNotNull(), F.array("x", "y", F.lit(0.0)))})
+    rows = rows.withColumn("vector", F.when(F.col("x").isNotNull(), array_to_vector("array")))
     columns = {name: Column(name=name, dtype="float64", shape=shape) for name in names}
     given_by = "matrix" if len(names) > 1 else "position"
     inputs = make_inputs(*names, dtypes=("float32",) * len(names), given_by=given_by, **columns)

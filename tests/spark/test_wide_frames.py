@@ -85,6 +85,10 @@ def test_columns_that_share_a_name_are_told_and_others_are_of_no_concern(
         estimator_of(["a", "b"], tmp_path / "store").fit(twice)
     with pytest.raises(DataError, match=message):
         materialize(twice, ["b"], str(tmp_path / "store"))
+    with pytest.raises(
+        DataError, match="has the columns 'B', 'b', .*does not distinguish upper and lower case"
+    ):
+        estimator_of(["a", "b"], tmp_path / "store").fit(rows.toDF("label", "a", "b", "B"))
     model = estimator_of(["a"], tmp_path / "store").fit(twice)
     assert model.transform(twice).count() == 8
     with pytest.raises(DataError, match=message):

@@ -56,6 +56,22 @@ def sharded_model(**options: object) -> torch.nn.Module:
     return fully_shard(module, mesh=mesh, **options)
 
 
+def check_torch_compile_leaves_the_collectives_of_ddp_as_they_are() -> None:
+    compiled = torch.compile(DistributedDataParallel(model()), backend="eager")
+    train(compiled)
+    expected = reference_weights(dist.get_world_size())
+    for name, found in compiled.named_parameters():
+        torch.testing.assert_close(found.detach(), expected[name.rpartition("module.")[2]], **TOLERANCE)
+
+    @torch.compile(backend="eager")
+    def doubled_sum(values: torch.Tensor) -> torch.Tensor:
+        total = values * 2
+        dist.all_reduce(total, async_op=True).wait()
+        return total + 1
+
+    assert doubled_sum(torch.ones(2)).tolist() == [2.0 * dist.get_world_size() + 1] * 2
+
+
 def check_ddp_gradients_equal_one_process_on_the_joined_batch() -> None:
     module = DistributedDataParallel(model())
     loss_of(module, batch(dist.get_rank(), 0)).backward()

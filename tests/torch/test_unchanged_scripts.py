@@ -11,7 +11,7 @@ import pytest
 
 from tests.launchers import ROOT, TOOLS, environment, run, told, write_script
 
-SPARKDL = (sys.executable, "-m", "sparkdl.cli", "run", "-n", "2", "--")
+SPARKDL = (sys.executable, "-m", "sparkdl.cli", "run")
 
 TELL_VARIABLES = """
 import os
@@ -71,6 +71,30 @@ for backend in ("gloo", "sparkdl"):
         seen.append(total.tolist())
         dist.destroy_process_group()
 tell(rank, seen)
+"""
+
+RENUMBERED = """
+import os
+import torch
+import torch.distributed as dist
+
+launched, seen = int(os.environ["RANK"]), []
+own = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if launched == 0 else None
+for turn in range(2):
+    # The launcher's middle rank keeps its number; the second time all do.
+    rank = 2 - launched if turn == 0 else launched
+    dist.init_process_group("sparkdl", rank=rank, world_size=3)
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_gather_object(everyone := [None] * 3, launched)
+    dist.all_reduce(total)
+    port = torch.tensor(own.port if own else 0)
+    dist.all_reduce(port)
+    seen.append([total.item(), everyone])
+    dist.destroy_process_group()
+store = dist.TCPStore("127.0.0.1", int(port)) if own is None else own
+dist.init_process_group("sparkdl", store=store, rank=launched, world_size=3)
+dist.barrier()
+tell(launched, seen)
 """
 
 REMOTE_CALLS = """
@@ -218,9 +242,10 @@ tell(trainer.global_rank, [trainer.world_size, trainer.local_rank, *weights])
 
 
 def sparkdl_run(
-    folder: Path, source: str, *arguments: str, **variables: str
+    folder: Path, source: str, *arguments: str, num_ranks: int = 2, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    return run([*SPARKDL, write_script(folder, source), *arguments], cwd=folder, variables=variables)
+    command = [*SPARKDL, "-n", str(num_ranks), "--", write_script(folder, source), *arguments]
+    return run(command, cwd=folder, variables=variables)
 
 
 def test_torch_loads_the_backend_in_ranks_alone_and_nothing_heavy_with_it() -> None:
@@ -279,6 +304,15 @@ def test_ranks_meet_at_any_kind_of_address_however_long_they_would_wait(
     done = sparkdl_run(tmp_path, EACH_ADDRESS, *urls, PWD=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")  # and no warning that they are unconnected
     assert told(tmp_path) == {rank: [[6.0, 6.0]] * 2 * len(urls) for rank in (0, 1)}
+
+
+def test_ranks_may_have_other_numbers_than_the_launchers_and_meet_in_a_store_of_their_own(
+    tmp_path: Path,
+) -> None:
+    done = sparkdl_run(tmp_path, RENUMBERED, num_ranks=3)
+    assert (done.returncode, done.stderr) == (0, "")
+    seen = [[3.0, [2, 1, 0]], [3.0, [0, 1, 2]]]
+    assert told(tmp_path) == dict.fromkeys(range(3), seen)
 
 
 @pytest.mark.slow  # of a face of torch that few use

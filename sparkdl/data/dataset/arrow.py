@@ -239,8 +239,7 @@ def _other_type(found: pa.DataType, column: Column) -> ColumnMismatchError:
 def _check_no_nulls(values: pa.Array, column: Column) -> None:
     if values.null_count:
         raise DataError(
-            f"Column {column.name!r} has {values.null_count} nulls. Fill those values, or leave their rows out, and "
-            "write the files again."
+            f"Column {column.name!r} has {values.null_count} nulls. Fill those values, or leave their rows out."
         )
 
 

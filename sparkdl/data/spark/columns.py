@@ -14,7 +14,7 @@ from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
@@ -59,6 +59,27 @@ def check_types(
             )
         chosen.append(fields[name])
     return chosen
+
+
+def check_case(df: DataFrame, columns: Iterable[str]) -> None:
+    """Check that no other columns have the names of some but for upper and lower case, unless the session minds it.
+
+    Raises:
+        DataError: if there are any, as Spark cannot tell which is meant.
+    """
+    available = df.columns
+    if len({name.lower() for name in available}) == len(set(available)):
+        return
+    if str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true":
+        return
+    for name in columns:
+        same = sorted({each for each in available if each.lower() == name.lower()})
+        if len(same) > 1:
+            raise DataError(
+                f"The DataFrame has the columns {', '.join(map(repr, same))}, and Spark cannot tell which is meant, as "
+                "it does not distinguish upper and lower case. Drop or rename all but one of them, as with "
+                "df.toDF(*names), or set spark.sql.caseSensitive to true."
+            )
 
 
 def ambiguous_column_error(name: str, num_columns: int) -> DataError:

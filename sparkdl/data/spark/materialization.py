@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sparkdl.data.dataset.footers import list_parquet_files, scan_dataset
 from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.data.spark.columns import array_depth, check_frame, check_types, is_vector, quoted
+from sparkdl.data.spark.columns import array_depth, check_case, check_frame, check_types, is_vector, quoted
 from sparkdl.data.spark.in_place import open_in_place
 from sparkdl.data.spark.input_files import InputFiles, input_files
 from sparkdl.data.spark.jobs import jobs_of, spark_job
@@ -215,6 +215,7 @@ def obtain_dataset(
     if isinstance(columns, str):
         raise ParamError(f"columns must be a list of names, got the text {columns!r}. Write [{columns!r}].")
     fields = check_types(df.schema, columns)
+    check_case(df, columns)
     request = _Request(
         df,
         fields,

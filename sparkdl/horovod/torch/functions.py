@@ -68,7 +68,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         root_rank: the rank whose values all take.
 
     Raises:
-        ValueError: if ``params`` is nothing of the kind, or has DTensors.
+        ValueError: if ``params`` is nothing of the kind, or has DTensors, sparse tensors or tensors without values.
     """
     if isinstance(params, Mapping):
         named = sorted(params.items())
@@ -78,6 +78,12 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         raise ValueError(f"invalid params of type: {type(params)}")
     # Before any of them is on its way.
     refuse_subclasses(tensor for _, tensor in named if isinstance(tensor, torch.Tensor))
+    for name, tensor in named:
+        if isinstance(tensor, torch.Tensor) and (tensor.is_meta or tensor.layout != torch.strided):
+            found = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+            raise ValueError(
+                f"{name or 'A tensor'} is {found}, and only dense tensors with values can be broadcast."
+            )
     handles = [
         broadcast_async_(tensor.detach(), root_rank, name)
         for name, tensor in named

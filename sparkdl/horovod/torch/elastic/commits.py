@@ -7,11 +7,14 @@ launcher commits stay in memory and are lost with the ranks.
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any, Protocol
 
-from sparkdl.errors import CheckpointError
+import cloudpickle
+
+from sparkdl.errors import CheckpointError, ParamError
 from sparkdl.horovod.torch.basics import size
 from sparkdl.horovod.torch.functions import broadcast_object
 from sparkdl.horovod.torch.operations.barrier_and_join import barrier
@@ -200,6 +203,19 @@ class State:
         raise NotImplementedError
 
 
+def _unpicklable(values: dict[str, Any], error: Exception) -> Exception:
+    """The error of the value that cannot be sent to other ranks; the error itself if all can."""
+    for name, value in values.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception as reason:
+            return ParamError(
+                f"The state's {name} is a {type(value).__name__}, which cannot be pickled to be sent to the other "
+                f"ranks: {reason}. Leave it out, and make it on each rank."
+            )
+    return error
+
+
 class ObjectState(State):
     """Python objects, each an attribute of the state."""
 
@@ -222,7 +238,10 @@ class ObjectState(State):
     def sync(self) -> None:
         """See :class:`State`."""
         if self._saved_state:
-            self._saved_state = self._bcast_object(self._saved_state)
+            try:
+                self._saved_state = self._bcast_object(self._saved_state)
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
+                raise _unpicklable(self._saved_state, error) from error
             self._set_attributes()
 
     def _committed(self) -> dict[str, dict[str, Any]] | None:

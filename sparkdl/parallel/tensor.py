@@ -46,6 +46,7 @@ from sparkdl.parallel.collectives import (
     sum_of_ranks,
     sum_scattered,
 )
+from sparkdl.parallel.tensor_checks import Alike, ComparedOnce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -126,8 +127,8 @@ def divide(
     group = mesh.get_group()
     tied = _tied_parameters(module)
     # Torch tries the stages of a pipeline with uninitialized memory.
-    alike = None if getattr(module, "is_pipeline_stage", False) else _Alike(group)
-    inputs = _SharedInputs(group)
+    alike = None if getattr(module, "is_pipeline_stage", False) else Alike(group)
+    inputs, compared = _SharedInputs(group), ComparedOnce()
     with_whole_features = _modules_with_whole_features(divided)
     for name, layer in list(module.named_modules()):
         if not layer._parameters and name not in divided:
@@ -138,10 +139,16 @@ def divide(
         else:
             style = "replicated" if in_parts and not name.startswith(tuple(with_whole_features)) else "whole"
         _place_parameters(layer, style, mesh)
-        _Divided(name, style, group, inputs, alike, in_parts=in_parts).attach(layer)
+        _Divided(name, style, group, inputs, alike, compared, in_parts=in_parts).attach(layer)
     _tie_again(module, tied)
-    parents = {name.rpartition(".")[0] for name, (_, style) in divided.items() if style.startswith("colwise")}
+    # Not a set, whose order is not that of other ranks.
+    parents = dict.fromkeys(
+        name.rpartition(".")[0] for name, (_, style) in divided.items() if style.startswith("colwise")
+    )
     for name in parents:
+        joined = {style for other, (_, style) in divided.items() if other.rpartition(".")[0] == name}
+        if alike is not None and name and any(style.startswith("rowwise") for style in joined):
+            compared.watch(name, module.get_submodule(name))
         module.get_submodule(name).register_forward_hook(inputs.forget, always_call=True)
         if blocks is not None and name.startswith(f"{blocks}."):
             module.get_submodule(name).register_forward_pre_hook(
@@ -337,88 +344,6 @@ class _SharedInputs:
         self._last = None
 
 
-class _Alike:
-    """Checks in the first step that what every rank has whole is equal on all of them.
-
-    These are the inputs of divided layers, and the gradients of parameters of layers that the plan does not name. Ranks
-    would train models of their own without a word where rows or random numbers differ, or where a layer between divided
-    ones is left out of the plan.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._sums: dict[str, Tensor] = {}
-        self._inputs_of: set[str] = set()
-        self._has_gradients = False
-
-    def check_input(self, layer: str, tensor: Tensor) -> None:
-        """Compare what a layer takes, the first time.
-
-        Raises:
-            ParamError: if the ranks take something else.
-        """
-        if layer in self._inputs_of:
-            return
-        self._inputs_of.add(layer)
-        if self._differing(_sums_of(tensor.detach())[None])[0]:
-            raise ParamError(
-                f"The tensor-parallel ranks gave different inputs to the divided layer {layer!r}. Give the ranks of a "
-                "tensor group the same rows, and the same random numbers for dropout."
-            )
-
-    def watch_gradients(self, layer: str, parameters: Mapping[str, Tensor | None]) -> None:
-        """Compare the gradients of a layer's parameters at the end of the first backward pass."""
-        if self._has_gradients:
-            return
-        for name, parameter in parameters.items():
-            if parameter is not None and parameter.requires_grad and not parameter.is_leaf:
-                parameter.register_hook(  # type: ignore[no-untyped-call]  # of torch
-                    functools.partial(self._note, f"{layer}.{name}" if layer else name)
-                )
-
-    def _note(self, name: str, gradient: Tensor) -> None:
-        if self._has_gradients:
-            return
-        if not self._sums:
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._compare_gradients)
-        sums = _sums_of(gradient)
-        self._sums[name] = self._sums[name] + sums if name in self._sums else sums
-
-    def _compare_gradients(self) -> None:
-        self._has_gradients = True
-        names = sorted(self._sums)
-        differs = self._differing(torch.stack([self._sums.pop(name) for name in names]))
-        wrong = [name for name, is_wrong in zip(names, differs, strict=True) if is_wrong]
-        if wrong:
-            raise ParamError(
-                f"Every tensor-parallel rank has {wrong[0]!r} whole, and the ranks computed different gradients of it. "
-                "If its layer works on the features or heads of divided layers, name it in the plan as 'replicated'. "
-                "Otherwise give the ranks of a tensor group the same random numbers for dropout."
-            )
-
-    def _differing(self, sums: Tensor) -> list[bool]:
-        """Which rows, of :func:`_sums_of`, are not the same on all ranks."""
-        extremes = torch.stack([sums, -sums])
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
-        highest, lowest = extremes[0], -extremes[1]
-        # Processors of other kinds may round in another way.
-        differs: list[bool] = ((highest - lowest).amax(dim=1) > _MOST_DIFFERENCE * highest[:, 1]).tolist()
-        return differs
-
-
-_MOST_DIFFERENCE = 0.01
-"""Between the sums of a tensor on two ranks, as a share of the sum of its absolute values."""
-
-
-def _sums_of(tensor: Tensor) -> Tensor:
-    """The sum of a tensor with signs that change, and that of its absolute values."""
-    flat = tensor.flatten() if tensor.is_floating_point() else tensor.flatten().double()
-    double = torch.float64
-    alternating = flat[::2].sum(dtype=double) - flat[1::2].sum(dtype=double)
-    return torch.stack([alternating, torch.linalg.vector_norm(flat, 1, dtype=double)])
-
-
 class _Divided:
     """Has a layer compute with this rank's part of its parameters, between the exchanges that its style needs.
 
@@ -428,6 +353,7 @@ class _Divided:
         group: the tensor-parallel ranks.
         inputs: shared by the layers that may take the same tensor.
         alike: checks what every rank has whole; None if nothing is checked.
+        compared: compares what divided layers compute with what whole ones do.
         in_parts: the layer lies where sequences are divided.
     """
 
@@ -437,7 +363,8 @@ class _Divided:
         style: str,
         group: dist.ProcessGroup,
         inputs: _SharedInputs,
-        alike: _Alike | None,
+        alike: Alike | None,
+        compared: ComparedOnce,
         *,
         in_parts: bool,
     ) -> None:
@@ -446,6 +373,7 @@ class _Divided:
         self._group = group
         self._inputs = inputs
         self._alike = alike
+        self._compared = compared
         self._in_parts = in_parts
         self._rank = dist.get_rank(group)
 
@@ -455,6 +383,8 @@ class _Divided:
 
     def _forward(self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
         kept = dict(layer._parameters)
+        if self._compared.is_whole:
+            return self._forward_whole(layer, forward, *args, **kwargs)
         parts = {name: self._part_of(parameter) for name, parameter in kept.items()}
         if self._alike is not None and self._style == "whole":
             self._alike.watch_gradients(self._name, parts)
@@ -481,6 +411,23 @@ class _Divided:
         if outside is not None:
             output = output.masked_fill(outside.unsqueeze(-1), 0.0)
         return self._joined(output, bias)
+
+    def _forward_whole(
+        self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Compute as if the layer were not divided, from inputs that are whole."""
+        kept = dict(layer._parameters)
+        whole = {
+            name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in kept.items()
+        }
+        layer._parameters.update(whole)
+        try:
+            output: Any = forward(*args, **kwargs)
+        finally:
+            layer._parameters.update(kept)
+        if self._in_parts and self._style.startswith("rowwise"):
+            output = split(output, self._group, _POSITIONS)
+        return output
 
     def _joined(self, output: Any, bias: Tensor | None) -> Any:
         """What the layer's callers get of what this rank computed."""
@@ -589,10 +536,24 @@ def cross_entropy(
 
     Returns:
         A scalar of at least float32, the same on all ranks, with gradients; NaN if no position counts, as in torch.
+
+    Raises:
+        ParamError: if a label is no class; of CUDA tensors the error comes later, as in torch.
     """
     flat = logits.reshape(-1, logits.shape[-1])
     losses = apply(_DividedCrossEntropy, flat, labels.reshape(-1), group, ignore_index)
     return losses.sum() / (labels != ignore_index).sum()
+
+
+def _check_labels(labels: Tensor, classes: int, ignore_index: int) -> None:
+    wrong = ((labels < 0) | (labels >= classes)) & (labels != ignore_index)
+    if labels.is_cuda:
+        torch._assert_async(~wrong.any(), f"a label is not among the {classes} classes")
+    elif wrong.any():
+        raise ParamError(
+            f"The label {int(labels[wrong][0])} is none of the {classes} classes, 0 to {classes - 1}, and not "
+            f"ignore_index, {ignore_index}."
+        )
 
 
 class _DividedCrossEntropy(torch.autograd.Function):
@@ -604,6 +565,7 @@ class _DividedCrossEntropy(torch.autograd.Function):
         highest = values.amax(dim=-1)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
         exponentials = (values - highest.unsqueeze(-1)).exp_()
+        _check_labels(labels, logits.shape[-1] * dist.get_world_size(group), ignore_index)
         own = labels - dist.get_rank(group) * logits.shape[-1]
         is_here = (own >= 0) & (own < logits.shape[-1])
         own = own.masked_fill(~is_here, 0)

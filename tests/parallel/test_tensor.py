@@ -146,6 +146,52 @@ def check_a_layer_between_divided_ones_that_the_plan_leaves_out_is_refused() -> 
     check(normed, plan={**plan, "1.norm": "replicated"})
 
 
+class FixedHeads(nn.Module):
+    """Attention whose forward has the number of heads as a constant."""
+
+    def __init__(self, *, is_fused: bool = False) -> None:
+        super().__init__()
+        self.is_fused = is_fused
+        if is_fused:
+            self.all = nn.Linear(16, 48)
+        else:
+            self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
+        self.output = nn.Linear(16, 16)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.is_fused:
+            query, key, value = (
+                each.unflatten(-1, (-1, 4)).transpose(1, 2) for each in self.all(hidden).chunk(3, -1)
+            )
+        else:
+            query, key, value = (
+                layer(hidden).unflatten(-1, (4, -1)).transpose(1, 2)
+                for layer in (self.query, self.key, self.value)
+            )
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.output(attended.transpose(1, 2).flatten(2))
+
+
+def check_layers_that_compute_something_else_when_divided_are_refused() -> None:
+    mesh = Parallelism(tensor=-1).lay_out().mesh["tensor"]
+    for is_fused, plan in (
+        (False, dict.fromkeys(("1.query", "1.key", "1.value"), "colwise")),
+        (True, {"1.all": "colwise"}),
+    ):
+        for sequence in (False, True):
+            torch.manual_seed(3)
+            blocks = [FixedHeads(is_fused=is_fused) for _ in range(2)]
+            whole = nn.Sequential(nn.Embedding(32, 16), *blocks)
+            if sequence:
+                whole = nn.Sequential(nn.Embedding(32, 16), nn.ModuleList(blocks))
+                whole.forward = lambda tokens, module=whole: module[1][1](module[1][0](module[0](tokens)))
+            names = {f"1.*.{name[2:]}" if sequence else name: style for name, style in plan.items()}
+            names["1.*.output" if sequence else "1.output"] = "rowwise"
+            module = divide(whole, mesh, names, sequence=sequence)
+            with pytest.raises(ParamError, match=r"'1(\.0)?' computes something else than with whole ones"):
+                module(batch(0)[0])
+
+
 def check_ranks_of_a_group_with_other_rows_are_refused() -> None:
     module = divide(decoder(), Parallelism(tensor=-1).lay_out().mesh["tensor"])
     tokens, _ = batch(dist.get_rank())
@@ -161,6 +207,13 @@ def check_each_rank_has_its_part_of_the_weights() -> None:
     assert weight.to_local().shape == (SIZES.width // dist.get_world_size(), SIZES.width)
     torch.testing.assert_close(weight.full_tensor(), whole.blocks[0].attention.query.weight)
     assert module.head.weight is module.embedding.weight
+
+
+def check_labels_that_are_no_class_are_refused() -> None:
+    group = Parallelism(tensor=-1).lay_out().group("tensor")
+    for label in (32, -5):
+        with pytest.raises(ParamError, match=f"label {label} is none of the 32 classes"):
+            cross_entropy(torch.randn(2, 32 // dist.get_world_size()), torch.tensor([1, label]), group)
 
 
 def check_labels_that_do_not_count_are_left_out_of_the_divided_loss() -> None:

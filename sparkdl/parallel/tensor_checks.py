@@ -1,0 +1,166 @@
+"""Checks of tensor parallelism in the first step: what ranks have whole is equal, and divided layers compute the same.
+
+A plan can be wrong in ways that its shapes do not show. Then each rank would train another model without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Alike:
+    """Checks in the first step that what every rank has whole is equal on all of them.
+
+    These are the inputs of divided layers, and the gradients of parameters of layers that the plan does not name. Ranks
+    would train models of their own without a word where rows or random numbers differ, or where a layer between divided
+    ones is left out of the plan.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._sums: dict[str, Tensor] = {}
+        self._inputs_of: set[str] = set()
+        self._has_gradients = False
+
+    def check_input(self, layer: str, tensor: Tensor) -> None:
+        """Compare what a layer takes, the first time.
+
+        Raises:
+            ParamError: if the ranks take something else.
+        """
+        if layer in self._inputs_of:
+            return
+        self._inputs_of.add(layer)
+        if self._differing(_sums_of(tensor.detach())[None])[0]:
+            raise ParamError(
+                f"The tensor-parallel ranks gave different inputs to the divided layer {layer!r}. Give the ranks of a "
+                "tensor group the same rows, and the same random numbers for dropout."
+            )
+
+    def watch_gradients(self, layer: str, parameters: Mapping[str, Tensor | None]) -> None:
+        """Compare the gradients of a layer's parameters at the end of the first backward pass."""
+        if self._has_gradients:
+            return
+        for name, parameter in parameters.items():
+            if parameter is not None and parameter.requires_grad and not parameter.is_leaf:
+                parameter.register_hook(  # type: ignore[no-untyped-call]  # of torch
+                    functools.partial(self._note, f"{layer}.{name}" if layer else name)
+                )
+
+    def _note(self, name: str, gradient: Tensor) -> None:
+        if self._has_gradients:
+            return
+        if not self._sums:
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._compare_gradients)
+        sums = _sums_of(gradient)
+        self._sums[name] = self._sums[name] + sums if name in self._sums else sums
+
+    def _compare_gradients(self) -> None:
+        self._has_gradients = True
+        names = sorted(self._sums)
+        differs = self._differing(torch.stack([self._sums.pop(name) for name in names]))
+        wrong = [name for name, is_wrong in zip(names, differs, strict=True) if is_wrong]
+        if wrong:
+            raise ParamError(
+                f"Every tensor-parallel rank has {wrong[0]!r} whole, and the ranks computed different gradients of it. "
+                "If its layer works on the features or heads of divided layers, name it in the plan as 'replicated'. "
+                "Otherwise give the ranks of a tensor group the same random numbers for dropout."
+            )
+
+    def _differing(self, sums: Tensor) -> list[bool]:
+        """Which rows, of :func:`_sums_of`, are not the same on all ranks."""
+        extremes = torch.stack([sums, -sums])
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
+        highest, lowest = extremes[0], -extremes[1]
+        # Processors of other kinds may round in another way.
+        differs: list[bool] = ((highest - lowest).amax(dim=1) > _MOST_DIFFERENCE * highest[:, 1]).tolist()
+        return differs
+
+
+_MOST_DIFFERENCE = 0.01
+"""Between the sums of a tensor on two ranks, as a share of the sum of its absolute values."""
+
+
+def _sums_of(tensor: Tensor) -> Tensor:
+    """The sum of a tensor with signs that change, and that of its absolute values."""
+    flat = tensor.flatten() if tensor.is_floating_point() else tensor.flatten().double()
+    double = torch.float64
+    alternating = flat[::2].sum(dtype=double) - flat[1::2].sum(dtype=double)
+    return torch.stack([alternating, torch.linalg.vector_norm(flat, 1, dtype=double)])
+
+
+class ComparedOnce:
+    """Compares what a module with divided layers computes with what it computes with whole layers, at its first call.
+
+    A fused projection of queries, keys and values would be cut across them, and a number of heads that ``forward`` has
+    as a constant would divide a rank's features into smaller heads: the shapes fit, and the numbers are wrong.
+
+    Of modules that are alike in all layers of a model one is compared, with the weights of that one gathered meanwhile.
+
+    Attributes:
+        is_whole: whether divided layers compute with whole weights at the moment, as the plan were not there.
+    """
+
+    def __init__(self) -> None:
+        self.is_whole = False
+        self._seen: set[str] = set()
+        self._handles: dict[str, Any] = {}
+
+    def watch(self, name: str, module: nn.Module) -> None:
+        """Compare a module, whose layers are all divided and whose output is whole, unless one like it was."""
+        kind = re.sub(r"\.\d+(?=\.|$)", ".*", name)
+        if kind in self._seen:
+            return
+        self._seen.add(kind)
+        self._handles[name] = module.register_forward_hook(
+            functools.partial(self._compare, name), with_kwargs=True
+        )
+
+    def _compare(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self.is_whole or not isinstance(_first_tensor(output), Tensor):
+            return
+        self._handles.pop(name).remove()
+        kwargs = {key: None if key in _CACHES else value for key, value in kwargs.items()}
+        modes = {each: each.training for each in module.modules()}
+        module.eval()  # dropout draws other numbers for a part
+        try:
+            with torch.no_grad():
+                divided = _first_tensor(module.forward(*args, **kwargs))
+                self.is_whole = True
+                whole = _first_tensor(module.forward(*args, **kwargs))
+        finally:
+            self.is_whole = False
+            for each, is_training in modes.items():
+                each.training = is_training
+        if divided.shape == whole.shape:
+            difference, largest = (each.abs().max().item() for each in (divided - whole, whole))
+            if not difference > _MOST_ROUNDING * largest:
+                return
+        raise ParamError(
+            f"With its layers divided among the tensor-parallel ranks, {name!r} computes something else than with "
+            "whole ones. Its forward must work on any number of heads or features, as by view(..., -1, head_size), and "
+            "a fused projection, such as one of queries, keys and values, must be made a layer for each of them."
+        )
+
+
+_CACHES = ("past_key_values", "past_key_value", "layer_past")
+"""Arguments of Hugging Face's layers that a call changes."""
+
+_MOST_ROUNDING = 0.02
+"""Between outputs of divided and of whole layers, as a share of the largest; bfloat16 has 8 bits."""
+
+
+def _first_tensor(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple | list) and output else output

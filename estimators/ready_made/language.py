@@ -363,6 +363,11 @@ class LanguageModel(
                     )
         parallelism = self.getParallelism()
         sizes = None if parallelism is None else parallelism.resolve(self.getNumWorkers())
+        if sizes is not None and sizes.context > 1 and self.getMaxLength() % (2 * sizes.context):
+            raise ParamError(
+                f"Param maxLength is {self.getMaxLength()}, and {sizes.context} ranks share a sequence by parallelism, "
+                f"which each of two parts needs. Set it to a multiple of {2 * sizes.context}."
+            )
         if self.getLoraRank() is not None and sizes is not None and sizes.tensor > 1:
             raise ParamError(
                 "Param loraRank is set, and parallelism divides layers by tensor, of which adapters have no plan. Use "

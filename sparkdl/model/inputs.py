@@ -289,3 +289,15 @@ def rectangular_array(value: Any) -> npt.NDArray[Any]:
     if array.dtype == object and any(isinstance(each, list | tuple | np.ndarray) for each in array.flat):
         raise ValueError("lists of one level differ in length")
     return array
+
+
+def positions_in(documents: Tensor) -> Tensor:
+    """The number of each position in its document: a text is counted from 0, as when it is asked about alone.
+
+    Args:
+        documents: ``(rows, positions)``; those of a document lie side by side.
+    """
+    counted = torch.arange(documents.shape[1], device=documents.device)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return counted - torch.where(begins, counted, 0).cummax(dim=1).values

@@ -7,6 +7,7 @@ the first two alone, for a model of texts that were tokenized elsewhere. Texts a
 
 from __future__ import annotations
 
+import inspect
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from sparkdl.data.blend.packing import PackedBatch, SequencePacker
 from sparkdl.errors import DataError, ParamError
+from sparkdl.model.inputs import positions_in
 from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.text import checked_texts
 
@@ -285,8 +287,16 @@ def logits_of(
         given = {"position_ids": positions[None], "documents": documents}
     elif documents is not None:
         given = {"attention_mask": _masks(decoder.config, documents)}
+        if takes_positions(decoder):
+            given["position_ids"] = positions_in(documents)
     found: Tensor = decoder(input_ids=tokens, use_cache=False, **given).logits
     return found
+
+
+def takes_positions(decoder: Any) -> bool:
+    """Whether a model of transformers, or what adapters are in, takes the numbers of positions."""
+    model = decoder.get_base_model() if hasattr(decoder, "get_base_model") else decoder
+    return "position_ids" in inspect.signature(type(model).forward).parameters
 
 
 ATTENTION_TYPES = ("full_attention", "sliding_attention")

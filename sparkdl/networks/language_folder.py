@@ -24,6 +24,7 @@ from sparkdl.networks.language import (
     FolderTokenizer,
     LearnedTokenizer,
     num_tokens_of,
+    takes_positions,
 )
 
 if TYPE_CHECKING:
@@ -81,6 +82,11 @@ def load_language_folder(
         )
     # Packed rows keep their texts apart by masks, which these implementations take.
     model.set_attn_implementation("sdpa" if getattr(model, "_supports_sdpa", False) else "eager")
+    if not takes_positions(model):
+        raise ParamError(
+            f"The model in {folder!r} is a {type(model).__name__}, which takes no position_ids, so that texts in a "
+            "packed row would not be counted from 0 each. Choose another model."
+        )
     others = set(getattr(model.config, "layer_types", None) or ()) - set(ATTENTION_TYPES)
     if others:
         raise ParamError(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sparkdl.errors import ParamError
+from sparkdl.model.inputs import positions_in
 from sparkdl.parallel import sequence
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention
 from sparkdl.parallel.collectives import apply
@@ -73,7 +74,9 @@ def share_sequences(module: nn.Module, group: dist.ProcessGroup, *, method: str 
         replaced = _Replaced(calls.attention)
         for layer in module.modules():
             # A hook would be left out where a block is computed again.
-            layer.forward = functools.partial(replaced.call, layer.forward)
+            layer.forward = functools.update_wrapper(
+                functools.partial(replaced.call, layer.forward), layer.forward
+            )
     calls.watch()
     return module
 
@@ -162,11 +165,15 @@ class _HuggingFaceAttention:
         module.set_attn_implementation(name)
         module.register_forward_pre_hook(self._before, with_kwargs=True)
 
-    def _before(self, module: nn.Module, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._has_documents = kwargs.get("documents") is not None
-        given = kwargs.get("position_ids")
-        if given is None or self._has_documents:
-            return
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        documents, given = kwargs.get("documents"), kwargs.get("position_ids")
+        self._has_documents = documents is not None
+        if documents is not None:
+            # Each text is counted from 0, as where ranks do not share sequences.
+            whole = positions_in(sequence.unshard(documents, 1, self._group))
+            return args, {**kwargs, "position_ids": sequence.shard(whole, 1, self._group)}
+        if given is None:
+            return None
         length = given.shape[-1] * dist.get_world_size(self._group)
         wanted = sequence.positions(length, self._group, given.device)
         if not torch.equal(given, wanted.expand_as(given)):
@@ -175,6 +182,7 @@ class _HuggingFaceAttention:
                 "which Hugging Face's models take for packed texts. Pack texts by documents=, the number of the text "
                 "of each position, and give sparkdl.parallel.sequence.positions(length, group) as position_ids."
             )
+        return None
 
     def attend(
         self,
@@ -335,21 +343,28 @@ class WholeSequences(nn.Module):
             numbers = numbers[None]
         parts = [self._part(each) for each in args]
         named = {self._positions: numbers, **{name: self._part(each) for name, each in kwargs.items()}}
-        return self._joined(self.module(*parts, **named))
+        return self._joined(self.module(*parts, **named), numbers.shape[-1])
 
     def _part(self, value: Any) -> Any:
         return sequence.shard(value, 1, self._group) if _is_sequence(value) else value
 
-    def _joined(self, output: Any) -> Any:
+    def _joined(self, output: Any, length: int) -> Any:
         if isinstance(output, Tensor):
             dim = getattr(self.module, "positions_dim", 1)
-            return apply(_Joined, output, dim, self._group) if output.ndim > dim else output
+            if output.ndim <= dim or output.shape[dim] != length:
+                raise ParamError(
+                    f"{type(self.module).__name__} returned a tensor of shape {tuple(output.shape)} for a part of "
+                    f"{length} positions, which is not in dimension {dim}: a value of whole sequences, such as a mean "
+                    "over positions, cannot be computed from the parts of ranks. Return one of each position, or use "
+                    "no context parallelism."
+                )
+            return apply(_Joined, output, dim, self._group)
         if isinstance(output, dict):  # a Hugging Face ModelOutput is one
             for name, each in output.items():
-                output[name] = self._joined(each)
+                output[name] = self._joined(each, length)
             return output
         if isinstance(output, tuple | list):
-            return type(output)(self._joined(each) for each in output)
+            return type(output)(self._joined(each, length) for each in output)
         return output
 
 

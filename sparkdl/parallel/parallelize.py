@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from sparkdl.errors import ParamError
 from sparkdl.parallel.context import WholeSequences, name_of_positions, share_sequences
 from sparkdl.parallel.pipeline import SCHEDULES, num_microbatches
-from sparkdl.parallel.pipeline_cut import check_cut
+from sparkdl.parallel.pipeline_cut import check_trainable
 from sparkdl.parallel.sharding import blocks_of, recompute_activations, shard
-from sparkdl.parallel.tensor import divide, divided_layers
+from sparkdl.parallel.tensor import check_heads_shared, divide, divided_layers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +80,7 @@ def check_parts(module: nn.Module, sizes: Parallelism, rows: int) -> None:
         ParamError: if it cannot; the message says what would fit.
     """
     if sizes.pipeline > 1:
-        check_cut(module, sizes.schedule, sizes.pipeline)
+        check_trainable(module, sizes.schedule, sizes.pipeline)
         num_microbatches(sizes, rows)
         if SCHEDULES[sizes.schedule].splits_backward and sizes.shard * sizes.context > 1:
             raise ParamError(
@@ -91,3 +91,4 @@ def check_parts(module: nn.Module, sizes: Parallelism, rows: int) -> None:
         divided_layers(module, sizes.tensor)
     if sizes.context > 1:
         name_of_positions(module)
+        check_heads_shared(module, sizes.attention, sizes.context)

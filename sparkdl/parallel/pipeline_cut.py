@@ -246,6 +246,27 @@ def check_cut(
     return firsts
 
 
+def check_trainable(module: nn.Module, schedule: str, ranks: int) -> None:
+    """Check that each rank of a pipeline has a parameter to train, as its optimizer needs one.
+
+    Raises:
+        ParamError: if one has none.
+    """
+    parts = parts_of(module)
+    firsts = check_cut(module, schedule, ranks, parts=parts)
+    trained = {
+        _stage_of(name, parts, firsts) for name, each in module.named_parameters() if each.requires_grad
+    }
+    for rank in range(ranks):
+        own = stages_of_rank(schedule, rank, ranks)
+        if not trained.intersection(own):
+            blocks = ", ".join(f"{firsts[stage]} to {firsts[stage + 1] - 1}" for stage in own)
+            raise ParamError(
+                f"Rank {rank} of the pipeline would have the blocks {blocks}, of which no parameter is trained. Use "
+                "fewer pipeline ranks, or join such layers with others into one block."
+            )
+
+
 def _blocks(module: nn.Module, parts: Parts) -> nn.ModuleList | nn.Sequential:
     blocks = module.get_submodule(parts.blocks)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential):

@@ -7,7 +7,8 @@ computes. Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Trai
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -78,7 +79,7 @@ def shard(
         "reshard_after_forward": stage == 3,
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
-    for block in blocks_of(module) if blocks is None else blocks:
+    for block in _without_shared(module, blocks_of(module) if blocks is None else blocks):
         fully_shard(block, **arguments)
     fully_shard(module, **arguments)
     cast("Any", module)._accumulates_whole_gradients = stage == 1
@@ -92,8 +93,37 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     A list is a ``ModuleList`` or a ``Sequential``. Several lists count, as in an encoder and a decoder. A model without
     such a list has its children with parameters as its blocks.
     """
-    found = list(_members_of_lists(module))
-    return found or [child for child in module.children() if any(True for _ in child.parameters())]
+    found = list(_members_of_lists(module)) or [
+        member
+        for child in module.children()
+        # A list does not compute, so it cannot be a block itself.
+        for member in (child.children() if type(child) in (nn.ModuleList, nn.ModuleDict) else [child])
+        if any(True for _ in member.parameters())
+    ]
+    return list(dict.fromkeys(found))  # a layer may be there several times
+
+
+def _without_shared(module: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """The blocks without those that share a parameter with something outside of them, which stays with the rest."""
+    uses = Counter(
+        id(parameter)
+        for each in module.modules()
+        for parameter in each._parameters.values()
+        if parameter is not None
+    )
+    return [
+        block
+        for block in blocks
+        if all(
+            uses[number] == count
+            for number, count in Counter(
+                id(parameter)
+                for each in block.modules()
+                for parameter in each._parameters.values()
+                if parameter is not None
+            ).items()
+        )
+    ]
 
 
 def _members_of_lists(module: nn.Module) -> Iterator[nn.Module]:
@@ -113,7 +143,43 @@ def recompute_activations(blocks: Iterable[nn.Module]) -> None:
     again as they were.
     """
     for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        block.forward = functools.partial(
+            checkpoint,
+            block.forward,
+            use_reentrant=False,
+            context_fn=functools.partial(_contexts_of_passes, block),
+        )
+
+
+def _contexts_of_passes(
+    block: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What is around a block when it computes, and when it computes again: then its buffers stay as they are.
+
+    Otherwise the statistics of a BatchNorm, say, would count each batch twice.
+    """
+    changed: list[Tensor] = []
+
+    @contextmanager
+    def first() -> Iterator[None]:
+        before = [(buffer, buffer._version) for buffer in block.buffers()]
+        yield
+        changed.extend(buffer for buffer, version in before if buffer._version != version)
+        # Torch changes the statistics of norms without counting it as a change.
+        norms = [each for each in block.modules() if getattr(each, "track_running_stats", False)]
+        changed.extend(buffer for norm in norms for buffer in norm.buffers(recurse=False))
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        kept = [buffer.clone() for buffer in changed]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in zip(changed, kept, strict=True):
+                    buffer.copy_(value)
+
+    return first(), again()
 
 
 @contextmanager

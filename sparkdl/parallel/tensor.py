@@ -269,6 +269,21 @@ def _check_heads(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]]
                 )
 
 
+def check_heads_shared(module: nn.Module, method: str, size: int) -> None:
+    """Check that ranks which share sequences can divide attention heads, where the model says how many it has.
+
+    Raises:
+        ParamError: if they cannot, and the method needs it.
+    """
+    for _, counts in _head_counts(module):
+        heads = next(iter(counts.values()))
+        if method == "all-to-all" and heads % size:
+            raise ParamError(
+                f"All-to-all attention divides {heads} heads among {size} ranks, which leaves a remainder. Use a "
+                "context size that divides the number of heads, or attention='ring'."
+            )
+
+
 def _head_counts(module: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
     """The prefixes of modules that say how many attention heads they have, and the counts by attribute.
 

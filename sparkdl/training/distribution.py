@@ -134,6 +134,12 @@ class Replicas(ModelDistribution):
         self, spec: TrainingSpec, communicator: Communicator, device: torch.device, resources: ExitStack
     ) -> None:
         self.module = placed(spec.model, spec, device).train()
+        self._recomputed: list[nn.Module] = []
+        if spec.parallelism is not None and spec.parallelism.recompute:
+            from sparkdl.parallel import blocks_of, recompute_activations
+
+            self._recomputed = blocks_of(self.module)
+            recompute_activations(self._recomputed)
         self._before: tuple[bytes, dict[str, Tensor]] | None = None
         if spec.precision == "float8":
             self._before = _take_apart(self.module)
@@ -178,6 +184,8 @@ class Replicas(ModelDistribution):
     def whole_module(self) -> nn.Module | None:
         """The trained module on CPU, in ``eval()`` mode."""
         module = self.module.to("cpu")
+        for block in self._recomputed:
+            del block.forward  # of the object; its class has one
         if self._before is not None:  # without the layers of float8
             structure, others = self._before
             tensors = dict((*module.named_parameters(), *module.named_buffers()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import Gemma2ForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
 from sparkdl.errors import ParamError
 from sparkdl.networks.decoder import Decoder
 from sparkdl.parallel import sequence
-from sparkdl.parallel.context import share_sequences
+from sparkdl.parallel.context import WholeSequences, share_sequences
 from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.sharding import blocks_of, recompute_activations, shard
 from sparkdl.parallel.tensor import cross_entropy, divide
@@ -153,6 +154,34 @@ def check_a_llama_keeps_packed_documents_apart() -> None:
     torch.testing.assert_close(sequence.unshard(found, 1, group), wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(ParamError, match="position_ids that are not those"):
         module(own, position_ids=torch.arange(len(own[0]))[None], use_cache=False)
+
+
+class Positioned(Plain):
+    """A model of a user's that takes the numbers of positions, for whole sequences."""
+
+    def __init__(self, *, is_mean: bool = False) -> None:
+        super().__init__()
+        self.is_mean = is_mean
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        positions = torch.arange(tokens.shape[1]) if positions is None else positions
+        hidden = self.embedding(tokens) + positions[:, None] / 16
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden.mean(1) if self.is_mean else hidden)
+
+
+def check_models_of_users_take_whole_sequences_and_return_a_value_of_each_position() -> None:
+    group = dist.group.WORLD
+    tokens, _ = batch(0)
+    torch.manual_seed(2)
+    whole = Positioned()
+    wanted = whole(tokens)
+    found = WholeSequences(share_sequences(copy.deepcopy(whole), group), group)(tokens)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    averaged = WholeSequences(share_sequences(Positioned(is_mean=True), group), group)
+    with pytest.raises(ParamError, match=r"shape \(4, 32\) for a part of 4 positions"):
+        averaged(tokens)
 
 
 class Averaged(nn.Module):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,6 +100,53 @@ def check_a_gpt2_sharded_by_its_blocks_equals_one_process() -> None:
     for sizes in (Parallelism(tensor=4), Parallelism(pipeline=4)):
         with pytest.raises(ParamError, match="carries no plan|does not say how it can be cut"):
             check_parts(gpt2(), sizes.resolve(4), 8)
+
+
+def check_statistics_of_norms_count_each_batch_once_where_activations_are_computed_again() -> None:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)]
+    module = nn.Sequential(*copy.deepcopy(blocks))
+    recompute_activations(blocks_of(module))
+    plain = nn.Sequential(*blocks)
+    rows = torch.randn(8, 4)
+    for each in (plain, module):
+        each(rows).square().sum().backward()
+    for (name, found), expected in zip(module.named_buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(found, expected, msg=name)
+    torch.testing.assert_close(module[0][0].weight.grad, plain[0][0].weight.grad)
+
+
+def tied_without_blocks() -> nn.Module:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(32, 8), nn.Tanh(), nn.Linear(8, 32, bias=False))
+    module[2].weight = module[0].weight
+    return module
+
+
+class Repeated(nn.Module):
+    """One layer several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, layer = nn.Embedding(32, 8), nn.Linear(8, 8)
+        self.layers = nn.ModuleList([layer] * 3)
+        self.head = nn.Linear(8, 32)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden).tanh()
+        return self.head(hidden)
+
+
+def repeated() -> nn.Module:
+    torch.manual_seed(0)
+    return Repeated()
+
+
+def check_any_module_can_be_sharded() -> None:
+    for make in (tied_without_blocks, repeated, lambda: decoder(replace(SIZES, layers=1))):
+        check(Parallelism(shard=4), make)
 
 
 def check_accumulated_gradients_equal_those_of_the_joined_batch() -> None:

@@ -124,6 +124,15 @@ def test_ranks_with_parts_compute_what_replicas_do(parts, replicas, name, fit):
 NAME_OF_TEST = test_ranks_with_parts_compute_what_replicas_do.__name__
 
 
+def test_replicas_compute_activations_again_and_return_a_plain_module(rows):
+    spec = fits()["plain"]
+    again = dataclasses.replace(fits()["plain"], parallelism=Parallelism(data=2, recompute=True))
+    ((plain, found), _) = run_ranks(2, train_all, [(spec, rows), (again, rows)])
+    assert [record.loss for record in found.history] == [record.loss for record in plain.history]
+    for key, value in found.weights.items():
+        np.testing.assert_array_equal(value, plain.weights[key], err_msg=key)
+
+
 def next_token_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs.flatten(0, 1), labels.flatten())
 

@@ -33,6 +33,24 @@ from sparkdl.networks.language import (
 TEXTS = ["the cat sat on the mat", "the dog sat", "", "ein Käse 🧀 aß", "x" * 50]
 
 
+@pytest.mark.parametrize("kind", ["GPT2", "Mistral", "Qwen2"])
+def test_texts_of_a_packed_row_have_the_logits_that_they_have_alone(kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    windows = {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 1}
+    changes = {} if kind == "GPT2" else {"intermediate_size": 16, "head_dim": 8, **windows}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=32, pad_token_id=None, bos_token_id=0, eos_token_id=1, **sizes, **changes
+    )
+    torch.manual_seed(0)
+    decoder = transformers.AutoModelForCausalLM.from_config(config).eval()
+    tokens = torch.randint(32, (1, 12))
+    documents = torch.tensor([[0] * 5 + [1] * 7])
+    together = logits_of(decoder, tokens, documents)
+    alone = [logits_of(decoder, part) for part in tokens.split([5, 7], dim=1)]
+    torch.testing.assert_close(together, torch.cat(alone, dim=1), rtol=1e-4, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return learn_tokenizer(TEXTS, 300)

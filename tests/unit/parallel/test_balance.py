@@ -9,7 +9,7 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.parallel.pipeline import stages_of_rank
-from sparkdl.parallel.pipeline_cut import Parts, balance, costs_by_memory, parts_of
+from sparkdl.parallel.pipeline_cut import Parts, balance, check_trainable, costs_by_memory, parts_of
 
 
 def costliest(costs: list[float], firsts: list[int]) -> float:
@@ -34,6 +34,12 @@ def test_the_embedding_and_the_head_count_with_their_stages() -> None:
     costs = costs_by_memory(module)
     assert costs[0] == costs[1] + 64 * 16
     assert costs[2] == costs[1] + 64 * 16 + 16
+
+
+def test_a_rank_without_anything_to_train_is_refused() -> None:
+    check_trainable(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), "1f1b", 2)
+    with pytest.raises(ParamError, match="Rank 1 of the pipeline would have the blocks 1 to 1"):
+        check_trainable(nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)), "1f1b", 2)
 
 
 def test_stages_of_a_v_schedule_begin_and_end_on_the_first_rank() -> None:

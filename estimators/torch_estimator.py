@@ -70,7 +70,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
 
     @abstractmethod
     def params_of_fit(self) -> _TorchEstimatorParams:
-        """Return what one fit goes by; it may learn of the rows what it lacks."""
+        """Return the Params of one fit; what is missing in them is derived from the rows."""
 
     def columns_of_fit(self) -> list[str]:
         """Return the columns of a DataFrame that a fit reads."""
@@ -85,7 +85,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         check_columns(self.params_of_fit(), available)
 
     def planned(self, dataset: DataFrame) -> tuple[_TorchEstimatorParams, RowCounts | None]:
-        """Return what a fit goes by, and about how many rows it makes of those of the DataFrame; None for these."""
+        """Return the Params of a fit and about how many rows it trains on; None if these are the DataFrame's."""
         del dataset
         return self.params_of_fit(), None
 
@@ -112,7 +112,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
             The model; with a list of maps, a list of models.
 
         Raises:
-            ParamError: if a Param has a value that cannot work, or is one of something else.
+            ParamError: if a Param has a value that cannot work, or belongs to another estimator.
             DataError: if rows or columns cannot be used.
             LaunchError: if the cluster cannot run the ranks.
             RankError: if a rank fails.

@@ -52,8 +52,8 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
 
     A row with a null among its features has null in all of them, and so has one with NaN that the module answers with
     NaN; NaN for other rows is an error, as it is neither a class nor a number. Rows keep their order and all their
-    columns; the module runs once per row, in Spark's Python workers, of which each loads it once; no job runs before
-    the DataFrame is used. A stream stays one.
+    columns; the module runs once per row, in Spark's Python workers, each of which loads it once; no job runs before
+    the DataFrame is used. A streaming DataFrame stays one.
 
     Made by :meth:`sparkdl.estimators.TorchEstimator.fit` and by :meth:`load`.
     """
@@ -80,7 +80,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
 
     @property
     def labels(self) -> list[Any] | dict[str, list[Any] | None] | None:
-        """The classes as the label column calls them, in the order of ``probabilityCol`` and ``rawPredictionCol``.
+        """The labels of the classes, in the order of ``probabilityCol`` and ``rawPredictionCol``.
 
         Strings, booleans, or integers that were indexed. None where the column holds the numbers of the classes, so
         that entry ``i`` belongs to the label ``i``, and where the model predicts no classes. With several label columns

@@ -393,7 +393,7 @@ def _check_pipeline(params: _TorchEstimatorParams) -> None:
 def _check_sparse(params: _TorchEstimatorParams, gradients: Gradients) -> None:
     if gradients.are_sparse and (params.getNumWorkers() > 1 or params.getMaxGradNorm() is not None):
         raise ParamError(
-            "Param model has sparse gradients, which several workers cannot average, nor maxGradNorm clip. "
+            "Param model has sparse gradients, which can neither be averaged over workers nor clipped. "
             "Make its embeddings with sparse=False."
         )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RowsNeeded:
-    """What a fit needs to be written of a DataFrame.
+    """The columns of a DataFrame that a fit writes, and how.
 
     Attributes:
         columns: names of the columns.
@@ -35,7 +35,7 @@ class RowsNeeded:
         allow_ragged: whether arrays may differ in length.
         numbers: those of the columns that have to be numbers.
         doubles: those of the columns whose decimals become doubles.
-        keeps_decimals: whether features are none of these.
+        keeps_decimals: whether decimals among the features stay decimals.
     """
 
     columns: tuple[str, ...]

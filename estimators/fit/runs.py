@@ -115,7 +115,7 @@ class UnsentRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOfFit:
-    """Where a fit stands among others.
+    """The group and the tags of the run of a fit, which may be one of a search.
 
     Attributes:
         group: of the runs that the fit's run is one of; None of a fit that is alone, or not tracked.

@@ -98,7 +98,7 @@ def split_rows(
     if fraction is not None and not (num_validation and num_training):
         which = "validate on" if num_training else "train on"
         raise ParamError(
-            f"Param validationFraction is {fraction:g}, which of {dataset.num_rows} rows leaves none to {which}. "
+            f"Param validationFraction is {fraction:g}, which leaves none of {dataset.num_rows} rows to {which}. "
             + ("Raise it, or bring more rows." if num_training else "Lower it.")
         )
     if name is not None and not (num_validation and num_training):

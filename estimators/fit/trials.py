@@ -41,8 +41,7 @@ logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
 _NUM_BATCHES = 4
-"""Of the size that a rank has: what makes a metric fail on a few rows that it has after a whole epoch is hardly there
-in so many, and a driver has them through a model soon."""
+"""Number of batches on which a metric that fails on one row is tried again: most that fail on few rows work then."""
 
 Evaluated: TypeAlias = tuple[Evaluation, int]
 """What a model made of a batch, and of how many rows."""

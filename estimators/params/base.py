@@ -76,7 +76,7 @@ _OTHER_NAMES: dict[str, tuple[str, ...]] = {
 class CheckedParams(Params):
     """Base of everything here that has Params: errors say which Param, which value, and what it takes.
 
-    None stands for a Param that is not set: who sets it takes back what was set before.
+    None stands for a Param that is not set: setting None clears it.
     """
 
     def __new__(cls: type[P], *args: Any, **kwargs: Any) -> P:  # noqa: ARG004 - as it is called with

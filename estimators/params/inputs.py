@@ -48,7 +48,7 @@ def _as_list(value: str | Sequence[str]) -> list[str]:
 
 
 Labels: TypeAlias = Sequence[Any]
-"""What the label column calls the classes: strings, booleans or whole numbers."""
+"""Labels of classes: strings, booleans or whole numbers."""
 
 
 _LISTS = (list, tuple, range, np.ndarray)

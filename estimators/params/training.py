@@ -86,8 +86,8 @@ def check_metrics(param: Param[Any], given: object) -> None:
             )
         if name in EPOCH_METRICS or name.startswith("val_"):
             raise ParamError(
-                f"Param {param.name} has the name {name!r}, which stands for something else. Choose another; on the "
-                "validation rows 'val_' comes before it."
+                f"Param {param.name} has the name {name!r}, which is reserved. Choose another; on validation "
+                "rows its name begins with 'val_'."
             )
         if not callable(metric):
             raise ParamError(
@@ -111,8 +111,8 @@ class HasObjective(Params):
         "where the training begins in place of the model's weights: 'drawn', by the seed, or a path or URL of a folder "
         "of safetensors files",
         field="initial_weights",
-        more="Each rank draws or reads its part. A model made inside of ``sparkdl.parallel.on_meta()`` needs it, of "
-        "which the driver never holds the weights.",
+        more="Each rank draws or reads its part. A model made inside of ``sparkdl.parallel.on_meta()`` needs "
+        "it; the driver never holds its weights.",
     )
     optimizer, getOptimizer, setOptimizer = param(
         AsGiven[OptimizerFactory](),

@@ -60,7 +60,7 @@ def _number_of_classes(labels: set[Any], name: str, *, is_integer: bool) -> int:
         return max(2, len(labels))
     bad = next(label for label in sorted(labels) if label < 0 or label >= MOST or label != int(label))
     raise DataError(
-        f"Column {name!r} holds the label {bad!r}, which is no class: doubles, as which decimals are taken, have to be "
+        f"Column {name!r} holds the label {bad!r}, which is no class: doubles and decimals have to be "
         f"whole numbers from 0 to {MOST - 1}, or those that Param labels names. Number the classes with StringIndexer, "
         "or take TorchRegressor for a regression."
     )

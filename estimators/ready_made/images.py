@@ -225,8 +225,8 @@ def _shape_of_arrays(column: Column, shape: Sequence[int] | None) -> tuple[int, 
         side = math.isqrt(column.shape[0])
         example = [side, side] if side * side == column.shape[0] else [column.shape[0] // 8, 8]
         raise DataError(
-            f"Column {column.name!r} holds flat arrays of {column.shape[0]} numbers. Say of which shape their images "
-            f"are, for instance imageShape={example}."
+            f"Column {column.name!r} holds flat arrays of {column.shape[0]} numbers. Set the shape of their images, "
+            f"for instance imageShape={example}."
         )
     if math.prod(shape) != column.shape[0]:
         raise DataError(

@@ -365,13 +365,12 @@ class LanguageModel(
         sizes = None if parallelism is None else parallelism.resolve(self.getNumWorkers())
         if sizes is not None and sizes.context > 1 and self.getMaxLength() % (2 * sizes.context):
             raise ParamError(
-                f"Param maxLength is {self.getMaxLength()}, and {sizes.context} ranks share a sequence by parallelism, "
-                f"which each of two parts needs. Set it to a multiple of {2 * sizes.context}."
+                f"Param maxLength is {self.getMaxLength()}, and each of the {sizes.context} ranks of a sequence "
+                f"has two parts of it. Set it to a multiple of {2 * sizes.context}."
             )
         if self.getLoraRank() is not None and sizes is not None and sizes.tensor > 1:
             raise ParamError(
-                "Param loraRank is set, and parallelism divides layers by tensor, of which adapters have no plan. Use "
-                "shard in place of tensor."
+                "Param loraRank is set, and adapters do not support tensor parallelism. Use shard in place of tensor."
             )
         self.params_of_fit().check_settings()
 

@@ -44,7 +44,7 @@ class HasGeneration(Params):
     )
     maxLength, getMaxLength, setMaxLength = param(
         TypeConverters.toInt,
-        "tokens of a packed row, and of a text that count (> 1)",
+        "maximum number of tokens of a packed row, and of a text that is scored or continued (> 1)",
         default=256,
         check=at_least(2),
     )

@@ -27,7 +27,7 @@ PACKED_TYPE = "tokens array<bigint>, documents array<bigint>, labels array<bigin
 """What packed rows are for Spark."""
 
 _PARTITION_BYTES = 128 << 20
-"""Blended rows of a partition, about."""
+"""Approximate size of a partition of blended rows."""
 
 Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 

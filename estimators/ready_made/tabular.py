@@ -228,8 +228,8 @@ class TorchClassifier(
     """Classifies the rows of a table, with a multilayer perceptron.
 
     Numbers are standardized by the mean and the deviation of the rows that are trained on, categories are embedded;
-    one that was not there in training, at ``transform``, counts as none. ``fit`` reads the rows once on the driver to
-    learn all that, and the labels again to count and check the classes; it returns a
+    a category that ``transform`` meets for the first time is embedded as zeros. ``fit`` reads the rows once on the
+    driver to learn all that, and the labels again to count and check the classes; it returns a
     :class:`TorchClassificationModel`. Nulls are an error; ``pyspark.ml.feature.Imputer`` fills them.
     """
 

@@ -103,7 +103,7 @@ COUNTED_HERE = 20_000
 _ROWS_AT_ONCE = 1 << 12
 _MOST_PARTS = 256
 _LEAST_TEXTS = 2
-"""A word of one text says nothing about others; it teaches what a word is like that is not known."""
+"""Minimum number of texts that contain a word; rarer words train the embedding of unknown words."""
 
 
 def learn_words(
@@ -257,8 +257,8 @@ class TextClassifier(
             )
         if self.getEmbeddingSize() % self.getNumHeads():
             raise ParamError(
-                f"Param embeddingSize is {self.getEmbeddingSize()}, which numHeads, {self.getNumHeads()}, does not "
-                "divide. Change one of them."
+                f"Param embeddingSize is {self.getEmbeddingSize()}, and numHeads {self.getNumHeads()} does not "
+                "divide it. Change one of them."
             )
         self._check_pretrained()
 

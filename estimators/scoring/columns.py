@@ -52,7 +52,7 @@ PREDICTION = (ScoredColumn(name="prediction"),)
 
 
 def answering(column: ScoredColumn, outputs: Sequence[ModelOutput]) -> tuple[ModelOutput, ...]:
-    """Return those outputs of a model that a column has something of: scores and probabilities are of classes alone."""
+    """Return the outputs of a model that a column shows: scores and probabilities exist for classes only."""
     has_answer = {"probability": has_probabilities, "rawPrediction": has_scores}.get(column.answer)
     return tuple(each for each in outputs if has_answer is None or has_answer(each))
 
@@ -192,7 +192,7 @@ def _values(
 
 
 def _numbered(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[np.float64]:
-    """Classes that are called by strings have their numbers; of booleans and numbers these are given themselves."""
+    """Return the numbers of classes whose labels are strings, and other labels themselves."""
     if output.classes is None or isinstance(output.classes[0], str):
         return predictions
     return called(predictions, output).astype(np.float64)

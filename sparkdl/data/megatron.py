@@ -207,8 +207,8 @@ def _open_index(prefix: str) -> _Index:
         size = file.seek(0, 2)
     if size != num_bytes:
         raise DataError(
-            f"{prefix}.bin has {size} bytes, and by {path} the sequences have {num_bytes}. Is it truncated, or of "
-            "another index?"
+            f"{prefix}.bin has {size} bytes, and {path} describes {num_bytes}. Is it truncated, or does it belong "
+            "to another index?"
         )
     return replace(index, num_tokens=num_bytes // index.dtype.itemsize)
 

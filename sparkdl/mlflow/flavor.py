@@ -262,8 +262,7 @@ def autolog(
         log_datasets: whether the source of the rows and their hash are logged as an input of the run.
         disable: whether fits with ``tracking="auto"`` log nothing at all.
         exclusive: whether fits leave a run alone that the user has opened, and open runs of their own.
-        disable_for_unsupported_versions: taken as MLflow's own flavors take it, and of no effect: MLflow holds no list
-            of the versions of sparkdl, which works with each that it installs beside.
+        disable_for_unsupported_versions: accepted for compatibility with MLflow's own flavors; it has no effect.
         silent: whether warnings and messages of sparkdl about MLflow are left out, but for that of an alias which
             stays where it is, as a newer version has it.
         every_n_iter: metrics of every so many epochs are logged.

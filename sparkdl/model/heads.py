@@ -24,7 +24,7 @@ from sparkdl.errors import DataError, ParamError
 from sparkdl.model.inputs import dtype_named, to_tensor
 
 NO_LABEL = "prediction"
-"""What the output of a model is called that no label column calls for, as a step of the user's own finds the loss."""
+"""Name of the output of a model without a label column, whose loss a ``trainStep`` computes."""
 
 
 @dataclass(frozen=True, kw_only=True)

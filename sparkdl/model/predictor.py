@@ -48,14 +48,15 @@ def has_probabilities(output: ModelOutput) -> bool:
 
 
 def num_scores(output: ModelOutput) -> int:
-    """Return of how many classes an output has scores; 0 where that was not noted."""
+    """Return the number of classes that an output has scores of; 0 if it is not known."""
     return 2 if output.kind in _BINARY else output.num_classes or 0
 
 
 def class_scores(outputs: Tensor, kind: PredictionKind) -> Tensor:
     """Return the scores of each class, float64 of shape ``(N, classes)``.
 
-    Those of the module; of a logit z of two classes -z and z, of a probability p of the second one 1 - p and p.
+    They are those of the module. A binary logit z gives -z and z, and a probability p of the second class gives 1 - p
+    and p.
     """
     scores = _in_rows(outputs)
     if kind == "binary_logit":

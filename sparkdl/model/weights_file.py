@@ -57,9 +57,9 @@ class HashingFile:
 _CHUNK_BYTES = 4 << 20
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
-"""As the library has it: other files would have it take in any number of bytes."""
+"""Maximum size of a header, as in the library safetensors: a file that is none could claim any size."""
 _ALIGNMENT = 64
-"""Of the first tensor in the file, and thereby in memory that it is mapped into; the fastest kernels want it."""
+"""Alignment of the first tensor in the file, and so in mapped memory, as the fastest kernels need it."""
 
 _NAMES = {
     "float64": "F64",

@@ -187,7 +187,7 @@ def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
     except Exception as error:
         fetched = " with weights that are fetched from the network" if weights == PRETRAINED else ""
         raise ParamError(
-            f"Param backbone is {name!r}, which {library} does not make{fetched}: {type(error).__name__}: {error}"
+            f"Param backbone is {name!r}, which {library} cannot create{fetched}: {type(error).__name__}: {error}"
         ) from error
     if weights not in (NO_WEIGHTS, PRETRAINED):
         load_fitting(made, read_weights(weights), num_outputs=num_outputs, path=weights)

@@ -170,7 +170,7 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
         )
     except Exception as error:
         raise ParamError(
-            f"Param pretrained is {folder!r}, of which transformers makes no tokenizer and classification model: "
+            f"Param pretrained is {folder!r}, from which transformers loads no tokenizer and classification model: "
             f"{type(error).__name__}: {str(error).rstrip('.')}. It takes what model.save_pretrained(folder) and "
             "tokenizer.save_pretrained(folder) wrote."
         ) from error
@@ -180,7 +180,7 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise ParamError(
-                f"Param pretrained is {folder!r}, whose tokenizer has no token that fills up. Give it one: "
+                f"Param pretrained is {folder!r}, whose tokenizer has no padding token. Give it one: "
                 "tokenizer.pad_token = ..., and save it again."
             )
         tokenizer.pad_token = tokenizer.eos_token  # as is usual for models that generate texts

@@ -158,7 +158,7 @@ class Parallelism:
             if crossing and dist.get_rank() == 0:
                 logger.warning(
                     "Parallelism: %d of the groups of %s %d lie on several hosts, which makes them slow. Hosts have %s "
-                    "ranks; choose sizes whose product up to this one divides that.",
+                    "ranks, which tensor x context x shard should divide as far as they go.",
                     crossing,
                     name,
                     getattr(sizes, name),

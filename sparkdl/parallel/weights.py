@@ -38,7 +38,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 _COPIED_BYTES = 4 << 20
-"""That are in memory while a file is copied."""
+"""Size of the pieces in which a file is copied."""
 
 
 @contextlib.contextmanager

@@ -41,12 +41,12 @@ class FitContext:
     """What a callback is given: the fit on its rank.
 
     Attributes:
-        rank: of this process.
+        rank: the number of this process.
         world_size: number of ranks.
-        epochs: that the fit is to have.
-        steps_per_epoch: on every rank.
-        module: the model on this rank's device. Weights and buffers may be looked at; who changes them has to do it
-            alike on all ranks.
+        epochs: the number of epochs of the fit.
+        steps_per_epoch: the number of steps of an epoch, the same on every rank.
+        module: the model on this rank's device. A callback that changes weights or buffers has to change them
+            equally on all ranks.
         optimizer: of its parameters.
         epoch: number of the epoch, from 1; 0 before the first.
         step: number of the step in the epoch, from 1; 0 before the first.

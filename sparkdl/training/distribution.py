@@ -43,10 +43,10 @@ class ModelDistribution(ABC):
         num_ranks: of the fit.
         reader: the number of this rank among those that read rows of their own.
         num_readers: how many there are.
-        counts_rows: whether this rank counts its rows, which others may have as well.
+        counts_rows: whether this rank counts its rows; of ranks with the same rows one does.
         counts_outputs: whether this rank counts what the module made of its rows.
         num_averaged: over how many ranks gradients are averaged.
-        num_generator: by which the rank's random numbers differ from those of others.
+        num_generator: makes the seed of this rank's random numbers differ from those of other ranks.
         name: of the layout; fits of the same one continue with each rank's own state.
         is_divided: whether a rank has only a part of the module, so that what is done to the whole is collective.
     """
@@ -77,7 +77,7 @@ class ModelDistribution(ABC):
         Args:
             objective: of the fit.
             batch: prepared, of one row at least.
-            scaled: returns of a loss what the gradients are of.
+            scaled: scales a loss before its backward pass.
             check: is given the mean loss.
         """
         found = objective.evaluate(self.called, batch)

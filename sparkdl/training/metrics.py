@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _UPDATES = "number of updates"
-"""Beside the states, by a name that none of them can have."""
+"""Key of the number of updates among the states of a metric; no state can have this name."""
 
 
 def make_state_metric(name: str, metric: Any, device: torch.device) -> StateMetric | None:

@@ -313,7 +313,7 @@ def _num_bytes(tensor: Tensor) -> int:
 
 _CPU = torch.device("cpu")
 _MAX_MIXED = 4
-"""Of how many columns of integers each may stay integers or not, apart from the others."""
+"""Maximum number of integer columns for which each combination of dtypes is tried."""
 
 _WANTS_INTEGERS = re.compile("scalar types?:? Long")
 _ABOUT_DTYPES = re.compile(

@@ -50,10 +50,10 @@ class CheckpointPlan:
 
 
 FREE = {"identity": "free"}
-"""Of fields that may differ when a fit resumes."""
+"""Metadata of fields that may differ when a fit resumes."""
 
 DESCRIBED = {"identity": "described"}
-"""Of fields that hold objects, which the identity of a fit compares by descriptions of them."""
+"""Metadata of fields that hold objects; the identity of a fit compares descriptions of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class TrainingSpec:
     """The feature columns, and how the model is called with them."""
 
     heads: tuple[Head, ...] = field(metadata=DESCRIBED)
-    """The label columns, and the losses that the model's outputs have by them, whose weighted sum is to be small."""
+    """The label columns and their losses; training minimizes the weighted sum of the losses."""
 
     user_step: UserStep | None = field(default=None, metadata=DESCRIBED)
     """Called instead of model and losses; see :mod:`sparkdl.training.objective`."""
@@ -196,7 +196,7 @@ MODES = ("min", "max")
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """A metric that is to become small or large.
+    """A metric to minimize or maximize.
 
     Attributes:
         metric: ``"loss"``, ``"val_loss"``, or the name of a metric, with ``val_`` before it on validation rows.
@@ -211,7 +211,7 @@ class Goal:
         return record.value(self.metric)
 
     def is_better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
-        """Whether a value is better than another by more than some amount; any is than None, and NaN never."""
+        """Whether a value is better by more than some amount. Any number is better than None, NaN never is."""
         if math.isnan(value):
             return False
         if than is None:

@@ -203,8 +203,8 @@ def use_float8(module: nn.Module, device: torch.device) -> None:
             "a CPU" if capability is None else f"a GPU of compute capability {capability[0]}.{capability[1]}"
         )
         raise ParamError(
-            f"Param precision is 'float8', which {what} does not have: it takes a GPU of compute capability 8.9, such "
-            "as an H100, or a newer one. Use 'bfloat16'."
+            f"Param precision is 'float8', which {what} does not support: it takes a GPU of compute capability 8.9, "
+            "such as an H100, or a newer one. Use 'bfloat16'."
         )
     try:
         from torchao.float8 import convert_to_float8_training

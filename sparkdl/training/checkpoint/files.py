@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 
 WHOLE_VERSION = 2
-"""Where rank 0 writes all. Since 2 the rows keep the plan of the ranks at the start, which before others made anew."""
+"""Format that rank 0 writes. Since version 2 a resumed fit keeps the plan of the rows that its first ranks made."""
 FORMAT_VERSION = DIVIDED_VERSION = 3
-"""Written where each rank has its part of the module."""
+"""Format of fits in which each rank has a part of the module."""
 MANIFEST = "sparkdl_checkpoint.json"
 MODEL, OPTIMIZER, FIT, RANKS = FILES = ("model.pt", "optimizer.pt", "fit.pt", "ranks.pt")
 _DIVIDED = (FIT, RANKS)

@@ -152,7 +152,7 @@ class FitState:
         }
 
     def restore_optimizer(self, state: Mapping[str, Any], fit: Mapping[str, Any]) -> None:
-        """Give the optimizer the state that :meth:`capture` has taken of all of it.
+        """Load this rank's part of the optimizer state that :meth:`capture` has taken.
 
         Args:
             state: of the optimizer.
@@ -191,12 +191,12 @@ class FitState:
 def _chosen(
     state: Mapping[str, Any], there: Sequence[Sequence[str]], here: Sequence[Sequence[str]]
 ) -> dict[str, Any]:
-    """The state of an optimizer of fewer parameters, of one that had more.
+    """Reduce the state of an optimizer to some of its parameters.
 
     Args:
-        state: of that one.
+        state: the state for all parameters.
         there: the names of its parameters in each group.
-        here: of those that are left.
+        here: the names of the remaining parameters in each group.
     """
     groups = state["param_groups"]
     number_of = {

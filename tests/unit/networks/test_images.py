@@ -317,7 +317,7 @@ def test_a_backbone_that_its_library_does_not_make_is_named(libraries):
     ):
         with pytest.raises(
             ParamError,
-            match=f"{name}'?, which timm does not make with weights that are fetched.*: .*{reason}",
+            match=f"{name}'?, which timm cannot create with weights that are fetched.*: .*{reason}",
         ):
             make_backbone(f"timm:{name}", num_outputs=2, weights="pretrained")
 

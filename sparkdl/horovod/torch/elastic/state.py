@@ -73,7 +73,7 @@ def copy_state(value: Any) -> Any:
         layout = _layout_of(tensor)
         if layout not in layouts:
             raise ParamError(
-                f"The {type(value).__name__}'s {name} is a DTensor of {layout}, which no parameter is; such a state "
+                f"The {type(value).__name__}'s {name} is a DTensor of {layout}, and no parameter is; such a state "
                 "cannot be committed. Use an optimizer whose state is sharded like the parameters, as Adam's is."
             )
         dtensor: Any = tensor

@@ -274,7 +274,7 @@ REFUSED = {
     "sparse gradients of a step": (
         {"model": Encoder(sparse=True), "loss": None, "trainStep": first_mean, "numWorkers": 2},
         ParamError,
-        "Param model has sparse gradients, which several workers cannot average",
+        "Param model has sparse gradients, which can neither be averaged over workers nor clipped",
     ),
     "a step for an optimizer that takes steps of its own": (
         {

@@ -203,12 +203,12 @@ def test_rows_to_validate_on_are_not_trained_on_nor_counted_for_the_schedule(dat
         (
             {"validationFraction": 0.01},
             ParamError,
-            "0.01, which of 37 rows leaves none to validate on. Raise it",
+            "0.01, which leaves none of 37 rows to validate on. Raise it",
         ),
         (
             {"validationFraction": 0.99},
             ParamError,
-            "0.99, which of 37 rows leaves none to train on. Lower it",
+            "0.99, which leaves none of 37 rows to train on. Lower it",
         ),
         (
             {"validationFraction": 0.9, "numWorkers": 5},

@@ -331,8 +331,8 @@ REFUSED = {
     "scalars": ("number", {}, DataError, "'number' holds number values, and ImageClassifier takes images"),
     "arrays of no one length": ("ragged", {}, DataError, "'ragged' holds arrays that differ in length"),
     "four levels of arrays": ("deep", {}, DataError, "arrays of 1 x 1 x 1 x 1, which are no images"),
-    "flat arrays": ("flat", {}, DataError, r"30 numbers. Say of which shape .* imageShape=\[3, 8\]"),
-    "flat square arrays": ("line", {}, DataError, r"9 numbers. Say of which shape .* imageShape=\[3, 3\]"),
+    "flat arrays": ("flat", {}, DataError, r"30 numbers. Set the shape .* imageShape=\[3, 8\]"),
+    "flat square arrays": ("line", {}, DataError, r"9 numbers. Set the shape .* imageShape=\[3, 3\]"),
     "another shape": ("flat", {"imageShape": [6, 6]}, DataError, "are 36 numbers, and the arrays .* have 30"),
     "a shape of bytes": ("encoded", {"imageShape": [6, 6]}, DataError, "have their own shape"),
     "a shape of shapes": (

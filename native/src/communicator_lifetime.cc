@@ -9,8 +9,8 @@
 
 #include "sparkdl/communicator.h"
 #include "sparkdl/deadline.h"
-#include "sparkdl/fork_guard.h"
-#include "sparkdl/socket.h"
+#include "sparkdl/tcp/fork_guard.h"
+#include "sparkdl/tcp/socket.h"
 
 namespace sparkdl {
 namespace {

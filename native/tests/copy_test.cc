@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "check.h"
-#include "sparkdl/store_choice.h"
-#include "sparkdl/tile_mover.h"
+#include "sparkdl/shm/store_choice.h"
+#include "sparkdl/shm/tile_mover.h"
 #include "trial.h"
 #include "world.h"
 

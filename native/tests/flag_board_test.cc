@@ -1,13 +1,13 @@
 // Synchronisation through flag lines, and what it tells of the peers' distance.
-#include "sparkdl/flag_board.h"
+#include "sparkdl/shm/flag_board.h"
 
 #include <algorithm>
 
 #include "check.h"
 #include "sparkdl/failure_latch.h"
-#include "sparkdl/lifeline.h"
 #include "sparkdl/operation_guard.h"
 #include "sparkdl/stall_board.h"
+#include "sparkdl/tcp/lifeline.h"
 #include "world.h"
 
 namespace sparkdl::tests {

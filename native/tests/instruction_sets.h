@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "sparkdl/reduce.h"
+#include "sparkdl/reduce/reduce.h"
 
 namespace sparkdl::tests {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "check.h"
-#include "sparkdl/nccl_communicator.h"
+#include "sparkdl/nccl/communicator.h"
 
 namespace sparkdl::tests {
 namespace {

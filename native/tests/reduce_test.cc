@@ -1,5 +1,5 @@
 // The reduction loops of every instruction set of this machine.
-#include "sparkdl/reduce.h"
+#include "sparkdl/reduce/reduce.h"
 
 #include <cmath>
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Who answered, and how far they had come.
-#include "sparkdl/roll_book.h"
+#include "sparkdl/tcp/roll_book.h"
 
 #include "check.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "check.h"
-#include "sparkdl/blocks.h"
+#include "sparkdl/ring/blocks.h"
 #include "world.h"
 
 namespace sparkdl::tests {

@@ -12,19 +12,19 @@
 #include <thread>
 #include <vector>
 
-#include "sparkdl/agreed_collectives.h"
 #include "sparkdl/announcements.h"
-#include "sparkdl/arena.h"
 #include "sparkdl/failure_latch.h"
-#include "sparkdl/fork_guard.h"
-#include "sparkdl/lifeline.h"
 #include "sparkdl/operation.h"
 #include "sparkdl/operation_guard.h"
 #include "sparkdl/operation_monitor.h"
 #include "sparkdl/operation_times.h"
 #include "sparkdl/pending_operation.h"
-#include "sparkdl/segment.h"
+#include "sparkdl/ring/agreed_collectives.h"
+#include "sparkdl/shm/arena.h"
+#include "sparkdl/shm/segment.h"
 #include "sparkdl/status.h"
+#include "sparkdl/tcp/fork_guard.h"
+#include "sparkdl/tcp/lifeline.h"
 #include "sparkdl/topology.h"
 #include "sparkdl/unique_fd.h"
 

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "sparkdl/arena.h"
 #include "sparkdl/dtype.h"
 #include "sparkdl/pieces.h"
+#include "sparkdl/shm/arena.h"
 #include "sparkdl/strided.h"
 
 namespace sparkdl {

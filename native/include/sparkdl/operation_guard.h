@@ -11,11 +11,11 @@
 
 #include "sparkdl/deadline.h"
 #include "sparkdl/failure_latch.h"
-#include "sparkdl/lifeline.h"
 #include "sparkdl/operation.h"
 #include "sparkdl/operation_times.h"
 #include "sparkdl/stall_board.h"
 #include "sparkdl/status.h"
+#include "sparkdl/tcp/lifeline.h"
 
 namespace sparkdl {
 

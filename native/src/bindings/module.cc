@@ -10,8 +10,8 @@
 #include "bindings/handle_class.h"
 #include "bindings/monitor_class.h"
 #include "bindings/nccl_class.h"
-#include "sparkdl/arena.h"
-#include "sparkdl/segment.h"
+#include "sparkdl/shm/arena.h"
+#include "sparkdl/shm/segment.h"
 
 namespace {
 

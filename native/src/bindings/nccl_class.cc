@@ -19,7 +19,7 @@
 #include "bindings/errors.h"
 #include "bindings/handle_class.h"
 #include "bindings/text.h"
-#include "sparkdl/nccl_communicator.h"
+#include "sparkdl/nccl/communicator.h"
 
 namespace sparkdl::bindings {
 namespace {

@@ -1,11 +1,12 @@
+#include "sparkdl/nccl/communicator.h"
+
 #include <algorithm>
 #include <chrono>
 #include <system_error>
 #include <utility>
 
 #include "nccl/state.h"
-#include "sparkdl/fork_guard.h"
-#include "sparkdl/nccl_communicator.h"
+#include "sparkdl/tcp/fork_guard.h"
 
 namespace sparkdl {
 namespace {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "sparkdl/nccl_library.h"
+#include "sparkdl/nccl/library.h"
 #include "sparkdl/status.h"
 
 namespace sparkdl {

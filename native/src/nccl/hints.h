@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "sparkdl/nccl_symbols.h"
+#include "sparkdl/nccl/symbols.h"
 
 namespace sparkdl {
 

@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "nccl/state.h"
-#include "sparkdl/nccl_communicator.h"
+#include "sparkdl/nccl/communicator.h"
 
 namespace sparkdl {
 

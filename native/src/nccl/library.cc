@@ -1,10 +1,11 @@
+#include "sparkdl/nccl/library.h"
+
 #include <array>
 #include <cstdio>
 #include <utility>
 
 #include "nccl/dynamic_library.h"
 #include "nccl/hints.h"
-#include "sparkdl/nccl_library.h"
 
 namespace sparkdl {
 namespace {

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "nccl/state.h"
-#include "sparkdl/fork_guard.h"
-#include "sparkdl/nccl_communicator.h"
+#include "sparkdl/nccl/communicator.h"
+#include "sparkdl/tcp/fork_guard.h"
 
 namespace sparkdl {
 namespace {

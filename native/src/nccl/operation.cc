@@ -1,6 +1,6 @@
-#include <array>
+#include "sparkdl/nccl/operation.h"
 
-#include "sparkdl/nccl_operation.h"
+#include <array>
 
 namespace sparkdl {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "nccl/gpu.h"
 #include "sparkdl/deadline.h"
-#include "sparkdl/nccl_operation.h"
+#include "sparkdl/nccl/operation.h"
 #include "sparkdl/status.h"
 
 namespace sparkdl {

@@ -7,7 +7,7 @@
 #endif
 
 #include "reduce/number_formats.h"
-#include "sparkdl/reduce.h"
+#include "sparkdl/reduce/reduce.h"
 
 namespace sparkdl::SPARKDL_KERNEL_NAMESPACE {
 namespace {  // NOLINT(google-build-namespaces): internal linkage is the point

@@ -1,4 +1,4 @@
-#include "sparkdl/reduce.h"
+#include "sparkdl/reduce/reduce.h"
 
 #include <string_view>
 

@@ -1,4 +1,4 @@
-#include "sparkdl/agreed_collectives.h"
+#include "sparkdl/ring/agreed_collectives.h"
 
 #include <utility>
 

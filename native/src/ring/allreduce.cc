@@ -3,7 +3,7 @@
 
 #include "ring/lane_chunks.h"
 #include "ring/lane_worker.h"
-#include "sparkdl/collectives.h"
+#include "sparkdl/ring/collectives.h"
 
 namespace sparkdl {
 namespace {

@@ -1,4 +1,4 @@
-#include "sparkdl/collectives.h"
+#include "sparkdl/ring/collectives.h"
 
 #include <algorithm>
 #include <utility>

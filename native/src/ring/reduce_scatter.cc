@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "ring/lane_chunks.h"
-#include "sparkdl/collectives.h"
 #include "sparkdl/copy.h"
+#include "sparkdl/ring/collectives.h"
 
 namespace sparkdl {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "ring/lane_chunks.h"
-#include "sparkdl/collectives.h"
+#include "sparkdl/ring/collectives.h"
 
 namespace sparkdl {
 

@@ -1,4 +1,4 @@
-#include "sparkdl/ring.h"
+#include "sparkdl/ring/ring.h"
 
 #include <utility>
 

@@ -1,6 +1,6 @@
 // What Collectives' reductions multiply and divide by.
-#include "sparkdl/collectives.h"
 #include "sparkdl/copy.h"
+#include "sparkdl/ring/collectives.h"
 
 namespace sparkdl {
 

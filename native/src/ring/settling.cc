@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "sparkdl/agreed_collectives.h"
+#include "sparkdl/ring/agreed_collectives.h"
 
 namespace sparkdl {
 

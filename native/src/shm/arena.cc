@@ -1,4 +1,4 @@
-#include "sparkdl/arena.h"
+#include "sparkdl/shm/arena.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-#include "sparkdl/flag_board.h"
+#include "sparkdl/shm/flag_board.h"
 
 #include <sched.h>
 

@@ -1,4 +1,4 @@
-#include "sparkdl/segment.h"
+#include "sparkdl/shm/segment.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

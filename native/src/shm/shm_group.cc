@@ -1,4 +1,4 @@
-#include "sparkdl/shm_group.h"
+#include "sparkdl/shm/shm_group.h"
 
 #include <algorithm>
 #include <array>

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "sparkdl/copy.h"
-#include "sparkdl/shm_group.h"
+#include "sparkdl/shm/shm_group.h"
 
 namespace sparkdl {
 namespace {

@@ -1,4 +1,4 @@
-#include "sparkdl/store_choice.h"
+#include "sparkdl/shm/store_choice.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "sparkdl/tile_mover.h"
+#include "sparkdl/shm/tile_mover.h"
 
 #include <algorithm>
 #include <bit>

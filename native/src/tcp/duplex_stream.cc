@@ -1,4 +1,4 @@
-#include "sparkdl/duplex_stream.h"
+#include "sparkdl/tcp/duplex_stream.h"
 
 #include <poll.h>
 #include <sys/socket.h>

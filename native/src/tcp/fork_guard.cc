@@ -1,4 +1,4 @@
-#include "sparkdl/fork_guard.h"
+#include "sparkdl/tcp/fork_guard.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-#include "sparkdl/lifeline.h"
+#include "sparkdl/tcp/lifeline.h"
 
 #include <linux/sockios.h>
 #include <poll.h>

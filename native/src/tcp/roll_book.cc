@@ -1,4 +1,4 @@
-#include "sparkdl/roll_book.h"
+#include "sparkdl/tcp/roll_book.h"
 
 namespace sparkdl {
 

@@ -1,4 +1,4 @@
-#include "sparkdl/socket.h"
+#include "sparkdl/tcp/socket.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>

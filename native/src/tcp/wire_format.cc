@@ -1,4 +1,4 @@
-#include "sparkdl/wire_format.h"
+#include "sparkdl/tcp/wire_format.h"
 
 #include <array>
 

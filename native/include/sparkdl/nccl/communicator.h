@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "sparkdl/deadline.h"
-#include "sparkdl/nccl_library.h"
-#include "sparkdl/nccl_operation.h"
+#include "sparkdl/nccl/library.h"
+#include "sparkdl/nccl/operation.h"
 #include "sparkdl/status.h"
 
 namespace sparkdl {

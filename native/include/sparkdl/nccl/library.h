@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sparkdl/nccl_symbols.h"
+#include "sparkdl/nccl/symbols.h"
 #include "sparkdl/status.h"
 
 namespace sparkdl {

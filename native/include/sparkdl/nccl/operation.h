@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "sparkdl/nccl_symbols.h"
+#include "sparkdl/nccl/symbols.h"
 #include "sparkdl/status.h"
 
 namespace sparkdl {

@@ -1,6 +1,6 @@
 // Reducing arrays element by element, by the widest vector instructions of this machine.
-#ifndef SPARKDL_REDUCE_H_
-#define SPARKDL_REDUCE_H_
+#ifndef SPARKDL_REDUCE_REDUCE_H_
+#define SPARKDL_REDUCE_REDUCE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -68,4 +68,4 @@ const ReduceKernels* FindReduceKernelsFor(const char* instruction_set, Dtype dty
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_REDUCE_H_
+#endif  // SPARKDL_REDUCE_REDUCE_H_

@@ -1,17 +1,17 @@
 // Collectives that are carried out only if all ranks are about to do the same.
-#ifndef SPARKDL_AGREED_COLLECTIVES_H_
-#define SPARKDL_AGREED_COLLECTIVES_H_
+#ifndef SPARKDL_RING_AGREED_COLLECTIVES_H_
+#define SPARKDL_RING_AGREED_COLLECTIVES_H_
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "sparkdl/collectives.h"
 #include "sparkdl/operation.h"
 #include "sparkdl/operation_guard.h"
-#include "sparkdl/ring.h"
-#include "sparkdl/segment.h"
+#include "sparkdl/ring/collectives.h"
+#include "sparkdl/ring/ring.h"
+#include "sparkdl/shm/segment.h"
 #include "sparkdl/status.h"
 #include "sparkdl/topology.h"
 
@@ -61,4 +61,4 @@ class AgreedCollectives {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_AGREED_COLLECTIVES_H_
+#endif  // SPARKDL_RING_AGREED_COLLECTIVES_H_

@@ -1,6 +1,6 @@
 // Where each rank's block lies in buffers that hold the blocks of all ranks.
-#ifndef SPARKDL_BLOCKS_H_
-#define SPARKDL_BLOCKS_H_
+#ifndef SPARKDL_RING_BLOCKS_H_
+#define SPARKDL_RING_BLOCKS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -51,4 +51,4 @@ std::vector<std::vector<BasicPiece<Byte>>> BlocksOfGroup(
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_BLOCKS_H_
+#endif  // SPARKDL_RING_BLOCKS_H_

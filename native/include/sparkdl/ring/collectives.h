@@ -1,6 +1,6 @@
 // How the collectives move data: inside hosts by shared memory, across hosts by one ring per lane.
-#ifndef SPARKDL_COLLECTIVES_H_
-#define SPARKDL_COLLECTIVES_H_
+#ifndef SPARKDL_RING_COLLECTIVES_H_
+#define SPARKDL_RING_COLLECTIVES_H_
 
 #include <array>
 #include <cstddef>
@@ -8,14 +8,14 @@
 #include <optional>
 #include <vector>
 
-#include "sparkdl/blocks.h"
 #include "sparkdl/operation.h"
 #include "sparkdl/operation_guard.h"
-#include "sparkdl/ring.h"
-#include "sparkdl/shm_group.h"
+#include "sparkdl/ring/blocks.h"
+#include "sparkdl/ring/ring.h"
+#include "sparkdl/shm/shm_group.h"
 #include "sparkdl/status.h"
+#include "sparkdl/tcp/wire_format.h"
 #include "sparkdl/topology.h"
-#include "sparkdl/wire_format.h"
 
 namespace sparkdl {
 
@@ -110,4 +110,4 @@ class Collectives {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_COLLECTIVES_H_
+#endif  // SPARKDL_RING_COLLECTIVES_H_

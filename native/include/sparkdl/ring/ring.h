@@ -1,16 +1,16 @@
 // Collectives over the hosts, on one lane: a ring of sockets through one rank of every host.
-#ifndef SPARKDL_RING_H_
-#define SPARKDL_RING_H_
+#ifndef SPARKDL_RING_RING_H_
+#define SPARKDL_RING_RING_H_
 
 #include <cstddef>
 #include <functional>
 #include <vector>
 
-#include "sparkdl/duplex_stream.h"
 #include "sparkdl/operation_guard.h"
 #include "sparkdl/pieces.h"
-#include "sparkdl/reduce.h"
+#include "sparkdl/reduce/reduce.h"
 #include "sparkdl/status.h"
+#include "sparkdl/tcp/duplex_stream.h"
 
 namespace sparkdl {
 
@@ -69,4 +69,4 @@ class Ring {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_RING_H_
+#endif  // SPARKDL_RING_RING_H_

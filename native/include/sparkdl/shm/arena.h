@@ -1,6 +1,6 @@
 // Memory for users' buffers that all ranks of a host map, so that collectives need not copy it.
-#ifndef SPARKDL_ARENA_H_
-#define SPARKDL_ARENA_H_
+#ifndef SPARKDL_SHM_ARENA_H_
+#define SPARKDL_SHM_ARENA_H_
 
 #include <cstddef>
 #include <memory>
@@ -55,4 +55,4 @@ class Arena {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_ARENA_H_
+#endif  // SPARKDL_SHM_ARENA_H_

@@ -1,6 +1,6 @@
 // Synchronisation of the ranks of one host through their flag lines.
-#ifndef SPARKDL_FLAG_BOARD_H_
-#define SPARKDL_FLAG_BOARD_H_
+#ifndef SPARKDL_SHM_FLAG_BOARD_H_
+#define SPARKDL_SHM_FLAG_BOARD_H_
 
 #include <cstdint>
 #include <memory>
@@ -8,8 +8,8 @@
 
 #include "sparkdl/deadline.h"
 #include "sparkdl/operation_guard.h"
-#include "sparkdl/peer_distance.h"
-#include "sparkdl/segment.h"
+#include "sparkdl/shm/peer_distance.h"
+#include "sparkdl/shm/segment.h"
 #include "sparkdl/status.h"
 
 namespace sparkdl {
@@ -69,4 +69,4 @@ class FlagBoard {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_FLAG_BOARD_H_
+#endif  // SPARKDL_SHM_FLAG_BOARD_H_

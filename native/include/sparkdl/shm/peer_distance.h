@@ -1,6 +1,6 @@
 // Whether the cores that two ranks run on share a cache.
-#ifndef SPARKDL_PEER_DISTANCE_H_
-#define SPARKDL_PEER_DISTANCE_H_
+#ifndef SPARKDL_SHM_PEER_DISTANCE_H_
+#define SPARKDL_SHM_PEER_DISTANCE_H_
 
 #include <algorithm>
 
@@ -37,4 +37,4 @@ class PeerDistance {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_PEER_DISTANCE_H_
+#endif  // SPARKDL_SHM_PEER_DISTANCE_H_

@@ -1,6 +1,6 @@
 // The shared memory of the ranks of one host, and where everything lies in it.
-#ifndef SPARKDL_SEGMENT_H_
-#define SPARKDL_SEGMENT_H_
+#ifndef SPARKDL_SHM_SEGMENT_H_
+#define SPARKDL_SHM_SEGMENT_H_
 
 #include <array>
 #include <atomic>
@@ -59,4 +59,4 @@ class Segment {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_SEGMENT_H_
+#endif  // SPARKDL_SHM_SEGMENT_H_

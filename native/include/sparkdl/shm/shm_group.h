@@ -1,19 +1,19 @@
 // Moving and reducing data between the ranks of one host through the shared segment.
-#ifndef SPARKDL_SHM_GROUP_H_
-#define SPARKDL_SHM_GROUP_H_
+#ifndef SPARKDL_SHM_SHM_GROUP_H_
+#define SPARKDL_SHM_SHM_GROUP_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "sparkdl/arena.h"
-#include "sparkdl/flag_board.h"
 #include "sparkdl/operation_guard.h"
 #include "sparkdl/pieces.h"
-#include "sparkdl/reduce.h"
-#include "sparkdl/segment.h"
-#include "sparkdl/tile_mover.h"
+#include "sparkdl/reduce/reduce.h"
+#include "sparkdl/shm/arena.h"
+#include "sparkdl/shm/flag_board.h"
+#include "sparkdl/shm/segment.h"
+#include "sparkdl/shm/tile_mover.h"
 
 namespace sparkdl {
 
@@ -134,4 +134,4 @@ class ShmGroup {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_SHM_GROUP_H_
+#endif  // SPARKDL_SHM_SHM_GROUP_H_

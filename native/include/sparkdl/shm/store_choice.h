@@ -1,12 +1,12 @@
 // Whether the ranks of a host move data with ordinary or with streaming stores: what is faster.
-#ifndef SPARKDL_STORE_CHOICE_H_
-#define SPARKDL_STORE_CHOICE_H_
+#ifndef SPARKDL_SHM_STORE_CHOICE_H_
+#define SPARKDL_SHM_STORE_CHOICE_H_
 
 #include <cstdint>
 #include <limits>
 
 #include "sparkdl/copy.h"
-#include "sparkdl/segment.h"
+#include "sparkdl/shm/segment.h"
 
 namespace sparkdl {
 
@@ -78,4 +78,4 @@ class StoreChoice {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_STORE_CHOICE_H_
+#endif  // SPARKDL_SHM_STORE_CHOICE_H_

@@ -1,6 +1,6 @@
 // Moving tiles between the ranks of a host with the stores that prove faster.
-#ifndef SPARKDL_TILE_MOVER_H_
-#define SPARKDL_TILE_MOVER_H_
+#ifndef SPARKDL_SHM_TILE_MOVER_H_
+#define SPARKDL_SHM_TILE_MOVER_H_
 
 #include <array>
 #include <atomic>
@@ -9,8 +9,8 @@
 
 #include "sparkdl/copy.h"
 #include "sparkdl/deadline.h"
-#include "sparkdl/peer_distance.h"
-#include "sparkdl/store_choice.h"
+#include "sparkdl/shm/peer_distance.h"
+#include "sparkdl/shm/store_choice.h"
 
 namespace sparkdl {
 
@@ -113,4 +113,4 @@ class TileMovers {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_TILE_MOVER_H_
+#endif  // SPARKDL_SHM_TILE_MOVER_H_

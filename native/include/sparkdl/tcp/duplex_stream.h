@@ -1,16 +1,16 @@
 // Sending to one neighbour while receiving from the other.
-#ifndef SPARKDL_DUPLEX_STREAM_H_
-#define SPARKDL_DUPLEX_STREAM_H_
+#ifndef SPARKDL_TCP_DUPLEX_STREAM_H_
+#define SPARKDL_TCP_DUPLEX_STREAM_H_
 
 #include <cstddef>
 #include <vector>
 
-#include "sparkdl/fork_guard.h"
 #include "sparkdl/operation_guard.h"
 #include "sparkdl/pieces.h"
-#include "sparkdl/reduce.h"
+#include "sparkdl/reduce/reduce.h"
 #include "sparkdl/status.h"
-#include "sparkdl/wire_format.h"
+#include "sparkdl/tcp/fork_guard.h"
+#include "sparkdl/tcp/wire_format.h"
 
 namespace sparkdl {
 
@@ -59,4 +59,4 @@ class DuplexStream {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_DUPLEX_STREAM_H_
+#endif  // SPARKDL_TCP_DUPLEX_STREAM_H_

@@ -1,6 +1,6 @@
 // What a fork() must not carry into the child: live sockets, and the belief to be a rank.
-#ifndef SPARKDL_FORK_GUARD_H_
-#define SPARKDL_FORK_GUARD_H_
+#ifndef SPARKDL_TCP_FORK_GUARD_H_
+#define SPARKDL_TCP_FORK_GUARD_H_
 
 #include <cstdint>
 #include <utility>
@@ -42,4 +42,4 @@ class GuardedSocket {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_FORK_GUARD_H_
+#endif  // SPARKDL_TCP_FORK_GUARD_H_

@@ -1,6 +1,6 @@
 // News of life and death, on a ring of sockets over all ranks that carries nothing else.
-#ifndef SPARKDL_LIFELINE_H_
-#define SPARKDL_LIFELINE_H_
+#ifndef SPARKDL_TCP_LIFELINE_H_
+#define SPARKDL_TCP_LIFELINE_H_
 
 #include <array>
 #include <atomic>
@@ -12,9 +12,9 @@
 
 #include "sparkdl/deadline.h"
 #include "sparkdl/failure_latch.h"
-#include "sparkdl/fork_guard.h"
-#include "sparkdl/roll_book.h"
 #include "sparkdl/status.h"
+#include "sparkdl/tcp/fork_guard.h"
+#include "sparkdl/tcp/roll_book.h"
 
 namespace sparkdl {
 
@@ -116,4 +116,4 @@ class Lifeline {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_LIFELINE_H_
+#endif  // SPARKDL_TCP_LIFELINE_H_

@@ -1,6 +1,6 @@
 // Who answered when the ranks were last asked how far they have come.
-#ifndef SPARKDL_ROLL_BOOK_H_
-#define SPARKDL_ROLL_BOOK_H_
+#ifndef SPARKDL_TCP_ROLL_BOOK_H_
+#define SPARKDL_TCP_ROLL_BOOK_H_
 
 #include <cstdint>
 #include <string>
@@ -49,4 +49,4 @@ class RollBook {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_ROLL_BOOK_H_
+#endif  // SPARKDL_TCP_ROLL_BOOK_H_

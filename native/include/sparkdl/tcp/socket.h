@@ -1,6 +1,6 @@
 // Options of the sockets that were handed over.
-#ifndef SPARKDL_SOCKET_H_
-#define SPARKDL_SOCKET_H_
+#ifndef SPARKDL_TCP_SOCKET_H_
+#define SPARKDL_TCP_SOCKET_H_
 
 #include "sparkdl/status.h"
 
@@ -17,4 +17,4 @@ Status WatchPeer(int fd, const char* what);
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_SOCKET_H_
+#endif  // SPARKDL_TCP_SOCKET_H_

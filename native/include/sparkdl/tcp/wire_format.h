@@ -1,13 +1,13 @@
 // How float32 travels between hosts when it is to take half the bytes.
-#ifndef SPARKDL_WIRE_FORMAT_H_
-#define SPARKDL_WIRE_FORMAT_H_
+#ifndef SPARKDL_TCP_WIRE_FORMAT_H_
+#define SPARKDL_TCP_WIRE_FORMAT_H_
 
 #include <cstddef>
 
 #include "sparkdl/dtype.h"
 #include "sparkdl/operation.h"
 #include "sparkdl/pieces.h"
-#include "sparkdl/reduce.h"
+#include "sparkdl/reduce/reduce.h"
 
 namespace sparkdl {
 
@@ -38,4 +38,4 @@ class WireFormat {
 
 }  // namespace sparkdl
 
-#endif  // SPARKDL_WIRE_FORMAT_H_
+#endif  // SPARKDL_TCP_WIRE_FORMAT_H_

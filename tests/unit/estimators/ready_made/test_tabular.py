@@ -252,7 +252,7 @@ REFUSED = {
         TorchClassifier,
         {"labelCol": "halves"},
         DataError,
-        "holds the label 0.5, which is no class: doubles, as which decimals are taken, have to be whole numbers from 0 "
+        "holds the label 0.5, which is no class: doubles and decimals have to be whole numbers from 0 "
         "to 999, or those that Param labels names. .* StringIndexer, or take TorchRegressor",
     ),
     "NaN as a class": (

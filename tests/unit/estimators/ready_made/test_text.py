@@ -261,7 +261,7 @@ def test_folders_without_a_model_are_refused(dataset, pretrained, tmp_path):
     (tmp_path / "pretrained" / "config.json").write_text("no JSON")
     with pytest.raises(
         ParamError,
-        match=r"makes no tokenizer and classification model: .*not a valid JSON.*save_pretrained",
+        match=r"loads no tokenizer and classification model: .*not a valid JSON.*save_pretrained",
     ):
         learn(TextClassifier(featuresCol="text", pretrained=pretrained), dataset)
 
@@ -344,7 +344,7 @@ REFUSED = {
         "text",
         {"numHeads": 3},
         ParamError,
-        "embeddingSize is 128, which numHeads, 3, does not",
+        "embeddingSize is 128, and numHeads 3 does not divide",
     ),
 }
 

@@ -59,6 +59,7 @@ from sparkdl.rendezvous.addresses import (
     route_host,
 )
 from sparkdl.rendezvous.deadline import to_seconds
+from sparkdl.rendezvous.store import all_gather_bytes
 from sparkdl.torch.gpu.accelerator import CUDA_BACKENDS, open_accelerator
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 
@@ -473,12 +474,15 @@ def _is_whole_job(options: Any, timeout_s: float) -> bool:
         _note_elsewhere(own)  # in a store of the program's own
     if job is None or options.global_ranks_in_group or options.group_size != job.world_size:
         return False
-    if options.group_rank != job.rank:
-        options.store.set("sparkdl/renumbered", b"1")
-    if options.store.add("sparkdl/numbered", 1) == options.group_size:
-        options.store.set("sparkdl/all_numbered", b"1")
-    options.store.wait(["sparkdl/all_numbered"], timedelta(seconds=timeout_s))
-    return not options.store.check(["sparkdl/renumbered"])
+    numbers = all_gather_bytes(
+        StoreRendezvous(options.store, "sparkdl/"),
+        key="numbers",
+        rank=options.group_rank,
+        world_size=options.group_size,
+        value=str(job.rank).encode(),
+        timeout_s=timeout_s,
+    )
+    return [int(number) for number in numbers] == list(range(options.group_size))
 
 
 def _group_rendezvous(options: Any) -> Rendezvous:

@@ -110,7 +110,7 @@ class ComparedOnce:
     Of modules that are alike in all layers of a model one is compared, with the weights of that one gathered meanwhile.
 
     Attributes:
-        is_whole: whether divided layers compute with whole weights at the moment, as the plan were not there.
+        is_whole: whether divided layers compute with whole weights at the moment, as without a plan.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,10 @@ class ComparedOnce:
                 each.training = is_training
         if divided.shape == whole.shape:
             difference, largest = (each.abs().max().item() for each in (divided - whole, whole))
-            if not difference > _MOST_ROUNDING * largest:
+            rounding = (
+                _MOST_ROUNDING if whole.dtype in (torch.float32, torch.float64) else _MOST_ROUNDING_OF_16_BITS
+            )
+            if not difference > rounding * largest:
                 return
         raise ParamError(
             f"With its layers divided among the tensor-parallel ranks, {name!r} computes something else than with "
@@ -158,8 +161,9 @@ class ComparedOnce:
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
 """Arguments of Hugging Face's layers that a call changes."""
 
-_MOST_ROUNDING = 0.02
-"""Between outputs of divided and of whole layers, as a share of the largest; bfloat16 has 8 bits."""
+_MOST_ROUNDING = 0.01
+_MOST_ROUNDING_OF_16_BITS = 0.1
+"""Between outputs of divided and of whole layers, as a share of the largest; bfloat16 has 8 bits of mantissa."""
 
 
 def _first_tensor(output: Any) -> Any:

@@ -125,8 +125,8 @@ def all_to_all_attention(
         whole = from_chunks(torch.stack(gathered), 1)
     mask = None
     if whole is not None or window is not None:
-        positions = torch.arange(length, device=query.device)
-        mask = _pairs(whole, whole, positions[:, None] - positions, is_causal=is_causal, window=window)
+        positions = torch.arange(length, dtype=torch.int32, device=query.device)
+        mask = _pairs(whole, whole, positions[:, None], positions, is_causal=is_causal, window=window)
     output = F.scaled_dot_product_attention(
         query,
         key,
@@ -305,19 +305,20 @@ def _mask(
     """Which pairs of a block attend to each other; None if all do that are not later ones."""
     if documents is None and window is None:
         return None
-    distances = None
+    queries = keys = None
     if diagonal or window is not None:
         queries, keys = (ring.positions(rank, block[0]) for rank in (ring.rank, source))
-        distances = queries[rows, None] - keys[columns]
+        queries, keys = queries[rows, None], keys[columns]
     if documents is None:
-        return _pairs(None, None, distances, is_causal=diagonal, window=window)
-    return _pairs(documents[:, rows], block[2][:, columns], distances, is_causal=diagonal, window=window)
+        return _pairs(None, None, queries, keys, is_causal=diagonal, window=window)
+    return _pairs(documents[:, rows], block[2][:, columns], queries, keys, is_causal=diagonal, window=window)
 
 
 def _pairs(
     documents: Tensor | None,
     others: Tensor | None,
-    distances: Tensor | None,
+    queries: Tensor | None,
+    keys: Tensor | None,
     *,
     is_causal: bool,
     window: int | None,
@@ -327,15 +328,17 @@ def _pairs(
     Args:
         documents: of the queries, ``(batch, queries)``; None if they do not matter.
         others: of the keys.
-        distances: by how many positions keys are before queries, ``(queries, keys)``; None if it does not matter.
+        queries: their positions, ``(queries, 1)``; None if they do not matter.
+        keys: their positions, ``(keys,)``.
         is_causal: whether later keys are left out.
         window: see :func:`ring_attention`.
     """
     masks = []
-    if distances is not None and is_causal:
-        masks.append(distances[None, None] >= 0)
-    if distances is not None and window is not None:
-        masks.append(distances[None, None] < window)
+    if queries is not None and keys is not None:
+        if is_causal:
+            masks.append((queries >= keys)[None, None])
+        if window is not None:
+            masks.append((queries < keys + window)[None, None])
     if documents is not None and others is not None:
         masks.append(documents[:, None, :, None] == others[:, None, None, :])
     return functools.reduce(torch.logical_and, masks)

@@ -95,6 +95,9 @@ class _Calls:
         )
         self._are_any = False
 
+    def __reduce__(self) -> Any:
+        return _Unchecked, ()
+
     def attention(self, *args: Any, **kwargs: Any) -> Tensor:
         """Attention over shared sequences."""
         self._are_any = True
@@ -131,6 +134,14 @@ def _causal(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return attend
 
 
+class _Unchecked:
+    """What the hooks below are in a copy of a model: they belong to a process group, which is not copied."""
+
+    def _check_positions(self, *_: Any) -> None: ...
+    def _check_any(self, *_: Any) -> None: ...
+    def _before(self, *_: Any) -> None: ...
+
+
 class _HuggingFaceAttention:
     """What the attention of a model of Hugging Face calls, by its registry of implementations."""
 
@@ -140,6 +151,9 @@ class _HuggingFaceAttention:
     def __init__(self, attention: Callable[..., Tensor], group: dist.ProcessGroup) -> None:
         self._attention, self._group = attention, group
         self._has_documents = False
+
+    def __reduce__(self) -> Any:
+        return _Unchecked, ()
 
     def attach(self, module: Any, name: str) -> None:
         """Have a model call it.

@@ -316,6 +316,22 @@ class _Pass(nn.Module):
         return args[0] if args else next(iter(kwargs.values()))
 
 
+class _PassAs(_Pass):
+    """Stands for a block that returns what another does: a tensor, or a tuple that begins with it."""
+
+    def __init__(self, returned: list[Any]) -> None:
+        super().__init__()
+        self._returned = returned
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the first argument in the form of the other block's output."""
+        hidden = super().forward(*args, **kwargs)
+        (output,) = self._returned
+        if isinstance(output, tuple | list):
+            return type(output)((hidden, *output[1:]))
+        return hidden
+
+
 class _OwnBlocks(nn.ModuleList):
     """Some of a list's blocks under their own numbers; runs through them, and counts as many."""
 
@@ -431,6 +447,11 @@ class _FirstCall:
         ends = [name for name in self._parts.after if not hasattr(stage.get_submodule(name), "is_elsewhere")]
         kept = {name: stage.get_submodule(name) for name in ends}
 
+        buffers = [(each, each.clone()) for each in stage.buffers()]
+        returned: list[Any] = []
+        first_own: nn.Module = next(iter(own.children()))
+        noted = first_own.register_forward_hook(lambda *call: returned.append(call[-1]))
+
         def output_with(blocks: nn.Module) -> Tensor | None:
             _set(stage, self._parts.blocks, blocks)
             devices = [hidden.device] if hidden.is_cuda else []
@@ -446,10 +467,13 @@ class _FirstCall:
                 _set(stage, name, _Pass())
             nothing = output_with(_OwnBlocks({}))
             counted = output_with(own)
-            numbered = output_with(
-                _OwnBlocks({str(n): _Pass() for n in range(self._number_of_first)} | own._modules)
-            )
+            others_before = {str(n): _PassAs(returned[:1]) for n in range(self._number_of_first)}
+            numbered = output_with(_OwnBlocks(others_before | own._modules))
         finally:
+            noted.remove()
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
             _set(stage, self._parts.blocks, own)
             for name, each in kept.items():
                 _set(stage, name, each)

@@ -28,7 +28,7 @@ from sparkdl.errors import ParamError
 from sparkdl.parallel.parallelism import STAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkdl.parallel.parallelism import RankLayout
 
@@ -97,7 +97,7 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
         member
         for child in module.children()
         # A list does not compute, so it cannot be a block itself.
-        for member in (child.children() if type(child) in (nn.ModuleList, nn.ModuleDict) else [child])
+        for member in (child.children() if isinstance(child, nn.ModuleList | nn.ModuleDict) else [child])
         if any(True for _ in member.parameters())
     ]
     return list(dict.fromkeys(found))  # a layer may be there several times
@@ -143,43 +143,61 @@ def recompute_activations(blocks: Iterable[nn.Module]) -> None:
     again as they were.
     """
     for block in blocks:
-        block.forward = functools.partial(
-            checkpoint,
-            block.forward,
-            use_reentrant=False,
-            context_fn=functools.partial(_contexts_of_passes, block),
-        )
+        block.forward = functools.partial(_recomputed, block, block.forward)
+
+
+def _recomputed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    # A compiler takes no contexts of ours.
+    if any(True for _ in block.buffers()) and not torch.compiler.is_compiling():
+        kwargs["context_fn"] = functools.partial(_contexts_of_passes, block)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def _contexts_of_passes(
     block: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What is around a block when it computes, and when it computes again: then its buffers stay as they are.
+    """What is around a block when it computes, and when it computes again."""
+    first = _FirstPass(block)
+    return first, _KeptBuffers(first)
 
-    Otherwise the statistics of a BatchNorm, say, would count each batch twice.
+
+class _FirstPass(AbstractContextManager[None]):
+    """Notes which buffers a block changes.
+
+    Attributes:
+        changed: those buffers.
     """
-    changed: list[Tensor] = []
 
-    @contextmanager
-    def first() -> Iterator[None]:
-        before = [(buffer, buffer._version) for buffer in block.buffers()]
-        yield
-        changed.extend(buffer for buffer, version in before if buffer._version != version)
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+        self.changed: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        self._before = [(buffer, buffer._version) for buffer in self._block.buffers()]
+
+    def __exit__(self, *_: object) -> None:
+        self.changed = [buffer for buffer, version in self._before if buffer._version != version]
         # Torch changes the statistics of norms without counting it as a change.
-        norms = [each for each in block.modules() if getattr(each, "track_running_stats", False)]
-        changed.extend(buffer for norm in norms for buffer in norm.buffers(recurse=False))
+        norms = [each for each in self._block.modules() if getattr(each, "track_running_stats", False)]
+        self.changed += [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
-    @contextmanager
-    def again() -> Iterator[None]:
-        kept = [buffer.clone() for buffer in changed]
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, value in zip(changed, kept, strict=True):
-                    buffer.copy_(value)
 
-    return first(), again()
+class _KeptBuffers(AbstractContextManager[None]):
+    """Leaves buffers as they are where a block computes again: a BatchNorm would count each batch twice.
+
+    Entered once for each backward pass.
+    """
+
+    def __init__(self, first: _FirstPass) -> None:
+        self._first = first
+
+    def __enter__(self) -> None:
+        self._kept = [(buffer, buffer.clone()) for buffer in self._first.changed]
+
+    def __exit__(self, *_: object) -> None:
+        with torch.no_grad():
+            for buffer, value in self._kept:
+                buffer.copy_(value)
 
 
 @contextmanager

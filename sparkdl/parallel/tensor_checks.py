@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from sparkdl.errors import ParamError
 
@@ -132,14 +133,15 @@ class ComparedOnce:
         if self.is_whole or not isinstance(_first_tensor(output), Tensor):
             return
         self._handles.pop(name).remove()
+        if any(type(each).__name__.startswith("Float8") for each in module.modules()):
+            return  # whose scales are those of parts
         kwargs = {key: None if key in _CACHES else value for key, value in kwargs.items()}
         modes = {each: each.training for each in module.modules()}
         module.eval()  # dropout draws other numbers for a part
         try:
-            with torch.no_grad():
-                divided = _first_tensor(module.forward(*args, **kwargs))
-                self.is_whole = True
-                whole = _first_tensor(module.forward(*args, **kwargs))
+            divided = self._computed(module, args, kwargs)
+            self.is_whole = True
+            whole = self._computed(module, args, kwargs)
         finally:
             self.is_whole = False
             for each, is_training in modes.items():
@@ -156,6 +158,14 @@ class ComparedOnce:
             "whole ones. Its forward must work on any number of heads or features, as by view(..., -1, head_size), and "
             "a fused projection, such as one of queries, keys and values, must be made a layer for each of them."
         )
+
+    @staticmethod
+    def _computed(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))  # may be changed in place
+        devices = sorted({each.device.index for each in module.parameters() if each.is_cuda})
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            torch.manual_seed(0)
+            return _first_tensor(module.forward(*args, **kwargs))
 
 
 _CACHES = ("past_key_values", "past_key_value", "layer_past")

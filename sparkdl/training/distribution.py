@@ -134,16 +134,16 @@ class Replicas(ModelDistribution):
         self, spec: TrainingSpec, communicator: Communicator, device: torch.device, resources: ExitStack
     ) -> None:
         self.module = placed(spec.model, spec, device).train()
+        self._before: tuple[bytes, dict[str, Tensor]] | None = None
+        if spec.precision == "float8":
+            self._before = _take_apart(self.module)
+            use_float8(self.module, device)
         self._recomputed: list[nn.Module] = []
         if spec.parallelism is not None and spec.parallelism.recompute:
             from sparkdl.parallel import blocks_of, recompute_activations
 
             self._recomputed = blocks_of(self.module)
             recompute_activations(self._recomputed)
-        self._before: tuple[bytes, dict[str, Tensor]] | None = None
-        if spec.precision == "float8":
-            self._before = _take_apart(self.module)
-            use_float8(self.module, device)
         self.rank = self.reader = self.num_generator = communicator.rank
         self.num_ranks = self.num_readers = self.num_averaged = communicator.world_size
         self.name = f"{communicator.world_size} replicas"

@@ -152,6 +152,7 @@ def check_a_llama_keeps_packed_documents_apart() -> None:
     positions = sequence.positions(POSITIONS, group)[None]
     found = module(own, position_ids=positions, documents=parts, use_cache=False).logits
     torch.testing.assert_close(sequence.unshard(found, 1, group), wanted, rtol=1e-4, atol=1e-5)
+    copy.deepcopy(module)
     with pytest.raises(ParamError, match="position_ids that are not those"):
         module(own, position_ids=torch.arange(len(own[0]))[None], use_cache=False)
 

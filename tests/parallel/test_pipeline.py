@@ -189,8 +189,44 @@ def check_models_that_compute_between_their_parts_are_refused() -> None:
         cut(llama(GraniteForCausalLM, embedding_multiplier=3.0), group)
 
 
+class Pair(nn.Module):
+    """A block that returns a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, int]:
+        return self.inner(hidden).tanh(), 3
+
+
+class OfPairs(Blocked):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Pair() for _ in range(4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)[0]
+        return self.head(hidden)
+
+
+def check_blocks_may_return_tuples_and_be_alone_on_a_sharded_stage() -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(4)
+        return OfPairs()
+
+    (stage,) = cut(make(), Parallelism(pipeline=-1).lay_out().group("pipeline"))
+    if dist.get_rank():
+        stage(torch.rand(4, 16, 16))
+    (alone,) = cut(decoder(replace(SIZES, is_tied=False)), dist.group.WORLD)
+    assert not any(isinstance(block, nn.ModuleList) for block in blocks_of(alone))
+
+
 def check_recomputed_activations_equal_one_process() -> None:
     check(Parallelism(pipeline=-1), recompute=True)
+    check(Parallelism(pipeline=-1), tall, recompute=True, schedule="zero-bubble")
 
 
 def check_pipeline_and_sharding_equal_one_process() -> None:

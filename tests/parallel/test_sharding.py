@@ -110,10 +110,13 @@ def check_statistics_of_norms_count_each_batch_once_where_activations_are_comput
     plain = nn.Sequential(*blocks)
     rows = torch.randn(8, 4)
     for each in (plain, module):
-        each(rows).square().sum().backward()
+        loss = each(rows).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
     for (name, found), expected in zip(module.named_buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(found, expected, msg=name)
     torch.testing.assert_close(module[0][0].weight.grad, plain[0][0].weight.grad)
+    torch.compile(module, backend="aot_eager")(rows)
 
 
 def tied_without_blocks() -> nn.Module:

@@ -185,7 +185,7 @@ def test_what_cannot_be_learned_is_refused(spark, texts, tmp_path):
         make(tmp_path, embeddingSize=65).fit(texts)
     with pytest.raises(ParamError, match="loraRank is set, and pretrained is not"):
         make(tmp_path, loraRank=4).fit(texts)
-    with pytest.raises(ParamError, match="adapters have no plan"):
+    with pytest.raises(ParamError, match="adapters do not support tensor parallelism"):
         others = {"vocabularySize": None, "embeddingSize": None, "numLayers": None}
         make(tmp_path, loraRank=4, pretrained=str(tmp_path), parallelism={"tensor": 2}, **others).fit(texts)
     with pytest.raises(ParamError, match="weightCol has no meaning"):

@@ -415,7 +415,7 @@ def _check_between_parts(module: nn.Module, parts: Parts) -> None:
     _set(base, parts.blocks.removeprefix(prefix), _OwnBlocks({}))
     if any(buffer.is_meta for buffer in base.buffers()):
         return  # such a model cannot be given weights
-    hidden = torch.rand(1, 2, base.config.get_text_config().hidden_size)
+    hidden = torch.linspace(-1.0, 1.0, 2 * base.config.get_text_config().hidden_size).view(1, 2, -1)
     if not torch.equal(base(inputs_embeds=hidden, use_cache=False).last_hidden_state, hidden):
         raise ParamError(
             f"{type(found[1]).__name__} computes something between its embedding and its layers, or after them, that "

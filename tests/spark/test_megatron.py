@@ -95,7 +95,7 @@ def test_truncated_damaged_and_missing_files_are_refused(spark, tmp_path):
             read_indexed(spark, prefix)
     index.write_bytes(whole[0])
     tokens.write_bytes(whole[1][:-2])
-    with pytest.raises(DataError, match=r"corpus.bin has 114 bytes, .* have 116"):
+    with pytest.raises(DataError, match=r"corpus.bin has 114 bytes, .* describes 116"):
         read_indexed(spark, prefix)
     tokens.write_bytes(whole[1])
     lengths = np.frombuffer(whole[0], "<i4", 7, 34).copy()

@@ -1,8 +1,8 @@
 """The Spark ML face of sparkdl: :class:`TorchEstimator`, ready-made estimators, and the models that they fit.
 
-Spark, the launcher and the training meet here. Runs on the *driver*, with these exceptions: ``fit.on_rank`` and
-``fit.host_watch`` run on *ranks*; predictions (``scoring.udf``), packing (``ready_made.language_rows``) and counting
-words (``ready_made.text``) run on *executors*.
+Spark, the launcher and the training meet here. Runs on the *driver*, with these exceptions: predictions
+(``scoring.udf``), packing (``ready_made.language_rows``) and counting words (``ready_made.text``) run on *executors*.
+What ranks run is :func:`sparkdl.training.remote.fit_on_rank.fit_on_rank`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from sparkdl.estimators.torch_model import TorchModel
     from sparkdl.training.callbacks import Callback, FitContext
 
-# Loaded on first use: what the ranks run lies in this package too, and they need neither pyspark.ml nor pandas, which
-# takes each of them more than half a second.
+# Each name imports its module on first use: pyspark.ml and pandas take more than half a second.
 _MODULES = {
     "Callback": "sparkdl.training.callbacks",
     "FitContext": "sparkdl.training.callbacks",

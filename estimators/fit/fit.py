@@ -25,16 +25,16 @@ from sparkdl.estimators.fit.checkpoints import (
     with_checkpoints,
 )
 from sparkdl.estimators.fit.inputs import check_columns, check_picklable, prepare_fit
-from sparkdl.estimators.fit.on_rank import IMPORTED_FIRST, FitOutcome, fit_on_rank
 from sparkdl.estimators.fit.progress import FitListener, ProgressLine
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.fit.runs import ALONE, PlaceOfFit
 from sparkdl.estimators.fit.tracking import describe_dataset, log_outcome, params_to_log, run_of_fit
-from sparkdl.estimators.fit.transfer import fetch_module, store_spec
 from sparkdl.estimators.params.base import check_param_map
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.launch import Restarts, check_cluster, run_on_ranks, run_with_restarts
 from sparkdl.model.saved_model import SavedModel
+from sparkdl.training.remote.fit_on_rank import IMPORTED_FIRST, FitOutcome, fit_on_rank
+from sparkdl.training.remote.transfer import fetch_module, store_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -34,8 +34,8 @@ LAYERS = {
     "data": "blend | converter, feed, megatron | spark, petastorm | store, dataset, checks | files",
     "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, "
     "attention | pipeline_cut, pipeline | sequence | sharding | tensor, parallelism | collectives | tensor_checks",
-    "training": "trainer, callbacks | stages, step | validation, checkpoint, history | distribution, objective | "
-    "probe, batches | feed_dataset | learning_rate | metrics | spec | update",
+    "training": "remote, trainer, callbacks | stages, step | validation, checkpoint, history | "
+    "distribution, objective | probe, batches | feed_dataset | learning_rate | metrics | spec | update",
     "launch": "local_launch, run, collect, failures, spark_job, task, forkserver | hangs, rank | restarts, slots | "
     "wire",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "

@@ -17,8 +17,8 @@ from sparkdl.data import ParquetDataset, scan_dataset
 from sparkdl.errors import ParamError, StoreError
 from sparkdl.estimators import TorchEstimator
 from sparkdl.estimators.fit.inputs import check_picklable, prepare_fit
-from sparkdl.estimators.fit.transfer import fetch_module, load_spec, store_module, store_spec
 from sparkdl.model.saved_model import load_module, save_module
+from sparkdl.training.remote.transfer import fetch_module, load_spec, store_module, store_spec
 from tests.memory_watch import memory_watched
 
 MIB = 1 << 20

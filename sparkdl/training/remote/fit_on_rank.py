@@ -1,6 +1,6 @@
-"""The function that a fit runs on every rank: it loads the spec, trains, and stores the trained module.
+"""The function that an estimator's fit runs on every rank: it loads the spec, trains, and stores the trained module.
 
-:func:`fit_on_rank` is a module-level function with plain arguments, which the driver names and ranks call.
+:func:`fit_on_rank` is a module-level function with plain arguments: the driver pickles its name, and ranks call it.
 """
 
 from __future__ import annotations
@@ -8,25 +8,48 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from sparkdl.estimators.fit.transfer import StoredModule, StoredSpec, load_spec, store_trained
+from sparkdl.training.remote.transfer import StoredModule, StoredSpec, load_spec, store_trained
 
 if TYPE_CHECKING:
-    from sparkdl.collective import WorldReport
+    from sparkdl.collective import Communicator, WorldReport
     from sparkdl.data import ParquetDataset
-    from sparkdl.launch import RankContext
+    from sparkdl.topology import Topology
     from sparkdl.training.history import EpochRecord
 
 
 IMPORTED_FIRST = (
     __name__,
     "sparkdl.training.trainer",
-    "sparkdl.estimators.fit.host_watch",
+    "sparkdl.training.remote.host_watch",
     "sparkdl.data.petastorm.reader",
     "torch._dynamo",
 )
 """Modules that every fit needs; the last one is imported by the first optimizer of a process."""
+
+
+class Context(Protocol):
+    """The part of the launcher's context that a fit uses; :class:`sparkdl.launch.RankContext` has it."""
+
+    rank: int
+
+    @property
+    def communicator(self) -> Communicator:
+        """The communicator of all ranks."""
+
+    @property
+    def topology(self) -> Topology:
+        """Which ranks share a host."""
+
+    def report(self, event: dict[str, Any]) -> None:
+        """Send an event to the driver."""
+
+    def progress(self, *, done: bool = False) -> None:
+        """Report progress to the watch for hangs; ``done`` after the last step."""
+
+    def note_place(self, place: str) -> None:
+        """Note epoch and step, for the error if the process dies there."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +70,7 @@ class FitOutcome:
 
 
 def fit_on_rank(
-    context: RankContext,
+    context: Context,
     stored: StoredSpec,
     dataset: ParquetDataset,
     *,
@@ -57,14 +80,15 @@ def fit_on_rank(
     """Train on this rank; rank 0 returns the outcome, every other rank None. Runs on a *rank*.
 
     Args:
-        context: of this rank.
-        stored: what to train and how.
-        dataset: the rows.
-        tells_progress: whether a step that takes longer than the time to a hang counts as one.
-        is_watched: whether the driver wants to hear how busy hosts are, and how ranks communicated.
+        context: the launcher's context of this rank.
+        stored: the spec: what to train and how.
+        dataset: the rows to train on.
+        tells_progress: whether each step is reported as progress, so that a step longer than the hang timeout counts as
+            a hang.
+        is_watched: whether the driver wants the load of the hosts and the communication report.
     """
-    # The driver does without them.
-    from sparkdl.estimators.fit.host_watch import HostWatch
+    # Imported here: the driver imports this module and needs neither.
+    from sparkdl.training.remote.host_watch import HostWatch
     from sparkdl.training.trainer import train
 
     spec = load_spec(stored)

@@ -12,7 +12,7 @@ from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
 from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
-from sparkdl.estimators.fit.host_watch import HostWatch
+from sparkdl.training.remote.host_watch import HostWatch
 
 
 def mlflows_names():

@@ -60,8 +60,8 @@ from sparkdl.model.inputs import ModelInput, ModelInputs
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
 from sparkdl.networks.decoder import DecoderSizes
+from sparkdl.networks.generation import Generation
 from sparkdl.networks.language import (
-    Generation,
     LanguageNetwork,
     LanguageTokenizer,
     PromptInputs,

@@ -10,14 +10,18 @@ J. Ainslie et al., "GQA" (2023), for grouped queries; N. Shazeer, "GLU Variants 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
+
+Past: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention of new positions to earlier ones and to themselves: query, key and value to what they attend to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +135,26 @@ class Decoder(nn.Module):
         return self.head(self.states(tokens, positions, documents))  # type: ignore[no-any-return]  # modules return Any
 
     def states(
-        self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        *,
+        pasts: Sequence[Past] | None = None,
     ) -> Tensor:
-        """Compute what the head takes, ``(batch, positions, width)``; for the arguments see :meth:`forward`."""
+        """Compute what the head takes, ``(batch, positions, width)``.
+
+        Args:
+            tokens: see :meth:`forward`, as for ``positions`` and ``documents``.
+            positions: positions of the tokens.
+            documents: numbers of the tokens' texts.
+            pasts: for each layer the attention to earlier positions, whose keys and values it keeps.
+        """
         hidden = self.embedding(tokens)
         rotation = self.rotation(positions, tokens)
-        for block in self.blocks:
-            hidden = block(hidden, rotation, documents)
+        for number, block in enumerate(self.blocks):
+            past = () if pasts is None else (pasts[number],)
+            hidden = block(hidden, rotation, documents, *past)
         return self.norm(hidden)  # type: ignore[no-any-return]  # modules return Any
 
     def rotation(self, positions: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,9 +179,15 @@ class DecoderBlock(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(sizes.width, eps=sizes.norm_epsilon)
         self.feed_forward = FeedForward(sizes)
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], documents: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        documents: Tensor | None,
+        past: Past | None = None,
+    ) -> Tensor:
         """``(batch, positions, width)`` in and out."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), rotation, documents)
+        hidden = hidden + self.attention(self.attention_norm(hidden), rotation, documents, past)
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))  # type: ignore[no-any-return]  # modules return Any
 
 
@@ -203,14 +226,21 @@ class GroupedAttention(nn.Module):
         self.output = nn.Linear(sizes.width, sizes.width, bias=False)
         self.attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = attend
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], documents: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        documents: Tensor | None,
+        past: Past | None = None,
+    ) -> Tensor:
         """``(batch, positions, width)`` in and out."""
         # Heads are counted from what comes out: a rank of tensor parallelism has some of them.
         query, key, value = (
             layer(hidden).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        attended = self.attend(_rotated(query, rotation), _rotated(key, rotation), value, documents)
+        query, key = _rotated(query, rotation), _rotated(key, rotation)
+        attended = self.attend(query, key, value, documents) if past is None else past(query, key, value)
         return self.output(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # modules return Any
 
 

@@ -7,9 +7,7 @@ the first two alone, for a model of texts that were tokenized elsewhere. Texts a
 
 from __future__ import annotations
 
-import inspect
 import math
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +20,9 @@ from torch import Tensor, nn
 
 from sparkdl.data.blend.packing import PackedBatch, SequencePacker
 from sparkdl.errors import DataError, ParamError
-from sparkdl.model.inputs import positions_in
 from sparkdl.networks.decoder import Decoder
+from sparkdl.networks.generation import Generation, continue_texts
+from sparkdl.networks.logits import logits_of
 from sparkdl.networks.text import checked_texts
 
 END = "<|end|>"
@@ -272,57 +271,6 @@ class _ClassesFirst(nn.Module):
         return logits.transpose(1, 2)
 
 
-def logits_of(
-    decoder: Any, tokens: Tensor, documents: Tensor | None = None, positions: Tensor | None = None
-) -> Tensor:
-    """The logits of a decoder of ours or of transformers, ``(rows, positions, vocabulary)``.
-
-    For the arguments see :class:`LanguageNetwork`.
-    """
-    if isinstance(decoder, Decoder):
-        ours: Tensor = decoder(tokens, positions, documents)
-        return ours
-    given: dict[str, Any] = {}
-    if positions is not None:  # attention was set to one over shared sequences, which takes documents
-        given = {"position_ids": positions[None], "documents": documents}
-    elif documents is not None:
-        given = {"attention_mask": _masks(decoder.config, documents)}
-        if takes_positions(decoder):
-            given["position_ids"] = positions_in(documents)
-    found: Tensor = decoder(input_ids=tokens, use_cache=False, **given).logits
-    return found
-
-
-def takes_positions(decoder: Any) -> bool:
-    """Whether a model of transformers, or what adapters are in, takes the numbers of positions."""
-    model = decoder.get_base_model() if hasattr(decoder, "get_base_model") else decoder
-    return "position_ids" in inspect.signature(type(model).forward).parameters
-
-
-ATTENTION_TYPES = ("full_attention", "sliding_attention")
-"""Types of layers of transformers in which masks keep the texts of a row apart."""
-
-
-def _masks(config: Any, documents: Tensor) -> Tensor | dict[str, Tensor]:
-    """The mask of packed rows as models of transformers take it: 0 where a position is attended to.
-
-    Models with layers of several types take a mask for each of them by name.
-    """
-    length = documents.shape[1]
-    pairs = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
-    seen = (documents[:, None, :, None] == documents[:, None, None, :]) & pairs
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if window is None or window >= length:
-        return _added(seen)
-    types = set(getattr(config, "layer_types", None) or ["sliding_attention"])
-    masks = {"full_attention": _added(seen), "sliding_attention": _added(seen & pairs.triu(1 - window))}
-    return masks if len(types) > 1 else masks[types.pop()]
-
-
-def _added(seen: Tensor) -> Tensor:
-    return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, torch.finfo(torch.float32).min)
-
-
 def num_tokens_of(decoder: Any, tokenizer: LanguageTokenizer | TokenNumbers) -> int:
     """How many tokens a decoder knows: as many as its tokenizer; one of transformers may know more."""
     if isinstance(decoder, Decoder):
@@ -331,23 +279,6 @@ def num_tokens_of(decoder: Any, tokenizer: LanguageTokenizer | TokenNumbers) -> 
 
 
 ANSWERS = ("continuation", "logLikelihood", "embedding")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    """How a text is continued.
-
-    Attributes:
-        max_tokens: how many tokens are added at most.
-        temperature: by which logits are divided before a token is drawn; 0 takes the likeliest one.
-        top_k: among how many of the likeliest tokens one is drawn; 0 for all.
-        seed: of the draws; those of a text depend on the seed and the text alone.
-    """
-
-    max_tokens: int = 64
-    temperature: float = 0.0
-    top_k: int = 0
-    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -500,48 +431,16 @@ class TextModel(nn.Module):
         return self.tokenizer.decode(tokens)
 
     def continuations(self, tokens: Tensor, lengths: Tensor) -> list[list[int]]:
-        """The tokens that continue each text, without the end."""
-        rows, how = len(tokens), self.generation
-        texts = [row[: int(length)].tolist() for row, length in zip(tokens, lengths, strict=True)]
-        generators = [
-            torch.Generator().manual_seed(zlib.crc32(np.array(text, np.int64).tobytes(), how.seed))
-            for text in texts
-        ]
-        found: list[list[int]] = [[] for _ in range(rows)]
-        open_rows = list(range(rows))
-        for _ in range(how.max_tokens):
-            if not open_rows:
-                break
-            windows = [(texts[row] + found[row])[-self.max_length :] for row in open_rows]
-            longest = max(map(len, windows))
-            batch = torch.zeros((len(windows), longest), dtype=torch.int64)
-            for place, window in zip(batch, windows, strict=True):
-                place[: len(window)] = torch.tensor(window)
-            last = torch.tensor([len(window) - 1 for window in windows])
-            # A decoder of ours has a few more rows than tokens.
-            logits = logits_of(self.decoder, batch.to(tokens.device)).cpu().float()[..., : self.num_tokens]
-            chosen = self._choose(
-                logits[torch.arange(len(windows)), last], [generators[row] for row in open_rows]
-            )
-            continues = [token != self.tokenizer.end for token in chosen]
-            for row, token, is_inside in zip(open_rows, chosen, continues, strict=True):
-                if is_inside:
-                    found[row].append(token)
-            open_rows = [row for row, is_inside in zip(open_rows, continues, strict=True) if is_inside]
-        return found
-
-    def _choose(self, logits: Tensor, generators: Sequence[torch.Generator]) -> list[int]:
-        how = self.generation
-        if not how.temperature:
-            return logits.argmax(dim=-1).tolist()
-        if how.top_k:
-            least = logits.topk(min(how.top_k, logits.shape[-1]), dim=-1).values[:, -1:]
-            logits = logits.masked_fill(logits < least, float("-inf"))
-        shares = (logits / how.temperature).softmax(dim=-1)
-        return [
-            int(torch.multinomial(each, 1, generator=generator))
-            for each, generator in zip(shares, generators, strict=True)
-        ]
+        """Return the tokens that continue each text, without the end."""
+        return continue_texts(
+            self.decoder,
+            tokens,
+            lengths,
+            generation=self.generation,
+            num_tokens=self.num_tokens,
+            end=self.tokenizer.end,
+            max_length=self.max_length,
+        )
 
     def _log_likelihood(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         logs = logits_of(self.decoder, tokens).float().log_softmax(dim=-1)

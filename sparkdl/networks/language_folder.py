@@ -19,13 +19,12 @@ from sparkdl.model.weights_file import map_weights, write_weights
 from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.language import (
-    ATTENTION_TYPES,
     END,
     FolderTokenizer,
     LearnedTokenizer,
     num_tokens_of,
-    takes_positions,
 )
+from sparkdl.networks.logits import ATTENTION_TYPES, takes_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

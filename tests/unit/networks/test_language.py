@@ -17,8 +17,8 @@ from sparkdl.estimators.ready_made.language import text_model
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.served_model import PyfuncModel
 from sparkdl.networks.decoder import Decoder, DecoderSizes
+from sparkdl.networks.generation import Generation
 from sparkdl.networks.language import (
-    Generation,
     LanguageNetwork,
     PromptInputs,
     TextModel,
@@ -27,8 +27,8 @@ from sparkdl.networks.language import (
     TokenNumbers,
     as_bytes,
     learn_tokenizer,
-    logits_of,
 )
+from sparkdl.networks.logits import logits_of
 
 TEXTS = ["the cat sat on the mat", "the dog sat", "", "ein Käse 🧀 aß", "x" * 50]
 

@@ -240,7 +240,7 @@ def text_model(
     inputs = ModelInputs(
         columns=(_column(column, takes_tokens=takes_tokens),),
         inputs=(ModelInput(name="tokens", dtype="int64"), ModelInput(name="lengths", dtype="int64")),
-        prepare=_inputs(module, column, max_length, from_end=continues, takes_tokens=takes_tokens),
+        prepare=_inputs(module, column, takes_tokens=takes_tokens),
     )
     outputs = (ModelOutput(name=answer, kind=kind, shape=shape),)
     return SavedModel(module, ModelSignature(inputs=inputs, outputs=outputs))
@@ -252,9 +252,10 @@ def _column(name: str, *, takes_tokens: bool) -> Column:
     return Column(name=name, dtype="object", kind="string")
 
 
-def _inputs(
-    model: TextModel, column: str, max_length: int, *, from_end: bool, takes_tokens: bool
-) -> PromptInputs | TokenInputs:
+def _inputs(model: TextModel, column: str, *, takes_tokens: bool) -> PromptInputs | TokenInputs:
+    # A log-likelihood is computed in windows.
+    max_length = None if model.answer == "logLikelihood" else model.max_length
+    from_end = model.answer == "continuation"
     if takes_tokens:
         return TokenInputs(
             column=column,

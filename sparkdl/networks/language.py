@@ -288,13 +288,13 @@ class PromptInputs:
     Attributes:
         column: name of the column of texts.
         tokenizer: of the model.
-        max_length: tokens that count: the last ones of a text that is to be continued, else the first ones.
-        from_end: whether the last ones count.
+        max_length: largest number of tokens that are kept of a text; None for all.
+        from_end: whether the last ones are kept, and not the first ones.
     """
 
     column: str
     tokenizer: LanguageTokenizer
-    max_length: int
+    max_length: int | None
     from_end: bool
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
@@ -318,14 +318,14 @@ class TokenInputs:
         column: name of the column of token arrays.
         num_tokens: how many tokens there are.
         end: stands for a text without tokens; None if there is none.
-        max_length: tokens that count: the last ones of a text that is to be continued, else the first ones.
-        from_end: whether the last ones count.
+        max_length: largest number of tokens that are kept of a text; None for all.
+        from_end: whether the last ones are kept, and not the first ones.
     """
 
     column: str
     num_tokens: int
     end: int | None
-    max_length: int
+    max_length: int | None
     from_end: bool
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
@@ -362,9 +362,10 @@ def check_tokens(tokens: npt.NDArray[np.integer[Any]], num_tokens: int, column: 
 
 
 def _prompts(
-    texts: Sequence[Sequence[int] | npt.NDArray[np.int64]], max_length: int, *, from_end: bool
+    texts: Sequence[Sequence[int] | npt.NDArray[np.int64]], max_length: int | None, *, from_end: bool
 ) -> dict[str, npt.NDArray[np.int64]]:
-    texts = [each[-max_length:] if from_end else each[:max_length] for each in texts]
+    if max_length is not None:
+        texts = [each[-max_length:] if from_end else each[:max_length] for each in texts]
     lengths = np.array([len(each) for each in texts], np.int64)
     padded = np.zeros((len(texts), int(lengths.max(initial=1))), np.int64)
     for row, each in zip(padded, texts, strict=True):
@@ -443,10 +444,22 @@ class TextModel(nn.Module):
         )
 
     def _log_likelihood(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        logs = logits_of(self.decoder, tokens).float().log_softmax(dim=-1)
-        following = logs[:, :-1].gather(-1, tokens[:, 1:, None]).squeeze(-1)
-        counted = torch.arange(1, tokens.shape[1], device=tokens.device) < lengths[:, None]
-        return torch.stack([(following * counted).sum(dim=1), counted.sum(dim=1).to(logs.dtype)], dim=1)
+        """Sum and number of the log-probabilities of each text's tokens after the first.
+
+        A text longer than ``max_length`` is read in windows that overlap by half, and each window adds the tokens that
+        the one before did not reach: all but those of the first window have half a window before them.
+        """
+        totals = torch.zeros(len(tokens), 2, device=tokens.device)
+        begin, done = 0, 1
+        while (rows := (lengths > done).nonzero()[:, 0]).numel():
+            window = tokens[rows, begin : begin + self.max_length]
+            reached = begin + window.shape[1]
+            logs = logits_of(self.decoder, window[:, :-1])[:, done - 1 - begin :].float().log_softmax(dim=-1)
+            following = logs.gather(-1, window[:, done - begin :, None]).squeeze(-1)
+            counted = torch.arange(done, reached, device=tokens.device) < lengths[rows, None]
+            totals[rows] += torch.stack([(following * counted).sum(dim=1), counted.sum(dim=1)], dim=1)
+            begin, done = reached - self.max_length // 2, reached
+        return totals
 
     def _embedding(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         if isinstance(self.decoder, Decoder):

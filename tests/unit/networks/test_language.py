@@ -130,6 +130,26 @@ def test_a_log_likelihood_is_that_of_the_tokens_after_the_first(tokenizer, decod
         assert total == pytest.approx(logs.gather(1, tokens[0, 1:, None]).sum().item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("length", [1, 2, 8, 9, 12, 13, 30])
+def test_a_log_likelihood_of_a_long_text_counts_every_token_after_the_first(tokenizer, decoder, length):
+    torch.manual_seed(length)
+    tokens = torch.randint(0, tokenizer.num_tokens, (2, 30))
+    model = TextModel(
+        decoder, tokenizer, answer="logLikelihood", generation=Generation(), max_length=8, in_tokens=True
+    )
+    with torch.inference_mode():
+        found = model(tokens, torch.tensor([length, 30]))
+        for row, (total, count) in zip((tokens[0, :length], tokens[1]), found.tolist(), strict=True):
+            expected = 0.0
+            for at in range(1, len(row)):
+                # The window that reaches this token first: the first 8 tokens, or 4 tokens and the 4 before these.
+                begin = 0 if at < 8 else 4 * (at // 4) - 4
+                logs = logits_of(decoder, row[None, begin:at])[0, -1].log_softmax(-1)
+                expected += logs[row[at]].item()
+            assert count == len(row) - 1
+            assert total == pytest.approx(expected, rel=1e-4)
+
+
 def test_an_embedding_does_not_depend_on_what_a_batch_is_padded_to(tokenizer, decoder):
     _, together = ask(decoder, tokenizer, "embedding", TEXTS[:2])
     _, alone = ask(decoder, tokenizer, "embedding", TEXTS[1:2])

@@ -1,1 +1,1 @@
-"""``sparkdl bench``: sparkdl measured against other libraries, on this machine, in one run and in fresh processes."""
+"""``sparkdl bench``: measures sparkdl against other libraries on this machine, in one run and in new processes."""

@@ -1,7 +1,7 @@
-"""``sparkdl bench allreduce``: the time of an allreduce by communicator and torch, against other libraries.
+"""``sparkdl bench allreduce``: the time of an allreduce by sparkdl and by other libraries.
 
 The allreduce of sparkdl is timed through the communicator and through torch. Runs where it is called; the ranks are
-processes of this machine. Every time is that of the slowest rank.
+processes on this machine. Every time is the time of the slowest rank.
 
 :func:`bytes_moved` gives the bytes of memory that each rank reads and writes in an allreduce, by the algorithm of the
 contender. It counts all bytes that pass through the processor, cached or not. A plain copy of S bytes moves 2 S.
@@ -23,19 +23,20 @@ from sparkdl.bench.report import format_time, percentile, ratios, write_report
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import ParamError
 
-# What a TCP connection over loopback costs per byte sent: it is read and written by the sender's kernel call, and
-# by the receiver's.
+# Memory traffic of a TCP connection over loopback per byte sent: the kernel call of the sender reads and writes the
+# byte, and so does the call of the receiver.
 _LOOPBACK_BYTES_PER_BYTE_SENT = 4
 
-# Adding a byte that was received to one's own: two are read, one is written.
+# Adding a received byte to a local one: two bytes are read, one is written.
 _BYTES_PER_BYTE_ADDED = 3
 
-# native/src/shm/shm_group.cc: up to here, over all ranks, everybody adds everything; two ranks always do with float32.
+# native/src/shm/shm_group.cc: up to this size, summed over all ranks, every rank adds the whole buffers of all ranks.
+# With float32 two ranks always do so.
 _ONE_ROUND_BYTES = 32 * 1024
 
 
 def bytes_moved(contender: str, num_bytes: int, num_tensors: int, world_size: int) -> int | None:
-    """Bytes per rank for so many tensors of ``num_bytes``; None where the algorithm is not known to us."""
+    """Bytes moved per rank for ``num_tensors`` tensors of ``num_bytes`` each; None if the algorithm is not known."""
     formula = _FORMULAS.get(contender)
     return None if formula is None else round(num_tensors * formula(num_bytes, world_size))
 
@@ -45,7 +46,11 @@ def _copy(num_bytes: int, _: int) -> float:
 
 
 def _shared_memory(num_bytes: int, world_size: int) -> float:
-    """One shot of little and of two ranks: copy in, add all. Else two: slices are copied in, added, and fetched."""
+    """Bytes moved by allreduce through shared memory.
+
+    Small buffers, and those of two ranks, take one round: every rank copies its buffer in and adds all buffers. All
+    others take two rounds: slices are copied in and added, then the sums are fetched.
+    """
     if world_size == 2 or num_bytes * world_size <= _ONE_ROUND_BYTES:
         return num_bytes * (2 + world_size + 1)
     own = num_bytes / world_size
@@ -57,12 +62,12 @@ def _shared_memory(num_bytes: int, world_size: int) -> float:
 
 
 def _shared_arena(num_bytes: int, _: int) -> float:
-    """Everybody's part of a slice is read, and the sum is written to everybody's."""
+    """Bytes moved by allreduce in the arena: a rank reads its slice of all buffers, and writes the sum to all."""
     return 2 * num_bytes
 
 
 def _ring_over_loopback(num_bytes: int, world_size: int) -> float:
-    """Gloo's: a ring reduce-scatter and a ring allgather, each of which sends all but one of the blocks."""
+    """Bytes moved by Gloo: a ring reduce-scatter and a ring allgather, each of which sends all blocks but one."""
     sent_per_pass = num_bytes * (world_size - 1) / world_size
     return sent_per_pass * (2 * _LOOPBACK_BYTES_PER_BYTE_SENT + _BYTES_PER_BYTE_ADDED)
 
@@ -81,12 +86,12 @@ _FORMULAS: dict[str, Callable[[int, int], float]] = {
 _DEFAULT_SIZES = "1KiB,16KiB,256KiB,4MiB,64MiB,128MiB"
 _DEFAULT_QUEUED = "100x256KiB"
 
-# From this size on, in bytes, a repetition is one operation: more would have faster contenders reduce buffers again
-# that they reduced just before, which caches still hold, and slower ones not.
+# From this size on, in bytes, a repetition is one operation. With more operations, fast contenders would reduce the
+# same buffers again while the caches still hold them, and slow contenders would not.
 _ALONE_BYTES = 2**20
 
 OURS = {"native": "native", "arena": "native", "torch": "torch"}
-"""Our contenders, and the library that the ranks of each open."""
+"""Library that the ranks of each contender of sparkdl open, by contender."""
 
 AGAINST = {"gloo": {"gloo": "gloo", "gloo tuned": "gloo tuned"}, "mpi": {"mpi": "mpi"}}
 """Libraries to compare with, and their contenders."""
@@ -162,10 +167,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def make_cases(sizes: str, queued: str, num_buffers: int) -> list[Case]:
-    """The cases that three options stand for.
+    """Return the cases that the options ``--sizes``, ``--queued`` and ``--buffers`` ask for.
 
     Raises:
-        ParamError: if one of them is not understood, or cannot work.
+        ParamError: if an option cannot be parsed, or has a value that cannot work.
     """
     if num_buffers < 2:
         raise ParamError(f"--buffers {num_buffers} leaves none to take turns with; use 2 or more.")
@@ -193,7 +198,9 @@ def _make_case(name: str, num_bytes: int, num_tensors: int, num_buffers: int) ->
 
 
 def choose_contenders(against: str) -> tuple[dict[str, str], dict[str, str]]:
-    """The contenders that can run with their libraries, ours first, and for those that cannot the reason.
+    """Return the contenders that can run with their libraries, and the reasons why the others cannot.
+
+    The contenders of sparkdl come first.
 
     Raises:
         ParamError: if ``against`` names something unknown.
@@ -212,12 +219,12 @@ def choose_contenders(against: str) -> tuple[dict[str, str], dict[str, str]]:
 def make_rows(
     cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measured]], world_size: int
 ) -> list[dict[str, Any]]:
-    """One row per case and contender, ``copy`` among them.
+    """Return one row per case and contender, including ``copy``.
 
-    Algorithm bandwidth is ``bytes / time``. Bus bandwidth is that times ``2 (n - 1) / n``, the part of the buffer
-    that any allreduce has to move over each rank's link, as nccl-tests defines it. ``percent_of_copy`` is the
-    time in which all ranks copy such a buffer at once, as part of the time of the allreduce. ``ratio`` holds, for
-    each other contender, its median as a multiple of this row's.
+    Algorithm bandwidth is ``bytes / time``. Bus bandwidth is the algorithm bandwidth times ``2 (n - 1) / n``, the part
+    of the buffer that any allreduce has to move over each rank's link, as nccl-tests defines it. ``percent_of_copy``
+    is the time in which all ranks at once copy a buffer of this size, in percent of the time of the allreduce.
+    ``ratio`` holds the median of each other contender as a multiple of the median of this row.
     """
     rows = []
     for case in cases:
@@ -249,7 +256,7 @@ def make_rows(
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table that is printed; ratios are how many times longer others take than ours."""
+    """Return the table to print; a ratio is how many times longer a contender takes than one of sparkdl."""
     ours = [contender for contender in OURS if any(row["contender"] == contender for row in rows)]
     header = ("case", "contender", "median", "p90", "GB/s", "bus GB/s", "moved", "% of copy")
     table = []

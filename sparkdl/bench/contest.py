@@ -1,8 +1,8 @@
-"""Contenders measured against each other: in one run, in turn, case after case.
+"""Measures contenders against each other: in one run, in turn, case by case.
 
-Runs where the benchmark was called. All contenders' ranks are alive from the beginning to the end, and sleep while
-others have their turns. Every contender has several turns at each case, so that a machine that gets slower in
-between meets them all alike.
+Runs where the benchmark was called. The ranks of all contenders are alive from the beginning to the end, and sleep
+while other contenders have their turns. Every contender has several turns at each case, so that a machine that becomes
+slower during the run slows down all contenders alike.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _TURN_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What all contenders do.
+    """The task that all contenders measure.
 
     Attributes:
-        name: in reports.
-        settings: what the ranks' trial makes it from, in JSON's terms.
-        max_operations: how many operations a repetition has at most; it has fewer where they take long.
+        name: name of the case in reports.
+        settings: arguments from which the trial on the ranks is made, as JSON can hold them.
+        max_operations: maximal number of operations per repetition, which has fewer if operations are slow.
     """
 
     name: str
@@ -38,16 +38,16 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """Contenders, cases, and time of a measurement.
+    """The contenders, the cases and the duration of a measurement.
 
     Attributes:
         benchmark: a key of :data:`sparkdl.bench.contenders.rank.TRIALS`.
-        world_size: how many ranks every contender has.
-        libraries: the contenders, and for each the library that its ranks open.
-        cases: in order.
-        seconds: how long to measure each contender at each case, about.
-        num_rounds: in how many turns.
-        min_repetitions: how often to measure however long it takes, in each turn.
+        world_size: number of ranks of every contender.
+        libraries: library that the ranks of each contender open, by contender.
+        cases: the cases, in the order in which they are measured.
+        seconds: about how long to measure each contender at each case.
+        num_rounds: number of turns that each contender has at each case.
+        min_repetitions: minimal number of repetitions in each turn, however long they take.
     """
 
     benchmark: str
@@ -61,11 +61,11 @@ class Contest:
 
 @dataclass(kw_only=True)
 class Measured:
-    """One contender at one case.
+    """The measurements of one contender at one case.
 
     Attributes:
-        times: seconds of an operation, one per repetition: the slowest rank's.
-        results: what the ranks said besides, turn by turn.
+        times: seconds per operation on the slowest rank, one entry per repetition.
+        results: further results of the ranks: a list of turns, each with one entry per rank.
     """
 
     times: list[float] = field(default_factory=list)
@@ -73,11 +73,11 @@ class Measured:
 
 
 def hold(contest: Contest, *, announce: Callable[[str], None]) -> dict[str, dict[str, Measured]]:
-    """Measure; the result is by the case's name and the contender's.
+    """Measure all contenders, and return the measurements by name of the case and contender.
 
     Args:
-        contest: what to measure.
-        announce: called with a line on each step.
+        contest: the contest to measure.
+        announce: called with a line of text before each step.
 
     Raises:
         RankError: if a contender failed; it holds what its rank wrote to standard error.
@@ -114,7 +114,7 @@ def _measure_case(contest: Contest, case: Case, groups: Mapping[str, RankGroup])
 
 
 def _plan(contest: Contest, case: Case, contender: str, groups: Mapping[str, RankGroup]) -> tuple[int, int]:
-    """How many repetitions a turn takes, of how many operations each; tried out."""
+    """Return the number of repetitions of a turn and of operations per repetition, after a short trial."""
     duration_s = min(_slowest(_take_turn(contest, case, contender, groups, _PROBE_REPETITIONS, 1)))
     operations = int(min(case.max_operations, max(1, _REPETITION_S / duration_s)))
     repetitions = int(contest.seconds / contest.num_rounds / (operations * duration_s))

@@ -1,7 +1,7 @@
-"""``sparkdl bench feed``: the time to read Parquet into batches of tensors, by each contender.
+"""``sparkdl bench feed``: the time that each contender takes to read Parquet files into batches of tensors.
 
-Runs where it is called; every contender is a process of this machine. The files are written for each run, to a
-temporary folder, and are read from the system's file cache.
+Runs where it is called; every contender is a process on this machine. Each run writes the files to a temporary folder,
+and they are read from the file cache of the operating system.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIBRARIES = {
     "arrow": "feed of arrow",
     "torch": "feed of torch",
 }
-"""The contenders, and the library that the process of each opens."""
+"""Library that the process of each contender opens, by contender."""
 
 SHUFFLE_ROWS = 50_000
 
@@ -38,9 +38,9 @@ CASES = {
     "784 floats shuffled": ("list of 784 floats", SHUFFLE_ROWS, False),
     "training": ("digits", 0, True),
 }
-"""By name the table, the rows of the shuffle buffer, and whether every batch is trained on."""
+"""Cases by name: the table, the rows of the shuffle buffer, and whether a model is trained on every batch."""
 
-# Petastorm takes minutes for a pass over shuffled lists.
+# Petastorm takes minutes per pass over shuffled lists.
 DEFAULT_CASES = tuple(name for name in CASES if name != "784 floats shuffled")
 
 _LEGEND = (
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
                 seconds=arguments.seconds,
                 min_repetitions=1,
             )
-            # New processes for every case: what one keeps of a case must not count in the next.
+            # New processes for every case: memory that a process keeps from one case must not count in the next.
             measured |= hold(contest, announce=lambda text: print(f"{text} ...", flush=True))
     rows = make_rows(cases, measured)
     print(format_rows(rows))
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def make_cases(folder: Path, scale: float, names: Sequence[str]) -> list[Case]:
-    """Write the tables that some cases need, and return these cases."""
+    """Write the tables that the named cases need, and return the cases."""
     tables = dict.fromkeys(CASES[name][0] for name in names)
     settings = {
         table: write_table(folder / str(index), TABLES[table], scale) for index, table in enumerate(tables)
@@ -146,11 +146,11 @@ def make_cases(folder: Path, scale: float, names: Sequence[str]) -> list[Case]:
 
 
 def make_rows(cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measured]]) -> list[dict[str, Any]]:
-    """One row per case and contender.
+    """Return one row per case and contender.
 
-    ``peak_bytes`` is memory above the process's own, ``bound_bytes`` what sparkdl was allowed, ``data_wait_share``
-    the median share of a pass that went into waiting for batches. ``ratio`` holds, for each other contender, its
-    median as a multiple of this row's.
+    ``peak_bytes`` is the peak memory above what the process took before it read. ``bound_bytes`` is the memory that
+    sparkdl was allowed. ``data_wait_share`` is the median share of a pass that was spent waiting for batches. ``ratio``
+    holds the median of each other contender as a multiple of the median of this row.
     """
     rows = []
     for case in cases:
@@ -183,7 +183,7 @@ def make_rows(cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measure
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table that is printed; the ratio is sparkdl's time as a multiple of the row's."""
+    """Return the table to print; the ratio is the time of sparkdl as a multiple of the time of the row."""
     header = ("case", "contender", "median", "p90", "rows/s", "memory", "waiting", "sparkdl is")
     table = []
     for row in rows:

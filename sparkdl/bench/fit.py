@@ -1,7 +1,7 @@
-"""``sparkdl bench fit``: the time from a cached DataFrame to a trained model, by each contender.
+"""``sparkdl bench fit``: the time that each contender takes from a cached DataFrame to a trained model.
 
-Runs on the *driver*, on a local Spark session of its own with a slot for each rank, which is up before the time counts;
-so are the driver's own imports, by a first fit of every contender on a few rows.
+Runs on the *driver*, in a local Spark session of its own with one slot per rank. The session is started before the
+measurement. A first fit of every contender on a few rows does the imports of the driver, and is not measured either.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIBRARIES = {
     "distributor-local": "fit of pyspark",
     "horovod": "fit of horovod",
 }
-"""The contenders, and the library that each needs."""
+"""Library that each contender needs, by contender."""
 
 ARITHMETIC = "arithmetic"
 NUM_ROWS = 1_000_000
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_arguments(arguments: argparse.Namespace) -> tuple[Job, list[str]]:
-    """The job and the contenders that were asked for.
+    """Return the job and the contenders that the options ask for.
 
     Raises:
         ParamError: if an option has a value that cannot work.
@@ -130,7 +130,7 @@ def check_arguments(arguments: argparse.Namespace) -> tuple[Job, list[str]]:
 
 
 def measure_arithmetic(job: Job) -> list[float]:
-    """Seconds that the steps of a fit take on the ranks without reading and reducing, of each repetition."""
+    """Return how many seconds the steps of a fit take on the ranks without reading and reducing, per repetition."""
     case = Case(name=ARITHMETIC, settings={"steps": _STEPS_OF_OPERATION, "batch_size": job.batch_size})
     contest = Contest(
         benchmark="fit",
@@ -152,7 +152,7 @@ def measure(
     folder: Path,
     announce: Callable[[str], None],
 ) -> tuple[dict[str, list[Fitted]], dict[str, float]]:
-    """Fit by each contender in turn; returns their fits, and the loss of each one's last model.
+    """Fit with each contender in turn, and return the fits and the loss of the last model, by contender.
 
     Raises:
         TrainingError: if the models of two contenders differ.
@@ -175,7 +175,7 @@ def fit_in_turn(
     folder: Path,
     announce: Callable[[str], None],
 ) -> tuple[dict[str, list[Fitted]], npt.NDArray[np.float32]]:
-    """Fit the same frame by each contender in turn; returns their fits, and rows on which to judge them."""
+    """Fit the same frame with each contender in turn, and return the fits and the rows to evaluate the models on."""
     frame = make_frame(spark, job)
     fits: dict[str, list[Fitted]] = {name: [] for name in contenders}
     try:
@@ -196,10 +196,10 @@ def _fit(name: str, job: Job, frame: DataFrame, folder: Path) -> Fitted:
 
 
 def check_losses(losses: Mapping[str, float]) -> None:
-    """Compare the trained models.
+    """Check that the trained models have similar losses.
 
     Raises:
-        TrainingError: if one has learned much less than another, or nothing that is a number.
+        TrainingError: if the loss of a model is much larger than that of another one, or is NaN.
     """
     best = min(losses.values())
     for name, loss in losses.items():
@@ -216,10 +216,10 @@ def make_rows(
     fits: Mapping[str, Sequence[Fitted]],
     losses: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """One row per contender, and one of the arithmetic.
+    """Return one row per contender, and one for the arithmetic.
 
-    ``phases_s`` holds the median seconds of each phase; ``ratio``, for each other contender, its median as a multiple
-    of this row's.
+    ``phases_s`` holds the median seconds of each phase. ``ratio`` holds the median of each other contender as a
+    multiple of the median of this row.
     """
     times = {ARITHMETIC: list(arithmetic_times)}
     times |= {name: [fit.seconds for fit in each] for name, each in fits.items()}
@@ -246,7 +246,7 @@ def make_rows(
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table that is printed; the ratio is sparkdl's time as a multiple of the row's."""
+    """Return the table to print; the ratio is the time of sparkdl as a multiple of the time of the row."""
     header = ("contender", "median", "p90", *PHASES, "loss", "sparkdl is")
     ours = next(row["median_s"] for row in rows if row["contender"] == "sparkdl")
     return format_columns(

@@ -1,6 +1,6 @@
 """The libraries that a benchmark compares, each in ranks of its own, and the environment of these ranks.
 
-Runs where the benchmark was called; :mod:`sparkdl.bench.contenders.sessions` has the ranks' half.
+Runs where the benchmark was called; :mod:`sparkdl.bench.contenders.sessions` is the part that runs on the ranks.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sparkdl.launch.rank.environment import ARROW_VARIABLES
 
 _CONNECT_TIMEOUT_S = 60.0
 
-# Horovod's Gloo gives up on a peer that does not answer for half a minute, and its ranks are stopped for longer
-# while others have their turns.
+# The Gloo of Horovod gives up on a peer that does not answer for half a minute. The ranks of Horovod are stopped for
+# longer than that while other contenders have their turns.
 _HOROVOD_TIMEOUT_S = 24 * 3600
 
 
@@ -30,14 +30,14 @@ class Library:
     """A library whose ranks are processes of their own.
 
     Attributes:
-        requires: the package that it needs, or None.
-        extension: a file that must be in the package, as a pattern; packages can be installed without it.
-        advice: what to do where the package or the extension is missing.
-        variables: environment variables for its ranks.
-        is_mpi: its ranks stand in one MPI world.
-        is_horovod: its ranks find each other as Horovod's do.
-        is_stopped_when_idle: its ranks use the processor also between operations, so they are stopped while others
-            have their turns.
+        requires: package that the library needs; None if it needs none.
+        extension: pattern of a file that the package must contain; some packages can be installed without it.
+        advice: what to do if the package or the extension is missing.
+        variables: environment variables for the ranks.
+        is_mpi: whether the ranks form one MPI world.
+        is_horovod: whether the ranks connect by the rendezvous of Horovod.
+        is_stopped_when_idle: whether the ranks are stopped while other contenders have their turns, because they use
+            the processor between operations too.
     """
 
     requires: str | None = None
@@ -49,7 +49,7 @@ class Library:
     is_stopped_when_idle: bool = False
 
     def why_missing(self) -> str | None:
-        """Why the library cannot be used here, or None where it can."""
+        """Return why the library cannot be used here; None if it can."""
         if self.requires is None:
             return None
         # Finding a package does not import it: the process that starts the ranks is better off without torch.
@@ -83,13 +83,13 @@ LIBRARIES: dict[str, Library] = {
         is_horovod=True,
         is_stopped_when_idle=True,
     ),
-    # Readers: a process each, so that they share neither memory nor threads; ours in the environment of a
-    # rank, the others in Arrow's own, which suits them better.
+    # Readers: one process each, so that they share neither memory nor threads. The reader of sparkdl has the
+    # environment of a rank; the others keep the defaults of Arrow, which suit them better.
     "feed": Library(requires="petastorm", advice=_DATA_ADVICE, variables=ARROW_VARIABLES),
     "feed of petastorm": Library(requires="petastorm", advice=_DATA_ADVICE),
     "feed of arrow": Library(requires="pyarrow", advice=_DATA_ADVICE),
     "feed of torch": Library(requires="pyarrow", advice=_DATA_ADVICE),
-    # Those of whole fits start their own ranks, in Spark.
+    # The contenders of whole fits start their own ranks, in Spark.
     "fit": Library(requires="petastorm", advice="pip install pyspark torch petastorm==0.12.1 brings it"),
     "fit of pyspark": Library(requires="pyspark.ml.torch", advice="pip install pyspark brings it"),
     "fit of horovod": Library(
@@ -98,14 +98,14 @@ LIBRARIES: dict[str, Library] = {
         advice="it has to be built with HOROVOD_WITH_PYTORCH=1 and HOROVOD_WITH_GLOO=1 and to run on this Spark",
     ),
 }
-"""``torch`` is sparkdl's c10d backend, ``drop-in`` its ``sparkdl.horovod.torch``."""
+"""Libraries by name. ``torch`` is the c10d backend of sparkdl, ``drop-in`` is ``sparkdl.horovod.torch``."""
 
 
 def names_of(text: str, known: Sequence[str], option: str) -> list[str]:
-    """The names in a list with commas.
+    """Return the names in a comma-separated list.
 
     Raises:
-        ParamError: if one of them is unknown.
+        ParamError: if a name is unknown.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
@@ -115,14 +115,14 @@ def names_of(text: str, known: Sequence[str], option: str) -> list[str]:
 
 
 def missing_libraries(names: Sequence[str]) -> dict[str, str]:
-    """Those of some libraries that cannot be used here, and why."""
+    """Return the libraries that cannot be used here, and why, by name."""
     reasons = {name: LIBRARIES[name].why_missing() for name in names}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankVariables:
-    """What one rank inherits: environment variables and descriptors."""
+    """The environment variables and file descriptors that one rank inherits."""
 
     variables: dict[str, str]
     descriptors: tuple[int, ...] = ()
@@ -132,8 +132,8 @@ class RankVariables:
 def rank_variables(
     library: Library, world_size: int, coordinator: Coordinator, secret: bytes
 ) -> Iterator[list[RankVariables]]:
-    """What each rank of a library is started with; ends the servers behind it when the ranks have ended."""
-    # Threads of one rank would take the other ranks' cores.
+    """Yield what each rank of a library is started with; end the servers that the ranks need when the block ends."""
+    # Several threads of one rank would take the cores of the other ranks.
     base = {**os.environ, "OMP_NUM_THREADS": "1", **library.variables}
     with ExitStack() as stack:
         if library.is_mpi:
@@ -167,7 +167,7 @@ def _mpi_variables(
 
 
 def _horovod_variables(base: Mapping[str, str], world_size: int, stack: ExitStack) -> list[RankVariables]:
-    """As ``horovodrun --gloo`` sets them, over the loopback interface."""
+    """Return the variables as ``horovodrun --gloo`` sets them, for the loopback interface."""
     hosts = import_module("horovod.runner.common.util.hosts")
     slots = hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{world_size}"), world_size)
     server = import_module("horovod.runner.http.http_server").RendezvousServer()

@@ -1,4 +1,4 @@
-"""The options that every benchmark has."""
+"""Command line options that several benchmarks share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkdl.errors import ParamError
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, *, seconds: float) -> None:
-    """Declare the common options; ``seconds`` is the default time of a measurement."""
+    """Declare the common options; ``seconds`` is the default duration of a measurement."""
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: %(default)s)")
     parser.add_argument(
         "--seconds",
@@ -23,10 +23,10 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, seconds: float) -> 
 
 
 def check_common_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse what cannot work before anything is started.
+    """Check the common options before anything is started.
 
     Raises:
-        ParamError: with the option and its value.
+        ParamError: if an option cannot work; names the option and its value.
     """
     if arguments.ranks < 2:
         raise ParamError(f"--ranks {arguments.ranks} is too few to reduce; use 2 or more.")
@@ -38,10 +38,10 @@ def check_common_arguments(arguments: argparse.Namespace) -> None:
 
 
 def check_output_arguments(*options: tuple[str, Path | None]) -> None:
-    """Refuse files that cannot be written.
+    """Check that the folders of output files exist.
 
     Raises:
-        ParamError: with the option and its value.
+        ParamError: if a folder does not exist; names the option and its value.
     """
     for option, path in options:
         if path is not None and not path.absolute().parent.is_dir():

@@ -1,7 +1,7 @@
 """``sparkdl bench parallel``: the time and memory of one training step under each kind of parallelism.
 
-Runs where it is called; the ranks are processes of this machine with one thread each. The same code runs on our
-backend and on Gloo.
+Runs where it is called; the ranks are processes on this machine with one thread each. The same code runs on the
+backend of sparkdl and on Gloo.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONTENDERS = {
     **{f"{kind} on sparkdl": "torch" for kind in KINDS},
     **{f"{kind} on gloo": "gloo" for kind in KINDS},
 }
-"""The contenders, and the library that the ranks of each open."""
+"""Library that the ranks of each contender open, by contender."""
 
 _LOSS_TOLERANCE = 1e-4
 
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ParamError: if an option has a value that cannot work.
         RankError: if a contender failed.
-        CommunicatorError: if a contender's loss is not that of one process.
+        CommunicatorError: if the loss of a contender differs from the loss of one process.
     """
     check_common_arguments(arguments)
     if arguments.plot is not None:
@@ -103,10 +103,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def make_cases(models: str, batches: str, ranks: int) -> list[Case]:
-    """A case per model and batch.
+    """Return one case per model and batch.
 
     Raises:
-        ParamError: if a model is unknown, a batch is none, or ranks cannot share its positions.
+        ParamError: if a model is unknown, a batch cannot be parsed, or its positions cannot be divided among the ranks.
     """
     names = names_of(models, list(MODELS), "--models")
     if not names:
@@ -130,10 +130,12 @@ def make_cases(models: str, batches: str, ranks: int) -> list[Case]:
 def make_rows(
     cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measured]], world_size: int
 ) -> list[dict[str, Any]]:
-    """One row per case and contender; ``ratio`` holds each other contender's median as a multiple of this row's.
+    """Return one row per case and contender.
+
+    ``ratio`` holds the median of each other contender as a multiple of the median of this row.
 
     Raises:
-        CommunicatorError: if a contender's loss is not that of one process.
+        CommunicatorError: if the loss of a contender differs from the loss of one process.
     """
     rows = []
     for case in cases:
@@ -164,7 +166,7 @@ def make_rows(
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table that is printed."""
+    """Return the table to print."""
     header = ("case", "contender", "median", "p90", "of gloo", "of one rank", "state", "saved")
     table = []
     for row in rows:

@@ -1,6 +1,6 @@
 """Draws the rows of a benchmark, and parses and formats sizes in bytes such as ``1KiB`` and ``4MiB``.
 
-Drawing needs matplotlib, the extra ``plot``.
+Drawing needs matplotlib, which the extra ``plot`` installs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def parse_size(text: str) -> int:
-    """The number of bytes that ``text`` means, such as ``"256KiB"``.
+    """Parse a size such as ``"256KiB"``, and return the number of bytes.
 
     Raises:
-        ParamError: if it is no size above zero.
+        ParamError: if the text is not a size above zero.
     """
     match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2] not in _UNITS or int(match[1]) == 0:
@@ -33,7 +33,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(num_bytes: int) -> str:
-    """The shortest way of writing a number of bytes that :func:`parse_size` takes back."""
+    """Return the shortest text for a number of bytes that :func:`parse_size` can parse."""
     for unit in ("GiB", "MiB", "KiB"):
         if num_bytes % _UNITS[unit] == 0:
             return f"{num_bytes // _UNITS[unit]}{unit}"
@@ -50,7 +50,7 @@ _LABELS = {
 
 
 def plot_bandwidth(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw time and bus bandwidth over buffer size, a line per contender; the file's ending chooses the format."""
+    """Draw time and bus bandwidth over buffer size, one line per contender; the suffix of the file sets the format."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5.5), layout="constrained")
@@ -69,7 +69,7 @@ def plot_bandwidth(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def plot_steps(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the time of a step as bars, a group per model; the file's ending chooses the format."""
+    """Draw the time of a step as bars, one plot per model; the suffix of the file sets the format."""
     from matplotlib.figure import Figure
 
     cases = list(dict.fromkeys(row["case"] for row in rows))
@@ -95,7 +95,7 @@ def _draw(axes: Axes, points: Sequence[tuple[str, int, float]]) -> None:
         axes.plot(*zip(*own, strict=True), style, marker="o", label=_LABELS.get(contender, contender))
     axes.set_xscale("log")
     axes.set_yscale("log")
-    # Sizes that lie one power of two apart would be written over each other.
+    # The labels of sizes that are one power of two apart would overlap.
     axes.set_xticks(sizes, [format_size(size) for size in sizes], rotation=45)
     axes.minorticks_off()
     axes.set_xlabel("size of the buffer on each rank")

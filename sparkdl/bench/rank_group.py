@@ -1,4 +1,4 @@
-"""The ranks of one library: fresh processes on this machine, without Spark, that sleep until they are given a turn.
+"""The ranks of one library: new processes on this machine, without Spark, that sleep until they are given a turn.
 
 Runs where the benchmark was called.
 """
@@ -27,16 +27,16 @@ _END_TIMEOUT_S = 20.0
 RANK_ARGUMENTS: tuple[str, ...] = ("-m", "sparkdl.bench.contenders.rank")
 
 Answer = dict[str, Any]
-"""The message of a rank after a turn."""
+"""Message that a rank sends after a turn."""
 
 
 class RankGroup:
-    """Ranks that have opened one library and wait. A context manager: no rank outlives it.
+    """Ranks that have opened one library and wait for turns. A context manager, which ends all ranks on exit.
 
     Args:
         library: a key of :data:`sparkdl.bench.libraries.LIBRARIES`.
-        world_size: how many ranks.
-        command: what starts a rank; this Python with :data:`RANK_ARGUMENTS` if empty.
+        world_size: number of ranks.
+        command: command that starts a rank; empty for this Python with :data:`RANK_ARGUMENTS`.
     """
 
     def __init__(self, library: str, world_size: int, *, command: Sequence[str] = ()) -> None:
@@ -53,27 +53,27 @@ class RankGroup:
             raise
 
     def wait_until_ready(self) -> None:
-        """Return once every rank has opened the library.
+        """Wait until every rank has opened the library.
 
         Raises:
             RankError: if a rank failed; it holds what that rank wrote to standard error.
-            CommunicatorTimeoutError: if it takes too long.
+            CommunicatorTimeoutError: if the ranks take too long.
         """
         self._answers(_START_TIMEOUT_S)
         self._rest()
 
     def take_turn(self, turn: Mapping[str, Any], *, timeout_s: float) -> list[Answer]:
-        """Have every rank do the same, and return their answers in order of rank.
+        """Have every rank take the same turn, and return the answers in order of rank.
 
         Raises:
             RankError: if a rank failed; it holds what that rank wrote to standard error.
-            CommunicatorTimeoutError: if it takes longer than ``timeout_s``.
+            CommunicatorTimeoutError: if the turn takes longer than ``timeout_s``.
         """
         self._signal(signal.SIGCONT)
         line = json.dumps(dict(turn)) + "\n"
         for process in self._processes:
             assert process.stdin is not None
-            # A rank that has ended is named below, with its last words.
+            # If a rank has ended, _answers() raises an error with the rank and its last output.
             with suppress(BrokenPipeError):
                 process.stdin.write(line)
                 process.stdin.flush()
@@ -106,7 +106,7 @@ class RankGroup:
             process.stdin.flush()
 
     def _start_rank(self, given: RankVariables) -> subprocess.Popen[str]:
-        # A file: a pipe that is not read would fill up and block the rank.
+        # A file, as a pipe that is not read would fill up and block the rank.
         errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the stack is its context
         self._stack.callback(errors.close)
         process = subprocess.Popen(
@@ -123,7 +123,7 @@ class RankGroup:
         return process
 
     def _answers(self, timeout_s: float) -> list[Answer]:
-        """One line of every rank; whichever rank ends instead is named at once, the others may wait for it."""
+        """Return one line of every rank; raise at once if a rank ends, as the others may wait for it."""
         deadline = Deadline(timeout_s)
         answers: dict[int, Answer] = {}
         with selectors.DefaultSelector() as selector:
@@ -169,13 +169,13 @@ class RankGroup:
                 process.send_signal(number)
 
     def _end(self) -> None:
-        """Have the ranks end together, as some wait for each other; kill those that do not."""
+        """End the ranks together, as some wait for each other; kill those that do not end in time."""
         self._signal(signal.SIGCONT)
         for process in self._processes:
             assert process.stdin is not None
             try:
                 process.stdin.close()
-            except BrokenPipeError:  # the rank has ended, and with it what was still to be written
+            except BrokenPipeError:  # the rank has ended, and the rest of its input is lost
                 pass
         deadline = Deadline(_END_TIMEOUT_S)
         for process in self._processes:

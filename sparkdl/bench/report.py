@@ -1,6 +1,6 @@
-"""The report that every benchmark writes: one JSON object with the machine and a row per case and contender.
+"""The report that every benchmark writes: one JSON object with the machine, and one row per case and contender.
 
-The description of the machine names no host and no user.
+The description of the machine contains neither host name nor user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PACKAGES = ("torch", "numpy", "mpi4py", "mpich", "horovod", "pyspark", "petasto
 
 
 def describe_machine() -> dict[str, object]:
-    """Cores that this process may use, memory, processor, GPU, and the versions of what is compared."""
+    """Return the cores that this process may use, memory, processor, GPU, and the versions of the compared packages."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -57,17 +57,17 @@ def _gpu() -> str | None:
 
 
 Row = Mapping[str, Any]
-"""``case``, ``contender``, ``repetitions``, ``median_s``, ``p90_s``, and what the benchmark is about."""
+"""A row: ``case``, ``contender``, ``repetitions``, ``median_s``, ``p90_s``, and the fields of the benchmark."""
 
 
 def write_report(path: Path, benchmark: str, rows: Sequence[Row], missing: Mapping[str, str]) -> None:
     """Write the report of a run.
 
     Args:
-        path: the file; its folder must exist.
-        benchmark: the benchmark's name.
-        rows: one per case and contender.
-        missing: contenders that could not run, and why.
+        path: file to write; its folder must exist.
+        benchmark: name of the benchmark.
+        rows: one row per case and contender.
+        missing: reasons why contenders could not run, by contender.
     """
     report = {
         "benchmark": benchmark,
@@ -80,7 +80,7 @@ def write_report(path: Path, benchmark: str, rows: Sequence[Row], missing: Mappi
 
 
 def format_time(time_s: float) -> str:
-    """A time with three digits and a unit, as ``"12.3 us"``."""
+    """Format a time with three digits and a unit, such as ``"12.3 us"``."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if time_s * factor >= 1.0:
             return f"{time_s * factor:.3g} {unit}"
@@ -88,11 +88,11 @@ def format_time(time_s: float) -> str:
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """The smallest value that at least ``fraction`` of the values do not exceed."""
+    """Return the smallest value that at least ``fraction`` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
 
 
 def ratios(contender: str, medians: Mapping[str, float]) -> dict[str, float]:
-    """The median of each other contender as a multiple of this one's."""
+    """Return the median of each other contender as a multiple of the median of ``contender``."""
     return {other: median / medians[contender] for other, median in medians.items() if other != contender}

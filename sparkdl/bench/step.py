@@ -1,7 +1,7 @@
-"""``sparkdl bench step``: the time of one training step with gradients reduced by each contender.
+"""``sparkdl bench step``: the time of one training step whose gradients each contender reduces.
 
-Runs where it is called; the ranks are processes of this machine. A step is forward, backward, allreduce and
-optimizer. Every time is that of the slowest rank.
+Runs where it is called; the ranks are processes on this machine. A step is forward, backward, allreduce and
+optimizer. Every time is the time of the slowest rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONTENDERS = {
     "DDP on gloo tuned": "gloo tuned",
     "hvd of Horovod": "horovod",
 }
-"""The contenders, and the library that the ranks of each open."""
+"""Library that the ranks of each contender open, by contender."""
 
 OURS = ("DataParallel", "DDP on sparkdl", "hvd of sparkdl")
 
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def make_cases(models: str, rows: int) -> list[Case]:
-    """A case per model.
+    """Return one case per model.
 
     Raises:
         ParamError: if a model is unknown.
@@ -107,10 +107,10 @@ def make_cases(models: str, rows: int) -> list[Case]:
 def make_rows(
     cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measured]], world_size: int
 ) -> list[dict[str, Any]]:
-    """One row per case and contender, ``alone`` among them.
+    """Return one row per case and contender, including ``alone``.
 
-    ``communication_share`` is the part of the step that communication adds to what the ranks take alone.
-    ``ratio`` holds, for each other contender, its median as a multiple of this row's.
+    ``communication_share`` is the share of the step that communication adds to the time of ``alone``. ``ratio`` holds
+    the median of each other contender as a multiple of the median of this row.
 
     Raises:
         CommunicatorError: if a contender left the ranks with different parameters.
@@ -141,7 +141,7 @@ def make_rows(
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table that is printed; ratios are how many times longer others take than ours."""
+    """Return the table to print; a ratio is how many times longer a contender takes than one of sparkdl."""
     header = ("case", "contender", "median", "p90", "communication")
     table = []
     for row in rows:

@@ -1,7 +1,7 @@
-"""``sparkdl bench transform``: predictions for the rows of a DataFrame, by TorchModel and by Spark's predict_batch_udf.
+"""``sparkdl bench transform``: the time to predict the rows of a DataFrame by TorchModel and Spark's predict_batch_udf.
 
-Runs where it is called, on a Spark session of its own with as many slots as asked for. All contenders score the same
-cached DataFrame with the same network in the same session, in turn; Spark throws away what they give.
+Runs where it is called, in a Spark session of its own with ``--slots`` slots. All contenders score the same cached
+DataFrame with the same network in the same session, in turn; Spark discards the predictions.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure_case(spark: SparkSession, name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for each contender at a case.
+    """Measure all contenders at a case, and return one row per contender.
 
     Raises:
-        ParamError: if contenders predict differently.
+        ParamError: if the predictions of contenders differ.
     """
     from sparkdl.bench.contenders.transform import TASKS
 
@@ -133,10 +133,10 @@ def measure_case(spark: SparkSession, name: str, arguments: argparse.Namespace) 
 
 
 def in_own_workers(spark: SparkSession, contender: str, transform: Callable[[], DataFrame]) -> DataFrame:
-    """Return a contender's frame, whose functions run in Python workers of their own.
+    """Return the scored DataFrame of a contender, whose functions run in Python workers of their own.
 
-    Spark reuses workers for jobs with the same environment, which pyspark notes when a function is first applied,
-    within ``transform``; what one contender does to its process stays there.
+    Spark reuses Python workers among functions with the same environment. pyspark records the environment when a
+    function is first applied, within ``transform``. So changes that a contender makes to its process affect no other.
     """
     environment: dict[str, str] = spark.sparkContext.environment
     environment[_CONTENDER] = contender
@@ -158,10 +158,10 @@ def _action(scored: DataFrame) -> Callable[[], None]:
 
 
 def check_alike(name: str, totals: Mapping[str, float]) -> None:
-    """Check that all contenders computed the same.
+    """Check that all contenders have computed the same predictions.
 
     Raises:
-        ParamError: if their predictions add up to something else.
+        ParamError: if the sums of their predictions differ.
     """
     first, *others = totals.values()
     if any(abs(other - first) > _TOLERANCE * max(1.0, abs(first)) for other in others):
@@ -169,7 +169,7 @@ def check_alike(name: str, totals: Mapping[str, float]) -> None:
 
 
 def take_turns(actions: Mapping[str, Callable[[], None]], seconds: float) -> dict[str, list[float]]:
-    """Return how long each took, in turn after one turn that does not count, for about so many seconds each."""
+    """Run the actions in turn, for about ``seconds`` each, and return the time of every run after a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
     for index in range(_MAX_ROUNDS + 1):
@@ -185,7 +185,7 @@ def take_turns(actions: Mapping[str, Callable[[], None]], seconds: float) -> dic
 
 
 def make_rows(name: str, num_rows: int, times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """One row per contender; ``ratio`` holds the median of each other one as a multiple of this row's."""
+    """Return one row per contender; ``ratio`` holds the other medians as multiples of the median of the row."""
     medians = {contender: statistics.median(found) for contender, found in times.items()}
     return [
         {
@@ -203,7 +203,7 @@ def make_rows(name: str, num_rows: int, times: Mapping[str, Sequence[float]]) ->
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table that is printed; the ratio is sparkdl's time as a multiple of the row's."""
+    """Return the table to print; the ratio is the time of sparkdl as a multiple of the time of the row."""
     header = ("case", "contender", "median", "p90", "rows/s", "sparkdl is")
     table = []
     for row in rows:

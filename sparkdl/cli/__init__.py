@@ -1,4 +1,4 @@
-"""The ``sparkdl`` command: a table of its subcommands."""
+"""The ``sparkdl`` command and the table of its subcommands."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _BENCHMARKS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit status is 0 on success, 1 on an error of ours, 2 on wrong usage."""
+    """Run a subcommand and return its exit status; 1 after an error of sparkdl, 2 after wrong usage, 130 on Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         status: int = options.run(options)

@@ -1,6 +1,6 @@
-"""A Spark session on this machine, for programs of this package that start their own, and less noise from libraries.
+"""Starts a Spark session on this machine for the programs of this package, and reduces the logging of libraries.
 
-Only such programs may use these functions: a library leaves the logging of its users alone. Runs on the *driver*.
+Only programs may use these functions: a library does not change the logging of its users. Runs on the *driver*.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ logger.gateway.level = error
 
 
 def quiet_spark_options(folder: Path) -> dict[str, str]:
-    """Write a log4j file to ``folder``, and return the Spark options by which only errors are logged.
+    """Write a log4j file to ``folder``, and return the Spark options with which Spark logs only errors.
 
-    The level of a running session comes too late: the loudest lines are written while Spark starts.
+    Setting the log level of a running session would be too late: most lines are logged while Spark starts.
     """
     file = folder / "log4j2.properties"
     file.write_text(_LOG4J)
@@ -40,20 +40,20 @@ def quiet_spark_options(folder: Path) -> dict[str, str]:
 
 
 def quiet_libraries() -> None:
-    """Let MLflow, and the migrations by which it makes its database, log warnings only."""
+    """Set the log level of MLflow, and of the migrations that make its database, to warnings."""
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # read when mlflow is imported
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def start_local_session(name: str, num_slots: int, folder: Path, **options: str) -> SparkSession:
-    """Start a session without an interface, that logs only errors; the caller stops it.
+    """Start a local session without web UI, which logs only errors; the caller stops it.
 
     Args:
-        name: of the application.
-        num_slots: tasks that run at once.
-        folder: where it writes what it has to.
-        options: of Spark, with ``_`` for the dots in their names after ``spark.``: ``driver_memory="4g"``.
+        name: name of the application.
+        num_slots: number of tasks that run at once.
+        folder: folder for the log settings and the warehouse of the session.
+        options: further options of Spark, without ``spark.`` and with ``_`` for dots: ``driver_memory="4g"``.
     """
     import pyspark
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ def start_local_session(name: str, num_slots: int, folder: Path, **options: str)
         SparkSession.builder.master(f"local[{num_slots}]")
         .appName(name)
         .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")  # would overwrite the line of a fit
+        .config("spark.ui.showConsoleProgress", "false")  # would overwrite the progress line of a fit
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(folder / "spark-warehouse"))

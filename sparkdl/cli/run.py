@@ -1,4 +1,4 @@
-"""``sparkdl run``: a program on several ranks of this machine, without Spark."""
+"""``sparkdl run``: runs a program on several ranks on this machine, without Spark."""
 
 from __future__ import annotations
 
@@ -72,11 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the ranks; the status is 0, or that of the failed rank: 128 plus the signal's number if a signal ended it.
+    """Run the ranks and return the exit status.
+
+    It is 0, or the status of the failed rank: 128 plus the number of the signal if a signal ended the rank.
 
     Raises:
-        ParamError: if there are fewer ranks than 1, or no communicator can be opened with these options.
-        LaunchError: if there is no such program.
+        ParamError: if the number of ranks is less than 1, or no communicator can be opened with these options.
+        LaunchError: if the program does not exist.
     """
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
@@ -101,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
             failed = ranks.wait()
             have_met = ranks.have_met()
     except BrokenPipeError:
-        # The interpreter would report an error when it flushes standard output at its end.
+        # Otherwise the interpreter would report an error when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     if failed is None:
@@ -115,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Printer:
-    """Prints lines of ranks, whole and with their numbers."""
+    """Prints the lines of the ranks, each as a whole and with the number of its rank."""
 
     def __init__(self) -> None:
         self._streams = {1: sys.stdout.buffer, 2: sys.stderr.buffer}

@@ -1,4 +1,4 @@
-"""Checks a machine and a cluster, and says what will not work with sparkdl and how to fix it.
+"""Checks a machine and a cluster, and reports what will not work with sparkdl and how to fix it.
 
 :func:`examine` is for programs and notebooks; ``sparkdl doctor`` prints its findings as a table.
 """

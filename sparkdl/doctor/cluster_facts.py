@@ -1,6 +1,6 @@
 """Collects facts about every executor of a cluster, by a barrier stage that takes all of its slots.
 
-Runs on the *driver*. In the tasks of the stage, :func:`look_from_task` runs on the executors; the first task of each
+Runs on the *driver*. The tasks of the stage call :func:`look_from_task` on the executors; the first task of each
 executor collects the facts.
 """
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorFacts:
-    """Facts about an executor, and how many of the tasks it ran."""
+    """Facts about an executor, and the number of tasks that it ran."""
 
     facts: MachineFacts
     num_tasks: int
 
 
 def look_at_executors(spark: SparkSession, num_tasks: int, *, timeout_s: float) -> list[ExecutorFacts]:
-    """Return facts about every executor that runs one of this many tasks at once.
+    """Run tasks at the same time, and return facts about every executor that runs at least one of them.
 
     Args:
         spark: classic or Connect session.
-        num_tasks: as many as the cluster has slots, so that no executor is left out.
-        timeout_s: seconds for the stage, and for each question.
+        num_tasks: number of tasks; the number of slots of the cluster, so that no executor is left out.
+        timeout_s: maximal seconds of the stage, and of each query on an executor, where it is at most 20.
 
     Raises:
-        LaunchError: if it takes longer, as where there are no free slots.
-        Exception: what Spark raises where its Python workers cannot run.
+        LaunchError: if the stage takes longer, for example because there are no free slots.
+        Exception: any exception of Spark, if its Python workers cannot run.
     """
     tasks = spark.range(0, num_tasks, 1, num_tasks).mapInArrow(
         _look(min(timeout_s, 20.0)), "facts string", barrier=True
@@ -58,7 +58,7 @@ def look_at_executors(spark: SparkSession, num_tasks: int, *, timeout_s: float) 
 
 
 def _look(timeout_s: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function that Spark pickles; it holds a number and nothing else."""
+    """Make the function that Spark pickles; it captures only a number."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -73,7 +73,7 @@ def _look(timeout_s: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.
 
 
 def look_from_task(context: BarrierTaskContext, timeout_s: float) -> dict[str, Any]:
-    """Return the executor's name, and its facts if this task is the one to collect them."""
+    """Return the name of the executor, and its facts if this is the first task of the executor, else None."""
     # The Python workers of an executor are forked from one process.
     executor = f"{socket.gethostname()} {os.getppid()}"
     executors = context.allGather(executor)

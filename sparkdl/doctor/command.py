@@ -1,4 +1,4 @@
-"""``sparkdl doctor``: what will not work on this machine or cluster, and how to fix it."""
+"""``sparkdl doctor``: reports what will not work on this machine or cluster, and how to fix it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Examine, print the table; the status is 1 if something will not work.
+    """Run the checks, print the table, and return the exit status: 1 if something will not work, else 0.
 
     Raises:
         ParamError: if an option has a value that cannot work.
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         options.json.write_text(json.dumps(content, indent=2) + "\n")
     status = 0 if is_healthy(findings) else 1
     if any(thread.name == _SESSION_THREAD for thread in threading.enumerate()):
-        # Threads that still wait for the server, gRPC's among them, would delay the exit.
+        # Threads that still wait for the server, including those of gRPC, would delay the exit.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -105,7 +105,7 @@ def _examine(options: argparse.Namespace, settings: dict[str, str], stack: ExitS
         _say("Starting Spark")
         try:
             spark = _within(options.timeout, lambda: _session(options, settings, stack))
-        except Exception as error:  # of Spark, py4j or gRPC
+        except Exception as error:  # one of Spark, py4j or gRPC
             findings = examine(num_ranks=options.ranks, timeout_s=options.timeout, on_step=_say)
             found = f"no session on {options.master or options.remote}: {spark_words(error)}"
             advice = "Look at the URL, at whether the server runs, and at Java and pyspark above."
@@ -114,7 +114,7 @@ def _examine(options: argparse.Namespace, settings: dict[str, str], stack: ExitS
 
 
 def _within(timeout_s: float, start: Callable[[], SparkSession]) -> SparkSession:
-    """Return the value of ``start``, or raise after a timeout: it may wait for a server for many minutes."""
+    """Call ``start`` and return the session; raise after a timeout, as the call may wait for a server for minutes."""
     outcome: queue.SimpleQueue[SparkSession | Exception] = queue.SimpleQueue()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""All checks, one after the other: of this machine, and of a cluster where there is one. Runs on the *driver*."""
+"""Runs all checks in order: those of this machine and, if there is a session, of the cluster. Runs on the *driver*."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLUSTER = "the cluster"
 _TRANSFER_S = 0.3
 _LOOK_S = 0.5
 _SETTLED_LOOKS = 6
-"""Executors register one after the other: after so many polls without a new one all are taken to be there."""
+"""Number of polls without a new slot after which all executors count as registered; they register one by one."""
 
 _RANKS_UNLESS_KNOWN = 2
 
@@ -40,14 +40,14 @@ def examine(
     timeout_s: float = 60.0,
     on_step: Callable[[str], None] | None = None,
 ) -> list[Finding]:
-    """Check this machine, and with a session every executor, and return what was found.
+    """Check this machine and, with a session, every executor, and return the findings.
 
     Args:
-        spark: classic or Connect session; none for this machine alone.
-        num_ranks: how many ranks are to run at once; as many as the cluster has slots when None, or two where it does
-            not say, and on this machine alone.
-        timeout_s: seconds that each check of a cluster may take, and a third of that each question to a machine.
-        on_step: called with what is looked at next.
+        spark: classic or Connect session; None to check only this machine.
+        num_ranks: number of ranks that are to run at once; None for the number of slots of the cluster, or for two if
+            Spark does not report it or only this machine is checked.
+        timeout_s: maximal seconds of each check of a cluster; a query to this machine takes at most a third of that.
+        on_step: function that is called with the name of the next step.
     """
     report = on_step or _report_nothing
     report("Looking at this machine")
@@ -105,11 +105,11 @@ def _survey_here(num_ranks: int, timeout_s: float) -> list[Finding]:
 
 
 def _report_nothing(step: str) -> None:
-    """Ignore progress messages."""
+    """Ignore the names of steps."""
 
 
 def _hear_nothing(rank: int, line: str) -> None:
-    """Ignore the output of the ranks: their notices on transports are in the findings."""
+    """Ignore the output of the ranks: their notices about transports are part of the findings."""
 
 
 def _ranks_failed(where: str, error: SparkdlError) -> Finding:
@@ -137,7 +137,7 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
 
 
 def _settled_slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> int | None:
-    """The number of slots once no more executors register; None if Spark does not know."""
+    """Return the number of slots, after no more executors register; None if Spark does not report it."""
     if num_ranks is not None:
         return wait_for_slots(spark, num_ranks, timeout_s=timeout_s)
     deadline, pause = Deadline(timeout_s), threading.Event()
@@ -212,7 +212,7 @@ def _survey_cluster(spark: SparkSession, slots: int, timeout_s: float) -> list[F
 
 
 def _survey_and_report(context: Any, secret: bytes, **options: Any) -> dict[str, Any]:
-    """Runs on a *rank*."""
+    """Report to the driver, survey the network, and return the survey with the host name. Runs on the *rank*."""
     import socket
 
     context.report({"here": context.rank})

@@ -1,4 +1,4 @@
-"""The finding of a check, one line of the table, and the table of findings for a terminal."""
+"""The finding of a check, which is one line of a table, and the table of all findings for a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 GOOD, NOTE, BAD = "good", "note", "bad"
-"""Works; works less well, or is missing and not always needed; will not work."""
+"""Status of a finding: works; works less well, or is missing and not always needed; will not work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Finding:
     """What was checked: ``Java``, ``shared memory``."""
 
     where: str
-    """``this machine``, a host, ``host-1 and host-2``, ``the cluster``."""
+    """Place of the check: ``this machine``, the name of a host, ``host-1 to host-2``, ``the cluster``."""
 
     status: str
     """One of :data:`GOOD`, :data:`NOTE` and :data:`BAD`."""
@@ -31,7 +31,7 @@ class Finding:
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:
-    """Whether nothing was found that will not work."""
+    """Return whether no finding is :data:`BAD`."""
     return all(finding.status != BAD for finding in findings)
 
 
@@ -42,12 +42,12 @@ _MOST_NAMED = 2
 
 
 def as_table(findings: Sequence[Finding], *, width: int, has_colours: bool) -> str:
-    """Return one line or more for each finding, and a last one that sums them up.
+    """Return one or more lines for each finding, and a last line with a summary.
 
     Args:
-        findings: in the order in which they are shown; those of one check stand together.
-        width: of the terminal, in characters.
-        has_colours: whether it shows colours.
+        findings: findings in the order of the table, in which those of one check are put together.
+        width: width of the terminal, in characters.
+        has_colours: whether the terminal shows colours.
     """
     summary, findings = _summary(findings), _merged(findings)
     first = max(len(finding.check) for finding in findings)
@@ -71,7 +71,7 @@ def as_table(findings: Sequence[Finding], *, width: int, has_colours: bool) -> s
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge the findings of machines that are alike into one line."""
+    """Merge findings that differ only in the place into one."""
     places: dict[Finding, list[str]] = {}
     for finding in findings:
         places.setdefault(replace(finding, where=""), []).append(finding.where)

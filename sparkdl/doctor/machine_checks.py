@@ -1,4 +1,4 @@
-"""Judges what one machine has. Pure: nothing is asked here."""
+"""Judges the facts about one machine. Makes no queries, except to the native core for the size of shared memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparkdl.rendezvous.hosts import FOLDER
 
 _OLDEST_PYTHON = (3, 10)
 _JAVA_OF_SPARK = {3: 8, 4: 17}
-"""The oldest Java by the first number of Spark's version."""
+"""Oldest supported Java, by major version of Spark."""
 
 _WANTED = {
     "torch": "torch",
@@ -19,7 +19,7 @@ _WANTED = {
     "pyspark": "pyspark",
     "mlflow": "mlflow",
 }
-"""Packages, and what pip is to install of each."""
+"""Requirement for pip to install a missing package, by name of the package."""
 
 _MAY_BE_MISSING = {
     "mlflow": "fits are not tracked",
@@ -30,14 +30,14 @@ _MAY_BE_MISSING = {
 def judge_machine(
     facts: MachineFacts, *, where: str, num_ranks: int, needs_java: bool | None
 ) -> list[Finding]:
-    """Return what is to be said of a machine.
+    """Return the findings about a machine.
 
     Args:
-        facts: what it has.
-        where: what it is called.
-        num_ranks: how many ranks are to run there.
-        needs_java: whether it is to start Spark itself. Without that, an executor's is reported, and fails nothing, as
-            it runs; None leaves it out.
+        facts: facts about the machine.
+        where: name of the machine in the findings.
+        num_ranks: number of ranks that are to run on the machine.
+        needs_java: whether the machine starts Spark itself, so that missing Java is bad. If False, it is an executor,
+            whose Java is reported but never bad, as it already runs. None leaves Java out.
     """
     return [
         _python(facts, where),
@@ -52,7 +52,7 @@ def judge_machine(
 
 
 def judge_versions(here: MachineFacts, there: MachineFacts, *, where: str) -> Finding:
-    """Return whether what the driver pickles can be unpickled on a machine, and the other way round."""
+    """Return the finding whether driver and machine have versions that can unpickle each other's objects."""
     conflicts = version_conflicts(_compared(here), _compared(there))
     if not conflicts:
         return Finding(check="versions", where=where, status=GOOD, found="go with those of the driver")
@@ -71,7 +71,7 @@ def _compared(facts: MachineFacts) -> dict[str, str]:
 
 
 def size(num_bytes: float) -> str:
-    """A number of bytes, to be read: ``64.0 MiB``."""
+    """Format a number of bytes with a unit: ``64.0 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -181,7 +181,7 @@ def _shared_memory(facts: MachineFacts, where: str, num_ranks: int) -> Finding:
 
 
 def _segment_bytes(num_ranks: int) -> int:
-    """What the ranks of a host share; nothing where the core cannot be asked, which is a finding of its own."""
+    """Return the bytes that the ranks of a host share; 0 without the native core, which is a finding of its own."""
     if num_ranks < 2:
         return 0
     try:

@@ -1,7 +1,7 @@
 """Collects the facts about one machine: versions, cores, memory, GPUs, libraries, interfaces.
 
-Runs on the driver and on executors. It only collects, and judges nothing. Every query has a deadline. What may hang,
-crash, or take Python with it is queried by small programs.
+Runs on the driver and on executors. It only collects facts, and judges nothing. Every query has a deadline. A query
+that may hang or crash the process runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sparkdl.rendezvous.hosts import FOLDER
 from sparkdl.versions import package_versions
 
 _END_TIMEOUT_S = 5.0
-"""How long a program that was killed may take to be gone; one that waits for a disk or a GPU may never be."""
+"""Seconds that a killed program may take to end; a program that waits for a disk or a GPU may never end."""
 
 
 def ask(command: Sequence[str], *, timeout_s: float) -> tuple[bool, str]:
-    """Run a program; return whether it ended well, and what it printed, or why it did not."""
+    """Run a program; return True and its output if it ended with status 0, else False and the reason."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     try:
         process = subprocess.Popen(
@@ -56,7 +56,7 @@ def ask(command: Sequence[str], *, timeout_s: float) -> tuple[bool, str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a program, unless it has ended; what SIGKILL does not end is left to itself."""
+    """Kill a program, unless it has ended; one that does not end on SIGKILL is abandoned."""
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_TIMEOUT_S)
@@ -65,7 +65,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def ask_python(code: str, *, timeout_s: float) -> tuple[bool, str]:
-    """Run a line of Python in a process of its own; likewise."""
+    """Run Python code in a process of its own; return the same as :func:`ask`."""
     return ask([sys.executable, "-c", code], timeout_s=timeout_s)
 
 
@@ -78,7 +78,7 @@ _NCCL = (
 _MPI = "from sparkdl.collective.mpi.library import library_name; print(library_name())"
 _NATIVE = "import sparkdl._native; print('loaded')"
 _TORCH_CUDA = "import torch; print(torch.version.cuda or 'none')"
-# Without importing torchvision: that fails where its library cannot be loaded, unless its operators were declared.
+# Does not import torchvision: that fails if its library cannot be loaded, unless its operators were declared.
 _TORCHVISION = """
 import ctypes, pathlib, torch
 from importlib import metadata, util
@@ -96,36 +96,39 @@ _GPUS = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """One machine, as a process on it sees it. An answer is whether it was had, and the answer or why not."""
+    """Facts about one machine, as a process on it sees them.
+
+    A pair of bool and str is the result of a query: whether it succeeded, and the answer or the reason of the failure.
+    """
 
     host: str
     python: str
     executable: str
     packages: dict[str, str]
-    """Of those of :data:`PACKAGES` that are installed."""
+    """Versions by package, of those of :data:`PACKAGES` that are installed."""
     java: tuple[bool, str]
     native: tuple[bool, str]
     cores: int
     memory_bytes: int
     shm_bytes: tuple[int, int] | None
-    """Size of ``/dev/shm``, and what is free; None where there is none."""
+    """Size of ``/dev/shm`` and its free part, in bytes; None if there is none."""
     gpus: tuple[str, ...]
     torch_cuda: tuple[bool, str]
-    """The CUDA that torch was built for; asked only where there are GPUs."""
+    """Version of CUDA that torch was built for; queried only if there are GPUs."""
     nccl: tuple[bool, str]
     mpi: tuple[bool, str]
     torchvision: tuple[bool, str] | None
-    """Its version, if its C library can be loaded; asked only where torch and torchvision are installed."""
+    """Version of torchvision, if its C library can be loaded; None if torch or torchvision is not installed."""
     interfaces: dict[str, list[str]]
-    """Addresses by interface, without loopback."""
+    """Addresses by name of the interface, without loopback."""
 
     def to_fields(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Return all facts, as JSON can hold them."""
         return asdict(self)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> MachineFacts:
-        """Decode what :meth:`to_fields` made."""
+        """Make the facts from the result of :meth:`to_fields`, also after a round trip through JSON."""
         kept: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }
@@ -133,10 +136,12 @@ class MachineFacts:
 
 
 def look_around(*, timeout_s: float) -> MachineFacts:
-    """Look at this machine, which takes as long as the slowest answer, or that about GPUs and then torch.
+    """Collect the facts about this machine.
+
+    All queries run at the same time, except that torch is queried after the GPUs.
 
     Args:
-        timeout_s: seconds that each question may take.
+        timeout_s: maximal seconds of each query.
     """
     with ThreadPoolExecutor(max_workers=6) as pool:
         java = pool.submit(_java, timeout_s)

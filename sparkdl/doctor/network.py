@@ -1,7 +1,7 @@
-"""Surveys the network, on every rank of the survey, and judges the result.
+"""Surveys the network on every *rank*, and judges the result.
 
-The survey finds which addresses of each host the other hosts reach, and how fast data is transferred.
-:func:`judge_network` is a pure function of what the survey has found and makes no queries.
+The survey finds which addresses of each host the other hosts can reach, and how fast data is transferred.
+:func:`judge_network` is a pure function of the surveys.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ _MAX_ATTEMPTS = 16
 _PIECE_BYTES = 4 << 20
 _NUM_BARRIERS = 20
 _MAX_ROUNDS = 15
-"""No rank measures with more hosts than this; in each round every host has one partner."""
+"""Maximal number of rounds of measurements, in each of which every host has one partner."""
 
 Survey = dict[str, Any]
 
 
 def survey_network(context: RankContext, secret: bytes, *, seconds: float, timeout_s: float) -> Survey:
-    """Try all addresses of the other hosts, then measure transfers, between hosts and inside this one.
+    """Try all addresses of the other hosts, then measure transfers between hosts and inside each host.
 
     Args:
-        context: of this rank.
-        secret: that ranks prove to each other.
-        seconds: about how long each transfer is measured.
-        timeout_s: for each step that ranks take together.
+        context: context of this rank.
+        secret: secret that authenticates the ranks to each other.
+        seconds: about how many seconds each transfer is measured.
+        timeout_s: maximal seconds of each step that the ranks take together.
 
     Returns:
-        ``host_of_rank``; on the first rank of each host ``attempts``: ``[to host, interface, address, failure]``, the
-        last empty where the address is reached. ``rates``: ``[rank, rank, by, bytes per second, round trip in s]``
-        of what this rank measured; ``failure``, if no data could be sent at all.
+        A dict of ``host_of_rank``: host of each rank; ``attempts``, filled on the first rank of each host: lists of
+        ``[to host, interface, address, failure]``, in which the failure is empty if the address was reached; ``rates``
+        that this rank measured: lists of ``[rank, rank, by, bytes per second, seconds of a barrier]``; and
+        ``failure``: why no data could be sent, or empty.
     """
     rendezvous = PrefixRendezvous(context.rendezvous, "doctor")
     world: dict[str, Any] = {"rank": context.rank, "world_size": context.world_size, "timeout_s": timeout_s}
@@ -150,7 +151,7 @@ def _measure(
 
 
 def rounds(players: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """All pairs, in rounds in which each rank has one partner: the circle method of tournaments."""
+    """Return all pairs, in rounds in which each rank has one partner: the circle method of tournaments."""
     circle: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
     found = []
     for _ in range(len(circle) - 1):
@@ -162,7 +163,7 @@ def rounds(players: Sequence[int]) -> list[list[tuple[int, int]]]:
 
 
 def _rate(communicator: Communicator, pair: tuple[int, int], seconds: float) -> tuple[float, float]:
-    """Bytes per second from the first of a pair to the other, and the time of an empty round trip."""
+    """Measure the bytes per second from the first rank of a pair to the second, and the seconds of a barrier."""
     both = communicator.split(pair, f"{pair[0]} to {pair[1]}")
     with both:
         both.barrier()
@@ -173,7 +174,7 @@ def _rate(communicator: Communicator, pair: tuple[int, int], seconds: float) -> 
         data = np.zeros(_PIECE_BYTES, np.uint8)
         num_pieces = np.ones(1, np.int64)
         took_s = _send(both, data, 1)
-        # The first piece says how many follow; all ranks go by what the first of them saw.
+        # The time of the first piece gives the number of further pieces; both ranks take that of the first rank.
         num_pieces[0] = max(1, min(1000, round(seconds / took_s)))
         both.broadcast(num_pieces, root=0)
         took_s = _send(both, data, int(num_pieces[0]))
@@ -189,7 +190,7 @@ def _send(both: Communicator, data: np.ndarray[Any, Any], num_pieces: int) -> fl
 
 
 _SLOW_BYTES_PER_S = 50e6
-"""Less than half of what a link of 1 Gbit/s carries."""
+"""Rate below which a link counts as slow: less than half of the rate of a link of 1 Gbit/s."""
 
 _FIREWALL = (
     "Open all TCP ports between the hosts of the cluster (security group, firewall): ranks listen on ports that the "
@@ -198,11 +199,11 @@ _FIREWALL = (
 
 
 def judge_network(surveys: Sequence[Survey], names: Mapping[int, str]) -> list[Finding]:
-    """Return what is to be said of the network.
+    """Return the findings about the network.
 
     Args:
-        surveys: of all ranks, in order.
-        names: what each host is called, by its number.
+        surveys: surveys of all ranks, in order of rank.
+        names: names of the hosts in the findings, by number of the host.
     """
     hosts = surveys[0]["host_of_rank"]
     findings = []
@@ -230,7 +231,7 @@ def _reach(source: str, target: str, attempts: Sequence[Sequence[str]]) -> Findi
     where = f"{source} to {target}"
     not_reached = f"; not {', '.join(missed)}" if missed else ""
     if reached:
-        # An address that is not reached costs a quarter of a second, once.
+        # An unreachable address only delays the connection, once, by a quarter of a second.
         return Finding(
             check="interfaces", where=where, status=GOOD, found=f"reaches {', '.join(reached)}{not_reached}"
         )

@@ -1,4 +1,4 @@
 """Jobs: training described by a YAML file, run on one machine by ``sparkdl train`` or on a cluster by spark-submit.
 
-Runs on the *driver*. Imported as it is, this needs neither pyspark nor torch.
+Runs on the *driver*. Importing this package needs neither pyspark nor torch.
 """

@@ -1,11 +1,11 @@
-"""``sparkdl train``, and ``sparkdl_job.py`` for spark-submit: one command line, two ways to a session.
+"""``sparkdl train``, and ``sparkdl_job.py`` for spark-submit: the same command line, with different Spark sessions.
 
 The exit code of a job's process says whether a scheduler should run the job again:
 
 =====  =================================================================================================
 code   meaning
 =====  =================================================================================================
-0      done, also where an equal job had been done before
+0      done, also if an equal job had been done before
 1      failed, and would fail again: fix data, model or code; also if ranks hang because they call operations
        in different orders, or because one reports no progress
 2      the command line or the job file is wrong; nothing was started
@@ -15,7 +15,7 @@ code   meaning
 143    ended by SIGTERM
 =====  =================================================================================================
 
-SIGTERM, and the end of spark-submit, end a job as Ctrl-C does.
+SIGTERM ends a job as Ctrl-C does, and so does the end of spark-submit.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _TEMPORARY = (LossError, SlotsMissingError, CheckpointsInUseError)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM was received, which ends a fit like Ctrl-C."""
+    """SIGTERM was received; it ends a fit as Ctrl-C does."""
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a process that an exception ends."""
+    """Return the exit code of a process that ends with this exception."""
     if isinstance(error, Terminated):
         return TERMINATED
     if isinstance(error, KeyboardInterrupt):
@@ -107,7 +107,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _after_job(options: argparse.Namespace) -> argparse.Namespace:
-    """Parse what follows the job's file: values and options in any order, which argparse lacks for subcommands."""
+    """Parse the arguments after the job file: values and options in any order, which argparse lacks for subcommands."""
     parser = argparse.ArgumentParser(prog=options.prog, usage=options.usage)
     _add_flags(parser)
     parser.add_argument("overrides", nargs="*")
@@ -118,7 +118,7 @@ def _after_job(options: argparse.Namespace) -> argparse.Namespace:
 
 
 def train(options: argparse.Namespace) -> int:
-    """Run ``sparkdl train``: in a session of its own."""
+    """Run ``sparkdl train``: train in a Spark session of its own."""
 
     def own(job: Job) -> OpenSession:
         from sparkdl.jobs.run_job import own_session
@@ -129,7 +129,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def submitted(arguments: Sequence[str] | None = None) -> int:
-    """Run ``sparkdl_job.py``: in the session of spark-submit."""
+    """Run ``sparkdl_job.py``: train in the Spark session of spark-submit."""
     parser = argparse.ArgumentParser(prog="sparkdl_job.py")
     add_arguments(parser)
     options = parser.parse_args(arguments)
@@ -206,15 +206,15 @@ def ends_when_asked() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Have this process get SIGTERM when its parent ends, even by SIGKILL.
+    """Send SIGTERM to this process when its parent ends, even by SIGKILL.
 
-    spark-submit does not end its Python program when it is killed itself.
+    If spark-submit is killed, it does not end its Python program.
     """
     parent = os.getppid()
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    if os.getppid() != parent:  # it ended in between
+    if os.getppid() != parent:  # the parent ended before the call
         os.kill(os.getpid(), signal.SIGTERM)
 
 

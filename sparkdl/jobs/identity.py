@@ -1,7 +1,7 @@
-"""The identity of a job, by which one that is done is not repeated. Runs on the *driver*.
+"""The identity of a job, by which a finished job is recognized and not repeated. Runs on the *driver*.
 
-Jobs are equal if they differ only in ``spark``, ``output`` and some Params, and have the same code and, as far as Spark
-can tell, the same rows. Versions of libraries may differ.
+Two jobs are equal if they differ only in ``spark``, ``output`` and some Params, and have the same code and, as far as
+Spark can tell, the same rows. Versions of libraries may differ.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Identity:
     """The identity of a job.
 
     Attributes:
-        said: values of the job file, by keys joined by dots.
-        code: hashes of its code, by the names of files.
+        said: values of the job file, by their keys joined by dots.
+        code: hashes of the code, by name of file or folder.
         rows: key of the rows; None if Spark cannot tell whether rows are the same.
     """
 
@@ -54,11 +54,11 @@ class Identity:
 
     @property
     def digest(self) -> str:
-        """A hash of all of it."""
+        """Hash of the whole identity."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:24]
 
     def differences(self, before: Mapping[str, Any]) -> list[str]:
-        """Describe the differences to an earlier identity, given as a dict; what is unknown in one of them is equal."""
+        """Describe the differences to an earlier identity, given as a dict; unknown rows count as equal."""
         found = [
             f"{key} was {was} and is {is_}" for key, was, is_ in _changes(before.get("said", {}), self.said)
         ]
@@ -77,7 +77,7 @@ def identity_of(job: Job, code: Mapping[str, str]) -> Identity:
     without_effect = {f"params.{name}" for name in _PARAMS_WITHOUT_EFFECT}
     values = {key: value for key, value in _flat(said) if key not in without_effect}
     if "tracking.uri" in values:
-        values["tracking.uri"] = without_credentials(values["tracking.uri"])  # it is stored, and shown
+        values["tracking.uri"] = without_credentials(values["tracking.uri"])  # the URI is stored, and shown
     return Identity(said=values, code=dict(code))
 
 
@@ -91,7 +91,7 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for key in sorted({*before, *now}):
-        # As JSON texts, in which 0, 0.0 and false differ.
+        # Compared as JSON texts, in which 0, 0.0 and false differ.
         was, is_ = _shown(before, key), _shown(now, key)
         if was != is_:
             yield key, was, is_

@@ -1,9 +1,9 @@
-"""The Python objects that a job imports, and its Python code, found on the driver and shipped to the ranks.
+"""Finds the Python objects and the Python code of a job on the *driver*, and ships the code to the ranks.
 
 An import path ``MODULE:NAME`` stands for an object. With arguments, a class stands for an instance, and a function for
 that function with the arguments bound.
 
-The files and folders under ``code`` are shipped, and modules beside the job's file that it imports by name.
+The shipped code is the files and folders under ``code``, and the modules beside the job file that import paths name.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 def call_named(entry: Entry, path: str, around: AbstractContextManager[None]) -> Any:
-    """Return what an imported function or class returns for its arguments, or any other imported object itself.
+    """Call an imported function or class with its arguments and return the result; return other objects as they are.
 
     Args:
-        entry: an import path, or a mapping of ``import`` and ``arguments``.
-        path: its key, for messages.
-        around: entered for the call, after the import.
+        entry: import path, or mapping with ``import`` and ``arguments``.
+        path: key of the entry, used in error messages.
+        around: context manager that is entered for the call, after the import.
 
     Raises:
         JobFileError: if the import or the call fails.
@@ -52,12 +52,12 @@ def call_named(entry: Entry, path: str, around: AbstractContextManager[None]) ->
 def named_object(entry: Entry, path: str, *, makes_instances: bool = True) -> Any:
     """Return the Python object for a value of a Param.
 
-    Texts and mappings with ``import`` are imports; lists and other mappings contain such values; other values stand for
-    themselves.
+    Texts, and mappings with ``import``, are imports. Lists and other mappings contain such values. All other values
+    stand for themselves.
 
     Args:
-        entry: the value.
-        path: its key, for messages.
+        entry: value of the Param.
+        path: key of the entry, used in error messages.
         makes_instances: whether a class stands for an instance; otherwise it counts as a function.
 
     Raises:
@@ -86,7 +86,7 @@ def named_object(entry: Entry, path: str, *, makes_instances: bool = True) -> An
 
 
 def import_paths(entry: Entry) -> list[str]:
-    """Return the import paths in a value, as :func:`named_object` understands it."""
+    """Return the import paths in a value that :func:`named_object` takes."""
     value = entry.value
     if isinstance(value, list):
         return [path for each in value for path in import_paths(each)]
@@ -140,7 +140,7 @@ def _called(found: Any, arguments: Section) -> Any:
     except Exception as error:
         shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
         name = getattr(found, "__qualname__", type(found).__name__)
-        # For the line of the argument: Python quotes an unknown one in the message, and has no attribute for it.
+        # Finds the line of the argument: Python quotes an unknown argument in the message, and has no attribute for it.
         key = next((key for key in given if f"'{key}'" in str(error)), None)
         raised = f"{type(error).__name__}: {error}{_where(error)}"
         raise arguments.error(f"{name}({shown}) raised {raised}.", key) from error
@@ -153,7 +153,7 @@ def _without_arguments(found: Any, arguments: Section) -> Any:
 
 
 def _where(error: Exception) -> str:
-    """The file and line that raised, unless that is the call itself."""
+    """Return the file and line that raised; empty if the call itself did."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -163,7 +163,7 @@ def _where(error: Exception) -> str:
 
 
 def _is_module(found: Any) -> bool:
-    """Whether an object is a network, which is callable, but with rows."""
+    """Return whether an object is a torch module, which is callable, but with rows instead of arguments of a job."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(found, torch.nn.Module)
 
@@ -172,10 +172,10 @@ _ARCHIVES = (".zip", ".whl", ".egg")
 
 
 def code_files(job: Job) -> list[Path]:
-    """Return the files and folders of code: those under ``code``, and imported ones beside the job's file.
+    """Return the files and folders of code: those under ``code``, and the imported ones beside the job file.
 
     Raises:
-        JobFileError: if one under ``code`` does not exist, or is not Python code.
+        JobFileError: if a path under ``code`` does not exist, or is not Python code.
     """
     found = list(job.code)
     for path in job.code:
@@ -210,7 +210,7 @@ def importable(files: list[Path]) -> Iterator[None]:
 
 
 def ship(files: list[Path], spark: SparkSession) -> None:
-    """Have the tasks of a session, and with them the ranks, import from files and folders."""
+    """Make files and folders importable in the tasks of a session, and so on the ranks."""
     for path in files:
         if path.is_dir():
             with tempfile.TemporaryDirectory(prefix="sparkdl-code-") as folder:
@@ -221,7 +221,7 @@ def ship(files: list[Path], spark: SparkSession) -> None:
 
 
 def loggable(files: list[Path]) -> list[Path]:
-    """Return the files and folders that MLflow logs with a model; it does not import from archives."""
+    """Return the files and folders that MLflow logs with a model: all but archives, from which it does not import."""
     return [path for path in files if path.suffix not in _ARCHIVES]
 
 

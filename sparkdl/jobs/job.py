@@ -1,6 +1,6 @@
 """The content of a job file, checked as far as possible without Spark and torch.
 
-:class:`Section` reads the values of a section of the file, with errors that name line and key.
+:class:`Section` reads the values of a section of the file. Its errors name line and key.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Section:
     """A mapping of a job file.
 
     Args:
-        entry: the mapping; None if it is missing.
-        path: its key, with those above it.
-        known: the keys that it may have; None for any.
-        position: for errors, if the mapping is missing.
+        entry: entry of the mapping; None if it is missing.
+        path: keys that lead to the mapping, joined by dots.
+        known: keys that the mapping may have; None for any keys.
+        position: position for errors if the mapping is missing.
 
     Raises:
-        JobFileError: if it is not a mapping, or has unknown keys; naming file, line and key.
+        JobFileError: if the entry is not a mapping, or has unknown keys; names file, line and key.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Section:
         return {key: each.plain() for key, each in self._entries.items()}
 
     def string(self, key: str) -> str | None:
-        """Return a text; None if it is missing."""
+        """Return the text of a key; None if it is missing."""
         found: str | None = self._typed(
             key, lambda value: isinstance(value, str) and bool(value.strip()), "a text"
         )
         return found
 
     def strings(self, key: str) -> tuple[str, ...]:
-        """Return a list of texts; empty if it is missing. A single text counts as a list of one."""
+        """Return the list of texts of a key; empty if it is missing. A single text counts as a list of one."""
 
         def fits(value: Any) -> bool:
             return isinstance(value, str | list) and all(
@@ -94,7 +94,7 @@ class Section:
         return (found,) if isinstance(found, str) else tuple(found)
 
     def error(self, message: str, key: str | None = None) -> JobFileError:
-        """Return an error about the section, or one of its keys."""
+        """Return an error about the section, or about one of its keys."""
         entry = self._entries.get(key) if key is not None else None
         position = entry.position if entry is not None else self.position
         name = ".".join(part for part in (self.path, key) if part)
@@ -122,7 +122,7 @@ def describe(value: Any) -> str:
 
 
 READY_MADE = ("TorchClassifier", "TorchRegressor", "ImageClassifier", "TextClassifier", "LanguageModel")
-"""Estimators that make their own model, and whose name a job may give as its model."""
+"""Estimators that make their own model. A job may give such a name as its model."""
 
 PARAMS_OF_TRACKING = {"mode": "tracking", "experiment": "experiment", "runName": "runName"}
 PARAMS_OF_REGISTRY = {"name": "registeredModelName", "alias": "registeredModelAlias"}
@@ -131,12 +131,12 @@ _TRACKING_MODES = ("auto", "on", "off")
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """Where the rows come from.
+    """The source of the rows.
 
     Attributes:
         kind: ``table``, ``parquet`` or ``sql``.
-        value: name of the table, paths or URLs, or the query.
-        position: of the source in the job.
+        value: name of the table, paths or URLs of the Parquet files, or text of the query.
+        position: position of the source in the job.
     """
 
     kind: str
@@ -152,8 +152,8 @@ class SparkChoice:
     """The session that ``sparkdl train`` starts.
 
     Attributes:
-        master: of Spark; None for a local one with a slot for each rank.
-        config: settings of Spark.
+        master: URL of the Spark master; None for a local master with a slot for each rank.
+        config: settings of Spark, by name.
     """
 
     master: str | None
@@ -162,19 +162,19 @@ class SparkChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job.
+    """The checked content of a job file.
 
     Attributes:
-        file: its file.
-        data: where the rows come from.
+        file: path of the job file.
+        data: source of the rows.
         model: an import path with arguments, or the name of an estimator that makes its own model.
-        params: of the estimator, by name, including those that other sections set.
-        params_position: of the section of Params, for errors about missing ones.
-        spark: the session of ``sparkdl train``.
-        tracking_uri: of MLflow's server, if the job has one.
+        params: Params of the estimator, by name, including those that other sections set.
+        params_position: position of the section ``params``, for errors about missing Params.
+        spark: session that ``sparkdl train`` starts.
+        tracking_uri: URI of the MLflow server; None if the job does not set one.
         output: path or URL of the folder for model and result.
         code: files and folders of Python code that driver and ranks import from.
-        content: the whole job as JSON can hold it, except ``spark``, in which equal jobs may differ.
+        content: the whole job, as JSON can hold it, without ``spark``, in which equal jobs may differ.
     """
 
     file: Path
@@ -190,15 +190,15 @@ class Job:
 
     @property
     def estimator(self) -> str:
-        """The name of the estimator's class."""
+        """Name of the estimator's class."""
         return self.model.value if isinstance(self.model.value, str) else "TorchEstimator"
 
 
 def read_job(file: Path, overrides: Sequence[Override] = ()) -> Job:
-    """Read a job's file, with overrides.
+    """Read a job file, and apply overrides.
 
     Raises:
-        JobFileError: if it is not valid; naming file, line and key.
+        JobFileError: if the job is not valid; names file, line and key.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -261,7 +261,7 @@ def _source(data: Section) -> DataSource:
 
 
 def _model(job: Section) -> Entry:
-    """The entry with ``import`` and ``arguments``, or with the name of an estimator."""
+    """Return the entry with ``import`` and ``arguments``, or with the name of an estimator."""
     entry = job.get("model")
     if entry is None:
         raise job.error(
@@ -288,7 +288,7 @@ def _model(job: Section) -> Entry:
 
 
 def _params(params: Section, data: Section, tracking: Section, registry: Section) -> dict[str, Entry]:
-    """The Params, including those that other sections set; each may be set once."""
+    """Return the Params, including those that other sections set; each may be set only once."""
     found = params.entries()
     if "model" in found:
         raise params.error("is set by the section model of the job.", "model")
@@ -302,7 +302,7 @@ def _params(params: Section, data: Section, tracking: Section, registry: Section
 
 
 def _keys_of_params(data: Section, tracking: Section, registry: Section) -> list[tuple[Section, str, str]]:
-    """The keys of other sections that set Params: the section, its key and the name of the Param."""
+    """Return the keys of other sections that set Params: the section, its key and the name of the Param."""
     found = []
     validation = data.get("validation")
     if validation is not None:

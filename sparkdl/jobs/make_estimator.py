@@ -1,6 +1,6 @@
 """Makes the estimator of a job, checks its Params before Spark starts, and computes the size of its model.
 
-The size is the memory that a model and its optimizer take on a rank; computing it allocates none of that memory.
+The size is the memory that the model and its optimizer take on a rank. Computing it allocates none of that memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _FACTORIES = ("optimizer", "scheduler")
-"""Params that take a function to call on each rank, which may be a class."""
+"""Params that take a function that each rank calls; the function may be a class."""
 
 _NAMED_IN_ERRORS = re.compile(r"\b(?:Params?|Metric) (?:(\w+)\b|'([^']+)')")
 
@@ -41,7 +41,7 @@ def make_estimator(job: Job) -> Any:
     The initial weights of the job's network are drawn from its ``seed``.
 
     Raises:
-        JobFileError: naming file, line and Param.
+        JobFileError: if a Param or the model is not valid; names file, line and Param.
     """
     estimator = getattr(importlib.import_module("sparkdl.estimators"), job.estimator)()
     for name, entry in job.params.items():
@@ -65,7 +65,7 @@ def make_estimator(job: Job) -> Any:
 def _set(estimator: Any, name: str, entry: Entry) -> None:
     value = entry.plain()
     if not estimator.hasParam(name):
-        pass  # setParams() raises, with the names that there are
+        pass  # setParams() raises, and names the existing Params
     elif estimator.getParam(name).holds_object:
         value = named_object(entry, f"params.{name}", makes_instances=name not in _FACTORIES)
     try:
@@ -75,7 +75,7 @@ def _set(estimator: Any, name: str, entry: Entry) -> None:
 
 
 def _position_of(error: ParamError, job: Job) -> Any:
-    """The position of the first Param that an error names, or else of the section of Params."""
+    """Return the position of the first Param that an error names, else that of the section ``params``."""
     for match in _NAMED_IN_ERRORS.finditer(str(error)):
         entry = job.params.get(match[1] or "metrics")
         if entry is not None:
@@ -88,10 +88,10 @@ class ModelSize:
     """Memory of a model on a rank, in bytes, without activations.
 
     Attributes:
-        num_parameters: number of trained and frozen parameters.
-        weights: parameters and buffers.
-        gradients: of the trained parameters.
-        optimizer: state of the optimizer after a step; None if that cannot be determined without allocating it.
+        num_parameters: number of parameters, trained and frozen.
+        weights: bytes of parameters and buffers.
+        gradients: bytes of the gradients of the trained parameters.
+        optimizer: bytes of the optimizer's state after a step; None if it cannot be determined without allocating it.
     """
 
     num_parameters: int
@@ -101,12 +101,12 @@ class ModelSize:
 
     @property
     def total(self) -> int:
-        """The sum of what is known."""
+        """Sum of the known sizes, in bytes."""
         return self.weights + self.gradients + (self.optimizer or 0)
 
 
 def model_size(module: nn.Module, optimizer: OptimizerFactory) -> ModelSize:
-    """Return how large a model is."""
+    """Return the size of a model with an optimizer."""
     parameters = list(module.parameters())
     return ModelSize(
         num_parameters=sum(each.numel() for each in parameters),
@@ -117,7 +117,7 @@ def model_size(module: nn.Module, optimizer: OptimizerFactory) -> ModelSize:
 
 
 def _optimizer_bytes(module: nn.Module, factory: OptimizerFactory) -> int | None:
-    """The size of the optimizer's state, after a step on tensors without memory."""
+    """Return the bytes of the optimizer's state after a step on tensors without memory; None if that fails."""
     try:
         with torch.device("meta"):
             light = copy.deepcopy(module, _without_memory(module)).to("meta")
@@ -134,7 +134,7 @@ def _optimizer_bytes(module: nn.Module, factory: OptimizerFactory) -> int | None
 
 
 def _without_memory(module: nn.Module) -> dict[int, object]:
-    """A memo that makes ``deepcopy`` replace the tensors of a module by tensors without memory."""
+    """Return a memo with which ``deepcopy`` replaces the tensors of a module by tensors without memory."""
     memo: dict[int, object] = {}
     for parameter in module.parameters():
         memo[id(parameter)] = torch.nn.Parameter(

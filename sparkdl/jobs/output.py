@@ -1,6 +1,6 @@
 """The output folder of a job: ``model/``, and ``result.json``, which exists only if the folder is complete.
 
-On filesystems that can rename, the folder appears in one step; on object stores ``result.json`` is written last and
+On filesystems that can rename, the folder appears in one step. On object stores ``result.json`` is written last and
 removed first. :func:`make_result` makes the content of ``result.json``.
 """
 
@@ -32,13 +32,13 @@ MODEL = "model"
 
 
 class JobOutput:
-    """The folder at a path or URL.
+    """The output folder at a path or URL.
 
     Args:
-        url: of the folder.
+        url: path or URL of the folder.
 
     Attributes:
-        url: likewise, complete.
+        url: absolute URL of the folder.
     """
 
     def __init__(self, url: str) -> None:
@@ -46,11 +46,11 @@ class JobOutput:
         self._location = open_location(self.url)
 
     def result(self) -> dict[str, Any] | None:
-        """Return the result of the finished job; None if there is no such folder.
+        """Return the result of the finished job; None if no job has finished there.
 
         Raises:
             ParamError: if the folder was not written by a job.
-            StoreError: if it cannot be read.
+            StoreError: if the folder cannot be read.
         """
         filesystem, path = self._location.filesystem, self._location.path
         try:
@@ -70,17 +70,17 @@ class JobOutput:
             raise self._something_else(f"has a {RESULT} that is not JSON") from error
         except SparkdlError:
             raise
-        except Exception as error:  # of the libraries of filesystems
+        except Exception as error:  # the filesystem libraries raise many kinds
             raise StoreError(f"The output {self.url} cannot be read: {explain_failure(error)}") from error
         if not isinstance(content, dict) or "job" not in content:
             raise self._something_else(f"has a {RESULT} without the key job")
         return content
 
     def check_writable(self) -> None:
-        """Write and remove a small file beside the folder, so that this fails before the training, not after it.
+        """Write and remove a small file beside the folder, so that a failure shows before the training, not after it.
 
         Raises:
-            StoreError: if that fails.
+            StoreError: if the file cannot be written.
         """
         parent = self.url.rpartition("/")[0] if self._location.can_rename else self.url
         try:
@@ -93,7 +93,7 @@ class JobOutput:
 
         Raises:
             SavedModelError: if the model cannot be written.
-            StoreError: if the result cannot.
+            StoreError: if the result cannot be written.
         """
         text = json.dumps(finite(result), indent=2, allow_nan=False) + "\n"
         if self._location.can_rename:
@@ -112,7 +112,7 @@ class JobOutput:
             raise store_error(f"The output {self.url} cannot be written: {explain_failure(error)}") from error
 
     def _check_unfinished(self) -> None:
-        """Look at a folder that no job finished; an empty one is fine, and a part of an object store's too."""
+        """Check a folder without a result: it may be empty, or on an object store hold only a model."""
         filesystem, path = self._location.filesystem, self._location.path
         names = [str(each).rstrip("/").rpartition("/")[2] for each in filesystem.ls(path, detail=False)]
         if names and (self._location.can_rename or names != [MODEL]):
@@ -126,7 +126,7 @@ class JobOutput:
 
 
 class _JobWriter(FolderWriter):
-    """A writer of model and result into one folder."""
+    """Writes model and result into one folder."""
 
     def __init__(self, model: TorchModel, result: str) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class _JobWriter(FolderWriter):
         self._result = result
 
     def build(self, folder: Path) -> None:
-        """Write both."""
+        """Write model and result."""
         (folder / MODEL).mkdir()
         writer = self._model.write()
         assert isinstance(writer, FolderWriter)
@@ -143,7 +143,7 @@ class _JobWriter(FolderWriter):
 
 
 def finite(value: Any) -> Any:
-    """Return a value for JSON, with null for numbers that are not finite."""
+    """Return a value for JSON, in which None replaces numbers that are not finite."""
     if isinstance(value, dict):
         return {str(key): finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -159,9 +159,9 @@ def make_result(job: Job, identity: Identity, model: TorchModel, *, began: datet
 
     Args:
         job: the job.
-        identity: of the job.
+        identity: identity of the job.
         model: the trained model.
-        began: when the job began.
+        began: time at which the job began.
     """
     summary = model.summary
     ended = datetime.now(timezone.utc)

@@ -2,7 +2,7 @@
 
 :func:`open_rows` returns the DataFrame of a job; :func:`count_rows` counts its rows and samples their size.
 ``--dry-run`` counts the rows and starts all ranks once without training, to measure the hosts. :func:`plan_text`
-writes one fact per line.
+formats the plan, one fact per line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_rows(job: Job, spark: SparkSession) -> DataFrame:
     """Return the DataFrame of a job.
 
     Raises:
-        JobFileError: naming the line, if Spark cannot find the source or parse the query.
+        JobFileError: if Spark cannot find the source or parse the query; names the line.
     """
     from pyspark.errors import AnalysisException, ParseException
 
@@ -62,7 +62,7 @@ def open_rows(job: Job, spark: SparkSession) -> DataFrame:
 
 
 def key_of_rows(job: Job, frame: DataFrame, columns: Sequence[str]) -> str | None:
-    """Return a key of a job's rows that is valid in other applications; None if it is not known what they are."""
+    """Return a key of a job's rows that is valid in all Spark applications; None if Spark cannot identify the rows."""
     values = [job.data.value] if isinstance(job.data.value, str) else list(job.data.value)
     return lasting_key(frame.select(*map(quoted, columns)), [job.data.kind, *values])
 
@@ -71,12 +71,12 @@ def count_rows(frame: DataFrame, columns: Sequence[str], indicator: str | None) 
     """Count rows and sample their size.
 
     Args:
-        frame: the rows.
-        columns: that a fit reads.
-        indicator: column of booleans that marks the rows for validation, if there is one.
+        frame: DataFrame with the rows.
+        columns: names of the columns that a fit reads.
+        indicator: name of the column of booleans that marks the rows for validation; None if there is none.
 
     Raises:
-        DataError: if a column cannot be read by a fit, or there are no rows.
+        DataError: if a fit cannot read a column, or there are no rows.
     """
     from pyspark.sql import functions as F
 
@@ -107,7 +107,7 @@ def _bytes_per_row(frame: DataFrame, columns: Sequence[str]) -> float:
         else F.col(quoted(name))
         for name in columns
     ]
-    # Numbered, as mapInArrow of classic Spark fails on dots in names.
+    # Renamed to numbers, as mapInArrow of classic Spark fails on dots in names.
     sample = frame.limit(_SAMPLE_ROWS).select(*[each.alias(f"c{index}") for index, each in enumerate(plain)])
     with spark_job(frame.sparkSession, "measuring rows"):
         sizes: Any = sample.mapInArrow(_measure, "num_rows long, num_bytes long").collect()
@@ -115,7 +115,7 @@ def _bytes_per_row(frame: DataFrame, columns: Sequence[str]) -> float:
 
 
 def _measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the number of rows and bytes of each batch; runs on an executor."""
+    """Yield the number of rows and bytes of each batch; runs on the executors."""
     import pyarrow as pa
 
     for batch in batches:
@@ -127,10 +127,10 @@ class Host:
     """A host on which ranks were started.
 
     Attributes:
-        name: its host name.
-        ranks: numbers of its ranks.
-        available_bytes: free memory while they ran; None if Linux does not report it.
-        num_cores: that each rank may use.
+        name: host name.
+        ranks: ranks on the host.
+        available_bytes: free memory while the ranks ran; None if Linux does not report it.
+        num_cores: number of cores that each rank may use.
     """
 
     name: str
@@ -146,14 +146,14 @@ class Plan:
     Attributes:
         rows: counts of the rows.
         num_training: number of rows for training.
-        is_exact: whether that is exact; not if rows for validation are drawn at random, or rows are estimated.
+        is_exact: whether ``num_training`` is exact: rows for validation are not drawn at random, and rows are counted.
         shards: number of rows of each rank.
-        steps: per epoch.
-        updates: of the weights, per epoch.
-        epochs: of the fit.
-        batch_size: rows of a rank in a step.
+        steps: number of steps per epoch.
+        updates: number of updates of the weights per epoch.
+        epochs: number of epochs of the fit.
+        batch_size: number of rows per rank and step.
         model: memory of the model on each rank; None if the rows determine the model.
-        hosts: on which the ranks were started.
+        hosts: hosts on which the ranks were started.
     """
 
     rows: RowCounts
@@ -169,17 +169,17 @@ class Plan:
 
     @property
     def rows_bytes(self) -> int:
-        """Size of all rows, decoded."""
+        """Bytes of all rows when decoded."""
         return round(self.rows.num_rows * self.rows.bytes_per_row)
 
     @property
     def read_ahead_bytes(self) -> int:
-        """The most that a rank holds of them: each row group counts twice while it is decoded."""
+        """Maximal bytes of rows that a rank holds at once; a row group counts twice while it is decoded."""
         return min(2 * self.rows_bytes, READ_AHEAD_BYTES)
 
     @property
     def rank_bytes(self) -> int:
-        """Memory of a rank, as far as it is known before training."""
+        """Bytes of memory of a rank, as far as they are known before training."""
         return self.read_ahead_bytes + (self.model.total if self.model else 0)
 
 
@@ -193,11 +193,11 @@ def make_plan(
     """Return the plan of a fit.
 
     Args:
-        params: what the fit goes by.
-        frame: the rows of the job.
-        columns: that the fit reads.
-        model: memory of the model on each rank, if there is a model already.
-        rows: that the fit makes of those of the job; None if it trains on these.
+        params: Params of the fit.
+        frame: DataFrame with the rows of the job.
+        columns: names of the columns that the fit reads.
+        model: memory of the model on each rank; None if the rows determine the model.
+        rows: counts of the rows that the fit makes from the rows of the job; None if it trains on the latter.
 
     Raises:
         DataError: if the rows cannot be used.
@@ -251,7 +251,7 @@ def _start_ranks(params: Any, frame: DataFrame) -> tuple[Host, ...]:
 
 
 def _describe_host(context: RankContext) -> dict[str, Any]:
-    """Describe the host of a rank; runs on the rank."""
+    """Describe the host of a rank; runs on the *rank*."""
     return {
         "host": context.topology.host,
         "name": socket.gethostname(),
@@ -261,7 +261,7 @@ def _describe_host(context: RankContext) -> dict[str, Any]:
 
 
 def _available_bytes() -> int | None:
-    """Memory that is free for programs, within the limit of the container if there is one."""
+    """Return the bytes of memory that programs can use, within the limit of the container; None if not known."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -279,14 +279,14 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def plan_text(job: Job, plan: Plan, columns: list[str], state: str, *, what: str = "") -> str:
-    """Return what ``--dry-run`` prints.
+    """Return the text that ``--dry-run`` prints.
 
     Args:
         job: the job.
-        plan: its plan.
-        columns: that the fit reads.
-        state: of the output, as text.
-        what: word for rows that are made of those of the job.
+        plan: plan of the job.
+        columns: names of the columns that the fit reads.
+        state: state of the output, as text.
+        what: word for rows that the fit makes from the rows of the job, such as ``packed``; empty if it makes none.
     """
     about = "" if plan.rows.is_exact else "about "
     lines = [
@@ -308,7 +308,7 @@ def plan_text(job: Job, plan: Plan, columns: list[str], state: str, *, what: str
 
 
 def in_bytes(count: float) -> str:
-    """Return a number of bytes with a unit."""
+    """Format a number of bytes with a unit."""
     for unit in _UNITS[:-1]:
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

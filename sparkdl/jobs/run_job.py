@@ -1,4 +1,7 @@
-"""Runs a job, from its Spark session to the model in its output. The training runs on the ranks."""
+"""Runs a job, from opening its Spark session to writing the model to its output.
+
+Runs on the *driver*; the training runs on the ranks.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,12 @@ if TYPE_CHECKING:
 
 
 _SECRET = re.compile(r"secret|password|token|access.?key|credential", re.IGNORECASE)
-"""Names of secret settings: those of Spark's default ``spark.redaction.regex``, and more."""
+"""Pattern of the names of secret settings: that of Spark's default ``spark.redaction.regex``, and more."""
 
 
 @contextmanager
 def own_session(choice: SparkChoice, *, name: str, num_ranks: int) -> Iterator[SparkSession]:
-    """The session of ``sparkdl train``, with the settings of the job's ``spark``; stopped at the end."""
+    """Open the session of ``sparkdl train``, with the settings of the job's ``spark``, and stop it at the end."""
     import pyspark
     from pyspark.sql import SparkSession
 
@@ -73,8 +76,8 @@ def own_session(choice: SparkChoice, *, name: str, num_ranks: int) -> Iterator[S
 def _start_java(settings: Mapping[str, str]) -> None:
     """Start the JVM with the settings that are not secret.
 
-    pyspark passes settings as arguments of the JVM, which all users of the machine can read. The secret ones follow
-    over pyspark's connection to it.
+    pyspark passes these settings as arguments of the JVM, which all users of the machine can read. The secret settings
+    are passed later, over pyspark's connection to the JVM.
     """
     from pyspark import SparkConf, SparkContext
 
@@ -84,7 +87,7 @@ def _start_java(settings: Mapping[str, str]) -> None:
 
 @contextmanager
 def given_session(*, name: str) -> Iterator[SparkSession]:
-    """The active session, or a new one with the settings of spark-submit, which is stopped at the end."""
+    """Yield the active session, or a new one with the settings of spark-submit, which is stopped at the end."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -102,7 +105,7 @@ def _open(builder: Any, master: str) -> SparkSession:
     try:
         session: SparkSession = builder.getOrCreate()
     except Exception as error:
-        # Spark stops a context that no master accepts while its constructor still runs.
+        # If no master accepts the application, Spark stops the context while its constructor is still running.
         if not mentions_stopped_context(error):
             raise
         raise ClusterLostError(
@@ -113,11 +116,11 @@ def _open(builder: Any, master: str) -> SparkSession:
 
 
 def is_lost(session: SparkSession) -> bool:
-    """Whether the application of a session has ended by itself, as when its cluster went away."""
+    """Return whether the application of a session has ended by itself, for example because its cluster went away."""
     if is_connect(session):
         return False
     context: Any = session.sparkContext
-    return context._jsc is not None and is_context_stopped(session)  # it is None once stop() was called
+    return context._jsc is not None and is_context_stopped(session)  # _jsc is None after a call of stop()
 
 
 OpenSession = Callable[[int], AbstractContextManager["SparkSession"]]
@@ -126,7 +129,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class _Checked:
-    """A job that was checked as far as possible before Spark starts."""
+    """A job that was checked as far as possible before Spark starts, and the results of the checks."""
 
     job: Job
     estimator: Any
@@ -140,18 +143,18 @@ class _Checked:
 def run_job(
     job: Job, open_session: OpenSession, *, say: Say, is_again: bool = False, is_dry_run: bool = False
 ) -> None:
-    """Train the model of a job and write it to the output, unless that has been done.
+    """Train the model of a job and write it to the output, unless the output has the result of this job.
 
     Args:
         job: the job.
-        open_session: opens the session for a number of ranks.
-        say: called with lines that report progress.
+        open_session: function that opens the session for a number of ranks.
+        say: function that is called with lines that report progress.
         is_again: whether to train even if the output has a result, which is then replaced.
-        is_dry_run: whether to print the plan instead; ranks are started without training.
+        is_dry_run: whether to report the plan instead; ranks are started without training.
 
     Raises:
-        ParamError: if the job is not valid, or the output has the result of another one.
-        ClusterLostError: if Spark's application ended meanwhile.
+        ParamError: if the job is not valid, or the output has the result of another job.
+        ClusterLostError: if the Spark application ended while the job ran.
         SparkdlError: any exception of :meth:`sparkdl.estimators.TorchEstimator.fit`.
     """
     code = code_files(job)
@@ -225,7 +228,7 @@ def _plan(checked: _Checked, frame: DataFrame, *, is_again: bool) -> str:
 
 
 def _state(checked: _Checked, *, is_again: bool) -> str:
-    """The state of the output, as text."""
+    """Return the state of the output, as text."""
     url = checked.output.url
     if checked.before is not None:
         differences = checked.identity.differences(checked.before["job"])
@@ -241,7 +244,7 @@ def _state(checked: _Checked, *, is_again: bool) -> str:
 
 
 def _refuse_another(checked: _Checked, identity: Identity) -> None:
-    """Raise if the output has the result of a job that differs."""
+    """Raise a :class:`ParamError` if the output has the result of a different job."""
     if checked.before is None:
         return
     differences = identity.differences(checked.before["job"])
@@ -262,7 +265,7 @@ def _done_before(checked: _Checked) -> str:
 
 
 def _remove_checkpoints(url: str, say: Say) -> None:
-    """Remove the checkpoints, from which the fit would continue otherwise."""
+    """Remove the checkpoints, so that the fit does not continue from them."""
     folder = CheckpointFolder(url)
     if names := folder.names():
         with held_alone(folder.url, say):
@@ -273,7 +276,7 @@ def _remove_checkpoints(url: str, say: Say) -> None:
 
 @contextmanager
 def _session(open_session: OpenSession, num_ranks: int) -> Iterator[SparkSession]:
-    """The session; if its application ends, exceptions become a :class:`ClusterLostError`."""
+    """Open the session; if its application ends by itself, raise exceptions as :class:`ClusterLostError`."""
     with open_session(num_ranks) as spark:
         try:
             yield spark

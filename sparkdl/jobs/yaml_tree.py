@@ -24,7 +24,7 @@ class Position:
 
     Attributes:
         source: name of the file, or the quoted argument.
-        line: from 1; None for an argument, or a file as a whole.
+        line: number of the line, counted from 1; None for an argument, or for a file as a whole.
         is_file: whether the source is a file.
     """
 
@@ -46,8 +46,8 @@ class Entry:
     """A value with its position.
 
     Attributes:
-        value: a dict of entries by key, a list of entries, or a plain value: str, int, float, bool, None.
-        position: of its key, if it has one, else of the value.
+        value: dict of entries by key, list of entries, or plain value: str, int, float, bool, None.
+        position: position of the key, if the value has one, else of the value itself.
     """
 
     value: Any
@@ -72,11 +72,14 @@ _PLAIN = (
     (re.compile(r"[-+]?\.(inf|Inf|INF)"), lambda text: float(text.replace(".", ""))),
     (re.compile(r"\.(nan|NaN|NAN)"), lambda _: float("nan")),
 )
-"""Plain scalars of the core schema of YAML 1.2 (section 10.3.2); all others are strings."""
+"""Patterns and converters of the plain scalars of the core schema of YAML 1.2 (section 10.3.2).
+
+All other plain scalars are strings.
+"""
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no type information
-    """Leaves plain scalars unresolved, for :func:`_scalar`."""
+    """Loader that leaves plain scalars unresolved, for :func:`_scalar`."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as PyYAML declares it
 
@@ -85,11 +88,12 @@ def read_tree(text: str, source: Position) -> Entry:
     """Parse a YAML text.
 
     Args:
-        text: one document.
-        source: the file, whose lines are noted; or the argument, which then is the position of everything in it.
+        text: text of one YAML document.
+        source: file that the text comes from, to whose lines the positions refer; or command line argument, which is
+            the position of all its entries.
 
     Raises:
-        JobFileError: if it is no YAML, with the line; if it is more than one document.
+        JobFileError: if the text is not YAML, is empty or has more than one document; names the line.
     """
     try:
         node = yaml.compose(text, Loader=_Loader)
@@ -98,7 +102,7 @@ def read_tree(text: str, source: Position) -> Entry:
         position = source.at(mark.line) if mark else source
         what = " ".join(part for part in (error.context, error.problem) if part)
         raise JobFileError(f"{position}: this is not YAML: {what}.") from error
-    except yaml.YAMLError as error:  # characters that YAML does not have
+    except yaml.YAMLError as error:  # characters that YAML does not allow
         raise JobFileError(f"{source}: this is not YAML: {error}".rstrip(".") + ".") from error
     if node is None:
         raise JobFileError(f"{source}: the file is empty.")
@@ -106,7 +110,7 @@ def read_tree(text: str, source: Position) -> Entry:
 
 
 class _Reading:
-    """Converts nodes to entries; nodes that aliases share are converted once."""
+    """Converts nodes to entries; a node that aliases share is converted once."""
 
     def __init__(self, source: Position) -> None:
         self._source = source
@@ -176,13 +180,13 @@ SECTIONS = ("data", "model", "params", "spark", "tracking", "registry", "output"
 """The sections of a job."""
 
 SHORT_FORMS = {"model": IMPORT, "tracking": "mode", "registry": "name"}
-"""Sections that may be a plain value, and the key for which it stands."""
+"""Sections that may be a plain value, and the key that this value sets."""
 
 SOURCES = ("table", "parquet", "sql")
 """Sources of rows; a job has one."""
 
 _UNDIVIDED = ("spark", "config")
-"""Keys below this path contain dots."""
+"""Path of a section whose keys contain dots."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +194,8 @@ class Override:
     """An argument ``KEY=VALUE``.
 
     Attributes:
-        path: the keys that lead to the value; for a Param it begins with ``params``.
-        entry: the value.
+        path: keys that lead to the value; begins with ``params`` for a Param.
+        entry: the value, with its position.
     """
 
     path: tuple[str, ...]
@@ -202,7 +206,7 @@ def read_override(argument: str) -> Override:
     """Parse an argument; a key that is not a section is a Param.
 
     Raises:
-        JobFileError: if it has another form.
+        JobFileError: if the argument is not of the form ``KEY=VALUE``, or a job cannot have the key.
     """
     key, equals, text = argument.partition("=")
     position = Position(f"the argument {argument!r}", is_file=False)
@@ -237,7 +241,7 @@ def apply_overrides(job: Entry, overrides: Sequence[Override]) -> Entry:
 
 
 def _replaced(path: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The other sources of rows, if the override sets one."""
+    """Return the paths of the other sources of rows, if the override sets one."""
     if path[0] != "data" or path[1:] not in {(kind,) for kind in SOURCES}:
         return []
     return [("data", kind) for kind in SOURCES if kind != path[1]]

@@ -7,9 +7,9 @@
 ``mlflow.pyfunc.load_model(uri)``         the pyfunc: pandas in, pandas out; needs no Spark and no Java
 ========================================  ==================================================================
 
-``fit`` logs its model by this flavor; :func:`log_model` and :func:`save_model` do so for a model that was loaded, or
-fitted without tracking. :func:`autolog` chooses what fits log; :func:`send_kept` sends what a server did not take.
-Importing this module brings neither pyspark nor torch.
+``fit`` logs its model with this flavor; :func:`log_model` and :func:`save_model` do so for a model that was loaded, or
+fitted without tracking. :func:`autolog` sets what fits log; :func:`send_kept` sends what could not be sent to a server.
+Importing this module imports neither pyspark nor torch.
 """
 
 from __future__ import annotations

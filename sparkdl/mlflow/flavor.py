@@ -1,8 +1,8 @@
-"""Loads, saves and logs models by the flavor, sends kept runs and switches what fits log.
+"""Loads, saves and logs models with the flavor, sends kept runs, and sets what fits log.
 
-A model is loaded on the *driver*, for Spark or as a torch module; the torch module can also be loaded where there is
-no Spark. Everything else runs on the *driver*. :func:`send_kept` sends the runs that fits kept because MLflow did not
-accept them. :func:`autolog` switches automatic logging of fits, as ``autolog`` of MLflow's own flavors does.
+All functions run on the *driver*; :func:`load_module` also runs where there is no Spark. :func:`send_kept` sends the
+runs that fits have kept because MLflow did not accept them. :func:`autolog` configures the automatic logging of fits,
+as ``autolog`` of MLflow's own flavors does.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def load_model(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -
     """Load a model as a Spark ML transformer; its ``summary.model_uri`` is the URI.
 
     Args:
-        model_uri: of MLflow: ``models:/m-1234``, ``models:/name@alias``, ``runs:/<id>/model``, a path.
-        dst_path: existing local folder to download to; a temporary one by default.
+        model_uri: MLflow's URI of the model: ``models:/m-1234``, ``models:/name@alias``, ``runs:/<id>/model``, a path.
+        dst_path: existing local folder to download to; None for a temporary one.
 
     Raises:
         ImportError: if pyspark is not installed.
-        SavedModelError: if it is no model of this flavor, or damaged, or of a newer version.
-        mlflow.exceptions.MlflowException: if MLflow does not find it.
+        SavedModelError: if the model is not of this flavor, is damaged, or was saved by a newer version.
+        mlflow.exceptions.MlflowException: if MLflow does not find the model.
     """
     folder, flavor, run_id = _download(model_uri, dst_path)
     try:
-        import pyspark  # noqa: F401 - asked for here, where the message can say what else to do
+        import pyspark  # noqa: F401 - imported here, where the error message can name alternatives
     except ImportError as error:
         raise ImportError(
             "sparkdl.mlflow.load_model returns a model of Spark ML and needs pyspark, which is not installed here. "
@@ -57,7 +57,7 @@ def load_model(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -
 
 
 def load_module(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -> torch.nn.Module:
-    """Load the trained module alone, on CPU and in ``eval()`` mode; arguments and errors are those of `load_model`."""
+    """Load only the trained module, on CPU and in ``eval()`` mode; arguments and errors are those of `load_model`."""
     from sparkdl.model.saved_model import load_model as load_saved
 
     folder, _, _ = _download(model_uri, dst_path)
@@ -67,7 +67,7 @@ def load_module(model_uri: str, dst_path: str | os.PathLike[str] | None = None) 
 def _download(
     model_uri: str, dst_path: str | os.PathLike[str] | None
 ) -> tuple[Path, dict[str, Any], str | None]:
-    """The local folder of the saved model, the flavor's part of the MLmodel file, and the run."""
+    """Return the local folder of the saved model, the section of the flavor in the MLmodel file, and the run's id."""
     import mlflow
     from mlflow.models import Model
 
@@ -87,7 +87,7 @@ def _download(
 
 
 def _make_importable(folder: Path) -> None:
-    """Add ``code_paths`` to ``sys.path``, as MLflow does: the model's pickles name modules that are there."""
+    """Add the folder of ``code_paths`` to ``sys.path``, as MLflow does: the model's pickles refer to modules in it."""
     import sys
 
     if str(folder) not in sys.path:
@@ -119,20 +119,20 @@ def save_model(
     """Write a model as a model of MLflow, with the flavors ``sparkdl`` and ``python_function``.
 
     Args:
-        model: of a fit, or loaded.
+        model: model that a fit returned, or that was loaded.
         path: local folder that does not exist, or is empty.
-        mlflow_model: part of MLflow's protocol.
-        signature: to replace the one that is derived from the model.
-        input_example: input rows, as a pandas DataFrame; default: none.
-        pip_requirements: packages that serving installs, instead of torch and others in the versions that are
-            installed here. sparkdl need not be one of them, as the model contains its modules.
+        mlflow_model: description of the model that MLflow passes; None for a new one.
+        signature: signature of the model; None for the one that is derived from the model.
+        input_example: input rows, as a pandas DataFrame; None for no example.
+        pip_requirements: packages that serving installs; None for torch and the other packages that the model needs, in
+            the versions that are installed here. sparkdl need not be one of them, as the model contains its modules.
         extra_pip_requirements: further packages that serving installs, for example for your ``prepareFeatures``.
-        code_paths: local files and folders with modules that the model needs and no package has.
-        metadata: for the MLmodel file.
+        code_paths: local files and folders with modules that the model needs and that no package contains.
+        metadata: metadata for the MLmodel file.
 
     Raises:
-        ParamTypeError: if ``model`` is no TorchModel.
-        SerializationError: if something of the model cannot be pickled.
+        ParamTypeError: if ``model`` is not a TorchModel.
+        SerializationError: if a part of the model cannot be pickled.
         mlflow.exceptions.MlflowException: if the folder is not empty, or an argument does not fit.
     """
     options = FlavorOptions(
@@ -165,23 +165,23 @@ def log_model(
     """Log a model in a run and return MLflow's description of it, which has its ``model_uri``.
 
     Args:
-        model: of a fit, or loaded.
-        name: of the logged model, in MLflow 2 its folder in the run.
+        model: model that a fit returned, or that was loaded.
+        name: name of the logged model; in MLflow 2 its folder in the run.
         registered_model_name: name under which a new version is registered; ``catalog.schema.model`` in Unity Catalog.
-        registered_model_alias: alias that the new version gets.
+        registered_model_alias: alias of the new version.
         await_registration_for: seconds to wait until the version is ready.
-        run_id: of the run; default: the active one, or a new one.
-        signature: as in :func:`save_model`, and so are the arguments that follow.
+        run_id: id of the run; None for the active run, or a new one.
+        signature: signature of the model; this and the following arguments are those of :func:`save_model`.
         input_example: input rows.
         pip_requirements: packages that serving installs.
         extra_pip_requirements: further packages that serving installs.
-        code_paths: local modules.
-        metadata: for the MLmodel file.
+        code_paths: local files and folders with modules.
+        metadata: metadata for the MLmodel file.
 
     Raises:
-        ParamTypeError: if ``model`` is no TorchModel, or there is an alias and no name to register it under.
-        SerializationError: if something of the model cannot be pickled.
-        mlflow.exceptions.MlflowException: if the server refuses it.
+        ParamTypeError: if ``model`` is not a TorchModel, or there is an alias without a registered name.
+        SerializationError: if a part of the model cannot be pickled.
+        mlflow.exceptions.MlflowException: if the server refuses the model.
     """
     if registered_model_alias is not None and registered_model_name is None:
         raise ParamTypeError("registered_model_alias needs a registered_model_name whose version gets it.")
@@ -217,15 +217,15 @@ def _saved(model: Any, folder: str) -> LoggedModelSpec:
 def send_kept(
     store: Store | str | os.PathLike[str] | None = None, *, tracking_uri: str | None = None
 ) -> list[SentRun]:
-    """Send all kept runs of a Store, the oldest first; those that are sent are removed.
+    """Send all kept runs of a Store, the oldest first; remove those that are sent.
 
     Args:
-        store: of the estimators, or its path or URL; default: the default Store.
-        tracking_uri: of a server to send to instead of that of the fits.
+        store: Store of the estimators, or its path or URL; None for the default Store.
+        tracking_uri: URI of the server to send to; None for the servers of the fits.
 
     Returns:
-        A record for each kept run: its ``run_id``, the ``model_uri`` of its model, and an ``error`` where it could not
-        be sent and is still kept.
+        A record for each kept run: its ``run_id``, the ``model_uri`` of its model, and an ``error`` if the run could
+        not be sent and is still kept.
 
     Raises:
         StoreError: if the Store cannot be read or written.
@@ -250,24 +250,24 @@ def autolog(
     registered_model_name: str | None = None,
     extra_tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Choose what fits of this process log to MLflow from now on; they log without it too, as with its defaults.
+    """Set what fits of this process log to MLflow from now on. Without a call, fits log as with the defaults.
 
-    Params of an estimator go before: ``tracking="on"`` before ``disable``, ``registeredModelName`` before
+    Params of an estimator take precedence: ``tracking="on"`` over ``disable``, ``registeredModelName`` over
     ``registered_model_name``.
 
     Args:
         log_models: whether the model is logged.
-        log_input_examples: whether the first row is logged with it as input example.
-        log_model_signatures: whether the signature is.
+        log_input_examples: whether the first row is logged with the model, as input example.
+        log_model_signatures: whether the signature is logged with the model.
         log_datasets: whether the source of the rows and their hash are logged as an input of the run.
         disable: whether fits with ``tracking="auto"`` log nothing at all.
-        exclusive: whether fits leave a run alone that the user has opened, and open runs of their own.
+        exclusive: whether fits open runs of their own even if the user has opened a run.
         disable_for_unsupported_versions: accepted for compatibility with MLflow's own flavors; it has no effect.
-        silent: whether warnings and messages of sparkdl about MLflow are left out, but for that of an alias which
-            stays where it is, as a newer version has it.
-        every_n_iter: metrics of every so many epochs are logged.
-        registered_model_name: name under which each model is registered as a new version.
-        extra_tags: tags of the runs.
+        silent: whether warnings and messages of sparkdl about MLflow are suppressed, except the warning about an alias
+            that is not moved because it points to a newer version.
+        every_n_iter: number of epochs after which metrics are logged: 1 for every epoch, 2 for every second one.
+        registered_model_name: name under which each model is registered as a new version; None to register none.
+        extra_tags: additional tags of the runs.
 
     Raises:
         ImportError: if mlflow is not installed.
@@ -291,7 +291,7 @@ def autolog(
 
 
 def _integrated() -> Callable[..., None]:
-    """The function by which MLflow notes the arguments, and obeys those that are about MLflow itself."""
+    """Return the function by which MLflow stores the arguments, and applies those that concern MLflow itself."""
     from mlflow.utils.autologging_utils import autologging_integration
 
     integrated: Callable[..., None] = autologging_integration(INTEGRATION)(_note)
@@ -311,4 +311,4 @@ def _note(
     registered_model_name: str | None = None,
     extra_tags: Mapping[str, str] | None = None,
 ) -> None:
-    """What MLflow keeps of the arguments is all that is needed: fits ask for it."""
+    """Do nothing: MLflow stores the arguments, and fits read them from there."""

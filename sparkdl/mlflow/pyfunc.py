@@ -1,8 +1,8 @@
 """Loads a logged model as a pyfunc of MLflow. Needs neither Spark nor Java, and imports no pyspark.
 
-MLflow finds :func:`_load_pyfunc` by ``loader_module`` in the MLmodel file. What is wrong with an input is raised as
-MLflow's exception for bad requests, which its scoring server answers by the status 400 and the message; anything else
-it would answer by a message that says nothing.
+MLflow finds :func:`_load_pyfunc` by ``loader_module`` in the MLmodel file. Errors in an input are raised as MLflow's
+exception for bad requests, to which its scoring server responds with status 400 and the message. To any other
+exception the server would respond with a message without information.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparkdl.tracking.flavor import MODULE_FOLDER
 
 
 class ServedModel:
-    """What ``mlflow.pyfunc`` wraps: ``predict`` and, as other flavors have it, the module itself."""
+    """The object that ``mlflow.pyfunc`` wraps: it has ``predict`` and, as in other flavors, access to the module."""
 
     def __init__(self, model: PyfuncModel) -> None:
         self._model = model
@@ -28,9 +28,9 @@ class ServedModel:
         """Return predictions as :meth:`sparkdl.model.served_model.PyfuncModel.predict` does.
 
         Raises:
-            mlflow.exceptions.MlflowException: ``INVALID_PARAMETER_VALUE`` if there are no rows, something is wrong with
-                them or with a param, or the module fails with them; ``RESOURCE_EXHAUSTED`` if that is for a lack of
-                memory; ``BAD_REQUEST`` if what the module returns is of no use.
+            mlflow.exceptions.MlflowException: ``INVALID_PARAMETER_VALUE`` if there are no rows, the rows or a param are
+                not valid, or the module fails on the rows; ``RESOURCE_EXHAUSTED`` if there is not enough memory;
+                ``BAD_REQUEST`` if the output of the module cannot be used.
         """
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import BAD_REQUEST, RESOURCE_EXHAUSTED

@@ -1,9 +1,9 @@
-"""The MLflow run of a fit, and what writes logged models.
+"""Opens and fills the MLflow run of a fit, and writes logged models.
 
 Runs on the *driver*; the ranks report to the driver and need no credentials. ``model_loader`` is copied into logged
 models, and runs where a model is served.
 
-Fits reach mlflow through this package, which is imported when a run is opened. Users call :mod:`sparkdl.mlflow`.
+Fits use mlflow only through this package, which imports mlflow when a run is opened. Users call :mod:`sparkdl.mlflow`.
 """
 
 from __future__ import annotations

@@ -45,17 +45,19 @@ MODEL_KEY_TAG = "sparkdl.model_key"
 
 @dataclass(frozen=True, kw_only=True)
 class FlavorOptions:
-    """What may be said of a model of MLflow beside the saved model, as flavors of MLflow take it.
+    """Options of an MLflow model, as the flavors of MLflow take them.
 
     Attributes:
-        signature: in place of the one that the model has.
-        input_example: in the place of the model's.
-        has_signature: whether there is one at all.
-        has_input_example: likewise.
-        pip_requirements: in the place of the packages that the model needs, in their versions here.
-        extra_pip_requirements: beside them.
-        code_paths: local files and folders of modules that the model needs beside sparkdl, which it always carries.
-        metadata: for the MLmodel file.
+        signature: signature of the model; None for the one that the saved model describes.
+        input_example: input example; None for the one that the saved model describes.
+        has_signature: whether the model gets a signature.
+        has_input_example: whether the model gets an input example.
+        pip_requirements: pip requirements of the model; None for the packages that it needs, in the versions that are
+            installed here.
+        extra_pip_requirements: further pip requirements.
+        code_paths: local files and folders of modules that the model needs besides those of sparkdl, which it always
+            carries.
+        metadata: metadata for the MLmodel file.
     """
 
     signature: ModelSignature | None = None
@@ -74,7 +76,7 @@ def save_flavor(
     options: FlavorOptions,
     mlflow_model: Model | None = None,
 ) -> None:
-    """Write a model into a new local folder.
+    """Write a model as an MLflow model into a new local folder.
 
     Raises:
         mlflow.exceptions.MlflowException: if the folder is not empty, or an option cannot be used.
@@ -118,10 +120,12 @@ def log_flavor(
     run_id: str | None = None,
     registration: Registration | None = None,
 ) -> ModelInfo:
-    """Log a model in a run, or in the active one, of the process's server; return what MLflow knows of it.
+    """Log a model to the MLflow server of the process, and return MLflow's description of it.
+
+    The model is logged in the run with ``run_id``, or in the active run if that is None.
 
     Raises:
-        mlflow.exceptions.MlflowException: if the server refuses it.
+        mlflow.exceptions.MlflowException: if the server refuses the model.
     """
     import mlflow
 
@@ -138,20 +142,20 @@ def log_flavor(
 def log_saved_flavor(
     client: MlflowClient, folder: Path, *, run_id: str, key: str, name: str = "model"
 ) -> str:
-    """Log what :func:`save_flavor` has written, unless that has been done, and return its URI.
+    """Log a model that :func:`save_flavor` has written, unless it is already logged, and return its URI.
 
     Args:
-        client: of the server.
-        folder: a model of MLflow.
-        run_id: of the run.
-        key: by which a model is found that was logged when the answer got lost.
-        name: of the logged model.
+        client: client of the MLflow server.
+        folder: local folder of the MLflow model.
+        run_id: id of the run.
+        key: key of the logged model, by which the model is found if the server logged it and the response was lost.
+        name: name of the logged model.
 
     Raises:
-        mlflow.exceptions.MlflowException: if the server refuses it.
+        mlflow.exceptions.MlflowException: if the server refuses the model.
     """
-    with reporting_to(client.tracking_uri):  # Model.log knows no other way
-        if is_mlflow_2():  # which writes into the same folder of the run again
+    with reporting_to(client.tracking_uri):  # Model.log takes no client
+        if is_mlflow_2():  # MLflow 2 writes into the same folder of the run again
             return str(_log(_SavedFlavor, {"folder": folder}, name, run_id).model_uri)
         before = _logged_before(client, run_id, key)
         if before is not None:
@@ -187,7 +191,7 @@ def _log(
 
 @contextmanager
 def _module_path_kept() -> Iterator[None]:
-    """Take folders that are gone off ``sys.path``: MLflow tries a model in a temporary one and leaves it there."""
+    """Remove new entries of ``sys.path`` that no longer exist: MLflow adds a temporary folder to try a model in it."""
     before = set(sys.path)
     try:
         yield
@@ -196,7 +200,7 @@ def _module_path_kept() -> Iterator[None]:
 
 
 def _new_model_of(client: MlflowClient, run_id: str, name: str, tags: dict[str, str]) -> str:
-    """The id of a logged model in the experiment of its run; MLflow would make it in the active experiment."""
+    """Create a logged model in the experiment of its run, and return its id; MLflow would use the active experiment."""
     run = client.get_run(run_id)
     model = client.create_logged_model(
         run.info.experiment_id, name=name, source_run_id=run_id, params=dict(run.data.params), tags=tags
@@ -205,31 +209,31 @@ def _new_model_of(client: MlflowClient, run_id: str, name: str, tags: dict[str, 
 
 
 def _logged_before(client: MlflowClient, run_id: str, key: str) -> str | None:
-    """The URI of the model that was logged whole with a key."""
+    """Return the URI of the completely logged model with a key; None if there is none."""
     experiment = client.get_run(run_id).info.experiment_id
     found = client.search_logged_models([experiment], f"tags.`{MODEL_KEY_TAG}` = '{key}'")
     return next((str(each.model_uri) for each in found if str(each.status) == "READY"), None)
 
 
 def _version_of(client: MlflowClient, info: ModelInfo, registered_name: str) -> str:
-    """The version under which a model was just registered."""
+    """Return the version under which a model was just registered."""
     if getattr(info, "registered_model_version", None) is not None:
         return str(info.registered_model_version)
-    # MLflow before 2.14 does not say so.
+    # MLflow before 2.14 does not report the version.
     condition = f"name = '{registered_name}' and run_id = '{info.run_id}'"
     versions = client.search_model_versions(condition)
     return str(max(int(version.version) for version in versions))
 
 
 def is_mlflow_2() -> bool:
-    """Return whether MLflow is of version 2, which knows no logged models of their own."""
+    """Return whether MLflow is of version 2, in which a logged model is only a folder of a run."""
     import mlflow
 
     return int(mlflow.__version__.split(".", maxsplit=1)[0]) < 3
 
 
 class _Flavor:
-    """What ``Model.log`` takes in the place of a module."""
+    """The flavor that ``Model.log`` calls, a class in place of a module; it writes the model."""
 
     @staticmethod
     def save_model(path: str, mlflow_model: Model, spec: LoggedModelSpec, options: FlavorOptions) -> None:
@@ -237,7 +241,7 @@ class _Flavor:
 
 
 class _SavedFlavor:
-    """Likewise, for a model that is written already."""
+    """The flavor that ``Model.log`` calls for a model that is already written; it copies the model."""
 
     @staticmethod
     def save_model(path: str, mlflow_model: Model, folder: Path) -> None:
@@ -254,11 +258,11 @@ class _SavedFlavor:
         mlflow_model.save(str(Path(path, "MLmodel")))
 
 
-_Flavor.__name__ = _SavedFlavor.__name__ = FLAVOR_NAME  # by which MLflow calls them
+_Flavor.__name__ = _SavedFlavor.__name__ = FLAVOR_NAME  # the name that MLflow uses for the flavor
 
 
 def _classes(spec: LoggedModelSpec) -> dict[str, Any]:
-    """What the entries of probabilities belong to, for those who only see numbers."""
+    """Return the classes of each output as metadata; in a prediction the probabilities are only a list of numbers."""
     return (
         {"classes": {name: list(classes) for name, classes in spec.classes.items()}} if spec.classes else {}
     )

@@ -1,6 +1,6 @@
 """Folders with the unsent messages of a run, which can be sent later. Runs on the *driver*.
 
-A folder has the folders of models and checkpoints, and ``run.json``, which is written last: a folder without it is
+A folder contains the folders of models and checkpoints, and ``run.json``, which is written last: a folder without it is
 incomplete, and is never read. A :class:`Shelf` stores the folders, as this package does not depend on Stores.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 FORMAT = 2
-"""Since 2 a model is logged and registered by separate messages."""
+"""Version of the format; since version 2 a model is logged and registered by separate messages."""
 
 RUN_FILE = "run.json"
 
@@ -40,10 +40,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Shelf(Protocol):
-    """Holds folders of kept runs."""
+    """Stores the folders of kept runs."""
 
     def put(self, name: str, folders: Mapping[str, Path], files: Mapping[str, bytes]) -> str:
-        """Copy local folders and then files, each of which appears as a whole, into a folder; return its URL."""
+        """Copy local folders and then write files into a folder, and return its URL; each file appears as a whole."""
 
     def names(self) -> list[str]:
         """Return the names of all folders, the oldest first."""
@@ -52,7 +52,7 @@ class Shelf(Protocol):
         """Return whether a folder has a file."""
 
     def get(self, name: str, into: Path) -> None:
-        """Copy a folder to a local one."""
+        """Copy a folder into a local folder."""
 
     def remove(self, name: str) -> None:
         """Remove a folder."""
@@ -63,11 +63,11 @@ class KeptRun:
     """The unsent messages of a run.
 
     Attributes:
-        tracking_uri: of its server, without user and password.
+        tracking_uri: URI of the MLflow server, without user and password.
         start: description of the run.
-        run: the run, if it was opened on the server.
-        messages: in order; the folder of each is a name inside the kept folder.
-        model_uri: of its model, if the server has accepted that.
+        run: the run on the server; None if it was not opened.
+        messages: unsent messages, in order.
+        model_uri: URI of the logged model; None if the server has not accepted one.
     """
 
     tracking_uri: str
@@ -78,15 +78,15 @@ class KeptRun:
 
 
 def keep_run(kept: KeptRun, shelf: Shelf, *, part: int = 0) -> str:
-    """Store unsent messages, and return where.
+    """Store the unsent messages of a run, and return the URL of the folder.
 
     Args:
-        kept: the messages.
-        shelf: where to store them.
-        part: number among the kept parts of this run, which are sent in this order.
+        kept: the run and its messages.
+        shelf: shelf on which to store them.
+        part: number of this part among the kept parts of the run, which are sent in the order of their numbers.
 
     Raises:
-        StoreError: if it cannot be written.
+        StoreError: if the folder cannot be written.
     """
     folders, messages = {}, []
     for number, message in enumerate(kept.messages):
@@ -108,12 +108,12 @@ def keep_run(kept: KeptRun, shelf: Shelf, *, part: int = 0) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SentRun:
-    """A kept run that was sent.
+    """The result of sending a kept run.
 
     Attributes:
-        run_id: of MLflow.
-        model_uri: of the model that was sent, if there was one.
-        error: why it could not be sent and is still kept; None if it was sent.
+        run_id: MLflow's id of the run; None if the run could not be read or opened.
+        model_uri: URI of the logged model; None if there is none.
+        error: why the run could not be sent and is still kept; None if it was sent.
     """
 
     run_id: str | None
@@ -122,13 +122,13 @@ class SentRun:
 
 
 def send_kept_runs(shelf: Shelf, tracking_uri: str | None = None) -> list[SentRun]:
-    """Send all kept runs, the oldest first; each is removed once it is sent, and one that cannot be sent stays.
+    """Send all kept runs, the oldest first; remove those that are sent, and keep the others.
 
-    Folders without their last file are left alone: a driver is writing them, or died as it did.
+    Folders without ``run.json`` are left alone: a driver is writing them, or died while it did.
 
     Args:
-        shelf: where they lie.
-        tracking_uri: of another server than the one that they were meant for.
+        shelf: shelf with the kept runs.
+        tracking_uri: URI of the server to send to; None for the servers of the fits.
 
     Raises:
         StoreError: if the shelf cannot be read or written.
@@ -164,7 +164,7 @@ def _send(kept: KeptRun) -> SentRun:
     run_id, model_uri, refusal = None, kept.model_uri, None
     try:
         client = mlflow.MlflowClient(uri)
-        with reporting_to(uri):  # MLflow's own experiment is found by functions that know no other way
+        with reporting_to(uri):  # the functions that find MLflow's active experiment take no client
             run = kept.run or begin_run(client, kept.start, _parent(client, kept.start))
         run_id = run.run_id
         for message in kept.messages:
@@ -189,7 +189,7 @@ def _send(kept: KeptRun) -> SentRun:
 
 
 def _parent(client: MlflowClient, start: RunStart) -> str | None:
-    """The id of the run under which this one is nested; None if there is none on the server."""
+    """Return the id of the run under which this run is nested; None if there is no such run on the server."""
     if start.parent_key is None:
         return None
     return find_run(client, [each.experiment_id for each in client.search_experiments()], start.parent_key)
@@ -222,7 +222,7 @@ def _read(folder: Path, tracking_uri: str | None) -> KeptRun:
 
 
 def _messages(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The messages of a kept run, those of format 1 converted."""
+    """Yield the messages of a kept run; convert those of format 1."""
     for each in content["messages"]:
         registration = each["content"].get("registration")
         if each["kind"] != "model" or "key" in each["content"]:

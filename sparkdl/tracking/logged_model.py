@@ -1,7 +1,7 @@
 """What MLflow records about a saved model: signature, input example, requirements, dataset and version.
 
-The dataset is what a fit was trained on, as an input of the run. A logged model is registered as one version, however
-often the registration is retried.
+The dataset describes the rows of a fit, and is an input of the run. A logged model is registered as one version,
+however often the registration is retried.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class LoggedColumn:
     """An input or output column of a model.
 
     Attributes:
-        name: of the column.
-        kind: type of its elements: ``"boolean"``, ``"long"``, ``"double"``, ``"string"`` or ``"binary"``; ``"any"`` if
+        name: name of the column.
+        kind: type of the elements: ``"boolean"``, ``"long"``, ``"double"``, ``"string"`` or ``"binary"``; ``"any"`` if
             MLflow has no type for them.
         depth: number of nested arrays around the elements.
     """
@@ -49,14 +49,14 @@ class LoggedModelSpec:
     """A saved model and its description for MLflow.
 
     Attributes:
-        folder: local folder of the saved model, as a TorchModel is saved.
-        model_class: full name of the class that loads it for Spark.
+        folder: local folder of the saved model, in the format in which a TorchModel is saved.
+        model_class: full name of the class that loads the model for Spark.
         inputs: the input columns.
-        example: the input example: one row, by the names of the columns; None for none.
+        example: input example: one row, by name of the column; None for no example.
         outputs: the output columns.
-        params: params of an inference by name, with their defaults.
-        modules: full names of the modules that it imports, from any package.
-        classes: by the name of each output the names of its classes, in the order of their probabilities.
+        params: default values of the params of an inference, by name.
+        modules: full names of the modules that the model imports, from any package.
+        classes: names of the classes of each output, by name of the output, in the order of their probabilities.
     """
 
     folder: str | os.PathLike[str]
@@ -75,15 +75,15 @@ def pip_requirements(modules: Iterable[str] = ()) -> list[str]:
     sparkdl is not one of them: the model contains its modules.
 
     Args:
-        modules: full names of the modules that the model imports. Modules of no installed package, as files of the
-            user, are left out.
+        modules: full names of the modules that the model imports. Modules that belong to no installed package, such as
+            files of the user, are left out.
     """
     modules = [module for module in modules if module.partition(".")[0] != "sparkdl"]
     return [_requirement(package) for package in sorted({*_REQUIREMENTS, *_packages_of(modules)})]
 
 
 def _packages_of(modules: Iterable[str]) -> set[str]:
-    """The installed packages that have certain modules."""
+    """Return the installed packages that contain the modules."""
     having = metadata.packages_distributions()
     packages: set[str] = set()
     for module in modules:
@@ -96,13 +96,13 @@ def _packages_of(modules: Iterable[str]) -> set[str]:
 
 def _has_module(package: str, module: str) -> bool:
     path = module.replace(".", "/")
-    starts = (f"{path}.", f"{path}/__init__.")  # a source or a library
+    starts = (f"{path}.", f"{path}/__init__.")  # source files or shared libraries
     return any(file.as_posix().startswith(starts) for file in metadata.files(package) or ())
 
 
 def _requirement(package: str) -> str:
     try:
-        # The build tag of a local version ("+cpu", "+cu128") is in no public index.
+        # No public index has versions with a local build tag ("+cpu", "+cu128").
         return f"{package}=={metadata.version(package).split('+', maxsplit=1)[0]}"
     except metadata.PackageNotFoundError:
         return package
@@ -117,7 +117,7 @@ def installed_version(package: str) -> str:
 
 
 def signature_of(model: LoggedModelSpec) -> ModelSignature:
-    """Return MLflow's signature."""
+    """Return MLflow's signature of a model."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 
@@ -135,7 +135,7 @@ def _column_type(column: LoggedColumn) -> Any:
     from mlflow.types.schema import Array
 
     if column.kind == "any":
-        # A value of several forms, such as an image, then has to be bytes.
+        # Without AnyType, a value of several forms, such as an image, has to be bytes.
         found: Any = schema.AnyType() if _has_any_type() else DataType.binary
     else:
         found = DataType[column.kind]
@@ -145,14 +145,14 @@ def _column_type(column: LoggedColumn) -> Any:
 
 
 def _has_any_type() -> bool:
-    """Whether MLflow has a type for values of several forms, as since 2.19."""
+    """Return whether MLflow has a type for values of several forms, as it has since 2.19."""
     from mlflow.types import schema
 
     return hasattr(schema, "AnyType")
 
 
 def example_of(model: LoggedModelSpec) -> Any:
-    """Return the input example as a DataFrame of one row; None without an example that MLflow can load again."""
+    """Return the input example as a DataFrame of one row; None if there is none that MLflow can load again."""
     import pandas as pd
 
     if model.example is None:
@@ -163,7 +163,7 @@ def example_of(model: LoggedModelSpec) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value of the example for JSON: lists and Python's numbers, floats in double precision."""
+    """Convert a value of the example for JSON, to lists and numbers of Python; floats in double precision."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         return (value.astype(np.float64) if value.dtype.kind == "f" else value).tolist()
     if isinstance(value, np.ndarray | list):
@@ -173,15 +173,15 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedDataset:
-    """The fields of MLflow's dataset.
+    """The fields of a dataset of MLflow.
 
     Attributes:
-        name: to show.
+        name: name that MLflow shows.
         digest: hash of the data, up to 36 characters.
         source_type: type of the source, such as ``"spark"`` or ``"local"``.
-        source: its location, as JSON.
-        schema: its columns, as JSON.
-        profile: statistics, as JSON.
+        source: location of the source, as JSON.
+        schema: columns of the dataset, as JSON.
+        profile: statistics of the dataset, as JSON.
     """
 
     name: str
@@ -193,7 +193,7 @@ class LoggedDataset:
 
 
 MODEL_TAG = "sparkdl.model_uri"
-"""Tag of a version: URI of the logged model."""
+"""Tag of a registered version, with the URI of the logged model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +201,9 @@ class Registration:
     """The name and alias of a registered model.
 
     Attributes:
-        name: of the registered model; ``catalog.schema.model`` in Unity Catalog.
-        alias: to set to the new version; None for none.
-        await_s: how long to wait until the version is ready.
+        name: name of the registered model; ``catalog.schema.model`` in Unity Catalog.
+        alias: alias to set to the new version; None for no alias.
+        await_s: seconds to wait until the version is ready.
     """
 
     name: str
@@ -212,12 +212,12 @@ class Registration:
 
 
 def register(client: MlflowClient, model_uri: str, registration: Registration) -> str:
-    """Register a logged model, unless it is registered, and return its version.
+    """Register a logged model, unless it is already registered, and return its version.
 
-    An alias of a newer version is not moved.
+    An alias that points to a newer version is not moved.
 
     Raises:
-        mlflow.exceptions.MlflowException: if the server refuses it.
+        mlflow.exceptions.MlflowException: if the server refuses the registration.
     """
     import mlflow
 
@@ -249,7 +249,7 @@ def _point(client: MlflowClient, name: str, alias: str, version: str) -> None:
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
-        current = 0  # nothing has the alias
+        current = 0  # no version has the alias
     if current > int(version):
         _logger.warning(
             "The alias %s of %s stays at version %d, as the model was registered as the older version %s.",

@@ -1,9 +1,9 @@
-"""Packs the code that a logged model carries: sparkdl's own modules, and files of the user's.
+"""Packs the code that a logged model carries: the modules of sparkdl, and files of the user.
 
 A logged model carries the Python modules of sparkdl in a wheel, so that it can be served where sparkdl is not
-installed. The wheel lies in the model's folder ``code`` and is not among its requirements: MLflow makes one
+installed. The wheel is in the folder ``code`` of the model and is not one of its requirements: MLflow makes one
 environment for all models with the same requirements, and another model of the same version may carry other modules.
-:mod:`model_loader <sparkdl.tracking.model_loader>` imports from it.
+:mod:`model_loader <sparkdl.tracking.model_loader>` imports from the wheel.
 
 Runs on the *driver*, and where a loaded model is logged again.
 """
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 DISTRIBUTION = "sparkdl-torch"
-"""What pip calls the package; on PyPI the name ``sparkdl`` belongs to another project."""
+"""Name of the distribution for pip; on PyPI the name ``sparkdl`` belongs to another project."""
 
 LOADER_MODULE = "sparkdl_model_loader"
-"""Name under which :mod:`sparkdl.tracking.model_loader` lies in the model: MLflow imports it before sparkdl."""
+"""Module name of the copy of :mod:`sparkdl.tracking.model_loader` in the model; MLflow imports it before sparkdl."""
 
 _LEFT_OUT = frozenset({"bench", "cli", "doctor", "estimators", "jobs", "launch", "runner"})
-"""Packages for training, which need Spark or the extension; the wheel has neither."""
+"""Packages for training, which need Spark or the native extension; the wheel has neither."""
 
 _WRITTEN_AT = (1980, 1, 1, 0, 0, 0)
-"""The earliest time in a zip file, so that the same modules result in the same bytes."""
+"""Modification time of all files in the wheel, the earliest that zip allows: the same modules give the same bytes."""
 
 _code: ContextVar[tuple[str, ...]] = ContextVar("code of logged models", default=())
 
 
 @contextmanager
 def models_with_code(paths: Sequence[Path]) -> Iterator[None]:
-    """Have the fits of this thread log files and folders of code with their models."""
+    """Log files and folders of code with the models of all fits in the block, on this thread."""
     token = _code.set(tuple(map(str, paths)))
     try:
         yield
@@ -54,14 +54,14 @@ def models_with_code(paths: Sequence[Path]) -> Iterator[None]:
 
 
 def current_code() -> list[str]:
-    """Return the files and folders of code for models that are logged now."""
+    """Return the files and folders of code that the enclosing :func:`models_with_code` has set."""
     return list(_code.get())
 
 
 def write_code(folder: Path) -> list[str]:
     """Write the code that is part of every logged model into a local folder, and return the paths of the files.
 
-    They are a wheel of the modules of the running sparkdl, and the module that imports from it.
+    The files are a wheel with the modules of the running sparkdl, and the module that imports from the wheel.
     """
     wheel = folder / f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"
     wheel.write_bytes(_wheel())
@@ -73,7 +73,7 @@ def write_code(folder: Path) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _wheel() -> bytes:
-    """A wheel of the modules that a served model may import (PEP 427)."""
+    """Return a wheel with the modules that a served model may import (PEP 427)."""
     info = f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info"
     files = {
         **dict(_modules(resources.files("sparkdl"), "sparkdl")),
@@ -92,7 +92,7 @@ def _wheel() -> bytes:
 
 
 def _modules(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
-    """The Python files below a folder, by their paths in the wheel; the folder may itself be in a wheel."""
+    """Yield path in the wheel and content of each Python file below a folder, which may itself be in a wheel."""
     for entry in sorted(folder.iterdir(), key=lambda each: each.name):
         there = f"{path}/{entry.name}"
         if entry.is_file() and entry.name.endswith(".py"):
@@ -102,5 +102,5 @@ def _modules(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _digest(content: bytes) -> str:
-    """A hash in the format of RECORD."""
+    """Return a hash in the format of RECORD."""
     return f"sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip('=')}"

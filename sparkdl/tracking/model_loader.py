@@ -1,10 +1,10 @@
-"""Loads a logged model, by the installed sparkdl or by the one that the model carries.
+"""Loads a logged model with the installed sparkdl, or with the sparkdl that the model carries.
 
-A copy of this file lies in the folder ``code`` of each logged model, beside a wheel with sparkdl's Python modules.
-MLflow puts that folder on ``sys.path`` and imports the copy, so it imports nothing but the standard library at its top.
+A copy of this file is in the folder ``code`` of each logged model, beside a wheel with the Python modules of sparkdl.
+MLflow puts that folder on ``sys.path`` and imports the copy, so its top level imports only the standard library.
 
-An installed sparkdl is used before the carried one: a process has one package of a name, and only the installed one
-can train. A package of that name that is another project's is not used.
+An installed sparkdl takes precedence over the carried one: a process can import only one package of this name, and only
+the installed one can train. A package ``sparkdl`` of another project is not used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _load_pyfunc(path: str) -> Any:
 
 
 def _is_importable() -> bool:
-    """Whether ``import sparkdl`` finds this project's package; it may be another project's, so it is not imported."""
+    """Return whether ``import sparkdl`` finds the package of this project; does not import it, as it may be another."""
     found = find_spec(_PACKAGE)
     folders = None if found is None else found.submodule_search_locations
     return folders is not None and PathFinder.find_spec(_FLAVOR, list(folders)) is not None
@@ -38,7 +38,7 @@ def _import_from(code: Path) -> None:
     """Put the wheel of a model at the head of ``sys.path``.
 
     Raises:
-        ImportError: if the model has none, or another project's package of that name is already imported.
+        ImportError: if the model has no wheel, or a package ``sparkdl`` of another project is already imported.
     """
     imported = sys.modules.get(_PACKAGE)
     if imported is not None:

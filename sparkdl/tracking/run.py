@@ -1,10 +1,10 @@
 """The MLflow run of one fit: opened or joined, filled, and ended with the status of the fit.
 
-A fit records what happens and continues; a thread (:mod:`sparkdl.tracking.sender`) sends it to the server. At the end
-the fit waits until everything is sent, for a given time. What is not sent by then is kept
+A fit queues messages and continues; a thread (:mod:`sparkdl.tracking.sender`) sends them to the server. At its end the
+fit waits until all messages are sent, for a limited time. Messages that are not sent by then are kept
 (:mod:`sparkdl.tracking.kept_runs`).
 
-A :class:`RunGroup` is the run in which the runs of several fits are nested: those of a CrossValidator, or of several
+A :class:`RunGroup` is the run under which the runs of several fits are nested: those of a CrossValidator, or of several
 Param maps.
 """
 
@@ -54,19 +54,19 @@ if TYPE_CHECKING:
 
 
 BYTES_PER_S = 1 << 20
-"""For models and checkpoints a fit waits a second more for so many bytes."""
+"""Bytes of models and checkpoints for which a fit waits one second longer."""
 
 _WAIT_AFTER_INTERRUPT_S = 5.0
-_MAX_PARAM_VALUE_LENGTH = 500  # of the oldest servers in use; MLflow 2.x and 3.x take 6000
+_MAX_PARAM_VALUE_LENGTH = 500  # the limit of the oldest servers in use; MLflow 2.x and 3.x take 6000
 
 _making_database = threading.Lock()
-"""Of two threads that find no database at once, both would make one."""
+"""Held while a client is made: two threads that find no database at the same time would both make one."""
 
 _logger = logging.getLogger(__name__)
 
 
 class MlflowRun:
-    """A run of MLflow, with the thread that sends to it; see :class:`FitRun`."""
+    """A run of MLflow, with the thread that sends its messages; see :class:`FitRun`."""
 
     is_tracked = True
 
@@ -99,7 +99,7 @@ class MlflowRun:
         )
         self._wait_s = wait_s
         self._num_kept = 0
-        self._refused: list[Message] = []  # kept, although the server refuses them now
+        self._refused: list[Message] = []  # refused by the server now, and kept to be sent later
         self._is_abandoned = False
         name = f"the run {run_name!r}" if run_name else "the run of this fit"
         self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
@@ -107,7 +107,7 @@ class MlflowRun:
         self._sender.put(Message(kind="tags", content={"tags": {}}))
 
     def log_params(self, params: Mapping[str, object]) -> None:
-        """Log Params, cut to MLflow's maximal length."""
+        """Log Params, with values cut to MLflow's maximal length."""
         cut = {name: _cut(str(value)) for name, value in params.items()}
         self._sender.put(Message(kind="params", content={"params": cut}))
 
@@ -120,11 +120,11 @@ class MlflowRun:
             self._sender.put(Message(kind="metrics", content={"metrics": part}))
 
     def log_file(self, path: str, content: bytes) -> None:
-        """Write a small file into the artifacts."""
+        """Write a small file into the artifacts of the run."""
         self._sender.put(file_message(path, content))
 
     def log_folder(self, path: str, folder: Path) -> None:
-        """Copy a local folder into the artifacts."""
+        """Copy a local folder into the artifacts of the run."""
         self._wait_s += _bytes_in(folder) / BYTES_PER_S
         self._sender.put(Message(kind="folder", content={"path": path}, folder=folder))
 
@@ -135,7 +135,7 @@ class MlflowRun:
             self._sender.put(Message(kind="dataset", content=content))
 
     def log_model(self, model: LoggedModelSpec, folder: Path, registration: Registration | None) -> None:
-        """Write a model of MLflow below a local folder, and log it."""
+        """Write an MLflow model below a local folder, and log it."""
         if not self.switches.log_models:
             return
         options = FlavorOptions(
@@ -154,7 +154,7 @@ class MlflowRun:
             self._sender.put(Message(kind="registration", content=content))
 
     def flush(self) -> None:
-        """Wait until all is sent, for at most the time that a fit waits."""
+        """Wait until all messages are sent, for at most the time that a fit waits."""
         self._is_abandoned = not self._wait(self._wait_s)
 
     def close(self, status: str) -> None:
@@ -165,7 +165,7 @@ class MlflowRun:
         is_sent = False
         try:
             is_sent = not self._is_abandoned and self._wait(wait_s)
-        finally:  # also if the user interrupts the wait
+        finally:  # runs also if the user interrupts the wait
             left = self._sender.close()
             left = [*self._refused, *([] if is_sent else left)]
             if left:
@@ -178,7 +178,7 @@ class MlflowRun:
         return is_sent
 
     def _send(self, message: Message) -> None:
-        """Send a message, and open the run before the first one; on the sender's thread."""
+        """Send a message, and open the run before the first one; runs on the thread of the sender."""
         import mlflow
         from mlflow.exceptions import MlflowException
 
@@ -192,7 +192,7 @@ class MlflowRun:
         if message.kind == "end" and self._begun.is_joined:
             return
         if message.kind == "registration" and self.model_uri is None:
-            self._refused.append(message)  # as the model was
+            self._refused.append(message)  # the model was refused, too
             return
         client = mlflow.MlflowClient(self._tracking_uri)
         try:
@@ -244,7 +244,7 @@ def _cut(value: str) -> str:
 TrackingMode = Literal["auto", "on", "off"]
 
 WAIT_S = 30.0
-"""How long a fit waits at its end until all is sent, in addition to the time for its model."""
+"""Seconds that a fit waits at its end until all messages are sent, in addition to the time for its model."""
 
 
 class FitRun(Protocol):
@@ -258,14 +258,14 @@ class FitRun(Protocol):
 
     @property
     def run_id(self) -> str | None:
-        """MLflow's id of the run; None without tracking, and until the run is opened on the server."""
+        """MLflow's id of the run; None without tracking, or as long as the run is not opened on the server."""
 
     @property
     def model_uri(self) -> str | None:
         """URI of the logged model; None if the server has not accepted one."""
 
     def log_params(self, params: Mapping[str, object]) -> None:
-        """Log Params, cut to MLflow's maximal length."""
+        """Log Params, with values cut to MLflow's maximal length."""
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log metrics, except those that are not finite."""
@@ -283,7 +283,7 @@ class FitRun(Protocol):
         """Log a saved model; files are written below a local folder, which must exist until the run is closed."""
 
     def flush(self) -> None:
-        """Wait until all is sent, for at most the time that a fit waits."""
+        """Wait until all messages are sent, for at most the time that a fit waits."""
 
 
 class NoRun:
@@ -317,10 +317,10 @@ class NoRun:
 
 
 def is_tracking(mode: TrackingMode) -> bool:
-    """Return whether fits are tracked: for ``"auto"`` if mlflow is installed and autolog not disabled.
+    """Return whether fits are tracked: with ``"auto"`` if mlflow is installed and autolog is not disabled.
 
     Raises:
-        ParamError: for ``"on"`` when mlflow is not installed.
+        ParamError: if the mode is ``"on"`` and mlflow is not installed.
     """
     if mode == "off":
         return False
@@ -344,23 +344,23 @@ def open_run(
     group: GroupOfRuns | None = None,
     wait_s: float = WAIT_S,
 ) -> Iterator[FitRun]:
-    """Open the run of a fit, or join the active run; end it when the fit ends.
+    """Open the run of a fit, or join the active run; end the run when the fit ends.
 
     A run that was active before stays open. If it already has the Params of an earlier fit, the fit gets a nested run.
     If MLflow has no tracking URI (no ``MLFLOW_TRACKING_URI``, no ``set_tracking_uri``, not on Databricks), it is set to
     the SQLite store ``mlflow.db`` in the working directory. A server that does not respond only leads to warnings.
 
     Args:
-        mode: ``"on"``, ``"off"``, or ``"auto"``: on when mlflow is installed.
-        shelf: makes the shelf for messages that cannot be sent.
-        experiment: name of the experiment, created if missing; MLflow's active one when None.
-        run_name: name of a new run; MLflow generates one when None.
-        tags: of a new run.
-        group: of runs to which this one belongs.
-        wait_s: how long to wait for the server at the end, in addition to the time for large uploads.
+        mode: ``"on"``, ``"off"``, or ``"auto"``: on if mlflow is installed and autolog is not disabled.
+        shelf: function that makes the shelf for messages that cannot be sent.
+        experiment: name of the experiment, which is created if missing; None for MLflow's active experiment.
+        run_name: name of a new run; MLflow generates one if None.
+        tags: tags of a new run.
+        group: group of runs to which this run belongs; None for none.
+        wait_s: seconds to wait for the server at the end, in addition to the time for large uploads.
 
     Raises:
-        ParamError: for ``"on"`` when mlflow is not installed.
+        ParamError: if the mode is ``"on"`` and mlflow is not installed.
     """
     if not is_tracking(mode):
         yield NoRun()
@@ -385,11 +385,11 @@ _WAIT_AT_END_S = 10.0
 
 
 class RunGroup:
-    """The run under which others are nested: the user's active run, or a new one, which ends with :meth:`close`.
+    """The run under which other runs are nested: the user's active run, or a new run, which :meth:`close` ends.
 
     Attributes:
-        active: the user's run.
-        key: of the new run.
+        active: the user's active run; None if a new run was opened.
+        key: key of the new run; None if the user's run is used.
     """
 
     def __init__(
@@ -409,7 +409,7 @@ class RunGroup:
         self._lock = threading.Lock()
 
     def parent_id(self) -> str:
-        """Return the id of the run under which others are nested; called on the threads that send.
+        """Return the id of the run under which others are nested; called on the threads of their senders.
 
         Raises:
             TimeoutError: if the run was not opened on the server in time.
@@ -422,7 +422,7 @@ class RunGroup:
         return self._run.run_id
 
     def note_failure(self) -> None:
-        """Have the new run end as failed."""
+        """Make the new run end with the status ``FAILED``."""
         self._has_failed = True
 
     def close(self) -> None:
@@ -436,9 +436,9 @@ class RunGroup:
 def open_group(
     mode: TrackingMode, shelf: Callable[[], Shelf], *, experiment: str | None, name: str
 ) -> RunGroup | None:
-    """Open a group of runs; None without tracking.
+    """Open a group of runs; return None if fits are not tracked.
 
     Raises:
-        ParamError: for ``"on"`` when mlflow is not installed.
+        ParamError: if the mode is ``"on"`` and mlflow is not installed.
     """
     return RunGroup(shelf, experiment=experiment, name=name) if is_tracking(mode) else None

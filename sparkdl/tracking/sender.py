@@ -1,8 +1,8 @@
 """Messages of a fit to MLflow, and a thread that sends them in order, so that no caller waits for the server.
 
-A message can wait, be kept as JSON, and be sent later. What the thread cannot send it retries until it is closed;
-then it returns what was not sent. A call that hangs is abandoned in a daemon thread, which does not keep Python from
-exiting.
+A message can wait, be kept as JSON, and be sent later. The thread retries a message that it cannot send, until the
+sender is closed; closing returns the messages that were not sent. A call that hangs is abandoned: it is in a daemon
+thread, which does not keep Python from exiting.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Kind: TypeAlias = Literal[
 ]
 
 KINDS_OF_MODELS: tuple[Kind, ...] = ("model", "registration")
-"""Kinds that are kept if a server refuses them: models are valuable, and permissions can be granted later."""
+"""Kinds of messages that are kept if a server refuses them: models are valuable, and permissions may be granted."""
 
 MAX_METRICS_PER_MESSAGE = 1000
-"""MLflow's own limit for a batch."""
+"""Maximal number of metrics per message: MLflow's limit for a batch."""
 
 _MAX_PARAMS_PER_BATCH = 100
-# Not BAD_REQUEST, which MLflow also returns if its database is gone.
+# BAD_REQUEST is not among them, as MLflow also returns it if its database is gone.
 _REFUSALS = frozenset(
     {
         "FEATURE_DISABLED",
@@ -54,9 +54,9 @@ class Message:
     """A request to MLflow about a run.
 
     Attributes:
-        kind: of the request.
+        kind: kind of the request.
         content: arguments of the request, as JSON can hold them.
-        folder: local folder to upload: of files, or of a model of MLflow.
+        folder: local folder to upload, with files or an MLflow model; None if there is none.
     """
 
     kind: Kind
@@ -65,7 +65,7 @@ class Message:
 
 
 def joined(first: Message, second: Message) -> Message | None:
-    """Return one message for two messages of metrics, which MLflow can take at once; None for others."""
+    """Return one message for two messages of metrics; None if they are of another kind, or too large for one batch."""
     if not first.kind == second.kind == "metrics":
         return None
     metrics = [*first.content["metrics"], *second.content["metrics"]]
@@ -77,26 +77,26 @@ def joined(first: Message, second: Message) -> Message | None:
 
 
 def file_message(path: str, content: bytes) -> Message:
-    """Return the message that puts a small file into the artifacts of the run, at a path there."""
+    """Return the message that writes a small file to a path in the artifacts of the run."""
     return Message(kind="file", content={"path": path, "base64": base64.b64encode(content).decode()})
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether the server refuses the message, so that sending it again is useless."""
+    """Return whether an error means that the server refuses the message, so that sending it again is useless."""
     return getattr(error, "error_code", None) in _REFUSALS
 
 
 def deliver(client: MlflowClient, run_id: str, message: Message, model_uri: str | None = None) -> str | None:
-    """Send a message; return the URI of the model that was logged, if it was a model.
+    """Send a message; return the URI of the logged model if the message was a model, else None.
 
     Args:
-        client: of the server.
-        run_id: of the run.
-        message: to send.
-        model_uri: of the model, for its registration.
+        client: client of the MLflow server.
+        run_id: id of the run.
+        message: message to send.
+        model_uri: URI of the logged model; needed for the registration of the model.
 
     Raises:
-        Exception: of MLflow, if the server or its artifact store fails or refuses the message.
+        Exception: any exception of MLflow, if the server or its artifact store fails or refuses the message.
     """
     content = message.content
     if message.kind == "params":
@@ -157,7 +157,7 @@ def _log_file(client: MlflowClient, run_id: str, path: str, content: bytes) -> N
 
 
 MAX_WAITING = 10_000
-"""Messages that wait at most; at four a second, that is more than half an hour."""
+"""Maximal number of waiting messages; at four per second, more than half an hour."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
@@ -170,11 +170,12 @@ class Sender:
     """Sends messages in order, from a thread.
 
     Args:
-        send: sends a message. It raises :class:`RefusedError` if the message is to be dropped with a warning, and any
-            other exception if it is to be sent again.
-        spill: called with messages that exceed the queue, on the thread of :meth:`put`.
-        warn: logs a warning, like a logger's method.
-        name: of the run, for warnings.
+        send: function that sends a message. It raises :class:`RefusedError` if the message is to be dropped with a
+            warning, and any other exception if the message is to be sent again.
+        spill: function that is called with the oldest messages if the queue is full, on the thread that calls
+            :meth:`put`.
+        warn: function that logs a warning, with the arguments of ``logging.Logger.warning``.
+        name: name of the run, used in warnings.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class Sender:
         self._thread.start()
 
     def put(self, message: Message) -> None:
-        """Queue a message; returns at once."""
+        """Queue a message, without waiting for the server."""
         with self._changed:
             last = joined(self._waiting[-1], message) if self._waiting else None
             if last is not None:
@@ -211,12 +212,12 @@ class Sender:
             self._spill(spilled)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until all messages are sent or the time is over; return whether they are.
+        """Wait until all messages are sent or the time is over; return whether they are sent.
 
-        A message that failed before is sent again at once; if that fails, too, the wait ends.
+        A message that failed before is sent again at once; if it fails again, the wait ends.
         """
         with self._changed:
-            # A message that is being sent now may have been started before the server recovered.
+            # If a message is being sent now, its sending may have begun before the server recovered.
             enough = self._num_failures + (1 if self._in_flight is None else 2)
             self._num_hurries += 1
             self._changed.notify_all()
@@ -242,12 +243,12 @@ class Sender:
             try:
                 self._send(message)
             except RefusedError as error:
-                if self._is_closed:  # the message was kept, and its folder may be gone by now
+                if self._is_closed:  # the message was kept, and its folder may no longer exist
                     return
                 why = without_credentials(str(error.__cause__))
                 self._warn("MLflow refuses %s of %s: %s", message.kind, self._name, why)
             except Exception as error:
-                if self._is_closed:  # as above
+                if self._is_closed:  # for the same reason
                     return
                 self._note(error)
                 with self._changed:
@@ -272,7 +273,7 @@ class Sender:
             return self._in_flight
 
     def _pause(self, pause_s: float) -> None:
-        """Wait until the next attempt; with the lock held."""
+        """Wait until the next attempt; the caller holds the lock."""
         before = self._num_hurries
         self._changed.wait_for(lambda: self._is_closed or self._num_hurries > before, pause_s)
 

@@ -1,14 +1,14 @@
 """The start of a fit's run: opened, nested under another run, or joined.
 
-:func:`describe_start` collects what a run starts with on the caller's thread, without contacting the server;
-:func:`begin_run` contacts it, from the thread that sends, and later for runs that were kept.
+:func:`describe_start` collects the description of a run on the caller's thread, without contacting the server.
+:func:`begin_run` contacts the server, on the thread of the sender, or later for runs that were kept.
 
-A program reports to the MLflow server or store that is set; where none is, :func:`choose_store` sets ``mlflow.db`` in
-the working directory. :func:`without_credentials` removes users and passwords from an address before it is written
-down.
+A program reports to the MLflow server or store that is set. If none is set, :func:`choose_store` sets ``mlflow.db`` in
+the working directory. :func:`without_credentials` removes users and passwords from a URI before it is written to a log
+or a file.
 
-:func:`current_switches` returns what :func:`sparkdl.autolog` has set, for fits to read. MLflow itself keeps the
-arguments of the last call, as it does for its own integrations.
+:func:`current_switches` returns the options of :func:`sparkdl.autolog` for fits. MLflow itself keeps the arguments of
+the last call, as it does for its own integrations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 KEY_TAG = "sparkdl.run_key"
-"""Tag with the key of a run, by which a run that was described without a server is found later."""
+"""Tag with the key of a run, by which a run is found on the server if its id is not known."""
 
 _PARENT_TAG = "mlflow.parentRunId"
 _DEFAULT_STORE = "mlflow.db"
@@ -45,15 +45,16 @@ class RunStart:
     """The description of a run before the server has created it; it can be stored as JSON.
 
     Attributes:
-        key: identifies the run until it has an id.
-        experiment: name of the experiment, created if missing; None for the one with `experiment_id`.
-        experiment_id: of the experiment; None for MLflow's active one.
-        name: of the run; MLflow generates one when None.
-        tags: of the run, including those that MLflow sets for user and source.
-        start_time: in milliseconds.
-        active: id of the run that was active on the caller's thread, if any.
-        may_join: whether the fit is logged to the active run if that has no params yet; otherwise it is nested.
-        parent_key: key of the run under which it is nested, instead of the active one.
+        key: key that identifies the run until it has an id.
+        experiment: name of the experiment, which is created if missing; None for the one with `experiment_id`.
+        experiment_id: id of the experiment; None for MLflow's active experiment.
+        name: name of the run; MLflow generates one if None.
+        tags: tags of the run, including those that MLflow sets for user and source.
+        start_time: start of the run, in milliseconds since 1970.
+        active: id of the run that was active on the caller's thread; None if there was none.
+        may_join: whether the fit is logged to the active run if that run has no params yet; otherwise it gets a nested
+            run.
+        parent_key: key of the run under which this run is nested, instead of the active one; None for the active one.
     """
 
     key: str
@@ -71,15 +72,15 @@ class GroupOfRuns(Protocol):
     """Runs that are nested under one run.
 
     Attributes:
-        active: the user's run under which they are nested, if there is one.
-        key: otherwise the key of the run that was opened for them.
+        active: the user's run under which they are nested; None if a run was opened for them.
+        key: key of the run that was opened for them; None if the user's run is used.
     """
 
     active: Any
     key: str | None
 
     def parent_id(self) -> str:
-        """Return the id of the run under which they are nested; may wait for the server."""
+        """Return the id of the run under which the runs are nested; may wait for the server."""
 
 
 def describe_start(
@@ -93,11 +94,11 @@ def describe_start(
     """Describe a run that is opened on this thread.
 
     Args:
-        experiment: name of the experiment.
-        run_name: name of the run.
-        tags: in addition to those that MLflow derives from the context.
+        experiment: name of the experiment; None for MLflow's active experiment. Ignored if a run is active.
+        run_name: name of the run; MLflow generates one if None.
+        tags: tags of the run, in addition to those that MLflow derives from the context.
         exclusive: whether to ignore an active run.
-        group: of the run, if it has one.
+        group: group of runs to which the run belongs; None for none.
     """
     import mlflow
     from mlflow.tracking.context.registry import resolve_tags
@@ -109,7 +110,7 @@ def describe_start(
         active = group.active
     experiment_id = None if active is None else active.info.experiment_id
     if experiment is None and experiment_id is None and "DATABRICKS_RUNTIME_VERSION" in os.environ:
-        experiment_id = _get_experiment_id()  # of the notebook, which other threads may not know
+        experiment_id = _get_experiment_id()  # that of the notebook, which other threads may not know
     return RunStart(
         key=key,
         experiment=experiment if active is None else None,
@@ -128,8 +129,8 @@ class BegunRun:
     """A run that exists on the server.
 
     Attributes:
-        run_id: its id.
-        is_joined: whether it was opened by the user, who will end it.
+        run_id: MLflow's id of the run.
+        is_joined: whether the user has opened the run, and will end it.
     """
 
     run_id: str
@@ -137,21 +138,21 @@ class BegunRun:
 
 
 def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = None) -> BegunRun:
-    """Open or join the run.
+    """Open a run, or join the active one.
 
     Args:
-        client: of the server.
-        start: of the run.
-        parent_id: id of the run that ``start.parent_key`` names.
+        client: client of the MLflow server.
+        start: description of the run.
+        parent_id: id of the run with the key ``start.parent_key``; None if there is none.
 
     Raises:
-        Exception: of MLflow, if the run cannot be opened.
+        Exception: any exception of MLflow, if the run cannot be opened.
     """
     if start.active is not None and start.may_join and not client.get_run(start.active).data.params:
         return BegunRun(start.active, is_joined=True)
     experiment_id = _experiment_id(client, start)
     before = find_run(client, [experiment_id], start.key)
-    if before is not None:  # it was opened, and the response was lost
+    if before is not None:  # the run was opened, and the response was lost
         return BegunRun(before)
     parent = parent_id or start.active
     tags = {**start.tags, **({_PARENT_TAG: parent} if parent is not None else {})}
@@ -183,12 +184,12 @@ def _experiment_id(client: MlflowClient, start: RunStart) -> str:
 
 
 def choose_store() -> None:
-    """Have MLflow write to ``mlflow.db`` in the working directory, unless a tracking URI is set."""
+    """Set MLflow's tracking URI to ``mlflow.db`` in the working directory, unless one is set."""
     import mlflow
 
     if mlflow.is_tracking_uri_set() or "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return
-    if mlflow.active_run() is not None:  # in MLflow's default store
+    if mlflow.active_run() is not None:  # the active run is in MLflow's default store
         return
     # MLflow 2 writes to ./mlruns by default, and MLflow 3 too if that folder has runs.
     mlflow.set_tracking_uri(f"sqlite:///{Path.cwd() / _DEFAULT_STORE}")
@@ -213,7 +214,7 @@ def without_credentials(text: str) -> str:
 
 
 def use_tracking_uri(uri: str) -> None:
-    """Have MLflow report to a server or store, as ``mlflow.set_tracking_uri`` does.
+    """Set the server or store that MLflow reports to, as ``mlflow.set_tracking_uri`` does.
 
     Raises:
         ParamError: if mlflow is not installed.
@@ -230,9 +231,9 @@ def use_tracking_uri(uri: str) -> None:
 
 @contextmanager
 def reporting_to(uri: str) -> Iterator[None]:
-    """Set the tracking URI of the process for functions of MLflow that take none, for one thread at a time.
+    """Set the tracking URI of the process for functions of MLflow that take no URI; one thread at a time.
 
-    It is restored afterwards, unless the user has set another one meanwhile.
+    The previous URI is restored afterwards, unless the user has set another one meanwhile.
     """
     import mlflow
 
@@ -248,7 +249,7 @@ def reporting_to(uri: str) -> Iterator[None]:
         finally:
             if mlflow.get_tracking_uri() == uri:
                 mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None unsets it
-                # MLflow also sets the variable; 2.19 does not restore it.
+                # MLflow sets the environment variable, too; 2.19 does not restore it.
                 if variable is None:
                     os.environ.pop(_VARIABLE, None)
                 else:
@@ -256,7 +257,7 @@ def reporting_to(uri: str) -> Iterator[None]:
 
 
 def with_known_credentials(uri: str) -> str:
-    """Return the process's own URI if it differs from the given one only by user and password; else the given one."""
+    """Return the tracking URI of the process if it equals a URI except for user and password; else the given URI."""
     import mlflow
 
     own = mlflow.get_tracking_uri()
@@ -268,7 +269,7 @@ INTEGRATION = "sparkdl"
 
 @dataclass(frozen=True, kw_only=True)
 class Switches:
-    """Options of :func:`sparkdl.autolog`, which documents them, with the defaults without a call."""
+    """Options of :func:`sparkdl.autolog`, which documents them. The defaults hold if it was not called."""
 
     log_models: bool = True
     log_input_examples: bool = True
@@ -284,7 +285,7 @@ class Switches:
 
 
 def current_switches() -> Switches:
-    """Return the switches of the last call of ``sparkdl.autolog``; the defaults where there was none."""
+    """Return the options of the last call of ``sparkdl.autolog``; the defaults if it was not called."""
     from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS
 
     switches: dict[str, Any] = AUTOLOGGING_INTEGRATIONS.get(INTEGRATION) or {}

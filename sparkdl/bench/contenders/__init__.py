@@ -1,4 +1,4 @@
-"""What runs in the process of a contender of ``sparkdl bench``, which :mod:`sparkdl.bench.contest` starts.
+"""The code that runs in the processes of the contenders of ``sparkdl bench``; :mod:`sparkdl.bench.contest` starts them.
 
-Begin with :mod:`~sparkdl.bench.contenders.rank`, which a contender's process runs.
+Begin with :mod:`~sparkdl.bench.contenders.rank`, which is the program of such a process.
 """

@@ -1,4 +1,4 @@
-"""What ``sparkdl bench allreduce`` times: each contender's allreduce, in place on float32 buffers.
+"""The operations that ``sparkdl bench allreduce`` times: allreduce of each contender, in place on float32 buffers.
 
 Runs on the *rank*.
 """
@@ -31,14 +31,14 @@ def _unchanged(array: FloatArray) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One way to allreduce.
+    """An implementation of allreduce.
 
     Attributes:
-        allreduce: sums a buffer over the ranks, in place.
-        allreduce_queued: submits several such sums before it waits for the first.
-        allocate: what gives so many float32 elements, on all ranks at once.
-        settle: is called when the time has been taken, on every rank.
-        wrap: what makes of such an array the buffer that the others take, over the same memory.
+        allreduce: function that sums a buffer over the ranks, in place.
+        allreduce_queued: function that submits the sums of several buffers before it waits for the first.
+        allocate: function that allocates an array of a number of float32 elements; called on all ranks at once.
+        settle: function that every rank calls after the time has been taken.
+        wrap: function that converts such an array to the buffer that ``allreduce`` takes, over the same memory.
         sums: whether the result is a sum to check; False for other operations.
     """
 
@@ -85,14 +85,14 @@ class AllreduceTrial:
         ]
 
     def run(self, operations: int) -> None:
-        """Go through the schedule that was prepared for so many operations."""
+        """Run the schedule that was prepared for this number of operations."""
         assert operations == len(self._schedule)
         operation = self._one
         for buffers in self._schedule:
             operation(buffers)
 
     def check(self) -> None:
-        """Every buffer that was used holds the sum of all ranks', summed as often as it was used."""
+        """Check that every used buffer holds the sum over all ranks, summed as often as the buffer was used."""
         self._contender.settle()
         if not self._contender.sums:
             return
@@ -106,12 +106,12 @@ class AllreduceTrial:
                     )
 
     def result(self) -> dict[str, Any]:
-        """Nothing but the times."""
+        """Return nothing; only the times count."""
         return {}
 
 
 def allreduce_trial(session: Session, contender: str, case: Mapping[str, Any]) -> AllreduceTrial:
-    """The trial of a turn; ``contender`` is a key of :data:`CONTENDERS`."""
+    """Make the trial of a turn; ``contender`` is a key of :data:`CONTENDERS`."""
     return AllreduceTrial(session, CONTENDERS[contender](session), **case)
 
 
@@ -158,13 +158,13 @@ def _mpi(_: Session) -> Contender:
     def queued(arrays: Sequence[FloatArray]) -> None:
         library.Request.Waitall([world.Iallreduce(library.IN_PLACE, array) for array in arrays])
 
-    # MPICH moves data only inside its calls: a rank that is through, and then waits for something else, leaves
-    # others waiting for the last of its data.
+    # MPICH moves data only inside its calls: a rank that has finished and waits for something else would leave the
+    # others waiting for the rest of its data.
     return Contender(allreduce=allreduce, allreduce_queued=queued, settle=world.Barrier)
 
 
 def _horovod(_: Session) -> Contender:
-    """Horovod itself. Tensors keep their names, under which it caches what the ranks agreed on."""
+    """Horovod itself. Tensors keep their names, as Horovod caches the negotiation of the ranks by name."""
     from importlib import import_module
 
     import torch
@@ -186,7 +186,7 @@ def _horovod(_: Session) -> Contender:
 
 
 def _copy(_: Session) -> Contender:
-    """No contender but the measure of all: every rank copies as much, at the same time."""
+    """The yardstick, not a contender: every rank copies a buffer of the same size, at the same time."""
 
     def copy(pair: tuple[FloatArray, FloatArray]) -> None:
         np.copyto(*pair)

@@ -1,6 +1,6 @@
-"""The arithmetic of ``sparkdl bench fit`` alone: forward, backward, optimizer, on batches in memory.
+"""The arithmetic of ``sparkdl bench fit`` alone: forward, backward and optimizer, on batches in memory.
 
-Runs in the process of a rank. No contender but the measure of all: nothing is read and no gradient is reduced.
+Runs on the *rank*. It is the yardstick, not a contender: nothing is read and no gradient is reduced.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _NUM_BATCHES = 64
 
 
 class ArithmeticTrial:
-    """Steps of one rank.
+    """Training steps of one rank.
 
     Args:
-        case: ``steps`` of an operation and ``batch_size``.
-        seed: of the rows.
+        case: settings of the case: ``steps`` per operation, and ``batch_size``.
+        seed: seed of the random rows.
     """
 
     num_warm_ups = 1
@@ -40,10 +40,10 @@ class ArithmeticTrial:
         self._loss = torch.zeros(())
 
     def prepare(self, repetition: int, operations: int) -> None:
-        """Nothing is written between steps."""
+        """Do nothing: the batches are never changed."""
 
     def run(self, operations: int) -> None:
-        """So many times the steps."""
+        """Run the steps of this number of operations."""
         from torch.nn.functional import mse_loss
 
         for step in range(operations * self._steps):
@@ -55,14 +55,15 @@ class ArithmeticTrial:
             self._optimizer.step()
 
     def check(self) -> None:
-        """Raise an ``AssertionError`` unless the loss is a number."""
+        """Raise an ``AssertionError`` if the loss is not finite."""
         assert math.isfinite(float(self._loss.detach())), "the weights are no numbers any more"
 
     def result(self) -> dict[str, Any]:
-        """Nothing besides the time."""
+        """Return nothing; only the times count."""
         return {}
 
 
-def arithmetic_trial(session: Session, contender: str, case: Mapping[str, Any]) -> ArithmeticTrial:  # noqa: ARG001  # as all trials are made
-    """The trial of a turn."""
+# The signature is that of all trials.
+def arithmetic_trial(session: Session, contender: str, case: Mapping[str, Any]) -> ArithmeticTrial:  # noqa: ARG001
+    """Make the trial of a turn."""
     return ArithmeticTrial(case, session.rank)

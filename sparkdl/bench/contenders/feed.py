@@ -1,11 +1,11 @@
 """The contenders of ``sparkdl bench feed``, and the Parquet files that they read.
 
-The readers return the batches of one pass over the files as tensors: ``(rows, width)`` floats and, where there are
-labels, those. The contenders that read ahead, sparkdl and Petastorm, use two reader threads; Arrow's pool, in which
-all but torch decode columns, has two threads in each process.
+The readers return the batches of one pass over the files as tensors: floats of the shape ``(rows, width)`` and, if the
+table has labels, the labels. The contenders that read ahead, sparkdl and Petastorm, use two reader threads. All
+contenders but torch decode columns in the thread pool of Arrow, which has two threads in each process.
 
 The files are written in the process that calls the benchmark. A trial runs in the process of the contender: it times
-one pass over the files, or training the demo's network on them.
+one pass over the files, or the training of the demo's network on them.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ if TYPE_CHECKING:
 BATCH_SIZE = 256
 NUM_THREADS = 2
 READ_AHEAD_BYTES = 128 << 20
-"""The bound that sparkdl's feed is given; its shuffle buffer comes in addition."""
+"""Limit on the memory that the feed of sparkdl reads ahead; the shuffle buffer comes in addition."""
 
 Case: TypeAlias = Mapping[str, Any]
-"""What :func:`sparkdl.bench.contenders.feed.write_table` returned, and ``shuffle_rows``: rows of the buffer or 0."""
+"""Settings that :func:`sparkdl.bench.contenders.feed.write_table` returned, and ``shuffle_rows``: rows of the shuffle
+buffer, or 0."""
 
 Batches: TypeAlias = "Iterator[tuple[Tensor, ...]]"
 Contender: TypeAlias = Callable[[], Batches]
 
 
 def float_names(case: Case) -> list[str]:
-    """The columns of single floats."""
+    """Return the names of the columns that hold one float per row."""
     return [f"f{index}" for index in range(case["num_floats"])]
 
 
 def sparkdl_feed(case: Case) -> Contender:
-    """Our feed, under torch's face."""
+    """The feed of sparkdl, as a dataset of torch."""
     from sparkdl.data import ParquetFeed, scan_dataset
     from sparkdl.training.feed_dataset import FeedDataset
 
@@ -70,7 +71,7 @@ def sparkdl_feed(case: Case) -> Contender:
 
 
 def petastorm_loader(case: Case) -> Contender:
-    """Petastorm's batch reader under its ``BatchedDataLoader``, which shuffles in a buffer of rows if asked to."""
+    """Petastorm's batch reader in its ``BatchedDataLoader``, which shuffles in a buffer of ``shuffle_rows`` rows."""
     import torch
 
     from sparkdl.data.petastorm.containment import install
@@ -102,7 +103,7 @@ def petastorm_loader(case: Case) -> Contender:
 
 
 def arrow_loop(case: Case) -> Contender:
-    """A plain loop over row groups with pyarrow: a matrix is filled from each and cut into batches."""
+    """A plain loop over row groups with pyarrow, which fills a matrix from each row group and cuts it into batches."""
     import torch
 
     def read() -> Batches:
@@ -114,7 +115,7 @@ def arrow_loop(case: Case) -> Contender:
 
 
 def torch_loader(case: Case) -> Contender:
-    """Torch's ``DataLoader`` with its default collation, over rows that lie in memory before."""
+    """Torch's ``DataLoader`` with its default collation, over rows that were loaded into memory beforehand."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -164,13 +165,13 @@ NUM_FILES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A folder of files, of random numbers.
+    """A folder of Parquet files with random numbers.
 
     Attributes:
-        num_rows: rows of all files together.
-        num_floats: columns of one float each; 0 for one column of lists.
-        list_length: floats in each row's list, beside a label from 0 to 9.
-        rows_per_group: rows of a row group.
+        num_rows: total number of rows of all files.
+        num_floats: number of columns of one float each; 0 for one column of lists.
+        list_length: number of floats in the list of each row, which also has a label from 0 to 9.
+        rows_per_group: number of rows per row group.
     """
 
     num_rows: int
@@ -180,7 +181,7 @@ class Table:
 
     @property
     def width(self) -> int:
-        """Floats of a row."""
+        """Number of floats per row."""
         return self.num_floats or self.list_length
 
 
@@ -189,11 +190,11 @@ TABLES = {
     "list of 784 floats": Table(num_rows=100_000, list_length=784, rows_per_group=5_000),
     "digits": Table(num_rows=5_120, list_length=64, rows_per_group=1_280),
 }
-"""The datasets, by name."""
+"""The tables, by name."""
 
 
 def write_table(folder: Path, table: Table, scale: float) -> dict[str, Any]:
-    """Write a table, or ``scale`` times as many rows, and return its settings for the readers in JSON's terms."""
+    """Write a table with ``scale`` times its rows, and return its settings for the readers, as JSON can hold them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -226,7 +227,7 @@ def write_table(folder: Path, table: Table, scale: float) -> dict[str, Any]:
 
 _TOLERANCE = 1e-5
 
-# Of this process, which measures one case.
+# State of this process, which measures one case.
 _start_bytes: dict[str, int] = {}
 _verified: set[tuple[str, str]] = set()
 
@@ -236,7 +237,7 @@ class FeedTrial:
 
     Args:
         contender: a key of :data:`sparkdl.bench.contenders.feed.CONTENDERS`.
-        case: the files, ``shuffle_rows``, and whether each batch is trained on: ``trains``.
+        case: settings of the files, ``shuffle_rows``, and ``trains``: whether a model is trained on each batch.
     """
 
     def __init__(self, contender: str, case: Mapping[str, Any]) -> None:
@@ -252,7 +253,7 @@ class FeedTrial:
         _reset_peak()
         self._read = CONTENDERS[contender](case)
         self._reading = (contender, str(case["folder"]))
-        # A warm-up pass, once per process, which sums what is read and imports everything.
+        # A warm-up pass, once per process, which sums the values that are read and does all imports.
         self._is_first = self._reading not in _verified
         self.num_warm_ups = 1 if self._is_first else 0
         self._num_rows = 0
@@ -260,10 +261,10 @@ class FeedTrial:
         self._sum: float | None = None
 
     def prepare(self, repetition: int, operations: int) -> None:
-        """Nothing is written between passes: reading changes no file, and all read from the system's file cache."""
+        """Do nothing: reading changes no file, and all contenders read from the file cache of the operating system."""
 
     def run(self, operations: int) -> None:
-        """So many passes; the first one adds up what it reads, and does not count."""
+        """Run this number of passes; the first pass sums the values that it reads, and its time does not count."""
         self._num_rows, waited_s = 0, 0.0
         for _ in range(operations):
             started = time.perf_counter()
@@ -278,7 +279,7 @@ class FeedTrial:
         self._waited_s.append(waited_s / operations)
 
     def check(self) -> None:
-        """Raise an ``AssertionError`` unless every row was read once."""
+        """Raise an ``AssertionError`` if not every row was read once."""
         expected = self._case["num_rows"]
         assert self._num_rows % expected == 0, f"{self._num_rows} rows were read of {expected}"
         if self._is_first:
@@ -291,20 +292,21 @@ class FeedTrial:
             _verified.add(self._reading)
 
     def result(self) -> dict[str, Any]:
-        """Memory at the peak above what the process took before it read, and the seconds spent waiting for batches."""
+        """Return the peak memory above that before the first read, and the seconds spent waiting for batches."""
         return {
             "peak_bytes": max(0, _memory("VmHWM") - self._start_bytes),
             "waited_s": self._waited_s[self.num_warm_ups :],
         }
 
 
-def feed_trial(session: Session, contender: str, case: Mapping[str, Any]) -> FeedTrial:  # noqa: ARG001  # as all trials are made
-    """The trial of a turn."""
+# The signature is that of all trials.
+def feed_trial(session: Session, contender: str, case: Mapping[str, Any]) -> FeedTrial:  # noqa: ARG001
+    """Make the trial of a turn."""
     return FeedTrial(contender, case)
 
 
 def _import_readers() -> None:
-    """Load what any contender needs, in every process alike: libraries are not what reading takes of memory."""
+    """Import the libraries of all contenders in every process, so that they do not count as memory of reading."""
     import_module("sparkdl.training.feed_dataset")
     for name in ("sparkdl.data.petastorm.reader", "petastorm.pytorch"):
         with suppress(ModuleNotFoundError):

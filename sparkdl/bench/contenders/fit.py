@@ -1,7 +1,7 @@
-"""The contenders of ``sparkdl bench fit``. Each takes the cached frame and returns the trained weights, with its times.
+"""The contenders of ``sparkdl bench fit``. Each takes the cached frame, and returns the trained weights and its times.
 
-Runs on the *driver*; what it starts is the contender's own. Each is given its strongest setting that trains the same:
-ranks have one thread, and all but sparkdl read the rows in an order of row groups, without shuffling rows.
+Runs on the *driver*; each contender starts its ranks itself. Each has the fastest settings that train the same model:
+ranks have one thread, and all contenders but sparkdl shuffle at most row groups, not rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GROUPS_OF_PARTITION = 8
 
 
 def fit_with_sparkdl(job: Job, frame: DataFrame, folder: Path) -> Fitted:
-    """Ours, tracked nowhere, in a Store without rows of an earlier fit."""
+    """Fit with sparkdl's ``TorchEstimator``, untracked, in a Store without the rows of an earlier fit."""
     import torch
     from pyspark.sql import functions as F
 
@@ -70,17 +70,20 @@ def fit_with_sparkdl(job: Job, frame: DataFrame, folder: Path) -> Fitted:
 
 
 def fit_with_distributor(job: Job, frame: DataFrame, folder: Path) -> Fitted:
-    """Pyspark's ``TorchDistributor``, whose ranks run in a barrier stage, as ours do."""
+    """Fit with pyspark's ``TorchDistributor``, whose ranks run in a barrier stage, like those of sparkdl."""
     return _distribute(job, frame, folder, local_mode=False)
 
 
 def fit_with_local_distributor(job: Job, frame: DataFrame, folder: Path) -> Fitted:
-    """Pyspark's ``TorchDistributor`` with ``local_mode=True``: the ranks run beside the driver, without Spark."""
+    """Fit with pyspark's ``TorchDistributor`` and ``local_mode=True``: ranks run beside the driver, without Spark."""
     return _distribute(job, frame, folder, local_mode=True)
 
 
 def fit_with_horovod(job: Job, frame: DataFrame, folder: Path) -> Fitted:
-    """Horovod's ``TorchEstimator``; it does not report when it trains, so all but the writing counts as training."""
+    """Fit with Horovod's ``TorchEstimator``.
+
+    It does not report when the training begins and ends, so all time after the writing counts as training.
+    """
     import torch
     from pyspark.sql import functions as F
 
@@ -88,7 +91,7 @@ def fit_with_horovod(job: Job, frame: DataFrame, folder: Path) -> Fitted:
     from sparkdl.data.petastorm.containment import install
 
     install()
-    # The ranks are processes of Horovod, which have to install the compatibility layer before they import Petastorm.
+    # The ranks are processes of Horovod, and have to install the compatibility layer before they import Petastorm.
     (folder / "sitecustomize.py").write_text(f"from {install.__module__} import install\ninstall()\n")
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     common, model = "horovod.spark.common", make_model()
@@ -133,7 +136,7 @@ def _distribute(job: Job, frame: DataFrame, folder: Path, *, local_mode: bool) -
 
     url = (folder / "rows").as_uri()
     started = now()
-    # Row groups of one size, as ranks of Petastorm have to come by the same number of rows.
+    # Row groups of equal size, as Petastorm has to give every rank the same number of rows.
     rows_of_group = -(-job.num_rows // (job.num_ranks * _GROUPS_OF_PARTITION))
     writer = frame.write.option("compression", "uncompressed").option("parquet.enable.dictionary", "false")
     writer.option("parquet.block.row.count.limit", rows_of_group).parquet(url)
@@ -144,8 +147,8 @@ def _distribute(job: Job, frame: DataFrame, folder: Path, *, local_mode: bool) -
 
 
 def _train_on_petastorm(settings: dict[str, Any], url: str) -> dict[str, Any]:
-    """What each rank of the distributor runs: DistributedDataParallel on Gloo, fed by Petastorm."""
-    # With several connections at once Gloo is faster; it reads this when the group is made.
+    """Train on a rank of the distributor: DistributedDataParallel on Gloo, with batches from Petastorm."""
+    # Gloo is faster with several connections at once; it reads the variable when the process group is made.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo,lo,lo,lo"
     warnings.filterwarnings("ignore", "The given NumPy array is not writable")
     import torch

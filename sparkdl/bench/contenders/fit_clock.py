@@ -1,4 +1,4 @@
-"""Notes when a fit of sparkdl trains, and has its ranks compute as all contenders' do. Runs on the *ranks*."""
+"""Records when a fit of sparkdl trains, and gives its ranks one thread, as all contenders have. Runs on the *ranks*."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from sparkdl.training.callbacks import Callback, FitContext
 
 
 class FitClock(Callback):
-    """A callback that gives each rank one thread; rank 0 writes when rows lay in Parquet and training began and ended.
+    """A callback that gives each rank one thread, and has rank 0 write the times of a fit.
+
+    The times are when the rows were written to Parquet, when training began and when it ended.
 
     Args:
-        path: of the file.
+        path: file to write.
         store: folder of the Store, from which the rows may be gone when the fit has ended.
     """
 
@@ -22,7 +24,7 @@ class FitClock(Callback):
         self._times: dict[str, float] = {}
 
     def on_fit_start(self, context: FitContext) -> None:
-        """Note the time before the first batch."""
+        """Record the time before the first batch."""
         import torch
 
         torch.set_num_threads(1)
@@ -36,5 +38,5 @@ class FitClock(Callback):
 
 
 def newest_parquet(folder: Path) -> float:
-    """When the last Parquet file below a folder was written."""
+    """Return when the last Parquet file below a folder was written, in seconds since 1970."""
     return max(path.stat().st_mtime for path in folder.rglob("*.parquet"))

@@ -1,6 +1,6 @@
-"""What every contender of ``sparkdl bench fit`` trains: rows, model, optimizer, and how its weights are judged.
+"""The task of every contender of ``sparkdl bench fit``: rows, model, optimizer, and the evaluation of the weights.
 
-The frame is made on the *driver*; the model and the optimizer are made by every process that trains.
+The frame is made on the *driver*; the model and the optimizer are made in every process that trains.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _NOISE = 0.1
 _JUDGED_ROWS = 8192
 
 Weights = Mapping[str, "npt.NDArray[np.float32]"]
-"""A trained model's, by the names of :func:`make_model`'s."""
+"""Weights of a trained model, by the names of the parameters of :func:`make_model`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One fit.
+    """Settings of one fit.
 
     Attributes:
-        num_rows: of the frame, which has as many partitions as there are ranks.
-        num_ranks: with one thread each.
-        batch_size: rows of a rank in a step.
-        epochs: how often every row is visited.
+        num_rows: number of rows of the frame, which has one partition per rank.
+        num_ranks: number of ranks, with one thread each.
+        batch_size: number of rows per rank and step.
+        epochs: number of epochs.
     """
 
     num_rows: int
@@ -51,21 +51,23 @@ class Job:
 
     @property
     def num_steps(self) -> int:
-        """Steps of all epochs, of a rank that drops no row."""
+        """Number of steps of all epochs on a rank that drops no row."""
         return self.epochs * -(-self.num_rows // (self.num_ranks * self.batch_size))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What a contender did.
+    """Times and result of a fit by one contender.
+
+    All times are in seconds since 1970: the processes of a fit have that clock in common.
 
     Attributes:
-        started: when, as all times in seconds since the epoch: the processes of a fit have that clock in common.
-        written: when the rows lay in Parquet.
-        training: when the first rank asked for its first batch.
-        trained: when the last step was done.
-        ended: when the driver had the model.
-        weights: of the model.
+        started: time at which fit was called.
+        written: time at which the rows had been written to Parquet.
+        training: time at which rank 0 asked for its first batch.
+        trained: time at which rank 0 had done its last step.
+        ended: time at which the driver had the model.
+        weights: weights of the model.
     """
 
     started: float
@@ -77,23 +79,23 @@ class Fitted:
 
     @property
     def seconds(self) -> float:
-        """From the call to the trained model."""
+        """Seconds from the call of fit to the trained model."""
         return self.ended - self.started
 
     @property
     def phases(self) -> dict[str, float]:
-        """The seconds by :data:`PHASES`; what a contender does while its rows are written counts as writing."""
+        """Seconds by phase of :data:`PHASES`; the work that a contender does during the writing counts as writing."""
         times = (self.started, self.written, self.training, self.trained, self.ended)
         return {name: after - before for name, before, after in zip(PHASES, times, times[1:], strict=False)}
 
 
 def column_names() -> list[str]:
-    """The columns of features."""
+    """Return the names of the feature columns."""
     return [f"f{index}" for index in range(WIDTH)]
 
 
 def make_frame(spark: SparkSession, job: Job) -> DataFrame:
-    """Cache random features, and a label that a model can learn from some of them."""
+    """Return a cached frame of random features, with a label that a model can learn from some of them."""
     from pyspark.sql import functions as F
 
     names = column_names()
@@ -108,7 +110,7 @@ def make_frame(spark: SparkSession, job: Job) -> DataFrame:
 
 
 def make_model() -> torch.nn.Module:
-    """The network, with the weights that every contender begins with."""
+    """Make the network, with the initial weights that all contenders share."""
     import torch
 
     torch.manual_seed(0)
@@ -122,26 +124,26 @@ def make_model() -> torch.nn.Module:
 
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW, as torch has it by default."""
+    """Make AdamW with the default settings of torch."""
     import torch
 
     return torch.optim.AdamW(parameters, lr=_LEARNING_RATE)
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, npt.NDArray[np.float32]]:
-    """Weights in a form that any process can unpickle."""
+    """Return the weights as NumPy arrays, which any process can unpickle."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
 
 
 def judged_rows(frame: DataFrame) -> npt.NDArray[np.float32]:
-    """Some rows of the frame, on which the models are compared: features, and the label in the last column."""
+    """Return rows of the frame to compare the models on: the features, and the label in the last column."""
     with jobs_of("bench fit"), named_jobs(frame.sparkSession, "fetching rows"):
         rows: list[Any] = frame.limit(_JUDGED_ROWS).collect()
     return np.array(rows, dtype=np.float32)
 
 
 def loss_of(weights: Weights, rows: npt.NDArray[np.float32]) -> float:
-    """The mean squared error of a model."""
+    """Return the mean squared error of a model with these weights on the rows."""
     import torch
 
     model = make_model()
@@ -152,5 +154,5 @@ def loss_of(weights: Weights, rows: npt.NDArray[np.float32]) -> float:
 
 
 def now() -> float:
-    """The time on the clock that the processes of a fit have in common."""
+    """Return the time on the clock that the processes of a fit have in common, in seconds since 1970."""
     return time.time()

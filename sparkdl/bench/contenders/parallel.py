@@ -1,4 +1,7 @@
-"""What ``sparkdl bench parallel`` times: a training step of a decoder under each kind of parallelism. On the *rank*."""
+"""The training steps that ``sparkdl bench parallel`` times, of a decoder under each kind of parallelism.
+
+Runs on the *rank*.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _MICROBATCHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSize:
-    """A decoder of so many layers of a width."""
+    """Number of layers, width, number of heads and vocabulary of a decoder."""
 
     width: int
     num_layers: int
@@ -36,11 +39,11 @@ KINDS = ("FSDP2", "TP", "TP+SP", "PP", "CP")
 """Kinds of parallelism over all ranks."""
 
 ALONE = {"one rank": 1, "two threads": 2}
-"""The whole step in one process while the other ranks sleep, by its number of threads."""
+"""Contenders that run the whole step in one process while the other ranks sleep, and their numbers of threads."""
 
 
 class ParallelTrial:
-    """Training steps by one contender: forward, backward and AdamW, on the same batch on all ranks."""
+    """Training steps of one contender: forward, backward and AdamW, with the same batch on all ranks."""
 
     num_warm_ups = 1
 
@@ -61,10 +64,10 @@ class ParallelTrial:
         self._loss, self._saved_bytes = self._first_loss()
 
     def prepare(self, repetition: int, operations: int) -> None:
-        """Keep the batch: a decoder takes as long for any tokens."""
+        """Do nothing: the time of a step does not depend on the tokens, so the batch stays the same."""
 
     def run(self, operations: int) -> None:
-        """So many steps."""
+        """Run this number of steps."""
         if self._is_idle:
             return
         for _ in range(operations):
@@ -73,14 +76,14 @@ class ParallelTrial:
             self._optimizer.step()
 
     def check(self) -> None:
-        """Do nothing: :meth:`result` has the loss."""
+        """Do nothing: :meth:`result` returns the loss, which is compared later."""
 
     def result(self) -> dict[str, Any]:
-        """The loss with the initial weights; bytes of the training state and of activations on this rank."""
+        """Return the loss with the initial weights, and the bytes of training state and of activations on this rank."""
         return {"loss": self._loss, "state_bytes": self._state_bytes(), "saved_bytes": self._saved_bytes}
 
     def _first_loss(self) -> tuple[float, int]:
-        """The loss of the batch, and the bytes that its forward pass keeps for the backward pass."""
+        """Return the loss of the batch, and the bytes that its forward pass keeps for the backward pass."""
         import torch
 
         if self._is_idle:
@@ -113,7 +116,7 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 class _Step:
-    """A loss and its gradients."""
+    """Computes the loss of a module and its gradients."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -122,7 +125,7 @@ class _Step:
         return list(self.module.parameters())
 
     def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
-        """Add the gradients of a batch to those that there are, and return its mean loss."""
+        """Add the gradients of a batch to the present gradients, and return the mean loss."""
         from torch.nn.functional import cross_entropy
 
         loss = cross_entropy(self.module(tokens).flatten(0, 1), labels.flatten())
@@ -221,10 +224,10 @@ class _PipelineStep(_Step):
 
 
 def takes(contender: str, rows: int) -> bool:
-    """Whether a contender can have a batch of so many rows: a pipeline cuts it into small ones."""
+    """Return whether a contender can train on a batch of this many rows; a pipeline divides it into micro-batches."""
     return not contender.startswith("PP") or rows % _MICROBATCHES == 0
 
 
 def parallel_trial(session: Session, contender: str, case: Mapping[str, Any]) -> ParallelTrial:
-    """The trial of a turn."""
+    """Make the trial of a turn."""
     return ParallelTrial(session, contender, case)

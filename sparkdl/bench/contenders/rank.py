@@ -1,10 +1,10 @@
 """One rank of a benchmark, run as ``python -m sparkdl.bench.contenders.rank``, and the timing of an operation.
 
-The rank reads its description and its turns from standard input, a JSON object per line: no other process can read
-the secret there. It writes answers to standard output, one per turn. It ends with its input.
+The rank reads its description and its turns from standard input, one JSON object per line, as no other process can
+read the secret there. It writes answers to standard output, one per turn. It ends at the end of its input.
 
-An operation is timed on all ranks. A repetition is a handful of operations, on data that was rewritten outside the
-measured time. All ranks begin a repetition at one time, and take the same number of repetitions.
+An operation is timed on all ranks. A repetition is a number of operations, on data that was rewritten outside the
+measured time. All ranks begin a repetition at the same time, and take the same number of repetitions.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from sparkdl.collective import Address, RendezvousClient
 
 
 class Trial(Protocol):
-    """One contender at one case, on one rank; made for a turn, and given up after it.
+    """One contender at one case, on one rank. A trial is made for one turn.
 
     Attributes:
-        num_warm_ups: repetitions of every turn that do not count.
+        num_warm_ups: number of repetitions at the beginning of every turn that do not count.
     """
 
     num_warm_ups: int
 
     def prepare(self, repetition: int, operations: int) -> None:
-        """Rewrite what the next operations read; takes no part in the time."""
+        """Rewrite the data that the next operations read; not timed."""
 
     def run(self, operations: int) -> None:
         """Run the operations that are timed."""
 
     def check(self) -> None:
-        """Raise an ``AssertionError`` if the operations gave a wrong result; takes no part in the time."""
+        """Raise an ``AssertionError`` if the operations gave a wrong result; not timed."""
 
     def result(self) -> dict[str, Any]:
-        """Further results of the turn, as JSON can hold them."""
+        """Return further results of the turn, as JSON can hold them."""
 
 
 def take_turn(session: Session, trial: Trial, repetitions: int, operations: int) -> list[float]:
-    """Seconds that an operation took on this rank, on average over each repetition.
+    """Return the average seconds per operation on this rank, for each repetition.
 
     Raises:
         AssertionError: if an operation gave a wrong result.
@@ -82,8 +82,8 @@ TRIALS: dict[str, Callable[[Session, str, dict[str, Any]], Trial]] = {
 
 
 def main() -> None:
-    """Open the library that the first line names; take a turn for each further line."""
-    # A rank that is stopped does not see its input end.
+    """Open the library that the first line names, and take a turn for each further line."""
+    # A rank that is stopped by SIGSTOP does not see the end of its input.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # Libraries print to standard output; only answers may go there.
     answers = os.fdopen(os.dup(1), "w")
@@ -101,8 +101,8 @@ def main() -> None:
             trial = TRIALS[turn["benchmark"]](session, turn["contender"], turn["case"])
             times = take_turn(session, trial, turn["repetitions"], turn["operations"])
             result = trial.result()
-            # Gigabytes of a model and what refers to it in circles; before the answer, as the next contender has its
-            # turn then, and this takes a core for a tenth of a second.
+            # Frees gigabytes of a model and its reference cycles. Before the answer, as the next contender has its turn
+            # after it, and collecting takes a core for a tenth of a second.
             del trial
             gc.collect()
             _say(answers, {"times": times, "result": result})

@@ -1,4 +1,4 @@
-"""A library as one rank has it open, for as long as the benchmark runs. Runs on the *rank*."""
+"""Opens a library on one rank for the duration of the benchmark. Runs on the *rank*."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """One rank among those of its library.
+    """One rank of a library.
 
     Attributes:
-        communicator: a communicator of the ranks, of any library; its barrier lets all of them begin at one
-            time, and is asleep otherwise.
+        communicator: communicator of sparkdl, which the ranks of every library have. Its barrier lets all ranks begin
+            at the same time; otherwise it sleeps.
     """
 
     communicator: Communicator
@@ -37,7 +37,7 @@ class Session:
 
     @property
     def world_size(self) -> int:
-        """How many ranks measure together."""
+        """Number of ranks that measure together."""
         return self.communicator.world_size
 
 
@@ -45,7 +45,7 @@ class Session:
 def open_session(
     library: str, rendezvous: RendezvousClient, secret: bytes, rank: int, world_size: int
 ) -> Iterator[Session]:
-    """Open a library on all its ranks; ``library`` is a key of :data:`sparkdl.bench.libraries.LIBRARIES`."""
+    """Open a library; called on all ranks. ``library`` is a key of :data:`sparkdl.bench.libraries.LIBRARIES`."""
     with open_communicator(
         rendezvous=rendezvous, rank=rank, world_size=world_size, secret=secret, timeout_s=_TIMEOUT_S
     ) as communicator:
@@ -54,7 +54,7 @@ def open_session(
         close()
 
 
-# All openers are called alike; most have no use for the rendezvous.
+# All openers have the same signature; most do not use the rendezvous.
 
 
 def _open_nothing(_: Communicator, __: RendezvousClient) -> Callable[[], None]:
@@ -88,7 +88,10 @@ def _open_gloo(communicator: Communicator, rendezvous: RendezvousClient) -> Call
 
 
 def _end_gloo(_: object) -> None:
-    """End Gloo's group; holds a reference to its store until then, as C++ keeps none to the Python object."""
+    """End Gloo's process group.
+
+    The argument keeps the store alive until then, as C++ has no reference to the Python object.
+    """
     import torch.distributed as dist
 
     dist.destroy_process_group()
@@ -97,8 +100,8 @@ def _end_gloo(_: object) -> None:
 def _open_mpi(communicator: Communicator, _: RendezvousClient) -> Callable[[], None]:
     from sparkdl.collective.mpi.library import load_mpi
 
-    # As mpiexec --bind-to core does. MPI's ranks wait without sleeping, and two of them that the scheduler leaves on
-    # one core take milliseconds for what takes microseconds.
+    # As mpiexec --bind-to core does. MPI's ranks wait without sleeping: if the scheduler leaves two of them on one
+    # core, an operation of microseconds takes milliseconds.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[communicator.rank % len(cores)]})
     load_mpi()

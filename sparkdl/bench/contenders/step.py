@@ -1,4 +1,4 @@
-"""What ``sparkdl bench step`` times: one training step by each contender. Runs on the *rank*."""
+"""The training steps of each contender that ``sparkdl bench step`` times. Runs on the *rank*."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """A Transformer encoder of so many layers of a width."""
+    """Width, number of layers and number of heads of a Transformer encoder."""
 
     width: int
     num_layers: int
@@ -34,12 +34,12 @@ MODELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Trainee:
-    """What a contender makes of a model and its optimizer.
+    """A model and its optimizer, as a contender wraps them.
 
     Attributes:
-        model: computes the output.
-        optimizer: ends the step.
-        keeps_gradients: gradients are zeroed where they are, not given up.
+        model: model that computes the output.
+        optimizer: optimizer that ends the step.
+        keeps_gradients: whether gradients are set to zero in place instead of to None.
     """
 
     model: torch.nn.Module
@@ -53,8 +53,8 @@ Wrap = Callable[[Trainee, Session], Trainee]
 class StepTrial:
     """Training steps of one model by one contender; forward, backward, allreduce and optimizer."""
 
-    # The first backward pass of DistributedDataParallel finds out the order of the gradients, and the second
-    # makes its buckets by it.
+    # The first backward pass of DistributedDataParallel finds the order of the gradients; the second one makes the
+    # buckets by that order.
     num_warm_ups = 2
 
     def __init__(self, session: Session, wrap: Wrap, case: Mapping[str, Any]) -> None:
@@ -70,30 +70,33 @@ class StepTrial:
         self._generator = torch.Generator().manual_seed(session.rank)
         self._batches: list[torch.Tensor] = []
 
-    def prepare(self, repetition: int, operations: int) -> None:  # noqa: ARG002  # a trial's signature
+    def prepare(self, repetition: int, operations: int) -> None:  # noqa: ARG002  # the signature of all trials
         """Draw new batches."""
         import torch
 
         self._batches = [torch.randn(self._shape, generator=self._generator) for _ in range(operations)]
 
     def run(self, operations: int) -> None:
-        """So many steps."""
+        """Run this number of steps."""
         assert operations == len(self._batches)
         model, optimizer = self._trainee.model, self._trainee.optimizer
         for batch in self._batches:
             if self._trainee.keeps_gradients:
                 optimizer.zero_grad(set_to_none=False)
-            else:  # as Horovod's optimizers have it
+            else:  # the call that Horovod's optimizers take
                 optimizer.zero_grad()
             output = model(batch)
             (output - batch).square().mean().backward()
             optimizer.step()
 
     def check(self) -> None:
-        """Do nothing: :meth:`result` has the checksums of the ranks."""
+        """Do nothing: :meth:`result` returns the checksum of this rank, which is compared later."""
 
     def result(self) -> dict[str, Any]:
-        """The parameters' sum, which all ranks must have alike where they communicate, and their bytes."""
+        """Return the sum of the parameters, their bytes and their number.
+
+        The sum must be the same on all ranks, unless they train alone.
+        """
         return {
             "checksum": sum(float(parameter.detach().double().sum()) for parameter in self._parameters),
             "bytes": sum(parameter.numel() * parameter.element_size() for parameter in self._parameters),
@@ -102,7 +105,7 @@ class StepTrial:
 
 
 def make_model(size: ModelSize) -> torch.nn.Module:
-    """A Transformer encoder, without dropout; it gives the shape that it takes."""
+    """Make a Transformer encoder without dropout; its output has the shape of its input."""
     import torch
 
     layer = torch.nn.TransformerEncoderLayer(
@@ -112,20 +115,20 @@ def make_model(size: ModelSize) -> torch.nn.Module:
 
 
 def step_trial(session: Session, contender: str, case: Mapping[str, Any]) -> StepTrial:
-    """The trial of a turn; ``contender`` is a key of :data:`WRAPPERS`."""
+    """Make the trial of a turn; ``contender`` is a key of :data:`WRAPPERS`."""
     return StepTrial(session, WRAPPERS[contender], case)
 
 
-# All are called alike; most have no use for the session.
+# All wrappers have the same signature; most do not use the session.
 
 
 def _alone(trainee: Trainee, _: Session) -> Trainee:
-    """The reference: every rank trains a model of its own, at the same time."""
+    """Return the trainee as it is: the reference, in which every rank trains a model of its own, at the same time."""
     return trainee
 
 
 def _gradient_arena(trainee: Trainee, session: Session) -> Trainee:
-    """Sparkdl's own, with gradients in memory that the ranks share."""
+    """Wrap the model in ``DataParallel`` of sparkdl, with gradients in memory that the ranks share."""
     from sparkdl.torch import DataParallel
 
     model = DataParallel(trainee.model, session.communicator)
@@ -133,7 +136,7 @@ def _gradient_arena(trainee: Trainee, session: Session) -> Trainee:
 
 
 def _distributed_data_parallel(trainee: Trainee, _: Session) -> Trainee:
-    """Torch's own, on the backend with which torch.distributed was initialized."""
+    """Wrap the model in torch's ``DistributedDataParallel``, on the initialized backend of torch.distributed."""
     import torch
 
     model = torch.nn.parallel.DistributedDataParallel(trainee.model)
@@ -141,7 +144,7 @@ def _distributed_data_parallel(trainee: Trainee, _: Session) -> Trainee:
 
 
 def _horovod_optimizer(module: str) -> Wrap:
-    """``DistributedOptimizer`` of Horovod or of its drop-in."""
+    """Return a function that wraps the optimizer in ``DistributedOptimizer`` of Horovod or of its drop-in."""
 
     def wrap(trainee: Trainee, _: Session) -> Trainee:
         hvd: Any = import_module(module)

@@ -1,4 +1,4 @@
-"""What ``sparkdl bench transform`` runs: tables, models, and each contender's way to add a column of predictions."""
+"""Tables, models and contenders of ``sparkdl bench transform``. A contender adds a column of predictions to a table."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
 NAMES = [f"x{index}" for index in range(28)]
 IMAGE_SHAPE = (3, 32, 32)
-# Of a few tried, those in which each is fastest on tables; on images small ones stay in cache.
+# Of a few tried, the batch sizes with which each contender is fastest on tables; on images small batches stay in cache.
 BATCH_SIZE_OF_SPARK = 10_000
 BATCH_SIZE_OF_TABLES = 4096
 BATCH_SIZE_OF_IMAGES = 128
 
 Contender = Callable[["DataFrame"], "DataFrame"]
-"""Adds the column ``prediction``."""
+"""Function that adds the column ``prediction`` to a DataFrame."""
 
 
 class Pixels(nn.Module):
-    """Makes numbers from 0 to 1 of bytes."""
+    """Scales bytes to numbers from 0 to 1."""
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return pixels as float32."""
+        """Return pixels as float32, from 0 to 1."""
         return pixels.to(torch.float32) / 255
 
 
 def make_mlp() -> nn.Module:
-    """A network 28-64-64-1."""
+    """Make an MLP with layers of 28, 64, 64 and 1 units."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(28, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).eval()
 
 
 def make_cnn() -> nn.Module:
-    """A network of two convolutions on images of 3 x 32 x 32 bytes, with one output."""
+    """Make a network of two convolutions on images of 3 x 32 x 32 bytes, with one output."""
     torch.manual_seed(0)
     return nn.Sequential(
         Pixels(),
@@ -64,28 +64,28 @@ def make_cnn() -> nn.Module:
 
 
 def decode(images: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return images as ``(N, 3, 32, 32)`` of the bytes of each."""
+    """Return the bytes of N images as an array of the shape ``(N, 3, 32, 32)``."""
     return np.frombuffer(b"".join(images), np.uint8).reshape(-1, *IMAGE_SHAPE)
 
 
 def decode_column(columns: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
-    """:func:`decode` as ``prepareFeatures`` takes it."""
+    """Decode the column ``image`` by :func:`decode`; a function for ``prepareFeatures``."""
     return decode(columns["image"])
 
 
 def columns_table(spark: SparkSession, num_rows: int, num_partitions: int) -> DataFrame:
-    """28 columns of doubles and a number."""
+    """Return a table of 28 columns of doubles, and an id."""
     rows = spark.range(0, num_rows, 1, num_partitions)
     return rows.select("id", *[F.randn(seed).alias(name) for seed, name in enumerate(NAMES)])
 
 
 def array_table(spark: SparkSession, num_rows: int, num_partitions: int) -> DataFrame:
-    """The same numbers in one column of arrays."""
+    """Return the table of :func:`columns_table` with the 28 numbers in one column of arrays."""
     return columns_table(spark, num_rows, num_partitions).select("id", F.array(*NAMES).alias("features"))
 
 
 def image_table(spark: SparkSession, num_rows: int, num_partitions: int) -> DataFrame:
-    """Images as the bytes of their pixels: hashes of their numbers, 64 bytes each, one after the other."""
+    """Return a table of images as the bytes of their pixels, which are concatenated hashes of 64 bytes each."""
     num_hashes = int(np.prod(IMAGE_SHAPE)) // 64
     parts = [F.unhex(F.sha2(F.concat_ws(":", "id", F.lit(index)), 512)) for index in range(num_hashes)]
     return spark.range(0, num_rows, 1, num_partitions).select("id", F.concat(*parts).alias("image"))
@@ -110,7 +110,7 @@ def _torch_model(
 def _predict_batch(
     module: nn.Module, shape: list[int] | None, batch_size: int, features: Callable[[], Any]
 ) -> Contender:
-    """The function of Spark as its documentation has it, with as many threads as a task has cores."""
+    """Return a contender that uses ``predict_batch_udf`` as documented, with one thread, as a task has one core."""
 
     def make_predict() -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
         torch.set_num_threads(1)
@@ -132,7 +132,7 @@ def _predict_batch(
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A table, how many rows of it are usual, and the ways to score it."""
+    """A table, its usual number of rows, and the contenders that score it."""
 
     table: Callable[[SparkSession, int, int], DataFrame]
     num_rows: int
@@ -171,4 +171,4 @@ TASKS = {
     "array of 28": Task(table=array_table, num_rows=2_000_000, contenders=_of_arrays),
     "images": Task(table=image_table, num_rows=50_000, contenders=_of_images),
 }
-"""By name."""
+"""Tasks by name."""

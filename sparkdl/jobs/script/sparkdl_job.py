@@ -1,6 +1,6 @@
 """The program for spark-submit: ``spark-submit ... "$(sparkdl job-script)" job.yaml epochs=3``.
 
-In a folder of its own, as Python puts the folder of a program before all others that it imports from.
+It is in a folder of its own, as Python puts the folder of a program at the head of ``sys.path``.
 """
 
 from __future__ import annotations

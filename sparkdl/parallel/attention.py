@@ -3,8 +3,8 @@
 Every rank holds the queries, keys and values of its own positions, two chunks of the sequence (see
 :mod:`sparkdl.parallel.sequence`). :func:`ring_attention` passes keys and values from rank to rank and never holds more
 than two ranks' share of them; :func:`all_to_all_attention` exchanges positions for heads, computes ordinary attention
-on whole sequences of some heads, and exchanges back. Both compute what
-:func:`torch.nn.functional.scaled_dot_product_attention` computes on the whole sequence, but for rounding.
+of some heads on whole sequences, and exchanges back. Both compute the same as
+:func:`torch.nn.functional.scaled_dot_product_attention` on the whole sequence, up to rounding.
 
 Sources: H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context" (2023);
 W. Brandon et al., "Striped Attention" (2023), for why causal attention needs balanced shards; S. A. Jacobs et al.,
@@ -42,29 +42,29 @@ def ring_attention(
     documents: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Attend from this rank's positions to those of all ranks; keys and values travel around the ring.
+    """Attend from this rank's positions to the positions of all ranks; keys and values travel around the ring.
 
-    While a rank computes with one block of keys and values, the next one arrives. With ``is_causal`` every rank has the
-    same work in every step, as each holds an early and a late chunk of the sequence.
+    While a rank computes with one block of keys and values, it receives the next block. With ``is_causal`` every rank
+    has the same work in every step, as each holds an early and a late chunk of the sequence.
 
     Args:
-        query: ``(batch, heads, positions, head size)``, this rank's positions.
-        key: ``(batch, key heads, positions, head size)``; the number of key heads divides that of heads, and each
-            serves a group of consecutive heads (grouped queries).
-        value: like ``key``.
-        group: the ranks that share the sequence, in its order.
-        is_causal: a position attends to itself and earlier ones only.
-        scale: factor of the products; ``1 / sqrt(head size)`` if None.
-        documents: ``(batch, positions)`` integers; a position attends only to those with the same number, as packed
-            sequences need it. All positions if None.
-        window: a position attends only to itself and the ``window - 1`` before it (sliding windows); needs
-            ``is_causal``. All earlier positions if None.
+        query: queries of this rank's positions, ``(batch, heads, positions, head size)``.
+        key: keys of this rank's positions, ``(batch, key heads, positions, head size)``; the number of key heads
+            divides the number of heads, and each key head serves a group of consecutive heads (grouped queries).
+        value: values of this rank's positions, in the shape of ``key``.
+        group: process group of the ranks that share the sequence; a rank's number in it determines its chunks.
+        is_causal: whether a position attends only to itself and to earlier positions.
+        scale: factor of the dot products; ``1 / sqrt(head size)`` if None.
+        documents: document number of each position, ``(batch, positions)`` integers; a position attends only to
+            positions with the same number, as packed sequences need it. To all positions if None.
+        window: width of a sliding window: a position attends only to itself and to the ``window - 1`` positions before
+            it; needs ``is_causal``. To all earlier positions if None.
 
     Returns:
         ``(batch, heads, positions, head size)``, in the dtype of ``query``.
 
     Raises:
-        ParamError: if the shapes do not fit.
+        ParamError: if the shapes do not match, or ``window`` is set without ``is_causal``.
     """
     _check_shapes(query, key, value)
     if is_causal and query.shape[2] % 2:
@@ -93,11 +93,11 @@ def all_to_all_attention(
     documents: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Attend from this rank's positions to those of all ranks; each rank computes some heads of the whole sequence.
+    """Attend from this rank's positions to all ranks' positions; each rank computes some heads of the whole sequence.
 
-    Four exchanges of ``1 / world_size`` of a rank's tensors in place of a ring. The number of heads must be a multiple
-    of the group's size; key heads are repeated where they are fewer. Arguments, result and errors are those of
-    :func:`ring_attention`.
+    Needs four all-to-all exchanges in place of a ring: in each, a rank sends ``1 / world_size`` of a tensor to every
+    rank. The number of heads must be a multiple of the group's size; key heads are repeated if their number is not.
+    Arguments, result and errors are those of :func:`ring_attention`.
     """
     _check_shapes(query, key, value)
     size = dist.get_world_size(group)
@@ -140,7 +140,7 @@ def all_to_all_attention(
 
 
 def _narrowed(window: int | None, length: int, is_causal: bool) -> int | None:
-    """The window of positions; None if it holds all of them."""
+    """The window in positions; None if it covers the whole sequence."""
     if window is None:
         return None
     if not is_causal or window < 1:
@@ -166,7 +166,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 class _RingAttention(torch.autograd.Function):
-    """The ring in both directions: forward keys and values travel, backward also their gradients."""
+    """Ring attention with gradients: keys and values travel in the forward pass, in the backward pass gradients too."""
 
     @staticmethod
     def forward(
@@ -183,7 +183,7 @@ class _RingAttention(torch.autograd.Function):
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         ring = _Ring(group)
         batch, heads, positions, size = query.shape
-        # Laid out as torch's attention does, so that the layer after it joins the heads without a copy.
+        # In the memory layout of torch's attention, so that the next layer joins the heads without a copy.
         output = torch.zeros(
             (batch, positions, heads, size), dtype=_accumulated(query.dtype), device=query.device
         ).transpose(1, 2)
@@ -236,7 +236,7 @@ class _RingAttention(torch.autograd.Function):
                 )
                 grad_query[:, :, rows] += found_query
                 parts.append((columns, found_key, found_value))
-            # The gradients of this block arrive from the previous rank while this one computed its own part.
+            # The gradients of this block arrived from the previous rank while this rank computed its part of them.
             if arriving is not None:
                 gradients = arriving.wait()
             for columns, found_key, found_value in parts:
@@ -267,11 +267,11 @@ def _accumulated(dtype: torch.dtype) -> torch.dtype:
 def _visible(
     ring: _Ring, source: int, positions: int, is_causal: bool, window: int | None
 ) -> Sequence[tuple[slice, slice, bool]]:
-    """Which of this rank's queries attend to which keys of another rank: rows, columns, and whether causally.
+    """Blocks of this rank's queries and another rank's keys that attend to each other: rows, columns, is causal.
 
-    Rank r of N holds chunks r and 2N - 1 - r. Of an earlier rank's keys, the early chunk is before both of this rank's,
-    and the late one after both; a later rank's keys lie between this rank's chunks. Both are half of all pairs.
-    Pairs of chunks that a window keeps apart are left out.
+    Rank r of N holds chunks r and 2N - 1 - r. The early chunk of an earlier rank lies before both chunks of this rank,
+    and its late chunk after both; both chunks of a later rank lie between the chunks of this rank. In either case half
+    of all pairs of positions attend. Pairs of chunks that are farther apart than the window are left out.
     """
     whole, half = slice(0, positions), positions // 2
     early, late = slice(0, half), slice(half, positions)
@@ -302,7 +302,7 @@ def _mask(
     diagonal: bool,
     window: int | None,
 ) -> Tensor | None:
-    """Which pairs of a block attend to each other; None if all do that are not later ones."""
+    """Mask of the pairs of a block that attend to each other; None if only the order of positions decides."""
     if documents is None and window is None:
         return None
     queries = keys = None
@@ -323,14 +323,14 @@ def _pairs(
     is_causal: bool,
     window: int | None,
 ) -> Tensor:
-    """Which queries attend to which keys, ``(1 or batch, 1, queries, keys)``.
+    """Mask of the queries and keys that attend to each other, ``(1 or batch, 1, queries, keys)``.
 
     Args:
-        documents: of the queries, ``(batch, queries)``; None if they do not matter.
-        others: of the keys.
-        queries: their positions, ``(queries, 1)``; None if they do not matter.
-        keys: their positions, ``(keys,)``.
-        is_causal: whether later keys are left out.
+        documents: document numbers of the queries, ``(batch, queries)``; None if documents do not matter.
+        others: document numbers of the keys, ``(batch, keys)``; None if documents do not matter.
+        queries: positions of the queries, ``(queries, 1)``; None if positions do not matter.
+        keys: positions of the keys, ``(keys,)``; None if positions do not matter.
+        is_causal: whether keys after a query are left out.
         window: see :func:`ring_attention`.
     """
     masks = []
@@ -345,16 +345,16 @@ def _pairs(
 
 
 def _merge(output: Tensor, logsumexp: Tensor, found: Tensor, found_lse: Tensor) -> None:
-    """Add the attention over one more block of keys, in place; each is weighted by its share of the exponentials."""
+    """Merge the attention over one more block of keys, in place; each part is weighted by its share of exponentials."""
     joined = torch.logaddexp(logsumexp, found_lse)
-    finite = torch.where(joined == -math.inf, 0.0, joined)  # a row that has seen no key yet
+    finite = torch.where(joined == -math.inf, 0.0, joined)  # a query that has attended to no key yet
     output.mul_(torch.exp(logsumexp - finite).unsqueeze(-1))
     output.addcmul_(found.to(output.dtype), torch.exp(found_lse - finite).unsqueeze(-1))
     logsumexp.copy_(joined)
 
 
 class _Ring:
-    """Passes tensors to the next rank of a group while those of the previous one arrive."""
+    """Sends tensors to the next rank of a group while tensors of the previous rank arrive."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -364,7 +364,7 @@ class _Ring:
         self._previous = dist.get_global_rank(group, (self.rank - 1) % self.size)
 
     def source(self, step: int) -> int:
-        """Whose block a rank holds in a step."""
+        """The rank whose block this rank holds in a step."""
         return (self.rank - step) % self.size
 
     def chunks(self, rank: int) -> tuple[int, int]:
@@ -372,13 +372,13 @@ class _Ring:
         return rank, 2 * self.size - 1 - rank
 
     def positions(self, rank: int, part: Tensor) -> Tensor:
-        """The positions in the sequence of a rank's part, ``(batch, heads, positions, head size)``."""
+        """The positions in the sequence of a rank's part, of shape ``(batch, heads, positions, head size)``."""
         half = part.shape[2] // 2
         offsets = torch.arange(half, device=part.device)
         return torch.cat([offsets + chunk * half for chunk in self.chunks(rank)])
 
     def pass_on(self, tensors: Sequence[Tensor]) -> _Transfer:
-        """Start to send tensors to the next rank and to receive the previous one's, of the same shapes."""
+        """Start to send tensors to the next rank and to receive tensors of the same shapes from the previous rank."""
         received = [torch.empty_like(tensor) for tensor in tensors]
         operations = [dist.P2POp(dist.isend, tensor, self._next, self._group) for tensor in tensors]
         operations += [dist.P2POp(dist.irecv, tensor, self._previous, self._group) for tensor in received]
@@ -386,7 +386,7 @@ class _Ring:
 
 
 class _Transfer:
-    """Tensors under way; keeps those that are sent until they are."""
+    """A transfer in progress; keeps the tensors to send alive until they are sent."""
 
     def __init__(self, works: Sequence[dist.Work], sent: list[Tensor], received: list[Tensor]) -> None:
         self._works = works
@@ -394,7 +394,7 @@ class _Transfer:
         self._received = received
 
     def wait(self) -> list[Tensor]:
-        """Wait until all were sent and received; return the latter."""
+        """Wait until all tensors are sent and received; return the received ones."""
         for work in self._works:
             work.wait()
         self._sent = []
@@ -402,7 +402,7 @@ class _Transfer:
 
 
 class _HeadsForPositions(torch.autograd.Function):
-    """``(batch, heads, positions of a rank, size)`` to ``(batch, heads of a rank, all positions, size)``."""
+    """Exchange ``(batch, heads, positions of a rank, size)`` for ``(batch, heads of a rank, all positions, size)``."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -415,7 +415,7 @@ class _HeadsForPositions(torch.autograd.Function):
 
 
 class _PositionsForHeads(torch.autograd.Function):
-    """The way back of :class:`_HeadsForPositions`."""
+    """The inverse of :class:`_HeadsForPositions`."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -448,7 +448,7 @@ def _to_positions(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention over one block of keys and its logsumexp, ``-inf`` where a row sees no key."""
+    """Attention over one block of keys, and its logsumexp, which is ``-inf`` where a query attends to no key."""
     key, value = _expanded(key, query.shape[1]), _expanded(value, query.shape[1])
     bias = _bias(mask, query)
     aten = torch.ops.aten
@@ -487,7 +487,7 @@ def _attend_backward(
     key_heads = key.shape[1]
     key, value = _expanded(key, query.shape[1]), _expanded(value, query.shape[1])
     bias = _bias(mask, query)
-    # A row that sees no key in any block: exp(-inf - 0) is zero, as it should be; -inf - -inf would not be.
+    # A query that attends to no key in any block: exp(-inf - 0) is 0, as it should be; -inf - -inf would be NaN.
     logsumexp = torch.where(logsumexp == -math.inf, 0.0, logsumexp).contiguous()
     grad_output, output = grad_output.contiguous(), output.contiguous()
     aten = torch.ops.aten
@@ -505,7 +505,7 @@ def _attend_backward(
             scale=scale,
         )
     elif mask is None and query.dtype in (torch.float16, torch.bfloat16):
-        seed = torch.empty((), dtype=torch.int64, device=query.device)  # of dropout, which there is none of
+        seed = torch.empty((), dtype=torch.int64, device=query.device)  # of dropout, which is off
         grads = aten._scaled_dot_product_flash_attention_backward(
             grad_output, query, key, value, output, logsumexp, None, None, query.shape[2], key.shape[2], 0.0, is_causal,
             seed, seed, scale=scale,
@@ -527,7 +527,7 @@ def _expanded(tensor: Tensor, heads: int) -> Tensor:
 
 
 def _summed(gradient: Tensor, key_heads: int) -> Tensor:
-    """The gradient of :func:`_expanded`."""
+    """The backward pass of :func:`_expanded`."""
     if gradient.shape[1] == key_heads:
         return gradient
     batch, heads, positions, size = gradient.shape

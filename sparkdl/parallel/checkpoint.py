@@ -1,4 +1,4 @@
-"""Checkpoints of models that ranks share, which any layout of the ranks can load.
+"""Checkpoints of models that are divided among ranks; they can be loaded in any layout of the ranks.
 
 Runs on the *rank*, over ``torch.distributed.checkpoint``: its planners decide which rank writes or reads which part of
 each tensor, so that a checkpoint of one layout can be loaded into another. This module adds names and optimizer state
@@ -58,22 +58,22 @@ Result = TypeVar("Result")
 
 _DEFAULT_TIMEOUT_S = 1800.0
 _FAILURE_TIMEOUT_S = 5.0
-"""How long training that failed waits for a checkpoint that is being written."""
+"""How long failed training waits for a checkpoint that is still being written."""
 
 _MODEL, _OPTIMIZER, _NUMBER, _OTHER = "model", "optimizer", "number", "other"
-"""What the names of tensors begin with: ``model/name``, ``optimizer/key/name``, ``number/key/name``, ``other/name``."""
+"""Prefixes of tensor names: ``model/name``, ``optimizer/key/name``, ``number/key/name``, ``other/name``."""
 
 _FORMS = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
-"""Options of an optimizer that do not change what it computes, or belong to a layout; they are not loaded."""
+"""Options of an optimizer that do not change its results, or that depend on the layout; they are not saved."""
 
 _WRAPPERS = re.compile(r"\.(_orig_mod|_checkpoint_wrapped_module)(?=\.)")
-"""Modules that torch.compile and activation checkpointing put around others."""
+"""Names of the wrapper modules of torch.compile and of activation checkpointing."""
 
 
 class ShardedCheckpoints:
-    """Saves and loads models that ranks share, with optimizer, scheduler, random state and the position in the data.
+    """Saves and loads divided models, with optimizer, scheduler, random state and the position in the data.
 
-    Use it as a context manager: it waits for the last checkpoint in the end. All ranks call its methods together::
+    Use it as a context manager: it waits for the last checkpoint at the end. All ranks call its methods together::
 
         with ShardedCheckpoints("/shared/run-7", layout) as checkpoints:
             state = checkpoints.load(model, optimizer, scheduler) or {"step": 0}
@@ -82,15 +82,15 @@ class ShardedCheckpoints:
                 if step % 500 == 499:
                     checkpoints.save(step + 1, model, optimizer, scheduler, state={"step": step + 1})
 
-    Its ranks communicate in a process group of their own, so that a checkpoint can be written while training uses the
-    other groups. One job at a time may use a folder.
+    It opens a process group of its own, so that a checkpoint can be written while training uses the other groups. Only
+    one job at a time may use a folder.
 
     Args:
-        folder: path or URL that all ranks reach, as a Store takes it.
-        layout: of the ranks.
-        num_kept: how many of the newest checkpoints stay.
-        timeout_s: how long ranks wait for each other here, and :meth:`save` for the checkpoint before; as long as the
-            default process group does if None.
+        folder: path or URL that all ranks can reach, as a Store takes it.
+        layout: layout of the ranks.
+        num_kept: number of the newest checkpoints to keep.
+        timeout_s: seconds that ranks wait for each other in these methods, and that :meth:`save` waits for the
+            previous checkpoint. None for the timeout of the default process group if that is sparkdl's, else 1800.
 
     Raises:
         ParamError: if ``num_kept`` is not positive or the folder's name is empty.
@@ -128,26 +128,27 @@ class ShardedCheckpoints:
         tensors: Mapping[str, Tensor] | None = None,
         folder: str | None = None,
     ) -> futures.Future[None]:
-        """Copy the state to host memory, and have a thread write it while training continues. Collective.
+        """Copy the state to host memory, and write it in a thread while training continues. Collective.
 
-        The call waits for the checkpoint before, so that at most one copy is in memory. Buffers that differ on ranks
-        with the same part of the model are saved as one of these ranks has them.
+        The call waits for the previous checkpoint, so that at most one copy is in memory. Where ranks hold the same
+        part of the model and a buffer of it differs between them, the value of one of these ranks is saved.
 
         Args:
-            step: how many steps are done, the same on all ranks.
-            module: this rank's part of the model; of a pipeline, the stages of this rank.
-            optimizer: of all of its parameters.
-            scheduler: anything with a ``state_dict``, the same on all ranks.
-            state: what else to save, the same on all ranks: numbers, strings, tensors and lists and dicts of them.
-            tensors: other tensors by name, of which ranks may have parts; to :meth:`load` give them again.
-            folder: where to save in place of the folder given at first; it holds one checkpoint then.
+            step: number of completed steps, the same on all ranks.
+            module: this rank's part of the model; with a pipeline, the stages of this rank.
+            optimizer: optimizer of the parameters of ``module``; None if there is none to save.
+            scheduler: anything with a ``state_dict``, the same on all ranks; None if there is none to save.
+            state: further values to save, the same on all ranks: numbers, strings, tensors, and lists and dicts of
+                them.
+            tensors: further tensors to save, by name; they may be divided among ranks. Give them to :meth:`load` too.
+            folder: folder to save to in place of the constructor's; it keeps one checkpoint.
 
         Returns:
-            What is done when the checkpoint is complete, and has the error if it could not be written.
+            A future that is done when the checkpoint is complete; it holds the error if writing failed.
 
         Raises:
-            CheckpointError: if something holds what no checkpoint can.
-            StoreError: if the checkpoint before could not be written, or not in time.
+            CheckpointError: if a value cannot be stored in a checkpoint.
+            StoreError: if the previous checkpoint could not be written, or not in time.
         """
         self.wait()
         part = _Part(module, optimizer, tensors)
@@ -180,26 +181,27 @@ class ShardedCheckpoints:
         tensors: Mapping[str, Tensor] | None = None,
         folder: str | None = None,
     ) -> dict[str, Any] | None:
-        """Load the newest checkpoint, of whatever layout. Collective.
+        """Load the newest checkpoint, written in any layout. Collective.
 
-        The files are compared with their checksums and the model with that of the checkpoint before anything is
-        overwritten. Random numbers continue as on the same rank of the same layout; on another layout, each rank takes
-        the random state of a rank that read the same share of the rows, and shares that did not exist are seeded anew.
+        Before anything is overwritten, the files are compared with their checksums, and the model with the model of
+        the checkpoint. In the same layout, each rank continues with its own random state. In another layout, each rank
+        takes the random state of a rank that read the same share of the rows; ranks whose share did not exist are
+        seeded anew.
 
         Args:
-            module: as for :meth:`save`; its tensors are overwritten in place.
-            optimizer: of all of its parameters; None to leave its state in the files.
-            scheduler: likewise.
-            step: load the newest checkpoint of this step instead.
-            tensors: given to :meth:`save`; they are overwritten in place.
-            folder: where to look in place of the folder given at first.
+            module: this rank's part of the model, as for :meth:`save`; its tensors are overwritten in place.
+            optimizer: optimizer of the parameters of ``module``; None to leave the saved state of the optimizer out.
+            scheduler: scheduler as for :meth:`save`; None to leave its saved state out.
+            step: step whose newest checkpoint is loaded; the newest checkpoint of all if None.
+            tensors: the tensors that were given to :meth:`save`; they are overwritten in place.
+            folder: folder to load from in place of the constructor's.
 
         Returns:
-            The ``state`` given to :meth:`save`, ``{}`` if none was; None if the folder has no checkpoint.
+            The ``state`` given to :meth:`save`, or ``{}`` if none was given; None if the folder holds no checkpoint.
 
         Raises:
-            CheckpointError: if the checkpoint is of another model or optimizer, a file is damaged, or there is none of
-                that step.
+            CheckpointError: if the checkpoint is of another model or optimizer, a file is damaged, or there is no
+                checkpoint of that step.
             ParamError: if the module has tensors on the meta device.
             StoreError: if the folder cannot be read.
         """
@@ -234,7 +236,7 @@ class ShardedCheckpoints:
         return shared["state"] or {}
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints in the folder, the oldest checkpoint first.
+        """Return the step of each complete checkpoint in the folder, the oldest checkpoint first.
 
         Raises:
             StoreError: if the folder cannot be listed.
@@ -242,7 +244,7 @@ class ShardedCheckpoints:
         return [step for _, step, _ in self._folder.complete()]
 
     def wait(self) -> None:
-        """Wait until the checkpoint that was given to :meth:`save` is written.
+        """Wait until the checkpoint of the last :meth:`save` is written.
 
         Raises:
             StoreError: if it could not be written, or not in time.
@@ -258,7 +260,11 @@ class ShardedCheckpoints:
         writing.result()
 
     def close(self) -> None:
-        """Wait for the last checkpoint and end thread and process group; raises what :meth:`wait` does. Collective."""
+        """Wait for the last checkpoint, and end the thread and the process group. Collective.
+
+        Raises:
+            StoreError: if the checkpoint could not be written, or not in time.
+        """
         try:
             self.wait()
         except BaseException:
@@ -281,7 +287,7 @@ class ShardedCheckpoints:
             self._abandon(_FAILURE_TIMEOUT_S)
 
     def _abandon(self, timeout_s: float) -> None:
-        """End without the other ranks, which may have failed or wait for this one."""
+        """End without the other ranks, which may have failed or may be waiting for this one."""
         self._threads.stop()
         if self._writing is not None:
             with suppress(Exception):  # the error that ends training is the one to raise
@@ -302,7 +308,7 @@ class ShardedCheckpoints:
             _raise_first(error, f"The checkpoint of step {step} in {self._folder.url} could not be written")
 
     def _on_all_ranks(self, work: Callable[[], Result]) -> list[Result]:
-        """Return what the work returns on each rank; an error of one rank is raised on all."""
+        """Call ``work`` on every rank and return the result of each; an error on one rank is raised on all."""
         own: tuple[Result | None, Exception | None]
         try:
             own = work(), None
@@ -339,12 +345,12 @@ def load_whole(
 
     Args:
         folder: path or URL, as :class:`ShardedCheckpoints` takes it.
-        module: its tensors are overwritten in place.
-        optimizer: of all of its parameters; None to leave its state in the files.
-        tensors: given to :meth:`ShardedCheckpoints.save`; they are overwritten in place.
+        module: the whole model; its tensors are overwritten in place.
+        optimizer: optimizer of the parameters of ``module``; None to leave the saved state of the optimizer out.
+        tensors: the tensors that were given to :meth:`ShardedCheckpoints.save`; they are overwritten in place.
 
     Raises:
-        CheckpointError: if there is none, it is of another model or optimizer, or a file is damaged.
+        CheckpointError: if there is no checkpoint, it is of another model or optimizer, or a file is damaged.
         StoreError: if the folder cannot be read.
     """
     location, manifest = newest_checkpoint(folder)
@@ -358,7 +364,7 @@ def load_whole(
 
 
 class _Part:
-    """The tensors of this rank's part of a model and of its optimizer, under the names of the whole model."""
+    """The tensors of this rank's part of a model and of its optimizer, under their names in the whole model."""
 
     def __init__(
         self,
@@ -373,7 +379,7 @@ class _Part:
         for each in modules:
             while isinstance(each, DistributedDataParallel | WholeSequences):
                 each = each.module  # noqa: PLW2901 - the module inside
-            # This also has FSDP reshard: parameters are DTensors afterwards.
+            # This also makes FSDP reshard, so that parameters are DTensors afterwards.
             for given, tensor in each.state_dict(keep_vars=True).items():
                 name = _WRAPPERS.sub("", f".{given}").removeprefix(".")
                 if not isinstance(tensor, Tensor):
@@ -396,7 +402,7 @@ class _Part:
                 self._parameters[self._names[id(parameter)]] = parameter
 
     def groups(self) -> dict[str, int] | None:
-        """The number of each parameter's group in the optimizer."""
+        """Index of the optimizer's group of each parameter, by its name; None without an optimizer."""
         if self._optimizer is None:
             return None
         return {
@@ -418,7 +424,7 @@ class _Part:
         return shapes, self.groups()
 
     def tensors_to_save(self) -> dict[str, Tensor]:
-        """The tensors by the names that they have in a checkpoint."""
+        """The tensors of the model and the optimizer, and the further ones, by their names in a checkpoint."""
         found = {f"{_MODEL}/{name}": tensors[0] for name, tensors in self._tensors.items()} | self._others
         states = {} if self._optimizer is None else self._optimizer.state
         for parameter, state in states.items():
@@ -440,14 +446,14 @@ class _Part:
         options: Mapping[str, Any] | None,
         **how: Any,
     ) -> None:
-        """Overwrite the tensors and the optimizer's state by those of a checkpoint.
+        """Overwrite the tensors and the optimizer's state with those of a checkpoint.
 
         Args:
-            location: of the checkpoint.
-            manifest: of it.
-            url: of it, for errors.
-            options: of its optimizer.
-            how: with which ranks ``torch.distributed.checkpoint`` loads it.
+            location: folder of the checkpoint.
+            manifest: manifest of the checkpoint.
+            url: URL of the checkpoint, used in error messages.
+            options: class and parameter groups of the checkpoint's optimizer; None if it has no optimizer.
+            how: arguments by which ``torch.distributed.checkpoint`` knows the ranks that load together.
         """
         tensors = self._tensors_to_load(manifest, url)
         try:
@@ -462,7 +468,7 @@ class _Part:
         self._take(tensors, options)
 
     def _tensors_to_load(self, manifest: Mapping[str, Any], url: str) -> dict[str, Any]:
-        """The tensors of the model and others, and empty ones for the optimizer's state in a checkpoint."""
+        """The model's and the further tensors, and empty tensors for the optimizer's state in a checkpoint."""
         if missing := sorted(self._others.keys() - manifest["tensors"].keys()):
             raise CheckpointError(f"The checkpoint {url} lacks {_listed(missing)}.")
         found: dict[str, Any] = {f"{_MODEL}/{name}": tensors[0] for name, tensors in self._tensors.items()}
@@ -480,7 +486,7 @@ class _Part:
         return found
 
     def _take(self, tensors: Mapping[str, Any], options: Mapping[str, Any] | None) -> None:
-        """Complete the model, and give the optimizer its state."""
+        """Copy loaded buffers to the other stages that have them, and load the optimizer's state."""
         with torch.no_grad():
             for first, *others in self._tensors.values():
                 for other in others:  # buffers that several stages have
@@ -505,7 +511,7 @@ class _Part:
 
 
 def _check_optimizer_state(name: str, parameter: Tensor, key: str, value: object) -> None:
-    """Refuse what could not be divided among other ranks."""
+    """Refuse optimizer state that could not be divided among the ranks of another layout."""
     if isinstance(value, Tensor):
         if not isinstance(parameter, DTensor) or value.numel() == 1:
             return
@@ -529,7 +535,7 @@ def _options_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _check_given(shared: Mapping[str, Any], optimizer: Optimizer | None, scheduler: object, url: str) -> None:
-    """Check that the checkpoint has the state of what is to be loaded."""
+    """Check that the checkpoint holds the state of the given optimizer and scheduler."""
     for name, given in (("optimizer", optimizer), ("scheduler", scheduler)):
         if given is not None and shared[name] is None:
             raise CheckpointError(
@@ -599,7 +605,7 @@ def _sizes_of(layout: RankLayout) -> dict[str, int]:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """A copy in host memory; of a DTensor, of this rank's part. No communication."""
+    """A copy in host memory; the copy of a DTensor holds this rank's part. No communication."""
     detached = tensor.detach()
     return detached.clone() if detached.device.type == "cpu" else detached.to("cpu")
 
@@ -618,7 +624,7 @@ def _encoded(value: object, what: str) -> bytes:
 
 
 def _raise_first(error: Any, what: str) -> NoReturn:
-    """Raise what the first of the failed ranks has raised."""
+    """Raise the error of the lowest of the failed ranks."""
     rank, (first, _) = min(error.failures.items(), key=lambda failure: failure[0])
     if isinstance(first, SparkdlError):
         raise first from error

@@ -1,14 +1,14 @@
-"""The files of sharded checkpoints, and how ``torch.distributed.checkpoint`` writes and reads them.
+"""The files of sharded checkpoints, and their reader and writer for ``torch.distributed.checkpoint``.
 
-Runs on the *rank*. A checkpoint is a folder ``checkpoint-00000003-step-00000120``: the third one that was begun, after
-step 120.
+Runs on the *rank*. A checkpoint is a folder such as ``checkpoint-00000003-step-00000120``: the third checkpoint that
+was begun, after step 120.
 
 ====================================  ===============================================================================
 ``sparkdl_sharded_checkpoint.json``   the manifest: shapes and parts of all tensors, size and SHA-256 of all files, and
                                       the layout; written last
 ``rank-00000.safetensors``            the parts of tensors that a rank writes, each as ``name@offsets``
-``rank-00000.pt``                     a rank's random state; that of rank 0 also holds what all ranks have alike. An
-                                      archive of torch, loaded with ``weights_only=True``
+``rank-00000.pt``                     a rank's random state; the file of rank 0 also holds the state that is the same on
+                                      all ranks. An archive of torch, loaded with ``weights_only=True``
 ====================================  ===============================================================================
 
 A folder without a manifest is an unfinished checkpoint: it is never loaded, and the next save removes it. No file
@@ -62,14 +62,14 @@ _CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank has written.
+    """A rank's report of the files that it has written.
 
     Attributes:
-        step: after which it did.
-        reader: the number of its share of the rows.
-        groups: see :meth:`_Part.groups`.
-        files: size and SHA-256 by name.
-        parts: name and offsets of each part of a tensor.
+        step: number of completed steps at the checkpoint.
+        reader: index of the rank's share of the rows.
+        groups: index of the optimizer's group of each parameter, by its name; None without an optimizer.
+        files: size and SHA-256 of each file, by its name.
+        parts: name and offsets of each part of a tensor that was written.
     """
 
     step: int
@@ -80,7 +80,7 @@ class Report:
 
 
 class CheckpointFolder:
-    """The checkpoints of one training. Every rank reads; rank 0 begins, commits and removes checkpoints."""
+    """A folder with the checkpoints of one job. Every rank reads; rank 0 begins, commits and removes checkpoints."""
 
     def __init__(self, url: str, num_kept: int) -> None:
         self.url = absolute_url(url)
@@ -88,11 +88,11 @@ class CheckpointFolder:
         self._num_kept = num_kept
 
     def location(self, name: str) -> Location:
-        """Return where the files of a checkpoint are."""
+        """Return the location of a checkpoint's files."""
         return open_location(f"{self.url}/{name}")
 
     def _all(self) -> list[tuple[int, int, str]]:
-        """Number, step and name of all checkpoints, complete or not, the oldest first."""
+        """Number, step and name of each checkpoint, complete or not, the oldest first."""
         filesystem = self._location.filesystem
         with _reading(self.url):
             filesystem.invalidate_cache()
@@ -105,11 +105,11 @@ class CheckpointFolder:
             return bool(self._location.filesystem.exists(f"{self._location.path}/{name}/{MANIFEST}"))
 
     def complete(self) -> list[tuple[int, int, str]]:
-        """Return number, step and name of the complete checkpoints, the oldest first."""
+        """Return number, step and name of each complete checkpoint, the oldest first."""
         return [found for found in self._all() if self._has_manifest(found[2])]
 
     def find(self, step: int | None) -> tuple[str, dict[str, Any]] | None:
-        """Name and manifest of the newest checkpoint, or of the newest one of a step."""
+        """Name and manifest of the newest checkpoint, of one step if it is given; None if there is no checkpoint."""
         complete = self.complete()
         names = [name for _, its_step, name in complete if step in (None, its_step)]
         if not names:
@@ -144,7 +144,7 @@ class CheckpointFolder:
         return name
 
     def commit(self, name: str, manifest: Mapping[str, Any]) -> None:
-        """Write the manifest, which makes the checkpoint complete, and remove those that are no longer kept."""
+        """Write the manifest, which completes the checkpoint, and remove checkpoints that are no longer kept."""
         content = json.dumps(manifest, separators=(",", ":")).encode()
         self.location(name).write_whole(MANIFEST, content)
         try:
@@ -172,7 +172,7 @@ class CheckpointFolder:
 
 @contextmanager
 def _reading(url: str) -> Iterator[None]:
-    """Raise errors of a filesystem as a StoreError that names the URL."""
+    """Raise an error of the filesystem as a StoreError, and a missing file as a CheckpointError, that name the URL."""
     try:
         yield
     except SparkdlError:
@@ -194,7 +194,7 @@ def _open(folder: Location, name: str) -> IO[bytes]:
 
 
 def check_files(folder: Location, manifest: Mapping[str, Any], ranks: range) -> None:
-    """Read the files of some ranks of the checkpoint once and compare them with the manifest."""
+    """Read the files of some ranks of a checkpoint once and compare their sizes and checksums with the manifest."""
     for name in (name for rank in ranks for name in _files_of(rank)):
         url, expected = folder.name_of(f"{folder.path}/{name}"), manifest["files"][name]
         digest, num_bytes = hashlib.sha256(), 0
@@ -209,10 +209,10 @@ def check_files(folder: Location, manifest: Mapping[str, Any], ranks: range) -> 
 
 
 def newest_checkpoint(url: str) -> tuple[Location, dict[str, Any]]:
-    """Return where the newest checkpoint of a folder is, and its manifest.
+    """Return the location of the newest checkpoint of a folder, and its manifest.
 
     Raises:
-        CheckpointError: if there is none.
+        CheckpointError: if there is no checkpoint.
         StoreError: if the folder cannot be read.
     """
     checkpoints = CheckpointFolder(url, num_kept=1)
@@ -243,7 +243,7 @@ def _files_of(rank: int) -> tuple[str, str]:
 
 
 def read_small_file(folder: Location, rank: int) -> dict[str, Any]:
-    """Return what the ``.pt`` file of a rank of the checkpoint holds."""
+    """Return the content of the ``.pt`` file of a rank of the checkpoint."""
     name = _files_of(rank)[1]
     with _reading(folder.name_of(f"{folder.path}/{name}")), _open(folder, name) as file:
         content: dict[str, Any] = torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
@@ -251,12 +251,12 @@ def read_small_file(folder: Location, rank: int) -> dict[str, Any]:
 
 
 def _entry(name: str, offsets: Sequence[int]) -> str:
-    """The name of a part of a tensor in a file."""
+    """The name of a tensor's part in a file."""
     return f"{name}@{','.join(map(str, offsets))}"
 
 
 class Writer(StorageWriter):
-    """How ``torch.distributed.checkpoint`` writes one checkpoint. Runs on the thread of each rank."""
+    """Writes one checkpoint for ``torch.distributed.checkpoint``. Runs on the checkpoint thread of each rank."""
 
     def __init__(
         self, folder: CheckpointFolder, *, rank: int, small: bytes, report: Report, sizes: dict[str, int]
@@ -270,21 +270,21 @@ class Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 - torch passes it
-        """Refuse to be chosen by the name of a folder."""
+        """Return False: torch must not choose this class by the name of a folder."""
         return False
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Do nothing: an object serves one checkpoint."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: all was given before."""
+        """Do nothing: the constructor has set everything up."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Leave the planner's plan as it is."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On rank 0: begin the checkpoint and send its name to all ranks."""
+        """On rank 0: begin the checkpoint and put its name in the plans of all ranks."""
         self._name = self._folder.begin(self._report.step)
         return [replace(plan, storage_data=self._name) for plan in plans]
 
@@ -307,7 +307,7 @@ class Writer(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[Any]) -> None:
-        """On rank 0, when all ranks have written: complete the checkpoint."""
+        """On rank 0, after all ranks have written: complete the checkpoint."""
         reports: list[Report] = results
         if len(steps := {report.step for report in reports}) > 1:
             raise CheckpointError(f"Ranks gave save() different steps: {', '.join(map(str, sorted(steps)))}.")
@@ -344,7 +344,7 @@ class Writer(StorageWriter):
 
 
 class Reader(StorageReader):
-    """How ``torch.distributed.checkpoint`` reads one checkpoint."""
+    """Reads one checkpoint for ``torch.distributed.checkpoint``."""
 
     def __init__(self, folder: Location, manifest: Mapping[str, Any]) -> None:
         self._folder = folder
@@ -352,7 +352,7 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 - torch passes it
-        """Refuse to be chosen by the name of a folder."""
+        """Return False: torch must not choose this class by the name of a folder."""
         return False
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -377,7 +377,7 @@ class Reader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Do nothing: all was given before."""
+        """Do nothing: the constructor has set everything up."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Leave the planner's plan as it is."""
@@ -388,7 +388,7 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the parts of tensors that this rank needs: of each saved part, the rows that overlap with its own."""
+        """Read the parts of tensors that this rank needs: of each saved part, the rows that its own part overlaps."""
         writers = {
             _entry(name, offsets): rank
             for name, entry in self._tensors.items()

@@ -1,7 +1,7 @@
 """Collectives with gradients: sums, splits and gathers along a dimension, over the ranks of a group.
 
-Which of two is right depends on what the ranks have of the gradient: the whole of it, or a share, and it is their sum.
-Source: M. Shoeybi et al., "Megatron-LM" (2019), for the pairs of them.
+Where there are two variants, the right one depends on the gradient that each rank has: the whole gradient, or a share
+of it, where the gradient is the sum of the shares. Source: M. Shoeybi et al., "Megatron-LM" (2019), for these pairs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparkdl.errors import ParamError
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    """``function.apply``, which torch leaves untyped."""
+    """Call ``function.apply``, which torch leaves untyped."""
     output: Tensor = cast("Any", function).apply(*args)
     return output
 
@@ -27,27 +27,27 @@ def sum_gradient(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def sum_of_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over the ranks, written over the tensor; each rank has the whole gradient."""
+    """Sum a tensor over the ranks, in place; each rank has the whole gradient."""
     return apply(_Sum, tensor, group)
 
 
 def split(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """This rank's part along a dimension; gradients are gathered."""
+    """This rank's part of a tensor along a dimension; gradients are gathered."""
     return apply(_Split, tensor, group, dim)
 
 
 def gather(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """The parts of all ranks joined; each rank has the whole gradient and keeps its part."""
+    """The parts of all ranks, joined along a dimension; each rank has the whole gradient and keeps its part of it."""
     return apply(_Gather, tensor, group, dim)
 
 
 def gather_summed(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """The parts of all ranks joined; each rank has a share of the gradient, whose sum is scattered."""
+    """The parts of all ranks, joined along a dimension; each rank has a share of the gradient; the sum is scattered."""
     return apply(_GatherSummed, tensor, group, dim)
 
 
 def sum_scattered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """This rank's part of the sum over the ranks; gradients are gathered."""
+    """This rank's part, along a dimension, of the sum over the ranks; gradients are gathered."""
     return apply(_SumScattered, tensor, group, dim)
 
 

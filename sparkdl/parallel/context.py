@@ -1,6 +1,6 @@
-"""Context parallelism: the attention of a model computed over sequences that ranks share.
+"""Context parallelism: a model's attention computed over sequences whose positions are divided among ranks.
 
-:func:`share_sequences` has a model's attention work on the parts of sequences that :mod:`sparkdl.parallel.sequence`
+:func:`share_sequences` makes a model's attention work on the parts of sequences that :mod:`sparkdl.parallel.sequence`
 gives to the ranks. Everything else in a decoder works position by position.
 """
 
@@ -32,27 +32,29 @@ _NAMES_OF_POSITIONS = ("positions", "position_ids")
 
 
 def share_sequences(module: nn.Module, group: dist.ProcessGroup, *, method: str = "ring") -> nn.Module:
-    """Have a model compute attention over sequences whose positions the ranks of a group share, in place.
+    """Make a model compute attention over sequences whose positions are divided among ranks, in place.
 
-    Afterwards the model takes this rank's part of each sequence, and where it embeds positions, their numbers, as
-    :func:`sparkdl.parallel.sequence.positions` gives them. Three kinds of models are known: those whose layers
-    have a function ``attend``, as :class:`sparkdl.networks.decoder.Decoder`; those of Hugging Face, also inside of
-    others, whose attention is set, and which then take ``documents=`` as
-    :func:`~sparkdl.parallel.attention.ring_attention` does; and any other that calls
-    :func:`torch.nn.functional.scaled_dot_product_attention`, without a mask and without dropout.
+    Afterwards the model takes this rank's part of each sequence and, if it embeds positions, their numbers, as returned
+    by :func:`sparkdl.parallel.sequence.positions`. Three kinds of models are supported:
+
+    - models whose layers have a function ``attend``, such as :class:`sparkdl.networks.decoder.Decoder`;
+    - Hugging Face models, also inside of other modules, whose attention implementation is set, and which then take
+      ``documents=`` as :func:`~sparkdl.parallel.attention.ring_attention` does;
+    - any other model that calls :func:`torch.nn.functional.scaled_dot_product_attention`, without a mask and without
+      dropout.
 
     Args:
         module: the model.
-        group: the ranks that share sequences, as ``layout.group("context")``.
+        group: process group of the ranks that share sequences, such as ``layout.group("context")``.
         method: ``"ring"``, whose memory falls with the number of ranks and which takes any number of heads, or
-            ``"all-to-all"``, which sends less and needs a number of heads that the ranks divide.
+            ``"all-to-all"``, which sends less and needs a number of heads that is a multiple of the number of ranks.
 
     Returns:
         ``module``.
 
     Raises:
-        ParamError: if the method is none, or the model has layers that are no such attention. In the first step, if it
-            does not get the numbers of its positions, or computes attention in another way.
+        ParamError: if there is no such method, or the model has layers of a type that is not supported. In the first
+            step, if the model does not get the numbers of its positions, or computes attention in another way.
     """
     if method not in METHODS:
         raise ParamError(
@@ -73,7 +75,7 @@ def share_sequences(module: nn.Module, group: dist.ProcessGroup, *, method: str 
     else:
         replaced = _Replaced(calls.attention)
         for layer in module.modules():
-            # A hook would be left out where a block is computed again.
+            # A hook would not run when a block is recomputed.
             layer.forward = functools.update_wrapper(
                 functools.partial(replaced.call, layer.forward), layer.forward
             )
@@ -84,7 +86,7 @@ def share_sequences(module: nn.Module, group: dist.ProcessGroup, *, method: str 
 class _Calls:
     """Checks that a model gets the numbers of its positions, and that its attention is computed over shared sequences.
 
-    Otherwise each rank would count positions from 0, or attend to its own part of sequences, without a word.
+    Without these checks, each rank could count positions from 0, or attend only to its own part of sequences, silently.
     """
 
     def __init__(self, module: nn.Module, attention: Callable[..., Tensor]) -> None:
@@ -99,7 +101,7 @@ class _Calls:
         return _Unchecked, ()
 
     def attention(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Attention over shared sequences."""
+        """Compute attention over shared sequences."""
         self._are_any = True
         return self._compute(*args, **kwargs)
 
@@ -135,7 +137,7 @@ def _causal(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class _Unchecked:
-    """What the hooks below are in a copy of a model: they belong to a process group, which is not copied."""
+    """Replaces the hooks in a copy of a model: they belong to a process group, which is not copied."""
 
     def _check_positions(self, *_: Any) -> None: ...
     def _check_any(self, *_: Any) -> None: ...
@@ -143,10 +145,10 @@ class _Unchecked:
 
 
 class _HuggingFaceAttention:
-    """What the attention of a model of Hugging Face calls, by its registry of implementations."""
+    """An attention implementation in the registry of Hugging Face's transformers, over shared sequences."""
 
     _changes = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "indices", "block_indices")
-    """Arguments of an implementation that change what it computes, in ways that are not known here."""
+    """Arguments of an implementation that change what it computes, and that are not supported here."""
 
     def __init__(self, attention: Callable[..., Tensor], group: dist.ProcessGroup) -> None:
         self._attention, self._group = attention, group
@@ -156,10 +158,10 @@ class _HuggingFaceAttention:
         return _Unchecked, ()
 
     def attach(self, module: Any, name: str) -> None:
-        """Have a model call it.
+        """Make a model call this implementation.
 
         Raises:
-            ParamError: if the model has other layers than attention that positions pass each other in.
+            ParamError: if transformers is too old, or the model has layers other than full and sliding attention.
         """
         try:
             from transformers import AttentionInterface, AttentionMaskInterface
@@ -183,7 +185,7 @@ class _HuggingFaceAttention:
         documents, given = kwargs.get("documents"), kwargs.get("position_ids")
         self._has_documents = documents is not None
         if documents is not None:
-            # Each text is counted from 0, as where ranks do not share sequences.
+            # The positions of each text are counted from 0, as they are without context parallelism.
             whole = positions_in(sequence.unshard(documents, 1, self._group))
             return args, {**kwargs, "position_ids": sequence.shard(whole, 1, self._group)}
         if given is None:
@@ -213,7 +215,7 @@ class _HuggingFaceAttention:
         documents: Tensor | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        """Attention of a layer; ``attention_mask`` holds the width of a window, as :meth:`mask` returns it."""
+        """Compute the attention of a layer; ``attention_mask`` is the width of a window, as :meth:`mask` returns it."""
         changes = [name for name in self._changes if others.get(name) is not None]
         if changes:
             raise ParamError(
@@ -238,7 +240,7 @@ class _HuggingFaceAttention:
     def mask(
         *_: Any, attention_mask: Tensor | None = None, local_size: int | None = None, **__: Any
     ) -> Tensor | None:
-        """The width of a sliding window in place of a mask."""
+        """Return the width of a sliding window in place of a mask, None without a window."""
         _refuse(attention_mask, 0.0)
         return None if local_size is None else torch.tensor(local_size)
 
@@ -254,7 +256,7 @@ def _refuse(mask: object, dropout: float) -> None:
 
 
 class _AttentionMode(TorchFunctionMode):
-    """Inside, ``scaled_dot_product_attention`` is computed over shared sequences."""
+    """A mode in which ``scaled_dot_product_attention`` is computed over shared sequences."""
 
     def __init__(self, attention: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -289,7 +291,7 @@ class _AttentionMode(TorchFunctionMode):
 
 
 class _Replaced:
-    """Calls modules inside of the mode; each enters it, as a block that is computed again is called alone."""
+    """Calls modules inside of the mode; each module enters it, as a recomputed block is called on its own."""
 
     def __init__(self, attention: Callable[..., Tensor]) -> None:
         self._attention = attention
@@ -308,10 +310,10 @@ class _Replaced:
 
 
 def name_of_positions(module: nn.Module) -> str:
-    """The argument by which a module takes the numbers of positions.
+    """Name of the argument by which a module takes the numbers of positions.
 
     Raises:
-        ParamError: if there is none.
+        ParamError: if the module has no such argument.
     """
     taken = inspect.signature(module.forward).parameters
     for name in _NAMES_OF_POSITIONS:
@@ -326,13 +328,13 @@ def name_of_positions(module: nn.Module) -> str:
 class WholeSequences(nn.Module):
     """Calls a module of :func:`share_sequences` with whole sequences and returns whole outputs, with gradients.
 
-    For losses that know nothing of shared sequences. All ranks of the group pass the same inputs and compute the same
-    loss of the outputs; the gradients of the module's weights are then those of this rank's positions.
+    For losses that do not support shared sequences. All ranks of the group pass the same inputs and compute the same
+    loss of the outputs; each rank's gradients of the module's weights are then those of its own positions.
 
     Args:
-        module: which takes ``(batch, positions, ...)`` and the numbers of positions as ``positions`` or
+        module: a module that takes ``(batch, positions, ...)``, and the numbers of positions as ``positions`` or
             ``position_ids``.
-        group: the ranks that share sequences.
+        group: process group of the ranks that share sequences.
 
     Raises:
         ParamError: if the module does not take the numbers of positions: it would count them from 0 on each rank.
@@ -344,7 +346,7 @@ class WholeSequences(nn.Module):
         self._positions = name_of_positions(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module returns, with whole sequences: in the second dimension, or its ``positions_dim``."""
+        """Return the module's output for whole sequences, joined along ``module.positions_dim``, 1 by default."""
         lengths = {each.shape[1] for each in (*args, *kwargs.values()) if _is_sequence(each)}
         if len(lengths) != 1:
             raise ParamError(
@@ -387,15 +389,15 @@ def _is_sequence(value: object) -> bool:
 
 
 class _Joined(torch.autograd.Function):
-    """Whole sequences of the parts of all ranks; the gradient of this rank's part."""
+    """Joins the parts of all ranks to whole sequences; the gradient is cut back to this rank's part."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-        """``(batch, positions / ranks, ...)`` to ``(batch, positions, ...)``."""
+        """Join ``(batch, positions / ranks, ...)`` to ``(batch, positions, ...)``."""
         ctx.dim, ctx.group = dim, group
         return sequence.unshard(part, dim, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Return this rank's part."""
+        """Return this rank's part of the gradient."""
         return sequence.shard(gradient, ctx.dim, ctx.group), None, None

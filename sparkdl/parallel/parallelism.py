@@ -1,6 +1,6 @@
-"""How the ranks of a job are divided among the kinds of parallelism, and the groups of ranks that result.
+"""The arrangement of a job's ranks in a mesh, with one dimension for each kind of parallelism.
 
-:class:`Parallelism` holds sizes; :meth:`Parallelism.lay_out` places them on the ranks of the open process group and
+:class:`Parallelism` holds the sizes; :meth:`Parallelism.lay_out` places them on the ranks of the open process group and
 returns a :class:`RankLayout` with a device mesh, whose dimensions are also process groups and communicators.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
-"""The dimensions of a mesh, the outermost first: neighbors along the last ones communicate most, so share a host."""
+"""The dimensions of a mesh, outermost first: neighbors along the last ones communicate most, so they share a host."""
 
 _INSIDE_A_HOST = ("tensor", "context", "shard")
 
@@ -38,23 +38,24 @@ METHODS = ("ring", "all-to-all")
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """The sizes of each kind of parallelism, whose product is the number of ranks, and how each is done.
+    """Sizes and options of the kinds of parallelism; the product of the sizes is the number of ranks.
 
-    One size may be -1: it takes what the others leave of the ranks.
+    One size may be -1: it becomes the number of ranks divided by the product of the other sizes.
 
     Attributes:
-        data: replicas of the model, each of which trains on other rows. None takes what the other sizes leave, or 1 if
-            another size is -1.
-        shard: ranks that train on other rows, too, and share the weights, gradients and optimizer state among them.
-        tensor: ranks among which each layer's weights and arithmetic are divided.
-        context: ranks that share the positions of each sequence.
-        pipeline: stages, each of which has some of the layers.
-        sharding_stage: the ZeRO stage of ``shard``; see :func:`sparkdl.parallel.shard`.
+        data: number of replicas of the model, each of which trains on different rows. None for the number of ranks
+            divided by the product of the other sizes, or 1 if another size is -1.
+        shard: number of ranks that divide weights, gradients and optimizer state among them; they too train on
+            different rows.
+        tensor: number of ranks among which the weights and the arithmetic of each layer are divided.
+        context: number of ranks that share the positions of each sequence.
+        pipeline: number of ranks of a pipeline, each of which has some of the layers.
+        sharding_stage: ZeRO stage of ``shard``; see :func:`sparkdl.parallel.shard`.
         sequence: whether tensor ranks also divide the activations between the divided layers.
-        attention: the method of ``context``; see :func:`sparkdl.parallel.share_sequences`.
-        schedule: of ``pipeline``; see :data:`sparkdl.parallel.SCHEDULES`.
-        microbatches: into how many small batches a pipeline cuts a batch; None for the largest number that divides the
-            rows, up to four times ``pipeline``.
+        attention: method of ``context``; see :func:`sparkdl.parallel.share_sequences`.
+        schedule: schedule of ``pipeline``; see :data:`sparkdl.parallel.SCHEDULES`.
+        microbatches: number of microbatches into which a pipeline cuts a batch; None for the largest number up to four
+            times ``pipeline`` that divides the rows.
         recompute: whether blocks keep only their inputs for the backward pass; see
             :func:`sparkdl.parallel.recompute_activations`.
         offload: whether the shards of weights, gradients and optimizer state lie in host memory, and a block's weights
@@ -99,11 +100,11 @@ class Parallelism:
             )
 
     def resolve(self, world_size: int) -> Parallelism:
-        """Return the sizes for a number of ranks, without None and -1.
+        """Return the sizes for a number of ranks, with None and -1 replaced by numbers.
 
         Raises:
-            ParamError: if their product cannot be the number of ranks, where the message says which sizes would fit, or
-                nothing is sharded that could be offloaded.
+            ParamError: if the product of the sizes cannot be the number of ranks (the message says which sizes would
+                fit), or ``offload`` is set and nothing is sharded.
         """
         sizes = {name: getattr(self, name) for name in DIMENSIONS}
         if sizes["data"] is None:
@@ -129,15 +130,15 @@ class Parallelism:
         return replace(self, **sizes)
 
     def lay_out(self, *, device_type: str = "cpu", host_of_rank: Sequence[int] | None = None) -> RankLayout:
-        """Place the sizes on the ranks of the open process group and open a group for each. Collective.
+        """Arrange the ranks of the open process group by these sizes and open a group per dimension. Collective.
 
-        Tensor, then context, then shard neighbors are placed on one host where the host has room for them; data and
+        Tensor, then context, then shard neighbors are placed on one host as far as it has room for them; data and
         pipeline neighbors are placed across hosts.
 
         Args:
-            device_type: of the tensors, ``"cpu"`` or ``"cuda"``.
-            host_of_rank: the index of each rank's host; by default as the communicator of the process group knows it,
-                and one host where torch's own backends carry the data.
+            device_type: device type of the tensors, ``"cpu"`` or ``"cuda"``.
+            host_of_rank: index of each rank's host. None for the hosts in the topology of the process group's
+                communicator, or for a single host if the process group has a backend of torch.
 
         Raises:
             ParamError: if the sizes do not fit the number of ranks, or torch.distributed is not initialized.
@@ -168,21 +169,21 @@ class Parallelism:
 
 
 def place_ranks(sizes: Parallelism, hosts: Sequence[int]) -> torch.Tensor:
-    """Number the places of a mesh with ranks so that its innermost dimensions lie inside hosts.
+    """Assign ranks to the places of a mesh so that its innermost dimensions lie inside hosts.
 
     Args:
-        sizes: resolved; their product is the number of hosts' entries.
-        hosts: the host of each rank.
+        sizes: resolved sizes; their product is the number of ranks.
+        hosts: index of the host of each rank.
 
     Returns:
-        ``int64`` ranks, ``(pipeline, data, shard, context, tensor)``.
+        Ranks, ``int64`` of shape ``(pipeline, data, shard, context, tensor)``.
     """
     by_host = sorted(range(len(hosts)), key=lambda rank: (hosts[rank], rank))
     return torch.tensor(by_host).view([getattr(sizes, name) for name in DIMENSIONS])
 
 
 def _num_crossing(ranks: torch.Tensor, dim: int, hosts: Sequence[int]) -> int:
-    """How many groups along a dimension have ranks of several hosts."""
+    """Number of groups along a dimension whose ranks are on several hosts."""
     groups = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
     return sum(len({hosts[rank] for rank in group}) > 1 for group in groups)
 
@@ -198,12 +199,13 @@ def _what_fits(product: int, world_size: int, open_name: str | None) -> str:
 
 
 class RankLayout:
-    """The ranks of a job in a mesh of parallelism.
+    """The ranks of a job in a mesh of the kinds of parallelism.
 
     Attributes:
-        sizes: the sizes of all dimensions.
-        mesh: the ranks in ``(pipeline, data, shard, context, tensor)``; ``mesh["tensor"]`` is a dimension of its own.
-        sharding_mesh: the same with the ranks of shard and context in one dimension, ``"shard"``.
+        sizes: resolved sizes of all dimensions.
+        mesh: device mesh of the ranks, ``(pipeline, data, shard, context, tensor)``; ``mesh["tensor"]`` is the mesh of
+            that dimension alone.
+        sharding_mesh: the same mesh with the ranks of shard and context in one dimension, ``"shard"``.
     """
 
     def __init__(self, sizes: Parallelism, world: DeviceMesh) -> None:
@@ -211,7 +213,7 @@ class RankLayout:
         lengths = [getattr(sizes, name) for name in DIMENSIONS]
         self.mesh = world._unflatten(0, tuple(lengths), DIMENSIONS)
         pipeline, data, shard, context, tensor = lengths
-        # FSDP wants a view of the same mesh that has its ranks in one or two dimensions.
+        # FSDP needs a view of the same mesh that has the sharding ranks in one or two dimensions.
         self.sharding_mesh = (
             self.mesh
             if context == 1
@@ -222,18 +224,18 @@ class RankLayout:
         self._joined: dict[tuple[str, ...], DeviceMesh] = {}
 
     def size(self, *names: str) -> int:
-        """How many ranks the group of one or several dimensions has."""
+        """Number of ranks in a group along one or several dimensions."""
         return math.prod(self.mesh[name].size() for name in _checked(names))
 
     def rank(self, *names: str) -> int:
-        """This rank's number in the group of one or several dimensions."""
+        """This rank's number in its group along one or several dimensions."""
         number = 0
         for name in _checked(names):
             number = number * self.mesh[name].size() + self.mesh.get_local_rank(name)
         return number
 
     def submesh(self, *names: str) -> DeviceMesh:
-        """One dimension, or several joined to one. Collective at the first call with these names."""
+        """The mesh of one dimension, or of several joined to one. Collective at the first call with these names."""
         names = _checked(names)
         if len(names) == 1:
             return self.mesh[names[0]]
@@ -242,18 +244,18 @@ class RankLayout:
         return self._joined[names]
 
     def group(self, *names: str) -> dist.ProcessGroup:
-        """The process group of this rank's neighbors along one or several dimensions."""
+        """Process group of this rank and its neighbors along one or several dimensions."""
         return self.submesh(*names).get_group()
 
     def ranks(self, *names: str) -> list[int]:
-        """The numbers of these neighbors in the world, this rank's among them."""
+        """Global ranks of the group along one or several dimensions, including this rank."""
         return dist.get_process_group_ranks(self.group(*names))
 
     def communicator(self, *names: str) -> Communicator:
-        """The communicator of these neighbors, a process set of the world's communicator.
+        """Communicator of the group along one or several dimensions, a process set of the world's communicator.
 
         Raises:
-            ParamError: if torch's own backend carries the data, which has none.
+            ParamError: if the process group has a backend of torch, which has no communicator.
         """
         group = self.group(*names)
         if not isinstance(group, SparkdlProcessGroup):
@@ -265,9 +267,9 @@ class RankLayout:
 
     @property
     def row_reader(self) -> tuple[int, int]:
-        """The number of this rank's share of the rows, and how many shares there are.
+        """Index of this rank's share of the rows, and the number of shares.
 
-        Ranks along the other dimensions work on the same rows.
+        Ranks along the dimensions other than data and shard work on the same rows.
         """
         return self.rank("data", "shard"), self.size("data", "shard")
 

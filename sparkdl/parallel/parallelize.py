@@ -1,4 +1,4 @@
-"""All kinds of parallelism applied to one model, in the order in which they have to be."""
+"""All kinds of parallelism applied to one model, in the required order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from sparkdl.parallel.context import WholeSequences, name_of_positions, share_se
 from sparkdl.parallel.pipeline import SCHEDULES, num_microbatches
 from sparkdl.parallel.pipeline_cut import check_trainable
 from sparkdl.parallel.sharding import blocks_of, recompute_activations, shard
-from sparkdl.parallel.tensor import check_heads_shared, divide, divided_layers
+from sparkdl.parallel.tensor import divide, divided_layers
+from sparkdl.parallel.tensor_checks import check_heads_shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,24 +28,24 @@ def parallelize(
     whole_outputs: bool = False,
     averaged: bool = True,
 ) -> nn.Module:
-    """Divide, share and shard a module as the sizes of a layout say, in place.
+    """Apply tensor, context and sharded parallelism to a module by the sizes of a layout, in place.
 
     Args:
-        module: with equal weights on all ranks, or on the meta device; of a pipeline a stage, which
-            :func:`sparkdl.parallel.cut` has made.
-        layout: of the ranks.
-        plan: of tensor parallelism; what the module carries if None. Of a stage it says by itself which layers return
-            whole outputs: see :func:`sparkdl.parallel.tensor.plan_with_whole_outputs`.
+        module: module with equal weights on all ranks, or on the meta device; with a pipeline, a stage made by
+            :func:`sparkdl.parallel.cut`.
+        layout: layout of the ranks.
+        plan: plan of tensor parallelism; the plan that the module carries if None. For a stage, the plan itself must
+            say which layers return whole outputs: see :func:`sparkdl.parallel.tensor.plan_with_whole_outputs`.
         whole_outputs: whether the result takes and returns whole sequences and whole vocabularies, as in one process;
-            otherwise those of this rank.
-        averaged: whether backward passes average gradients over ranks with other rows, and weights are sharded;
+            otherwise this rank's parts of them.
+        averaged: whether backward passes average gradients over ranks with different rows, and weights are sharded;
             otherwise see :func:`sparkdl.parallel.average_gradients`.
 
     Returns:
-        What a step calls: ``module``, or with ``whole_outputs`` and context parallelism a module around it.
+        The module to call in a step: ``module``, or, with ``whole_outputs`` and context parallelism, a wrapper of it.
 
     Raises:
-        ParamError: if the module cannot be divided so.
+        ParamError: if the module cannot be divided in this way.
     """
     sizes = layout.sizes
     is_stage = getattr(module, "is_pipeline_stage", False)
@@ -72,12 +73,12 @@ def check_parts(module: nn.Module, sizes: Parallelism, rows: int) -> None:
     """Check that :func:`parallelize` can divide a module with whole outputs; needs no process group.
 
     Args:
-        module: as it is before.
-        sizes: resolved.
-        rows: of a batch.
+        module: the whole module, before anything is divided.
+        sizes: resolved sizes.
+        rows: number of rows of a batch.
 
     Raises:
-        ParamError: if it cannot; the message says what would fit.
+        ParamError: if it cannot divide the module; the message says what would fit.
     """
     if sizes.pipeline > 1:
         check_trainable(module, sizes.schedule, sizes.pipeline)

@@ -1,7 +1,7 @@
-"""Pipeline parallelism: the stages of a model, which work on small batches one after the other.
+"""Pipeline parallelism: the stages of a model, which work on microbatches one after the other.
 
-:class:`Pipeline` runs a schedule of ``torch.distributed.pipelining`` over the stages that
-:func:`sparkdl.parallel.pipeline_cut.cut` has made of a model.
+:class:`Pipeline` runs a schedule of ``torch.distributed.pipelining`` over the stages into which
+:func:`sparkdl.parallel.pipeline_cut.cut` has cut a model.
 
 Sources: Y. Huang et al., "GPipe" (2019); D. Narayanan et al., "PipeDream" (2019) and "Efficient Large-Scale Language
 Model Training on GPU Clusters" (2021), for 1F1B and its interleaved form; P. Qi et al., "Zero Bubble Pipeline
@@ -33,9 +33,9 @@ class _Schedule:
     name: str
     stages_per_rank: int
     splits_backward: bool = False
-    """Gradients of weights are computed later than those of inputs."""
+    """Whether the gradients of weights are computed later than those of inputs."""
     is_v: bool = False
-    """Ranks have stages r and 2 N - 1 - r, in place of r and N + r."""
+    """Whether rank r of N has the stages r and 2 N - 1 - r, in place of r and N + r."""
 
 
 SCHEDULES = {
@@ -47,11 +47,11 @@ SCHEDULES = {
     "zbv": _Schedule("ZBVZeroBubble", 2, splits_backward=True, is_v=True),
     "dualpipe-v": _Schedule("DualPipeV", 2, splits_backward=True, is_v=True),
 }
-"""Schedules by name. All compute the same numbers; they differ in idle time and in the activations that are kept."""
+"""Schedules by name. All compute the same numbers; they differ in idle time and in the activations that they keep."""
 
 
 def stages_of_rank(schedule: str, rank: int, ranks: int) -> list[int]:
-    """The numbers of the stages that a rank of a pipeline has.
+    """Numbers of the stages that a rank of a pipeline has.
 
     Raises:
         ParamError: if there is no such schedule.
@@ -65,11 +65,11 @@ def stages_of_rank(schedule: str, rank: int, ranks: int) -> list[int]:
 
 
 def num_microbatches(sizes: Parallelism, rows: int) -> int:
-    """Into how many small batches of equally many rows a pipeline cuts a batch; see :class:`Parallelism`.
+    """Number of microbatches of equally many rows into which a pipeline cuts a batch; see :class:`Parallelism`.
 
     Args:
-        sizes: resolved.
-        rows: of a batch.
+        sizes: resolved sizes.
+        rows: number of rows of a batch.
 
     Raises:
         ParamError: if there is no such number.
@@ -110,17 +110,18 @@ class Pipeline:
     """The stages of this rank under a schedule.
 
     Args:
-        stages: as :func:`cut` returned them, possibly divided and sharded since.
-        group: the ranks of the pipeline.
-        schedule: the one that they were cut for.
-        microbatches: into how many small batches a batch is cut.
-        loss: of the outputs of the last stage and the target of a small batch: their mean.
-        sums: whether the losses of the small batches are added up to that of the batch, in place of averaged.
-        device: of the tensors.
+        stages: stages that :func:`cut` returned; they may have been divided and sharded since.
+        group: process group of the ranks of the pipeline.
+        schedule: name of the schedule for which the stages were cut.
+        microbatches: number of microbatches into which a batch is cut.
+        loss: function that takes the outputs of the last stage and the target of a microbatch and returns the mean loss
+            of the microbatch, or with ``sums`` its share of the batch's loss.
+        sums: whether the loss of a batch is the sum of its microbatches' losses, in place of their mean.
+        device: device of the tensors; the CPU if None.
 
     Attributes:
-        microbatches: likewise.
-        rank_of_last: the rank of the last stage among all ranks.
+        microbatches: number of microbatches into which a batch is cut.
+        rank_of_last: global rank that has the last stage.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Pipeline:
         num_stages = ranks * kind.stages_per_rank
         _check_microbatches(schedule, ranks, microbatches)
         if kind.splits_backward and any(isinstance(stage, FSDPModule) for stage in stages):
-            # torch 2.13 gives gradients that are wrong: FSDP2 reduces them before all are computed.
+            # With torch 2.13 the gradients are wrong: FSDP2 reduces them before all are computed.
             names = [name for name, other in SCHEDULES.items() if not other.splits_backward]
             raise ParamError(
                 f"The schedule {schedule!r} splits the backward pass, which FSDP2 does not support. Use one of "
@@ -158,7 +159,7 @@ class Pipeline:
         ]
         parts = 1 if sums else microbatches
         made: Any = get_schedule_class(kind.name)
-        # torch's own scaling divides what was accumulated before once more.
+        # torch's own scaling would divide gradients accumulated by earlier steps once more.
         self._schedule = made(
             wrapped if issubclass(made, PipelineScheduleMulti) else wrapped[0],
             microbatches,
@@ -167,22 +168,22 @@ class Pipeline:
         )
 
     def step(self, *args: Any, target: Any, **kwargs: Any) -> Tensor:
-        """Compute loss and gradients of a batch; gradients are added to those that there are. Collective.
+        """Compute loss and gradients of a batch; the gradients are added to existing ones. Collective.
 
         Args:
-            args: what the model takes, with the rows of the batch first; used by the rank of the first stage.
-            target: what the loss takes; used by the rank of the last stage.
-            kwargs: what every stage takes by name, the same on all ranks.
+            args: inputs of the model, with the rows of the batch first; used on the rank of the first stage.
+            target: target of the loss; used on the rank of the last stage.
+            kwargs: keyword arguments of every stage, the same on all ranks.
 
         Returns:
-            The mean loss of the batch, the same on all ranks, without gradients.
+            The loss of the batch, the same on all ranks, without gradients.
         """
         loss = self.run(*args, target=target, **kwargs)
         dist.broadcast(loss, self.rank_of_last, group=self._group)
         return loss
 
     def run(self, *args: Any, target: Any, **kwargs: Any) -> Tensor:
-        """Do as :meth:`step`, without telling the other ranks the loss: it is 0 where the last stage is not."""
+        """Do the same as :meth:`step` without broadcasting the loss: it is 0 on ranks without the last stage."""
         losses: list[Tensor] | None = [] if self._has_last else None
         self._schedule.step(
             *(args if self._has_first else ()),
@@ -196,7 +197,7 @@ class Pipeline:
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
 _HEADER = 16
-"""Numbers that say what a tensor is like: the number of its dtype, of its dimensions, and its shape."""
+"""Length of the header that describes a tensor: index of its dtype, number of its dimensions, and its shape."""
 
 
 @torch.no_grad()
@@ -211,15 +212,15 @@ def evaluate_stages(
     """Compute the outputs of a batch without gradients. Collective.
 
     Args:
-        stages: as :func:`cut` returned them.
-        group: the ranks of the pipeline.
-        args: what the model takes, tensors with the rows of the batch first; used by the rank of the first stage.
-        schedule: the one that they were cut for.
-        microbatches: into how many small batches the batch is cut, of one row at least.
-        kwargs: what every stage takes by name, the same on all ranks.
+        stages: stages that :func:`cut` returned.
+        group: process group of the ranks of the pipeline.
+        args: inputs of the model, tensors with the rows of the batch first; used on the rank of the first stage.
+        schedule: name of the schedule for which the stages were cut.
+        microbatches: number of microbatches, of at least one row each, into which the batch is cut.
+        kwargs: keyword arguments of every stage, tensors with the rows of the batch first, the same on all ranks.
 
     Returns:
-        The outputs, on the rank of the last stage; None elsewhere.
+        The outputs on the rank of the last stage, None on the others.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     owners = {number: each for each in range(ranks) for number in stages_of_rank(schedule, each, ranks)}
@@ -245,7 +246,7 @@ def evaluate_stages(
 
 
 def _send(tensor: Tensor, to: int, group: dist.ProcessGroup) -> list[tuple[Any, Tensor]]:
-    """Begin to send a tensor and what it is like; keep what is returned until it is done."""
+    """Begin to send a header and a tensor; the caller keeps the returned works and tensors until they are done."""
     tensor = tensor.contiguous()
     header = torch.zeros(_HEADER, dtype=torch.int64, device=tensor.device)
     known = [_DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape]

@@ -1,7 +1,8 @@
 """Models cut into the stages of a pipeline.
 
-:func:`cut` keeps of a model what a rank's stages compute: the model itself, in which modules of other stages pass their
-input on. :class:`sparkdl.parallel.pipeline.Pipeline` runs a schedule over the stages.
+:func:`cut` keeps the part of a model that a rank's stages compute: the model itself, in which modules of other stages
+are replaced by modules that return their input. :class:`sparkdl.parallel.pipeline.Pipeline` runs a schedule over the
+stages.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class Parts:
     """The parts of a model in the order in which they compute.
 
     Attributes:
-        before: names of modules before the blocks, which later stages replace by what passes their input on.
-        blocks: name of the list of blocks, a ``ModuleList``, or a ``Sequential`` that is the model itself ("").
-            ``pipeline_parts`` may name a module that can be cut itself.
-        after: names of modules after the blocks, which earlier stages replace likewise.
+        before: names of the modules before the blocks; later stages replace them by modules that return their input.
+        blocks: name of the list of blocks: a ``ModuleList``, or a ``Sequential`` that is the model itself (``""``).
+            ``pipeline_parts`` may also name a module that has parts of its own.
+        after: names of the modules after the blocks; earlier stages replace them in the same way.
     """
 
     before: tuple[str, ...]
@@ -40,10 +41,10 @@ class Parts:
 
 
 def parts_of(module: nn.Module) -> Parts:
-    """The parts of a model: of its ``pipeline_parts``, of a Hugging Face model's plan, or of a ``Sequential``.
+    """The parts of a model, from its ``pipeline_parts``, the plan of a Hugging Face model, or a ``Sequential``.
 
     Raises:
-        ParamError: if they are not known.
+        ParamError: if the model has none of these.
     """
     given = getattr(module, "pipeline_parts", None)
     if given is not None:
@@ -76,19 +77,19 @@ def parts_of(module: nn.Module) -> Parts:
 
 
 def balance(costs: Sequence[float], stages: int) -> list[int]:
-    """Cut a row of costs into contiguous stages so that the costliest stage is as cheap as possible.
+    """Cut a sequence of costs into contiguous stages so that the costliest stage is as cheap as possible.
 
     Args:
-        costs: of each block; modules before and after count with the first and the last block.
-        stages: how many there shall be; each has one block at least.
+        costs: cost of each block; the costs of modules before and after the blocks are added to the first and the last.
+        stages: number of stages; each gets at least one block.
 
     Returns:
-        The number of the first block of each stage, and the number of blocks.
+        Index of the first block of each stage, followed by the number of blocks.
     """
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
-    # best[k][n]: the cost of the costliest of k stages over the first n blocks, and where the last one begins.
+    # best[k][n]: the cost of the costliest of k stages over the first n blocks, and the first block of the last stage.
     best: list[list[tuple[float, int]]] = [[(0.0 if n == 0 else float("inf"), 0) for n in range(len(sums))]]
     for k in range(1, stages + 1):
         row = [(float("inf"), 0)] * k
@@ -102,7 +103,7 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
 
 
 def costs_by_memory(module: nn.Module, parts: Parts | None = None) -> list[float]:
-    """The number of weights of each block, the first and the last one with what comes before and after."""
+    """Number of weights of each block; those before and after the blocks count with the first and the last block."""
     parts = parts or parts_of(module)
     costs = [_weights(block) for block in _blocks(module, parts)]
     costs[0] += sum(_weights(module.get_submodule(name)) for name in parts.before)
@@ -118,15 +119,15 @@ def costs_by_time(
     repeats: int = 3,
     **kwargs: Any,
 ) -> list[float]:
-    """The seconds that each block takes forward on a small batch, as the first rank measures them. Collective.
+    """Seconds of each block's forward pass on a small batch, measured on the group's first rank. Collective.
 
     Args:
         module: the whole model, not on the meta device.
-        args: what it is called with.
-        group: the ranks that shall cut it alike.
-        parts: of the model.
-        repeats: how often it is called; the fastest call counts.
-        kwargs: what it is called with by name.
+        args: positional arguments with which the model is called.
+        group: process group of the ranks that cut the model; all get the same costs.
+        parts: parts of the model; :func:`parts_of` if None.
+        repeats: number of calls; the fastest time of each block counts.
+        kwargs: keyword arguments with which the model is called.
     """
     parts = parts or parts_of(module)
     blocks = list(_blocks(module, parts))
@@ -174,33 +175,33 @@ def cut(
 
     Args:
         module: the whole model, the same on all ranks or on the meta device. It is taken apart: do not use it again.
-        group: the ranks of the pipeline, as ``layout.group("pipeline")``.
-        schedule: of the :data:`SCHEDULES`.
-        costs: of each block, by which the stages are balanced; :func:`costs_by_memory` if None.
-        parts: of the model; :func:`parts_of` if None.
+        group: process group of the ranks of the pipeline, such as ``layout.group("pipeline")``.
+        schedule: name of a schedule in :data:`SCHEDULES`.
+        costs: cost of each block, by which the stages are balanced; :func:`costs_by_memory` if None.
+        parts: parts of the model; :func:`parts_of` if None.
 
     Returns:
-        The stages of this rank in ascending order; each takes what the one before returns. Modules keep their names,
-        and blocks their numbers, so that checkpoints of all stages together are those of the whole model.
+        The stages of this rank in ascending order; each takes the output of the stage before it. Modules keep their
+        names, and blocks their numbers, so that checkpoints of all stages together are those of the whole model.
 
     Raises:
         ParamError: if there are fewer blocks than stages, a parameter would lie on several stages, or the model
-            computes something between its parts, which each stage would do. A stage after the first checks the latter
-            at its first call, unless the model is one of Hugging Face.
+            computes something between its parts, which every stage would compute again. Stages after the first check
+            the latter at their first call, except for Hugging Face models, which are checked here.
     """
     parts = parts or parts_of(module)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     own = stages_of_rank(schedule, rank, ranks)
     num_stages = ranks * SCHEDULES[schedule].stages_per_rank
     firsts = check_cut(module, schedule, ranks, costs=costs, parts=parts)
-    # A stage of its own is a copy of the shell around the modules that it keeps.
+    # All stages but the last are copies of the shell around the modules that they keep.
     stages = []
     for stage in own:
         shell = module if stage == own[-1] else _shallow_copy(module)
         stages.append(_keep(shell, parts, stage, num_stages, firsts))
         cast("Any", stages[-1]).is_pipeline_stage = (
             num_stages > 1
-        )  # for those who would take it for the whole model
+        )  # so that nothing takes it for the whole model
     return stages
 
 
@@ -216,13 +217,13 @@ def check_cut(
 
     Args:
         module: the whole model.
-        schedule: of the :data:`SCHEDULES`.
-        ranks: of the pipeline.
+        schedule: name of a schedule in :data:`SCHEDULES`.
+        ranks: number of ranks of the pipeline.
         costs: see :func:`cut`.
-        parts: of the model; :func:`parts_of` if None.
+        parts: parts of the model; :func:`parts_of` if None.
 
     Returns:
-        The number of the first block of each stage, and the number of blocks.
+        Index of the first block of each stage, followed by the number of blocks.
 
     Raises:
         ParamError: see :func:`cut`.
@@ -250,7 +251,7 @@ def check_trainable(module: nn.Module, schedule: str, ranks: int) -> None:
     """Check that each rank of a pipeline has a parameter to train, as its optimizer needs one.
 
     Raises:
-        ParamError: if one has none.
+        ParamError: if a rank has none, or the model cannot be cut.
     """
     parts = parts_of(module)
     firsts = check_cut(module, schedule, ranks, parts=parts)
@@ -282,7 +283,7 @@ def _weights(module: nn.Module) -> float:
 
 
 def _check_tied(module: nn.Module, parts: Parts, firsts: Sequence[int]) -> None:
-    """Refuse parameters that several stages would have: each would train its own."""
+    """Refuse parameters that several stages would have: each stage would train a copy of its own."""
     stage_of: dict[nn.Parameter, tuple[int, str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         stage = _stage_of(name, parts, firsts)
@@ -307,7 +308,7 @@ def _stage_of(name: str, parts: Parts, firsts: Sequence[int]) -> int:
 
 
 class _Pass(nn.Module):
-    """Stands for a module of another stage: passes its first argument on."""
+    """Replaces a module of another stage: returns its first argument."""
 
     is_elsewhere = True
 
@@ -317,7 +318,10 @@ class _Pass(nn.Module):
 
 
 class _PassAs(_Pass):
-    """Stands for a block that returns what another does: a tensor, or a tuple that begins with it."""
+    """Replaces a block; returns its first argument in the form of another block's output.
+
+    That is a tensor, or a tuple or list that begins with one.
+    """
 
     def __init__(self, returned: list[Any]) -> None:
         super().__init__()
@@ -333,7 +337,7 @@ class _PassAs(_Pass):
 
 
 class _OwnBlocks(nn.ModuleList):
-    """Some of a list's blocks under their own numbers; runs through them, and counts as many."""
+    """Some of a list's blocks under their numbers in the list; iterates over them, and its length is their number."""
 
     def __init__(self, blocks: dict[str, nn.Module]) -> None:
         super().__init__()
@@ -348,7 +352,7 @@ class _OwnBlocks(nn.ModuleList):
 
 
 class _OwnLayers(nn.Sequential):
-    """Some of a Sequential's layers under their own numbers."""
+    """Some of a Sequential's layers under their numbers in the Sequential."""
 
     def __init__(self, layers: dict[str, nn.Module]) -> None:
         super().__init__()
@@ -356,7 +360,7 @@ class _OwnLayers(nn.Sequential):
 
 
 def _of_hugging_face(module: nn.Module) -> tuple[str, Any] | None:
-    """The model of Hugging Face that a module is or has, and the prefix of its names."""
+    """The Hugging Face model that a module is or contains, after the prefix of its names; None if there is none."""
     for name, each in module.named_modules():
         if hasattr(type(each), "pp_plan"):  # adapters of peft have it by proxy
             return f"{name}." if name else "", each
@@ -366,17 +370,17 @@ def _of_hugging_face(module: nn.Module) -> tuple[str, Any] | None:
 def _make_stage(
     model: Any, base: Any, *, is_root: bool, is_first: bool, is_last: bool, layers: slice
 ) -> None:
-    """Have a model of Hugging Face take and return what passes between stages.
+    """Make a Hugging Face model take and return the tensors that pass between stages.
 
     Args:
-        model: of which parts were replaced.
-        base: its part with the blocks.
-        is_root: whether it is the stage, which takes and returns tensors, and does not lie in another module.
-        is_first: whether it has the first stage, which takes tokens.
-        is_last: whether it has the last stage, which returns logits.
-        layers: the numbers of its blocks.
+        model: model in which the parts of other stages were replaced.
+        base: module of the model that holds the blocks.
+        is_root: whether the model is the stage itself, which takes and returns tensors, not part of another module.
+        is_first: whether it is the first stage, which takes tokens.
+        is_last: whether it is the last stage, which returns logits.
+        layers: range of the numbers of its blocks.
     """
-    # The loop over blocks looks up by their numbers here what kind of attention each has.
+    # By a block's number the loop over blocks looks up in these lists which kind of attention the block has.
     count, config = base.config.num_hidden_layers, copy.copy(base.config)
     for key, value in vars(config).items():
         if isinstance(value, list) and len(value) == count:
@@ -387,7 +391,7 @@ def _make_stage(
     def pass_on(tensor: Tensor, **kwargs: Any) -> Tensor:
         given = {key: value for key, value in kwargs.items() if value is not None}
         given |= {name: tensor, "use_cache": False}
-        # What a model computes of its logits is left to the last stage.
+        # Whatever a model computes from its logits is left to the last stage.
         found: Tensor = forward(**given).logits if is_last else called(**given).last_hidden_state
         return found
 
@@ -399,10 +403,10 @@ def _make_stage(
 
 @torch.no_grad()
 def _check_between_parts(module: nn.Module, parts: Parts) -> None:
-    """Refuse models of Hugging Face that compute something between the embedding and the blocks: each stage would.
+    """Refuse a Hugging Face model that computes something between its parts, as every stage would compute it again.
 
     Raises:
-        ParamError: if it does.
+        ParamError: if the model does.
     """
     found = _of_hugging_face(module)
     if found is None:
@@ -414,7 +418,7 @@ def _check_between_parts(module: nn.Module, parts: Parts) -> None:
             _set(base, name.removeprefix(prefix), _Pass())
     _set(base, parts.blocks.removeprefix(prefix), _OwnBlocks({}))
     if any(buffer.is_meta for buffer in base.buffers()):
-        return  # such a model cannot be given weights
+        return  # draw_weights and load_weights refuse such a model
     hidden = torch.linspace(-1.0, 1.0, 2 * base.config.get_text_config().hidden_size).view(1, 2, -1)
     if not torch.equal(base(inputs_embeds=hidden, use_cache=False).last_hidden_state, hidden):
         raise ParamError(
@@ -426,9 +430,9 @@ def _check_between_parts(module: nn.Module, parts: Parts) -> None:
 class _FirstCall:
     """Checks a stage after the first one when it is called for the first time.
 
-    A model whose ``forward`` changes what passes between its parts would do so in every stage, and one that looks up
-    something by the number of a block would take that of another block, as a stage counts its own from 0. Both would be
-    wrong without a word. A model whose ``forward`` needs all of its blocks cannot be checked so.
+    A model whose ``forward`` changes the tensor between its parts would do so in every stage, and a model that looks up
+    something by a block's number would find that of another block, as a stage counts its blocks from 0. Both would be
+    wrong silently. A model whose ``forward`` needs all of its blocks cannot be checked in this way.
     """
 
     def __init__(self, stage: nn.Module, parts: Parts, number_of_first: int) -> None:
@@ -458,7 +462,7 @@ class _FirstCall:
             try:
                 with torch.no_grad(), torch.random.fork_rng(devices):
                     found = stage.forward(tried, *args[1:], **others)
-            except Exception:  # a forward that cannot do with such blocks
+            except Exception:  # a forward that does not work with such blocks
                 return None
             return found if isinstance(found, Tensor) else None
 
@@ -520,6 +524,6 @@ def _set(shell: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def _shallow_copy(module: nn.Module) -> nn.Module:
-    """The module with the same parameters in new shells, so that children can be replaced."""
+    """A copy of a module that shares its parameters and buffers, so that children can be replaced."""
     parameters = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     return copy.deepcopy(module, memo=dict(parameters))

@@ -1,8 +1,8 @@
-"""Which positions of a sequence each rank of a context-parallel group holds, and tensors cut and joined accordingly.
+"""Division of a sequence's positions among the ranks of a context-parallel group; tensors are cut and joined by it.
 
-A sequence of S positions is cut into ``2 N`` chunks for N ranks; rank r holds chunks r and ``2 N - 1 - r``. Each rank
-then has an early and a late part, so that causal attention is the same work for all of them. What is computed position
-by position (linear layers, norms, the loss) needs no change; position embeddings take :func:`positions`.
+A sequence is cut into ``2 N`` chunks for N ranks; rank r holds chunks r and ``2 N - 1 - r``. Each rank then has an
+early and a late chunk, so that causal attention is the same work for all ranks. Layers that work position by position
+(linear layers, norms, the loss) need no change; position embeddings take :func:`positions`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from sparkdl.errors import ParamError
 
 
 def check_length(length: int, ranks: int) -> None:
-    """Check that a sequence can be shared.
+    """Check that ranks can share a sequence.
 
     Raises:
-        ParamError: if its length is no multiple of twice the number of ranks.
+        ParamError: if its length is not a multiple of twice the number of ranks.
     """
     if length % (2 * ranks):
         lower = length - length % (2 * ranks)
@@ -32,9 +32,9 @@ def positions(length: int, group: dist.ProcessGroup, device: torch.device | None
     """The positions that this rank holds, in their order on the rank: ``int64``, ``(length / ranks,)``.
 
     Args:
-        length: of the whole sequence.
-        group: the ranks that share it.
-        device: of the result.
+        length: number of positions of the whole sequence.
+        group: process group of the ranks that share the sequence.
+        device: device of the result; torch's default device if None.
 
     Raises:
         ParamError: if the ranks cannot share a sequence of that length.
@@ -46,9 +46,9 @@ def shard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """This rank's part of a tensor with whole sequences.
 
     Args:
-        tensor: the same on all ranks of the group.
-        dim: the dimension of positions.
-        group: the ranks that share the sequence.
+        tensor: tensor with whole sequences, the same on all ranks of the group.
+        dim: dimension of positions.
+        group: process group of the ranks that share the sequence.
 
     Raises:
         ParamError: if the ranks cannot share a sequence of that length.
@@ -61,7 +61,7 @@ def shard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def unshard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """Whole sequences of the parts of all ranks, without gradients; the inverse of :func:`shard`. Collective."""
+    """Join the parts of all ranks to whole sequences, without gradients; the inverse of :func:`shard`. Collective."""
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, tensor.detach().contiguous(), group=group)
     return from_chunks(torch.stack(parts), dim)

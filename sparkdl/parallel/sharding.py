@@ -1,6 +1,6 @@
 """Sharded data parallelism: weights, gradients and optimizer state divided among ranks that train on different rows.
 
-Over FSDP2 (``torch.distributed.fsdp.fully_shard``), by blocks of the model: a block's weights are gathered when it
+Uses FSDP2 (``torch.distributed.fsdp.fully_shard``) on each block of the model: a block's weights are gathered when it
 computes. Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020).
 """
 
@@ -46,22 +46,23 @@ def shard(
 
     The shards lie along ``shard`` and ``context``; with ``data`` greater than one they are replicated along it (hybrid
     sharding). Gradients are averaged over all of these ranks. Layers that :func:`~sparkdl.parallel.tensor.divide` has
-    divided stay so, and each part is sharded.
+    divided stay divided, and each part is sharded.
 
     Args:
         module: the whole model, with equal weights on all ranks, or on the meta device.
-        layout: of the ranks.
-        stage: of ZeRO: 3 shards weights, gradients and optimizer state; 2 keeps a block's weights from its forward to
-            its backward pass; 1 also keeps whole gradients while they are accumulated over several batches.
-        blocks: the modules whose weights are gathered together; :func:`blocks_of` if None.
-        dtype: in which blocks compute; weights, gradients and their sums stay as they are.
-        offload: shards lie in host memory, and on the GPU only while a block computes.
+        layout: layout of the ranks.
+        stage: ZeRO stage: 3 shards weights, gradients and optimizer state; 2 keeps a block's weights from its forward
+            to its backward pass; 1 also keeps whole gradients while they are accumulated over several batches.
+        blocks: modules whose weights are gathered together; :func:`blocks_of` if None.
+        dtype: dtype in which blocks compute, where gradients are then summed in float32; weights and gradients keep
+            their dtype. None for the dtype of the weights.
+        offload: whether shards lie in host memory, and a block's weights on the GPU only while it computes.
 
     Returns:
         ``module``, now also an ``FSDPModule``.
 
     Raises:
-        ParamError: if the stage is none, or the device cannot offload.
+        ParamError: if there is no such stage, or ``offload`` is set on CPUs.
     """
     if stage not in STAGES:
         raise ParamError(f"The stage of sharding must be 1, 2 or 3, got {stage!r}.")
@@ -88,10 +89,10 @@ def shard(
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model: the members of its lists of equal layers, outermost ones.
+    """The repeated parts of a model: the members of its outermost lists of layers of one type.
 
-    A list is a ``ModuleList`` or a ``Sequential``. Several lists count, as in an encoder and a decoder. A model without
-    such a list has its children with parameters as its blocks.
+    A list is a ``ModuleList`` or a ``Sequential``. A model may have several lists, as in an encoder and a decoder. The
+    blocks of a model without such a list are its children that have parameters.
     """
     found = list(_members_of_lists(module)) or [
         member
@@ -100,11 +101,11 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
         for member in (child.children() if isinstance(child, nn.ModuleList | nn.ModuleDict) else [child])
         if any(True for _ in member.parameters())
     ]
-    return list(dict.fromkeys(found))  # a layer may be there several times
+    return list(dict.fromkeys(found))  # a layer may occur several times
 
 
 def _without_shared(module: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    """The blocks without those that share a parameter with something outside of them, which stays with the rest."""
+    """The blocks that share no parameter with a module outside of them; the others stay with the rest of the model."""
     uses = Counter(
         id(parameter)
         for each in module.modules()
@@ -137,17 +138,17 @@ def _members_of_lists(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def recompute_activations(blocks: Iterable[nn.Module]) -> None:
-    """Have blocks keep only their inputs for the backward pass, and compute the rest again there.
+    """Make blocks keep only their inputs for the backward pass, in which they compute their activations again.
 
-    Source: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016). Random numbers are drawn
-    again as they were.
+    Source: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016). The second computation draws the
+    same random numbers.
     """
     for block in blocks:
         block.forward = functools.partial(_recomputed, block, block.forward)
 
 
 def _recomputed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    # A compiler takes no contexts of ours.
+    # torch.compile does not support these context managers.
     if any(True for _ in block.buffers()) and not torch.compiler.is_compiling():
         kwargs["context_fn"] = functools.partial(_contexts_of_passes, block)
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
@@ -156,16 +157,16 @@ def _recomputed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwa
 def _contexts_of_passes(
     block: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What is around a block when it computes, and when it computes again."""
+    """Context managers around a block's first computation, and around its recomputation."""
     first = _FirstPass(block)
     return first, _KeptBuffers(first)
 
 
 class _FirstPass(AbstractContextManager[None]):
-    """Notes which buffers a block changes.
+    """Records which buffers a block changes.
 
     Attributes:
-        changed: those buffers.
+        changed: buffers that the block has changed.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -177,13 +178,13 @@ class _FirstPass(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         self.changed = [buffer for buffer, version in self._before if buffer._version != version]
-        # Torch changes the statistics of norms without counting it as a change.
+        # Torch changes the statistics of norms without increasing the version of their buffers.
         norms = [each for each in self._block.modules() if getattr(each, "track_running_stats", False)]
         self.changed += [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
 
 class _KeptBuffers(AbstractContextManager[None]):
-    """Leaves buffers as they are where a block computes again: a BatchNorm would count each batch twice.
+    """Restores buffers after a block is recomputed: a BatchNorm would count each batch twice.
 
     Entered once for each backward pass.
     """
@@ -202,9 +203,10 @@ class _KeptBuffers(AbstractContextManager[None]):
 
 @contextmanager
 def accumulated(module: nn.Module) -> Iterator[None]:
-    """Inside, backward passes of a sharded module add up gradients, and none is reduced over the replicas.
+    """Context in which backward passes of a sharded module accumulate gradients without reducing them over replicas.
 
-    With stage 1 they are not reduced at all; with 2 and 3 they are scattered, and summed over ``data`` in the end.
+    With stage 1 gradients are not reduced at all; with stages 2 and 3 they are reduce-scattered. The first backward
+    pass afterwards reduces the accumulated gradients.
     """
     assert isinstance(module, FSDPModule), "accumulated() takes what shard() returned"
     wait_with: Any = (
@@ -222,11 +224,11 @@ def accumulated(module: nn.Module) -> Iterator[None]:
 def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
     """Average gradients over the ranks of a group, in place. Collective.
 
-    For parts that :func:`shard` does not take: stages of a pipeline whose schedule splits the backward pass.
+    For modules that :func:`shard` does not support: stages of a pipeline whose schedule splits the backward pass.
 
     Args:
-        parameters: the same on all ranks of the group; those without a gradient are left out.
-        group: the ranks that train on different rows.
+        parameters: parameters, in the same order on all ranks of the group; those without a gradient are skipped.
+        group: process group of the ranks that train on different rows.
     """
     gradients = [
         parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
@@ -247,11 +249,11 @@ def clip_gradients(module: nn.Module, max_norm: float, layout: RankLayout) -> Te
 
     Args:
         module: this rank's part of the model.
-        max_norm: the largest norm.
-        layout: of the ranks.
+        max_norm: maximum norm.
+        layout: layout of the ranks.
 
     Returns:
-        The norm before, the same on all ranks.
+        The norm before scaling, the same on all ranks.
     """
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
@@ -265,11 +267,11 @@ def clip_gradients(module: nn.Module, max_norm: float, layout: RankLayout) -> Te
 
 
 def part_like(whole: Tensor, like: DTensor) -> DTensor:
-    """Return this rank's part of a tensor, placed as another one. No communication.
+    """Return this rank's part of a tensor, with the placements of another tensor. No communication.
 
     Args:
-        whole: the same on all ranks.
-        like: a parameter that :func:`shard` or :func:`~sparkdl.parallel.tensor.divide` has placed, of that shape.
+        whole: whole tensor, the same on all ranks.
+        like: parameter of the same shape that :func:`shard` or :func:`~sparkdl.parallel.tensor.divide` has placed.
     """
     part = whole
     for along, (first, end) in enumerate(local_ranges(like)):
@@ -281,10 +283,11 @@ def part_like(whole: Tensor, like: DTensor) -> DTensor:
 
 
 def local_ranges(parameter: Tensor) -> list[tuple[int, int]]:
-    """Where in a whole tensor this rank's part lies: of each dimension the first index and the one after the last.
+    """The place of this rank's part in a whole tensor: for each dimension, the first index and the one after the last.
 
     Args:
-        parameter: that :func:`shard` or :func:`~sparkdl.parallel.tensor.divide` has placed, or a whole tensor.
+        parameter: parameter that :func:`shard` or :func:`~sparkdl.parallel.tensor.divide` has placed, or a whole
+            tensor.
     """
     ranges = [(0, length) for length in parameter.shape]
     if not isinstance(parameter, DTensor):

@@ -1,24 +1,25 @@
 """Tensor parallelism: the weights and the arithmetic of layers divided among the ranks of a group.
 
-A plan names modules and the style in which each is divided; a ``*`` stands for one part of a name. Styles have the
-names that Hugging Face's plans give them:
+A plan maps module names to the style in which each module is divided; a ``*`` stands for one part of a name. Styles
+have the names that Hugging Face's plans use:
 
 ============================  ========================================================================================
-``colwise``                   a linear layer's outputs are divided: each rank computes its own features
-``colwise_gather_output``     the same, and every rank gets all features (also ``colwise_rep``)
-``rowwise``                   a linear layer's inputs are divided: each rank adds its own features' share of the output
+``colwise``                   a linear layer's outputs are divided: each rank computes some of the output features
+``colwise_gather_output``     the same, and every rank gets all output features (also ``colwise_rep``)
+``rowwise``                   a linear layer's inputs are divided: the output is summed over the ranks' input features
 ``rowwise_split_input``       the same for an input that every rank has whole (also ``rowwise_rep``)
 ``embedding_rowwise``         the rows of an embedding, its vocabulary, are divided
 ``replicated``                every rank has the whole layer, inside of a divided part: gradients are summed (also
                               ``replicated_with_grad_allreduce``)
+``experts``                   the experts of a mixture are divided, see :mod:`.experts` (also ``moe_tp_experts``)
 ============================  ========================================================================================
 
 Parameters become DTensors, so that FSDP2 and distributed checkpoints know their layout. Activations stay plain tensors:
 the layers compute on the local parts and call the group's collectives, which costs less than DTensor's dispatch.
 
-With sequence parallelism the activations between the divided parts are divided, too, by positions: what was summed over
-ranks is scattered among them, and gathered before the next divided part (V. A. Korthikanti et al., "Reducing Activation
-Recomputation in Large Transformer Models", 2022). The division of layers is that of M. Shoeybi et al., "Megatron-LM"
+With sequence parallelism the activations between the divided parts are divided, too, by positions: a sum over ranks is
+scattered among them, and gathered before the next divided part (V. A. Korthikanti et al., "Reducing Activation
+Recomputation in Large Transformer Models", 2022). The division of layers follows M. Shoeybi et al., "Megatron-LM"
 (2019).
 """
 
@@ -46,10 +47,11 @@ from sparkdl.parallel.collectives import (
     sum_of_ranks,
     sum_scattered,
 )
-from sparkdl.parallel.tensor_checks import Alike, ComparedOnce
+from sparkdl.parallel.experts import DividedExperts, check_experts
+from sparkdl.parallel.tensor_checks import Alike, ComparedOnce, check_heads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -57,6 +59,7 @@ _SYNONYMS = {
     "colwise_rep": "colwise_gather_output",
     "rowwise_rep": "rowwise_split_input",
     "replicated_with_grad_allreduce": "replicated",
+    "moe_tp_experts": "experts",
 }
 
 STYLES = (
@@ -66,6 +69,7 @@ STYLES = (
     "rowwise_split_input",
     "embedding_rowwise",
     "replicated",
+    "experts",
 )
 
 _POSITIONS = 1
@@ -99,26 +103,25 @@ def divide(
 ) -> nn.Module:
     """Divide the layers of a module among the ranks of a mesh of one dimension, in place.
 
-    Before, the module is the same on all ranks, or on the meta device. Each rank keeps its part of the divided
-    parameters; all parameters become DTensors. The module takes and returns what it did before, except that a
-    ``colwise`` head returns this rank's part of the vocabulary, for :func:`cross_entropy`.
+    Each rank keeps its part of the divided parameters; all parameters become DTensors. The module's inputs and outputs
+    stay the same, except that a ``colwise`` head returns this rank's part of the vocabulary, for :func:`cross_entropy`.
 
     Args:
-        module: the whole model.
-        mesh: the ranks, as ``layout.mesh["tensor"]``.
-        plan: styles by module names; what the module carries if None.
-        whole_outputs: a ``colwise`` head returns the whole vocabulary, for losses that know nothing of parts. A head is
-            a ``colwise`` layer without a ``rowwise`` one beside it.
-        sequence: divide also the activations between the divided parts, by positions. The modules whose children are
-            ``colwise`` then take sequences as their first argument or as ``hidden_states``, and the layers of the list
-            that the plan names with its first ``*`` pass divided sequences on.
+        module: the whole model, the same on all ranks, or on the meta device.
+        mesh: mesh of the tensor-parallel ranks, such as ``layout.mesh["tensor"]``.
+        plan: styles by module names; the plan that the module carries if None.
+        whole_outputs: whether a ``colwise`` head returns the whole vocabulary, for losses that do not support parts of
+            it. A head is a ``colwise`` layer without a ``rowwise`` layer in the same parent module.
+        sequence: whether the activations between the divided parts are divided, too, by positions. The modules whose
+            children are ``colwise`` then take sequences as their first argument or as ``hidden_states``, and the layers
+            of the list that the plan names with its first ``*`` take and return divided sequences.
 
     Returns:
         ``module``.
 
     Raises:
-        ParamError: if the plan names modules that do not exist, a style is unknown or of another kind of layer, or
-            sizes cannot be divided by the number of ranks. Nothing is changed then.
+        ParamError: if the plan names modules that do not exist, a style is unknown or does not suit the layer, or a
+            size cannot be divided by the number of ranks; nothing is changed in these cases.
     """
     divided = divided_layers(module, mesh.size(), plan)
     if whole_outputs:
@@ -126,7 +129,7 @@ def divide(
     blocks = _blocks_of(module, divided) if sequence else None
     group = mesh.get_group()
     tied = _tied_parameters(module)
-    # Torch tries the stages of a pipeline with uninitialized memory.
+    # Torch first calls pipeline stages with uninitialized memory, which need not be equal on all ranks.
     alike = None if getattr(module, "is_pipeline_stage", False) else Alike(group)
     inputs, compared = _SharedInputs(group), ComparedOnce()
     with_whole_features = _modules_with_whole_features(divided)
@@ -139,9 +142,12 @@ def divide(
         else:
             style = "replicated" if in_parts and not name.startswith(tuple(with_whole_features)) else "whole"
         _place_parameters(layer, style, mesh)
+        if style == "experts":
+            DividedExperts(name, group, alike, compared, in_parts=in_parts).attach(layer)
+            continue
         _Divided(name, style, group, inputs, alike, compared, in_parts=in_parts).attach(layer)
     _tie_again(module, tied)
-    # Not a set, whose order is not that of other ranks.
+    # Not a set: its order would differ between ranks.
     parents = dict.fromkeys(
         name.rpartition(".")[0] for name, (_, style) in divided.items() if style.startswith("colwise")
     )
@@ -162,21 +168,21 @@ def divide(
 def divided_layers(
     module: nn.Module, size: int, plan: Mapping[str, str] | None = None
 ) -> dict[str, tuple[nn.Module, str]]:
-    """The layers that :func:`divide` divides among so many ranks, by name, each with its style.
+    """The layers that :func:`divide` divides among ``size`` ranks, by name, each with its style.
 
     Raises:
-        ParamError: if they cannot be divided so.
+        ParamError: if they cannot be divided among so many ranks.
     """
     plan = dict(plan) if plan is not None else tensor_plan_of(module)
     divided = {name: (layer, style) for name, layer, style in _matches(module, plan)}
     for name, (layer, style) in divided.items():
         _check(name, layer, style, size)
-    _check_heads(module, divided, size)
+    check_heads(module, divided, size)
     return divided
 
 
 def plan_with_whole_outputs(module: nn.Module, size: int) -> dict[str, str]:
-    """The style of each layer where heads return whole vocabularies; for the stages that a model is cut into later.
+    """The style of each divided layer if heads return whole vocabularies; for a model that is cut into stages later.
 
     Raises:
         ParamError: see :func:`divided_layers`.
@@ -187,17 +193,18 @@ def plan_with_whole_outputs(module: nn.Module, size: int) -> dict[str, str]:
 def _matches(module: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, nn.Module, str]]:
     names = dict(module.named_modules())
     elsewhere = {name for name, layer in names.items() if getattr(layer, "is_elsewhere", False)}
+    experts = [name for name, style in plan.items() if _SYNONYMS.get(style, style) == "experts"]
     for pattern, given in plan.items():
         style = _SYNONYMS.get(given, given)
-        expression = re.compile(
-            r"\.".join(
-                "[^.]+" if part == "*" else fnmatch.translate(part)[4:-3] for part in pattern.split(".")
-            )
-        )
-        found = [name for name in names if expression.fullmatch(name)]
+        if pattern.startswith(tuple(f"{name}." for name in experts)):
+            continue  # Hugging Face's plans divide the features of each expert; here the experts are divided
+        found = _named_like(pattern, names)
         if any(pattern == name or pattern.startswith(f"{name}.") for name in elsewhere):
             continue  # another pipeline stage has it
         if not found:
+            parents = (name.rpartition(".")[0] for name in experts)
+            if any(pattern.startswith(f"{parent}.") and _named_like(parent, names) for parent in parents):
+                continue  # a layer is a mixture or is not, and the plan names the parts of both kinds
             last = pattern.rpartition(".")[2]
             like = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names if name.endswith(last)})[:3]
             hint = f" Did you mean {', '.join(map(repr, like))}?" if like else ""
@@ -213,6 +220,12 @@ def _matches(module: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, 
             yield name, names[name], style
 
 
+def _named_like(pattern: str, names: Iterable[str]) -> list[str]:
+    parts = ("[^.]+" if part == "*" else fnmatch.translate(part)[4:-3] for part in pattern.split("."))
+    expression = re.compile(r"\.".join(parts))
+    return [name for name in names if expression.fullmatch(name)]
+
+
 def _with_whole_outputs(
     divided: Mapping[str, tuple[nn.Module, str]],
 ) -> Iterator[tuple[str, tuple[nn.Module, str]]]:
@@ -224,6 +237,9 @@ def _with_whole_outputs(
 
 def _check(name: str, layer: nn.Module, style: str, size: int) -> None:
     if style == "replicated":
+        return
+    if style == "experts":
+        check_experts(name, layer, size)
         return
     wanted = nn.Embedding if style.startswith("embedding") else nn.Linear
     if not isinstance(layer, wanted):
@@ -252,71 +268,21 @@ def _check(name: str, layer: nn.Module, style: str, size: int) -> None:
         )
 
 
-def _check_heads(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]], size: int) -> None:
-    """Check that ranks get whole attention heads, where the model says how many it has."""
-    for prefix, config in _head_counts(module):
-        name = next(
-            (name for name, (_, style) in divided.items() if style == "colwise" and name.startswith(prefix)),
-            None,
-        )
-        if name is None:
-            continue
-        for attribute, heads in config.items():
-            if heads % size:
-                raise ParamError(
-                    f"The model has {attribute} = {heads}, which {size} tensor-parallel ranks cannot divide ({name!r} "
-                    f"would be cut inside a head). Use a tensor size that divides {heads}."
-                )
-
-
-def check_heads_shared(module: nn.Module, method: str, size: int) -> None:
-    """Check that ranks which share sequences can divide attention heads, where the model says how many it has.
-
-    Raises:
-        ParamError: if they cannot, and the method needs it.
-    """
-    for _, counts in _head_counts(module):
-        heads = next(iter(counts.values()))
-        if method == "all-to-all" and heads % size:
-            raise ParamError(
-                f"All-to-all attention divides {heads} heads among {size} ranks, which leaves a remainder. Use a "
-                "context size that divides the number of heads, or attention='ring'."
-            )
-
-
-def _head_counts(module: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
-    """The prefixes of modules that say how many attention heads they have, and the counts by attribute.
-
-    Models of Hugging Face have a ``config``, decoders of sparkdl ``sizes``.
-    """
-    for name, each in module.named_modules():
-        for holder, attributes in (
-            ("config", ("num_attention_heads", "num_key_value_heads")),
-            ("sizes", ("heads", "key_heads")),
-        ):
-            found = {
-                attribute: getattr(getattr(each, holder, None), attribute, None) for attribute in attributes
-            }
-            counts = {attribute: heads for attribute, heads in found.items() if isinstance(heads, int)}
-            if counts:
-                yield f"{name}." if name else "", counts
-
-
 def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh) -> None:
     for name, parameter in list(layer.named_parameters(recurse=False)):
-        if style.startswith("colwise") or (style.startswith("embedding") and name == "weight"):
+        if style.startswith(("colwise", "experts")) or (style.startswith("embedding") and name == "weight"):
             placement: Shard | Replicate = Shard(0)
         elif style.startswith("rowwise") and name == "weight":
             placement = Shard(1)
         else:
             placement = Replicate()
-        # No rank sends its weights: all have the same ones, or none yet (on the meta device).
+        # No rank broadcasts its weights: all ranks have the same ones, or none yet (on the meta device).
         part = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
         layer.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
 
 
 def _tied_parameters(module: nn.Module) -> list[list[str]]:
-    """The names of each parameter that has several."""
+    """The names of each parameter that has several names."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
@@ -340,14 +306,14 @@ def _tie_again(module: nn.Module, tied: list[list[str]]) -> None:
 
 
 class _SharedInputs:
-    """One copy of a tensor for all ``colwise`` layers that take it, so that its gradient is summed over ranks once."""
+    """Gives ``colwise`` layers with the same input one copy of it, so that its gradient is summed over ranks once."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
 
     def copy_of(self, tensor: Tensor) -> Tensor:
-        """The tensor, with a gradient that is summed over the ranks."""
+        """Return a copy of the tensor whose gradient is summed over the ranks."""
         if self._last is not None and self._last[0]() is tensor:
             return self._last[1]
         copied = sum_gradient(tensor, self._group)
@@ -355,21 +321,21 @@ class _SharedInputs:
         return copied
 
     def forget(self, *_: object) -> None:
-        """End the memory of the last tensor, whose graph would live on."""
+        """Drop the last tensor, whose graph would otherwise stay in memory."""
         self._last = None
 
 
 class _Divided:
-    """Has a layer compute with this rank's part of its parameters, between the exchanges that its style needs.
+    """Makes a layer compute with this rank's part of its parameters, and adds the collectives that its style needs.
 
     Args:
-        name: of the layer.
-        style: of the plan, or ``whole`` for a layer that it does not name.
-        group: the tensor-parallel ranks.
-        inputs: shared by the layers that may take the same tensor.
-        alike: checks what every rank has whole; None if nothing is checked.
-        compared: compares what divided layers compute with what whole ones do.
-        in_parts: the layer lies where sequences are divided.
+        name: name of the layer.
+        style: style in the plan, or ``whole`` for a layer that the plan does not name.
+        group: process group of the tensor-parallel ranks.
+        inputs: copies of inputs, shared by the layers that may take the same tensor.
+        alike: check of the tensors that every rank has whole; None if nothing is checked.
+        compared: comparison of the outputs of divided layers with those of whole ones.
+        in_parts: whether the layer lies where sequences are divided.
     """
 
     def __init__(
@@ -393,7 +359,7 @@ class _Divided:
         self._rank = dist.get_rank(group)
 
     def attach(self, layer: nn.Module) -> None:
-        """Wrap the layer's ``forward``: a hook would be left out where a block is computed again."""
+        """Wrap the layer's ``forward``: a hook would not run when a block is recomputed."""
         layer.forward = functools.partial(self._forward, layer, layer.forward)
 
     def _forward(self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -417,7 +383,7 @@ class _Divided:
             elif self._style.startswith("colwise") and not self._in_parts:
                 first = self._inputs.copy_of(first)
             args = (first, *others)
-        layer._parameters.update(parts)  # type: ignore[arg-type]  # what it computes with meanwhile
+        layer._parameters.update(parts)  # type: ignore[arg-type]  # for this call
         try:
             with self._own_padding(layer) if outside is not None else nullcontext():
                 output = forward(*args, **kwargs)
@@ -430,7 +396,7 @@ class _Divided:
     def _forward_whole(
         self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any
     ) -> Any:
-        """Compute as if the layer were not divided, from inputs that are whole."""
+        """Compute with whole parameters, as if the layer were not divided; the inputs are whole."""
         kept = dict(layer._parameters)
         whole = {
             name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in kept.items()
@@ -445,7 +411,7 @@ class _Divided:
         return output
 
     def _joined(self, output: Any, bias: Tensor | None) -> Any:
-        """What the layer's callers get of what this rank computed."""
+        """Combine this rank's output with those of the other ranks, as the style needs it."""
         if self._style == "embedding_rowwise":
             return sum_of_ranks(output, self._group)
         if self._style == "colwise_gather_output":
@@ -461,13 +427,13 @@ class _Divided:
     def _part_of(self, parameter: nn.Parameter | None) -> Tensor | None:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         is_summed = self._style == "replicated" or (self._style.startswith("rowwise") and self._in_parts)
-        # Of a layer that sees other positions or other heads on each rank, or a bias that is added to such.
+        # Gradients are summed for layers that see other positions or heads on each rank, and for biases added to them.
         if local is None or not is_summed or (self._style.startswith("rowwise") and local.ndim > 1):
             return local
         return sum_gradient(local, self._group)
 
     def _own_rows(self, tokens: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The tokens' rows in this rank's part of an embedding, and which tokens have none there."""
+        """Rows of the tokens in this rank's part of an embedding, and a mask of the tokens that have no row there."""
         assert weight is not None
         rows = tokens - self._rank * weight.shape[0]
         outside = (rows < 0) | (rows >= weight.shape[0])
@@ -475,7 +441,7 @@ class _Divided:
 
     @contextmanager
     def _own_padding(self, layer: nn.Module) -> Iterator[None]:
-        """Inside, the row of padding, which gets no gradient, is counted in this rank's part of an embedding."""
+        """Context in which ``padding_idx``, whose row gets no gradient, counts in this rank's part of an embedding."""
         assert isinstance(layer, nn.Embedding)
         whole = layer.padding_idx
         if whole is not None:
@@ -488,7 +454,7 @@ class _Divided:
 
 
 def _modules_with_whole_features(divided: Mapping[str, tuple[nn.Module, str]]) -> list[str]:
-    """Prefixes of modules that gather what their layers compute: what else lies there is the same on all ranks."""
+    """Name prefixes of modules that gather their layers' outputs, so that the rest of them is the same on all ranks."""
     styles: dict[str, set[str]] = {}
     for name, (_, style) in divided.items():
         styles.setdefault(name.rpartition(".")[0], set()).add(style)
@@ -515,7 +481,7 @@ def _blocks_of(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]]) 
 
 
 def _divide_sequences(blocks: nn.Module, group: dist.ProcessGroup) -> None:
-    """Have the blocks of a model pass sequences on by parts."""
+    """Make the blocks of a model take and return parts of sequences."""
     assert isinstance(blocks, nn.ModuleList)
     blocks[0].register_forward_pre_hook(_on_sequence(lambda x: split(x, group, _POSITIONS)), with_kwargs=True)
     blocks[-1].register_forward_hook(
@@ -528,7 +494,7 @@ def _divide_sequences(blocks: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def _on_sequence(change: Any) -> Any:
-    """A hook that changes the sequence that a module takes."""
+    """A pre-forward hook that applies ``change`` to the sequence that a module takes."""
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:
@@ -544,16 +510,16 @@ def cross_entropy(
     """Mean cross entropy of logits whose classes are divided among ranks, without gathering them.
 
     Args:
-        logits: ``(..., classes / ranks)``, this rank's classes, as a ``colwise`` head gives them.
-        labels: ``(...)`` integers among all classes, the same on all ranks.
-        group: the tensor-parallel ranks.
-        ignore_index: positions with this label do not count.
+        logits: logits of this rank's classes, ``(..., classes / ranks)``, as a ``colwise`` head returns them.
+        labels: class indices among all classes, ``(...)`` integers, the same on all ranks.
+        group: process group of the tensor-parallel ranks.
+        ignore_index: label of positions that do not count.
 
     Returns:
         A scalar of at least float32, the same on all ranks, with gradients; NaN if no position counts, as in torch.
 
     Raises:
-        ParamError: if a label is no class; of CUDA tensors the error comes later, as in torch.
+        ParamError: if a label is not a class index; for CUDA tensors a device-side assertion fails later, as in torch.
     """
     flat = logits.reshape(-1, logits.shape[-1])
     losses = apply(_DividedCrossEntropy, flat, labels.reshape(-1), group, ignore_index)

@@ -1,6 +1,8 @@
-"""Checks of tensor parallelism in the first step: what ranks have whole is equal, and divided layers compute the same.
+"""Checks of tensor parallelism: of attention heads before the first step, and of what is computed in it.
 
-A plan can be wrong in ways that its shapes do not show. Then each rank would train another model without a word.
+Tensors that every rank has whole must be equal on all ranks, and divided layers must compute the same as whole ones. A
+plan can be wrong in ways that do not show in shapes; without these checks, each rank would then silently train a
+different model.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from torch.utils._pytree import tree_map_only
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 class Alike:
-    """Checks in the first step that what every rank has whole is equal on all of them.
+    """Checks in the first step that the tensors which every rank has whole are equal on all ranks.
 
-    These are the inputs of divided layers, and the gradients of parameters of layers that the plan does not name. Ranks
-    would train models of their own without a word where rows or random numbers differ, or where a layer between divided
-    ones is left out of the plan.
+    These are the inputs of divided layers, and the gradients of parameters of layers that the plan does not name.
+    Without the check, ranks would silently train different models if their rows or random numbers differ, or if a layer
+    between divided ones is left out of the plan.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -35,10 +37,10 @@ class Alike:
         self._has_gradients = False
 
     def check_input(self, layer: str, tensor: Tensor) -> None:
-        """Compare what a layer takes, the first time.
+        """Compare a layer's input between the ranks, at its first call.
 
         Raises:
-            ParamError: if the ranks take something else.
+            ParamError: if the ranks have different inputs.
         """
         if layer in self._inputs_of:
             return
@@ -81,21 +83,21 @@ class Alike:
             )
 
     def _differing(self, sums: Tensor) -> list[bool]:
-        """Which rows, of :func:`_sums_of`, are not the same on all ranks."""
+        """For each row, a result of :func:`_sums_of`, whether it differs between the ranks."""
         extremes = torch.stack([sums, -sums])
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
         highest, lowest = extremes[0], -extremes[1]
-        # Processors of other kinds may round in another way.
+        # Different kinds of processors may round differently.
         differs: list[bool] = ((highest - lowest).amax(dim=1) > _MOST_DIFFERENCE * highest[:, 1]).tolist()
         return differs
 
 
 _MOST_DIFFERENCE = 0.01
-"""Between the sums of a tensor on two ranks, as a share of the sum of its absolute values."""
+"""Largest difference between the sums of a tensor on two ranks, as a share of the sum of its absolute values."""
 
 
 def _sums_of(tensor: Tensor) -> Tensor:
-    """The sum of a tensor with signs that change, and that of its absolute values."""
+    """The sum of a tensor's elements with alternating signs, and the sum of their absolute values."""
     flat = tensor.flatten() if tensor.is_floating_point() else tensor.flatten().double()
     double = torch.float64
     alternating = flat[::2].sum(dtype=double) - flat[1::2].sum(dtype=double)
@@ -103,12 +105,12 @@ def _sums_of(tensor: Tensor) -> Tensor:
 
 
 class ComparedOnce:
-    """Compares what a module with divided layers computes with what it computes with whole layers, at its first call.
+    """Compares a module's output with divided layers to its output with whole layers, at its first call.
 
-    A fused projection of queries, keys and values would be cut across them, and a number of heads that ``forward`` has
-    as a constant would divide a rank's features into smaller heads: the shapes fit, and the numbers are wrong.
+    A fused projection of queries, keys and values would be cut across them, and a number of heads that is a constant in
+    ``forward`` would divide a rank's features into smaller heads: the shapes fit, and the numbers are wrong.
 
-    Of modules that are alike in all layers of a model one is compared, with the weights of that one gathered meanwhile.
+    Of the modules that recur in every block of a model, only one is compared; its weights are gathered for that.
 
     Attributes:
         is_whole: whether divided layers compute with whole weights at the moment, as without a plan.
@@ -120,7 +122,7 @@ class ComparedOnce:
         self._handles: dict[str, Any] = {}
 
     def watch(self, name: str, module: nn.Module) -> None:
-        """Compare a module, whose layers are all divided and whose output is whole, unless one like it was."""
+        """Compare a module whose layers are all divided and whose output is whole, unless one like it is compared."""
         kind = re.sub(r"\.\d+(?=\.|$)", ".*", name)
         if kind in self._seen:
             return
@@ -134,7 +136,7 @@ class ComparedOnce:
             return
         self._handles.pop(name).remove()
         if any(type(each).__name__.startswith("Float8") for each in module.modules()):
-            return  # whose scales are those of parts
+            return  # the scales of Float8 layers belong to their parts
         kwargs = {key: None if key in _CACHES else value for key, value in kwargs.items()}
         modes = {each: each.training for each in module.modules()}
         module.eval()  # dropout draws other numbers for a part
@@ -169,12 +171,63 @@ class ComparedOnce:
 
 
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
-"""Arguments of Hugging Face's layers that a call changes."""
+"""Arguments of Hugging Face layers that a call changes."""
 
 _MOST_ROUNDING = 0.01
 _MOST_ROUNDING_OF_16_BITS = 0.1
-"""Between outputs of divided and of whole layers, as a share of the largest; bfloat16 has 8 bits of mantissa."""
+"""Largest difference between the outputs of divided and of whole layers, as a share of the largest output; bfloat16
+has 8 bits of mantissa."""
 
 
 def _first_tensor(output: Any) -> Any:
     return output[0] if isinstance(output, tuple | list) and output else output
+
+
+def check_heads(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]], size: int) -> None:
+    """Check that each rank gets whole attention heads, if the model says how many it has."""
+    for prefix, config in _head_counts(module):
+        name = next(
+            (name for name, (_, style) in divided.items() if style == "colwise" and name.startswith(prefix)),
+            None,
+        )
+        if name is None:
+            continue
+        for attribute, heads in config.items():
+            if heads % size:
+                raise ParamError(
+                    f"The model has {attribute} = {heads}, which {size} tensor-parallel ranks cannot divide ({name!r} "
+                    f"would be cut inside a head). Use a tensor size that divides {heads}."
+                )
+
+
+def check_heads_shared(module: nn.Module, method: str, size: int) -> None:
+    """Check that context-parallel ranks can divide a model's attention heads, if it says how many it has.
+
+    Raises:
+        ParamError: if they cannot, and the method needs it.
+    """
+    for _, counts in _head_counts(module):
+        heads = next(iter(counts.values()))
+        if method == "all-to-all" and heads % size:
+            raise ParamError(
+                f"All-to-all attention divides {heads} heads among {size} ranks, which leaves a remainder. Use a "
+                "context size that divides the number of heads, or attention='ring'."
+            )
+
+
+def _head_counts(module: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
+    """Name prefixes of the modules that say how many attention heads they have, and the counts by attribute.
+
+    Hugging Face models have a ``config``, decoders of sparkdl ``sizes``.
+    """
+    for name, each in module.named_modules():
+        for holder, attributes in (
+            ("config", ("num_attention_heads", "num_key_value_heads")),
+            ("sizes", ("heads", "key_heads")),
+        ):
+            found = {
+                attribute: getattr(getattr(each, holder, None), attribute, None) for attribute in attributes
+            }
+            counts = {attribute: heads for attribute, heads in found.items() if isinstance(heads, int)}
+            if counts:
+                yield f"{name}." if name else "", counts

@@ -1,8 +1,8 @@
-"""Weights of models of which no process has all: drawn, read from files and written to files part by part.
+"""Weights of models that no process holds as a whole: drawn, read from files and written to files part by part.
 
 A model is made inside of :func:`on_meta`, where its parameters take no memory, then cut, divided and sharded. After
 that :func:`draw_weights` or :func:`load_weights` gives each rank the values of its own part. :func:`save_weights`
-writes the whole model as a folder of safetensors files with an index, as Hugging Face has them.
+writes the whole model as a folder of safetensors files with an index, in the format of Hugging Face.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _COPIED_BYTES = 4 << 20
 
 @contextlib.contextmanager
 def on_meta() -> Iterator[None]:
-    """Inside, modules that this thread makes have parameters on the meta device; buffers have their values.
+    """Context in which modules that this thread makes have their parameters on the meta device, but not their buffers.
 
-    Unlike inside of ``torch.device("meta")``, tables that a constructor computes stay right.
+    Unlike with ``torch.device("meta")``, tables that a constructor computes as buffers are therefore correct.
     """
     _on_meta.enter()
     try:
@@ -90,19 +90,19 @@ _on_meta = _OnMeta()
 
 
 def draw_weights(module: nn.Module | Sequence[nn.Module], *, seed: int, device: str = "cpu") -> None:
-    """Draw the initial weights of a model, in which each rank keeps its part. No communication.
+    """Draw the initial weights of a model, of which each rank keeps its part. No communication.
 
-    The weights depend on the seed and on their names alone: they are the same in every layout, and in one process. One
-    layer at a time is whole. A model with a method ``draw_weight(name, tensor)`` draws each of its weights by it;
-    models of Hugging Face and layers of torch are known.
+    The weights depend only on the seed and on their names: they are the same in every layout, and in one process. Only
+    one layer at a time is in memory as a whole. A model with a method ``draw_weight(name, tensor)`` draws its weights
+    with that method; Hugging Face models and layers with ``reset_parameters()``, as those of torch, need none.
 
     Args:
-        module: the model, or this rank's stages of it; parameters on meta become real.
-        seed: of the random numbers.
-        device: of the parameters.
+        module: the model, or this rank's stages of it; parameters on the meta device get memory.
+        seed: seed of the random numbers.
+        device: device of the parameters that were on the meta device.
 
     Raises:
-        ParamError: if it is not known how a layer draws its weights, or a buffer is on meta.
+        ParamError: if it is not known how a layer draws its weights, or a buffer is on the meta device.
     """
     for root in _modules(module):
         _make_real(root, device)
@@ -112,7 +112,7 @@ def draw_weights(module: nn.Module | Sequence[nn.Module], *, seed: int, device: 
 def _draw(
     roots: Sequence[nn.Module], seed: int, chosen: Callable[[nn.Parameter], bool] | None = None
 ) -> None:
-    """Draw all parameters, or those that are chosen."""
+    """Draw all parameters, or those for which ``chosen`` returns True."""
     drawn: set[nn.Parameter] = set()
     for root in roots:
         for layer_name, layer in root.named_modules():
@@ -133,20 +133,23 @@ def _draw(
 def load_weights(
     module: nn.Module | Sequence[nn.Module], folder: str, *, seed: int = 0, device: str = "cpu"
 ) -> None:
-    """Give a model the weights of a folder of safetensors files, of which each rank reads its part. No communication.
+    """Load the weights of a model from a folder of safetensors files; each rank reads its part. No communication.
 
-    A model with a method ``stored_name(name)`` gives the names of its weights in the files; those for which it returns
-    None are drawn, as :func:`draw_weights` does.
+    A model's method ``stored_name(name)``, if it has one, returns the name of a weight in the files; weights for which
+    it returns None are drawn as by :func:`draw_weights`.
 
     Args:
-        module: the model, or this rank's stages of it; parameters on meta become real.
-        folder: path or URL with ``model.safetensors``, or with several files and ``model.safetensors.index.json``.
-        seed: of the weights that are drawn.
-        device: of the parameters.
+        module: the model, or this rank's stages of it; parameters on the meta device get memory.
+        folder: path or URL of a folder with ``model.safetensors``, or with several files and
+            ``model.safetensors.index.json``.
+        seed: seed of the weights that are drawn.
+        device: device of the parameters that were on the meta device.
 
     Raises:
         StoreError: if the folder or a file cannot be read.
-        SavedModelError: if a weight is missing or has another shape, or the files hold others; nothing is changed then.
+        SavedModelError: if a weight is missing or has another shape, or the files hold weights that the model does not
+            have; nothing is changed then.
+        ParamError: if a buffer is on the meta device, or it is not known how a weight is drawn.
     """
     location = open_location(folder)
     stored = _stored_tensors(location, folder)
@@ -170,14 +173,14 @@ def load_weights(
 
 
 def _stored_names(root: nn.Module, names: Sequence[str]) -> list[str]:
-    """The names that a tensor may have in files; none if it is drawn."""
+    """The names that a tensor may have in files; empty if the tensor is drawn."""
     rename: Any = getattr(root, "stored_name", None)
     found = names if rename is None else map(rename, names)
     return [name for name in found if name is not None]
 
 
 def copy_weights(folder: str, target: str) -> None:
-    """Copy the files that :func:`load_weights` reads to another folder; on one filesystem as links.
+    """Copy the files that :func:`load_weights` reads to another folder; as hard links within a local filesystem.
 
     Raises:
         StoreError: if a file cannot be read or written.
@@ -204,15 +207,17 @@ def copy_weights(folder: str, target: str) -> None:
 
 
 def check_weights(module: nn.Module, folder: str) -> None:
-    """Check that :func:`load_weights` can fill a whole model, by the headers of the files.
+    """Check by the headers of the files that :func:`load_weights` can load all weights of a model.
 
     Args:
-        module: the model, also on meta.
-        folder: likewise.
+        module: the whole model; its parameters may be on the meta device.
+        folder: path or URL of a folder, as for :func:`load_weights`.
 
     Raises:
-        StoreError: likewise.
-        SavedModelError: likewise.
+        StoreError: if the folder or a file cannot be read.
+        SavedModelError: if a weight is missing or has another shape, or the files hold weights that the model does not
+            have.
+        ParamError: if a buffer is on the meta device.
     """
     _check_buffers(module)
     _wanted_names(module, folder, _stored_tensors(open_location(folder), folder))
@@ -221,7 +226,7 @@ def check_weights(module: nn.Module, folder: str) -> None:
 def _wanted_names(
     module: nn.Module | Sequence[nn.Module], folder: str, stored: Mapping[str, tuple[str, StoredTensor]]
 ) -> dict[str, list[str]]:
-    """By file the names of the tensors that a model needs."""
+    """The names of the tensors that a model needs, by file."""
     wanted: dict[str, list[str]] = defaultdict(list)
     known: set[str] = set()
     is_whole = True
@@ -260,17 +265,17 @@ def save_weights(
     """Write the whole model as safetensors files with an index. Collective.
 
     One tensor at a time is gathered; the ranks of a pipeline stage write its files in turn. A rank holds the tensors of
-    a file that it writes. The index is written last: without it, the folder holds no model. It has the size and the
-    SHA-256 of each file in its metadata.
+    a file that it writes in memory. The index is written last: without it, the folder holds no model. Its metadata
+    contains the size and the SHA-256 of each file.
 
     Args:
         module: the model, or this rank's stages of it.
-        folder: path or URL, on a filesystem that all ranks and later readers share.
-        layout: of the ranks.
-        file_bytes: at which a file ends.
+        folder: path or URL of a folder on a filesystem that all ranks and later readers share.
+        layout: layout of the ranks.
+        file_bytes: size in bytes above which a new file is begun.
 
     Raises:
-        StoreError: if it cannot be written.
+        StoreError: if the files cannot be written.
     """
     writer = _Writer(open_location(folder), folder, layout)
     for root in _modules(module):
@@ -280,10 +285,10 @@ def save_weights(
 
 
 def saved_files(folder: str) -> dict[str, dict[str, Any]]:
-    """Size and checksum of each file that :func:`save_weights` has written into a folder, by name.
+    """Size and checksum of each file that :func:`save_weights` has written into a folder, by file name.
 
     Raises:
-        StoreError: if its index cannot be read.
+        StoreError: if the folder's index cannot be read.
     """
     location = open_location(folder)
     try:
@@ -295,7 +300,7 @@ def saved_files(folder: str) -> dict[str, dict[str, Any]]:
 
 
 class _Writer:
-    """Collects the tensors of this rank's pipeline stage in files, which the ranks of the stage write in turn."""
+    """Distributes the tensors of this rank's pipeline stages over files, which the ranks of a stage write in turn."""
 
     def __init__(self, location: Location, folder: str, layout: RankLayout) -> None:
         self._location, self._folder = location, folder
@@ -306,10 +311,10 @@ class _Writer:
         self._kept: dict[str, Tensor] = {}
         self._filled = self._total = 0
         self._files: dict[str, Any] = {}
-        """Size and checksum of those that this rank has written."""
+        """Size and checksum of the files that this rank has written, by file name."""
 
     def add(self, name: str, tensor: Tensor, file_bytes: int) -> None:
-        """Add a tensor of which each rank of the stage has its part. Collective among them."""
+        """Add a tensor of which each rank of the stage has a part. Collective among these ranks."""
         num_bytes = tensor.numel() * tensor.element_size()
         if self._filled and self._filled + num_bytes > file_bytes:
             self._write_file()
@@ -323,11 +328,11 @@ class _Writer:
         self._total += num_bytes
 
     def end(self) -> None:
-        """Write the last file, and the index once all ranks have written theirs. Collective."""
+        """Write the last file, and, after all ranks have written their files, the index. Collective."""
         self._write_file()
         weight_map = {name: self._file(index) for index, names in enumerate(self._names) for name in names}
         own = {"files": self._files, "bytes": 0, "weight_map": {}}
-        if self._number == 0:  # says what all ranks of the stage know
+        if self._number == 0:  # all ranks of the stage have the same values; one writes them
             own |= {"bytes": self._total, "weight_map": weight_map}
         self._write_text(_part_of_index(dist.get_rank()), own)
         dist.barrier()
@@ -392,7 +397,7 @@ def _modules(module: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def _tensors_of(root: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
-    """Parameters and persistent buffers, each once with all of its names, in the order of the module."""
+    """Parameters and persistent buffers in the order of the module, each one once, with all of its names."""
     names: dict[int, list[str]] = {}
     tensors: dict[int, Tensor] = {}
     persistent = set(root.state_dict(keep_vars=True))
@@ -409,7 +414,7 @@ def _tensors_of(root: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
 
 
 def _make_real(root: nn.Module, device: str) -> None:
-    """Give parameters on meta memory without values, and keep those that were one parameter one."""
+    """Give parameters on the meta device memory without values; tied parameters stay tied."""
     _check_buffers(root)
     ties = [names for names, tensor in _tensors_of(root) if len(names) > 1 and tensor.is_meta]
     make_real: Any = root._apply
@@ -432,7 +437,7 @@ def _check_buffers(root: nn.Module) -> None:
 
 def _drawn(root: Any, layer: Any, prefix: str, own: dict[str, nn.Parameter], seed: int) -> dict[str, Tensor]:
     """The whole parameters of a layer with their initial values."""
-    whole: Any = nn.Module.__new__(type(layer))  # that of FSDP2 takes the arguments of the layer
+    whole: Any = nn.Module.__new__(type(layer))  # FSDP2's __new__ takes the constructor's arguments
     whole.__dict__.update(layer.__dict__)
     whole._parameters = {
         name: None if each is None else nn.Parameter(torch.empty(each.shape, dtype=each.dtype))
@@ -457,7 +462,7 @@ def check_drawable(module: nn.Module) -> None:
     """Check that it is known how all layers of a model draw their weights.
 
     Raises:
-        ParamError: naming the first of which it is not.
+        ParamError: if it is not known; the message names the first such layer. Or if a buffer is on the meta device.
     """
     _check_buffers(module)
     for name, layer in module.named_modules():
@@ -495,7 +500,7 @@ def _fill_from(file: Any, stored: StoredTensor, tensor: Tensor) -> None:
 
 
 def _stored_tensors(location: Location, folder: str) -> dict[str, tuple[str, StoredTensor]]:
-    """By name the file of each tensor in a folder, and where it lies there."""
+    """The file of each tensor in a folder, and its place in that file, by the tensor's name."""
     found: dict[str, tuple[str, StoredTensor]] = {}
     for name in _files_of(location, folder):
         with _opened(location, name, folder) as opened:
@@ -513,7 +518,7 @@ def _files_of(location: Location, folder: str) -> list[str]:
         has_single = SINGLE not in names and location.filesystem.exists(f"{location.path}/{SINGLE}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"The index of the weights in {folder} cannot be read: {error}") from error
-    for name in names:  # the folder may be a stranger's
+    for name in names:  # the folder may come from an untrusted source
         if not isinstance(name, str) or name != posixpath.basename(name) or name in ("", ".", ".."):
             raise StoreError(
                 f"The index of the weights in {folder} names {name!r}, which is not a file of that folder."

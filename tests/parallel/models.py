@@ -1,4 +1,4 @@
-"""Small models, and three steps of AdamW on one process, which all kinds of parallelism have to equal."""
+"""Small models, and three steps of AdamW on one process as the reference for all kinds of parallelism."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def decoder(sizes: DecoderSizes = SIZES) -> Decoder:
 
 
 def llama(kind: type[PreTrainedModel] = LlamaForCausalLM, **changes: object) -> nn.Module:
-    """A Llama, or a model of another kind with its sizes."""
+    """A Llama, or another model of transformers with the same sizes."""
     torch.manual_seed(11)
     sizes = {
         "vocab_size": 32,
@@ -39,7 +39,7 @@ def llama(kind: type[PreTrainedModel] = LlamaForCausalLM, **changes: object) -> 
 
 
 def gpt2() -> nn.Module:
-    """Transformers carries no plan of tensor or pipeline parallelism for it."""
+    """A GPT-2, for which transformers has no plan of tensor or pipeline parallelism."""
     torch.manual_seed(11)
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return GPT2LMHeadModel(
@@ -57,14 +57,14 @@ def gpt2() -> nn.Module:
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Tokens and the next tokens, ``(BATCH, POSITIONS)``."""
+    """Tokens and the next tokens as labels, each of shape ``(BATCH, POSITIONS)``."""
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(32, (BATCH, POSITIONS + 1), generator=generator)
     return tokens[:, :-1], tokens[:, 1:]
 
 
 def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
-    # A large epsilon: the quotient of a first step is +-1 wherever a gradient is rounding, otherwise.
+    # The large epsilon keeps rounding errors in gradients near 0 from becoming first updates of +-1.
     return torch.optim.AdamW(module.parameters(), lr=1e-2, eps=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Attention over a sharded sequence equals attention over the whole one, with its gradients, on four ranks."""
+"""Attention over a sharded sequence equals attention over the whole sequence, with its gradients, on four ranks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check(
     output = attention(*leaves, group, is_causal=is_causal, documents=own, window=window)
     output.backward(grad)
     found = [output, *(leaf.grad for leaf in leaves)]
-    # Blocks are summed in another order, on each processor in its own: sums of 32 positions of terms of about 1.
+    # Blocks are summed in another order, which also depends on the processor: 32 terms of about 1.
     tolerance = {"rtol": 0.03, "atol": 0.03} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
     wanted = expected(tensors, is_causal=is_causal, documents=documents, window=window)
     for part, whole in zip(found, wanted, strict=True):
@@ -111,7 +111,7 @@ def check_positions_of_all_ranks_are_those_of_the_sequence() -> None:
     group = dist.group.WORLD
     own = positions(POSITIONS, group)
     torch.testing.assert_close(unshard(own, 0, group), torch.arange(POSITIONS))
-    # An early and a late part on each rank: the causal work, the sum of positions, is the same for all.
+    # Each rank has an early and a late part, so that the causal work, the sum of positions, is equal on all ranks.
     sums = [torch.empty((), dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(sums, own.sum())
     assert len({int(total) for total in sums}) == 1

@@ -1,4 +1,4 @@
-"""Checkpoints of sharded models on four ranks: every layout loads those of every other one, and kills lose nothing."""
+"""Checkpoints of sharded models on four ranks: every layout loads those of every other, and killed ranks lose none."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def layout_of(name: str) -> RankLayout:
 
 
 def untied(**changes: Any) -> nn.Module:
-    # In float64 layouts differ by 1e-15, so that a value that was not restored is seen.
+    # In float64 layouts differ by 1e-15, so that a value that was not restored is detected.
     return decoder(replace(SIZES, is_tied=False, key_heads=4, **changes)).double()
 
 
 class Training:
-    """AdamW with a schedule on one of the layouts; losses and weights are those of the whole batch and model."""
+    """AdamW with a schedule in one of the layouts; losses and weights are those of the whole batch and model."""
 
     def __init__(self, layout: RankLayout, make: Callable[[], nn.Module] = untied) -> None:
         self.layout = layout
@@ -134,14 +134,14 @@ def undisturbed(name: str) -> tuple[str, float, dict[str, Tensor]]:
         for step in range(STEPS):
             training.step(step)
         training.save(checkpoints, STEPS)
-        loss = training.step(STEPS)  # while the checkpoint is written
+        loss = training.step(STEPS)  # the checkpoint is still being written
     return folder, loss, training.weights()
 
 
 def loads(target: str, sources: Iterable[str]) -> None:
     layout = layout_of(target)
     _, loss, weights = undisturbed(target)
-    training = Training(layout)  # new at first, and then with what a step after the checkpoint leaves
+    training = Training(layout)  # new for the first source; for later ones a step after the checkpoint
     for source in sources:
         with ShardedCheckpoints(undisturbed(source)[0], layout) as checkpoints:
             assert training.load(checkpoints) == {"step": STEPS}
@@ -170,7 +170,7 @@ def check_all_ranks_write_and_no_tensor_is_written_twice() -> None:
         (checkpoint,) = Path(undisturbed(name)[0]).iterdir()
         sizes = [path.stat().st_size for path in sorted(checkpoint.glob("*.safetensors"))]
         assert len(sizes) == dist.get_world_size()
-        assert sum(sizes) == pytest.approx(3 * whole, rel=0.3)  # weights and two moments, and headers
+        assert sum(sizes) == pytest.approx(3 * whole, rel=0.3)  # weights, two moments, and headers
         assert min(sizes) > 0.1 * sum(sizes)
     names = json.loads((checkpoint / MANIFEST).read_text())["tensors"]
     assert {name.removeprefix("model/") for name in names if name.startswith("model/")} == set(
@@ -366,7 +366,7 @@ def check_the_newest_are_kept_and_a_step_can_be_chosen() -> None:
             checkpoints.load(module, step=1)
         checkpoints.load(module, step=2)
         assert module.weight[0, 0].item() == 2.0
-        checkpoints.save(1, module)  # the newest by its time
+        checkpoints.save(1, module)  # the newest by its time of writing
         checkpoints.wait()
         assert checkpoints.steps() == [3, 1]
     with pytest.raises(ParamError, match="num_kept"):
@@ -410,7 +410,7 @@ def cut_off(path: Path) -> None:
 
 
 class StumblingFileSystem(LocalFileSystem):
-    """The local filesystem at URLs ``stumbling://``, where a function is called before a file is written or renamed."""
+    """The local filesystem at URLs ``stumbling://``; it calls a function before a file is written or renamed."""
 
     protocol = ("stumbling",)
     before: Callable[[str, str], object] | None = None
@@ -497,7 +497,7 @@ KILLS = {
     "before the manifest is renamed": (0, "rename", MANIFEST, [1]),
     "after the commit": (0, "rename", "", [1, 2]),
 }
-"""Which rank is killed when, and the steps of the checkpoints that there are then."""
+"""The killed rank, the event at which it is killed, and the steps of the checkpoints that exist afterwards."""
 
 
 @pytest.mark.parametrize("moment", KILLS)

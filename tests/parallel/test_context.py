@@ -25,7 +25,7 @@ from tests.torch.checks import run_checks
 
 
 class Plain(nn.Module):
-    """A model that calls torch's attention in its own way."""
+    """A model with its own attention layers that call torch's attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def check_masks_and_unknown_methods_are_refused() -> None:
     own = {"position_ids": sequence.positions(32, group)[None], "use_cache": False}
     with pytest.raises(ParamError, match="no mask"):
         module(tokens, attention_mask=torch.ones(1, 8), **own)
-    assert type(module(tokens, **own).logits) is Tensor  # the group is in step
+    assert type(module(tokens, **own).logits) is Tensor  # the ranks of the group are still in step
 
 
 def mistral() -> nn.Module:
@@ -132,7 +132,7 @@ def mistral() -> nn.Module:
 
 
 def qwen() -> nn.Module:
-    """Two layers attend to whole sequences, two to a window."""
+    """A Qwen with two layers that attend to whole sequences and two that attend to a window."""
     return llama(Qwen2ForCausalLM, use_sliding_window=True, max_window_layers=2, sliding_window=5)
 
 
@@ -158,7 +158,7 @@ def check_a_llama_keeps_packed_documents_apart() -> None:
 
 
 class Positioned(Plain):
-    """A model of a user's that takes the numbers of positions, for whole sequences."""
+    """A user's model that takes the numbers of positions, written for whole sequences."""
 
     def __init__(self, *, is_mean: bool = False) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def check_models_of_users_take_whole_sequences_and_return_a_value_of_each_positi
 
 
 class Averaged(nn.Module):
-    """It mixes positions without attention."""
+    """A model that mixes positions without attention."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Memory of a rank falls with the number of ranks, and a model that is too large for one is trained by several."""
+"""Memory per rank falls with the number of ranks, and several ranks train a model that is too large for one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.run_ranks import RankEnvironment, run_ranks
 
 SMALL = DecoderSizes(vocabulary=512, width=128, layers=4, heads=4)
 LARGE = DecoderSizes(vocabulary=1024, width=768, layers=16, heads=12)
-"""115 million parameters, of 16 bytes each with gradient and two moments."""
+"""115 million parameters; each takes 16 bytes with its gradient and two moments."""
 
 MIB = 1 << 20
 _M_MMAP_THRESHOLD = -3
@@ -34,7 +34,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def state_bytes(kind: str) -> int:
-    """Bytes of weights, gradients and AdamW's moments on this rank after a step."""
+    """Number of bytes of weights, gradients and AdamW's moments on this rank after a step."""
     layout = Parallelism(**{kind: dist.get_world_size()}).lay_out()
     torch.manual_seed(0)
     module = parallelize(Decoder(SMALL), layout, whole_outputs=True)
@@ -47,7 +47,7 @@ def state_bytes(kind: str) -> int:
 
 
 def saved_bytes(length: int) -> int:
-    """Bytes that the forward pass of a sequence keeps on this rank for the backward pass, but for weights."""
+    """Number of bytes that the forward pass of a sequence keeps on this rank for the backward pass, without weights."""
     layout = Parallelism(context=dist.get_world_size()).lay_out()
     torch.manual_seed(0)
     module = parallelize(Decoder(SMALL), layout)
@@ -63,7 +63,7 @@ def saved_bytes(length: int) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         outputs = module(tokens, sequence.positions(length, group))
     assert outputs.requires_grad
-    # What FSDP has gathered of the weights is freed by now, and has no bytes.
+    # Weights that FSDP has gathered are freed by now and have no bytes.
     weights = {_local(each).untyped_storage()._cdata for each in module.parameters()}
     return sum(storage.nbytes() for key, storage in saved.items() if key not in weights)
 
@@ -81,7 +81,7 @@ CASES = {
     "training state, divided": (state_bytes, "tensor", 0.1),
     "activations of 1,024 positions": (saved_bytes, 1024, 0.02),
 }
-"""What is measured, and how far from its share of the ranks' number a rank may be."""
+"""The measurements, and the tolerance of a rank's share."""
 
 LONG_CASES = {f"activations of {length:,} positions": (saved_bytes, length, 0.02) for length in (8192, 32768)}
 
@@ -99,11 +99,11 @@ def test_the_memory_of_a_rank_is_its_share(cases: dict[str, Any], subtests: pyte
 
 
 def train_within_a_limit(environment: RankEnvironment) -> float:
-    """Three steps of a large model while this process may take 1,000 MiB more than it has."""
+    """Train three steps of a large model; this process may take 1,000 MiB more than it has."""
     with environment.communicator() as communicator:
         sparkdl.torch.init_process_group(communicator, timeout_s=100.0)
         torch.set_num_threads(1)
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MIB)  # what is freed is given back
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MIB)  # returns freed memory to the system
         layout = Parallelism(shard=environment.world_size).lay_out()
         has = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (has + LIMIT_BYTES, resource.RLIM_INFINITY))

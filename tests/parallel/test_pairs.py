@@ -1,7 +1,6 @@
 """Each kind of parallelism, each pair and some triples of them: losses and gradients equal those of one process.
 
-The pairs on 4 ranks are always tested; all sizes on 2, 4 and 8 ranks, with and without activation checkpointing, are
-slow.
+The pairs on 4 ranks always run; all sizes on 2, 4 and 8 ranks, with and without activation checkpointing, are slow.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from tests.checks import Outcomes, first_failures, outcome_of
 from tests.parallel.models import SIZES, batch, decoder, optimizer_of, reference
 from tests.run_ranks import RankEnvironment, run_ranks
 
-TOLERANCE = 1e-5  # of float32, relative to the norm
-ROWS = 4  # times the rows of a batch: each reader and each small batch has one at least
+TOLERANCE = 1e-5  # float32, relative to the norm
+ROWS = 4  # multiple of the rows of a batch: each reader and each microbatch has at least one row
 
 
 def untied() -> nn.Module:
@@ -40,7 +39,7 @@ def expected() -> list[tuple[float, dict[str, Tensor]]]:
 
 
 def sizes_of(num_ranks: int, *, recompute: bool) -> dict[str, Parallelism]:
-    """Each kind alone, each pair, and each triple of twos, where their product is the number of ranks."""
+    """Each kind alone, each pair, and each triple of size two, where the product of sizes is the number of ranks."""
     found = {}
     wholes = {2: [(2,)], 4: [(4,), (2, 2)], 8: [(8,), (2, 4), (4, 2), (2, 2, 2)]}[num_ranks]
     for numbers in wholes:
@@ -54,7 +53,7 @@ def sizes_of(num_ranks: int, *, recompute: bool) -> dict[str, Parallelism]:
 
 def check(parallelism: Parallelism) -> None:
     layout = parallelism.lay_out()
-    # Ranks of a context group compute the same loss; gradients are averaged over them, and each has those of its part.
+    # Ranks of a context group compute the same loss; gradients of their parts are averaged over them.
     same = layout.size("context")
 
     def scaled(logits: Tensor, labels: Tensor) -> Tensor:
@@ -86,7 +85,7 @@ def check(parallelism: Parallelism) -> None:
     optimizer = optimizer_of(nn.ParameterList(parameters.values()))
     number, readers = layout.row_reader
     for step, (loss_of_one, gradients) in enumerate(expected()):
-        # A batch several times over: enough rows for all readers and small batches.
+        # The batch several times: enough rows for all readers and microbatches.
         tokens, labels = (part.repeat(4 * ROWS, 1).chunk(readers)[number] for part in batch(step))
         optimizer.zero_grad()
         if step_of is None:

@@ -65,7 +65,7 @@ def check(
     optimizer = optimizer_of(nn.ParameterList(parameters.values()))
     number, readers = layout.row_reader
     for step, (loss_of_one, gradients) in enumerate(reference(make)):
-        # The rows eight times over: as many as there are small batches for each reader.
+        # The rows eight times: as many as each reader has microbatches.
         tokens, labels = (part.repeat(8, 1).chunk(readers)[number] for part in batch(step))
         optimizer.zero_grad()
         loss = pipeline.step(tokens, target=labels)
@@ -108,11 +108,11 @@ def check_a_llama_equals_one_process() -> None:
 
 
 def check_models_whose_layers_are_not_all_alike_equal_one_process() -> None:
-    """Which kind of attention a layer has is looked up by its number, here another one on each stage."""
+    """The kind of a layer's attention depends on its number; here each stage has another kind."""
     kinds = {"layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]}
     gemma = {"head_dim": 8, "sliding_window": 5, "attn_implementation": "eager"}
     check(Parallelism(pipeline=-1), lambda: llama(Gemma3ForCausalLM, **kinds, **gemma))
-    # The head caps logits, which is not for the stages before.
+    # The head caps logits, which the stages before it must not do.
     check(Parallelism(pipeline=2, data=2), lambda: llama(Gemma2ForCausalLM, **kinds, **gemma), recompute=True)
 
 
@@ -121,7 +121,7 @@ def packed(kind: type[PreTrainedModel], **changes: object) -> LanguageNetwork:
 
 
 def check_packed_rows_of_a_language_model_equal_one_process() -> None:
-    """Each stage masks the texts of a row, in layers that attend to windows and in others."""
+    """Each stage masks the texts of a row, in layers with windows and without."""
     kinds = {"use_sliding_window": True, "max_window_layers": 2, "sliding_window": 4}
     documents = torch.tensor([[0] * 5 + [1] * 11, [2] * 15 + [3]]).repeat(2, 1)
     tokens, labels = batch(0)
@@ -140,13 +140,13 @@ def check_packed_rows_of_a_language_model_equal_one_process() -> None:
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
         for name, parameter in stage.named_parameters():
             found = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-            # Each rank of a context group has the gradients of its positions, of which FSDP2 takes the mean.
+            # Each rank of a context group has the gradients of its positions, and FSDP2 averages them.
             found = found * layout.size("context")
             torch.testing.assert_close(found, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
 class Blocked(nn.Module):
-    """A model that users write, which can be cut wrongly in several ways."""
+    """A model as users write it, which can be cut wrongly in several ways."""
 
     pipeline_parts = (("embedding",), "blocks", ("head",))
 
@@ -184,7 +184,7 @@ def check_models_that_compute_between_their_parts_are_refused() -> None:
         else:
             with pytest.raises(ParamError, match=words):
                 stage(torch.rand(4, 16, 16))
-            stage(torch.rand(4, 16, 16))  # the parts are where they were
+            stage(torch.rand(4, 16, 16))  # the parts are still in place
     with pytest.raises(ParamError, match="GraniteForCausalLM computes something between"):
         cut(llama(GraniteForCausalLM, embedding_multiplier=3.0), group)
 

@@ -127,7 +127,7 @@ def tied_without_blocks() -> nn.Module:
 
 
 class Repeated(nn.Module):
-    """One layer several times."""
+    """A model that applies one layer several times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def check_accumulated_gradients_equal_those_of_the_joined_batch() -> None:
         layout = Parallelism(data=2, shard=2).lay_out()
         module = shard(decoder(), layout, stage=stage)
         _, gradients = reference(decoder)[0]
-        # Each reader has one row; it takes the first half of its positions' losses and then the second.
+        # Each reader has one row; the first half of its losses is computed, and then the second half.
         tokens, labels = rows_of(layout, 0)
         halves = [labels.clone(), labels.clone()]
         halves[0][:, labels.shape[1] // 2 :] = -100

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import Olmo2ForCausalLM
+from transformers import MixtralForCausalLM, Olmo2ForCausalLM, Qwen2MoeForCausalLM
 
 from sparkdl.errors import ParamError
 from sparkdl.networks.language import LanguageNetwork
@@ -70,19 +70,61 @@ def check_a_llama_with_divided_sequences_equals_one_process() -> None:
 
 
 def check_models_of_hugging_face_with_a_row_of_padding_equal_one_process() -> None:
-    for token in (3, 20):  # in the part of either rank
+    for token in (3, 20):  # a token in the vocabulary part of either rank
         check(lambda token=token: llama(pad_token_id=token))
     check(lambda: llama(pad_token_id=3), sequence=True)
 
 
 def olmo() -> nn.Module:
-    """It norms queries and keys over all heads, so that its plan gathers them."""
+    """A model that normalizes queries and keys over all heads together, so that its plan gathers them."""
     return llama(Olmo2ForCausalLM, num_hidden_layers=2)
 
 
 def check_a_model_that_norms_all_heads_together_equals_one_process() -> None:
     check(olmo)
     check(olmo, sequence=True)
+
+
+EXPERTS = {"num_experts_per_tok": 2, "num_hidden_layers": 2, "router_aux_loss_coef": 0.0}
+
+
+def mixtral(*, implementation: str = "eager", num_experts: int = 4) -> nn.Module:
+    module = llama(MixtralForCausalLM, num_local_experts=num_experts, **EXPERTS)
+    module.set_experts_implementation(implementation)
+    return module
+
+
+def qwen_of_experts() -> nn.Module:
+    """It has an expert for all tokens beside the others, and norms of none."""
+    return llama(
+        Qwen2MoeForCausalLM,
+        num_experts=4,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=32,
+        **EXPERTS,
+    )
+
+
+def check_mixtures_of_experts_equal_one_process() -> None:
+    for implementation in ("eager", "batched_mm", "grouped_mm"):
+        check(lambda how=implementation: mixtral(implementation=how))
+    check(mixtral, recompute=True)
+    check(qwen_of_experts)
+
+
+def check_mixtures_of_experts_with_divided_sequences_equal_one_process() -> None:
+    check(mixtral, sequence=True)
+    check(qwen_of_experts, sequence=True)
+
+
+def check_a_mixture_of_an_odd_number_of_experts_is_refused() -> None:
+    layout = Parallelism(tensor=-1).lay_out()
+    with pytest.raises(
+        ParamError, match=r"layers.0.mlp.experts' has 3 experts, which 2 .* ranks cannot divide"
+    ):
+        divide(mixtral(num_experts=3), layout.mesh["tensor"])
+    with pytest.raises(ParamError, match="takes a module with num_experts, .* Linear is none"):
+        divide(nn.Sequential(nn.Linear(4, 4)), layout.mesh["tensor"], {"0": "experts"})
 
 
 def check_a_plan_of_the_users_with_biases_equals_one_process() -> None:
@@ -101,7 +143,7 @@ def check_a_plan_of_the_users_with_biases_equals_one_process() -> None:
 
 
 class Scaled(nn.Module):
-    """A block with a parameter of its own beside its layers."""
+    """A block that has its own parameter in addition to its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +189,7 @@ def check_a_layer_between_divided_ones_that_the_plan_leaves_out_is_refused() -> 
 
 
 class FixedHeads(nn.Module):
-    """Attention whose forward has the number of heads as a constant."""
+    """Attention whose forward method has the number of heads as a constant."""
 
     def __init__(self, *, is_fused: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Weights drawn, written and read part by part on four ranks, in every layout."""
+"""Weights drawn, written and read in parts on four ranks, in every layout."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ LAYERS = {
     "buffers | data_parallel | sync_batch_norm | work",
     "data": "blend | converter, feed, megatron | spark, petastorm | store, dataset, checks | files",
     "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, "
-    "attention | pipeline_cut, pipeline | sequence | sharding | tensor, parallelism | collectives | tensor_checks",
+    "attention | pipeline_cut, pipeline | sequence | sharding | tensor, parallelism | experts, collectives | "
+    "tensor_checks",
     "training": "remote, trainer, callbacks | stages, step | validation, checkpoint, history | "
     "distribution, objective | probe, batches | feed_dataset | learning_rate | metrics | spec | update",
     "launch": "local_launch, run, collect, failures, spark_job, task, forkserver | hangs, rank | restarts, slots | "

@@ -1,0 +1,145 @@
+"""Mixtures of experts under tensor parallelism: each rank has some of the experts, whole, and sums are over all ranks.
+
+The experts of a layer are one module with weights of shape ``(experts, ...)``, as models of Hugging Face have it: it
+takes tokens, for each token the numbers of its experts, and their weights. Every rank computes its own experts for all
+tokens. This equals what ``moe_tp_experts`` computes, which divides the features of each expert.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel.collectives import gather, gather_summed, sum_gradient, sum_of_ranks, sum_scattered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkdl.parallel.tensor_checks import Alike, ComparedOnce
+
+_ARGUMENTS = ["hidden_states", "top_k_index", "top_k_weights"]
+_TOKENS = 0
+"""The dimension of tokens in the arguments."""
+
+
+def check_experts(name: str, layer: nn.Module, size: int) -> None:
+    """Check that a module is a mixture of experts that ranks can divide.
+
+    Args:
+        name: name of the module, for errors.
+        layer: the module.
+        size: number of tensor-parallel ranks.
+
+    Raises:
+        ParamError: if it is no such module, or ``size`` does not divide its number of experts.
+    """
+    count = getattr(layer, "num_experts", None)
+    own = list(layer.parameters(recurse=False))
+    if (
+        not isinstance(count, int)
+        or [*inspect.signature(layer.forward).parameters] != _ARGUMENTS
+        or len(own) != len(list(layer.parameters()))
+        or any(weight.ndim == 0 or weight.shape[0] != count for weight in own)
+    ):
+        raise ParamError(
+            f"The plan divides {name!r} in the style 'experts', which takes a module with num_experts, weights of "
+            f"shape (num_experts, ...) and forward({', '.join(_ARGUMENTS)}); {type(layer).__name__} is none. Leave "
+            "it out of the plan, or use shard= in place of tensor=."
+        )
+    if count % size:
+        raise ParamError(
+            f"{name!r} has {count} experts, which {size} tensor-parallel ranks cannot divide. Use a tensor size that "
+            f"divides {count}."
+        )
+
+
+class DividedExperts:
+    """Makes a mixture of experts compute with this rank's experts, and sums their outputs over the ranks.
+
+    Args:
+        name: name of the module.
+        group: process group of the tensor-parallel ranks.
+        alike: check of the tensors that every rank has whole; None if nothing is checked.
+        compared: comparison of the outputs of divided modules with those of whole ones.
+        in_parts: whether each rank has other tokens, its part of the sequences.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        group: dist.ProcessGroup,
+        alike: Alike | None,
+        compared: ComparedOnce,
+        *,
+        in_parts: bool,
+    ) -> None:
+        self._name = name
+        self._group = group
+        self._alike = alike
+        self._compared = compared
+        self._in_parts = in_parts
+
+    def attach(self, layer: Any) -> None:
+        """Wrap the module's ``forward``: a hook would not run when a block is recomputed."""
+        layer.forward = functools.partial(self._forward, layer, layer.forward)
+        if hasattr(layer, "_is_expert_parallel"):
+            layer._is_expert_parallel = True  # so that transformers leaves out what is computed elsewhere
+        if self._alike is not None:
+            self._compared.watch(self._name, layer)
+
+    def _forward(
+        self,
+        layer: Any,
+        forward: Callable[..., Tensor],
+        hidden_states: Tensor,
+        top_k_index: Tensor,
+        top_k_weights: Tensor,
+    ) -> Tensor:
+        kept, count = dict(layer._parameters), layer.num_experts
+        if self._compared.is_whole:
+            layer._parameters.update({name: _whole(each) for name, each in kept.items()})
+            try:
+                return forward(hidden_states, top_k_index, top_k_weights)
+            finally:
+                layer._parameters.update(kept)
+        if self._in_parts:
+            hidden_states = gather_summed(hidden_states, self._group, _TOKENS)
+            top_k_weights = gather_summed(top_k_weights, self._group, _TOKENS)
+            top_k_index = gather(top_k_index, self._group, _TOKENS)
+        else:
+            if self._alike is not None:
+                self._alike.check_input(self._name, hidden_states)
+            hidden_states = sum_gradient(hidden_states, self._group)
+            top_k_weights = sum_gradient(top_k_weights, self._group)
+        own_count = count // dist.get_world_size(self._group)
+        own = top_k_index - dist.get_rank(self._group) * own_count
+        elsewhere = (own < 0) | (own >= own_count)
+        layer._parameters.update({name: _local(each) for name, each in kept.items()})
+        layer.num_experts = own_count
+        try:
+            # The number of experts stands for an expert that is elsewhere, as in transformers.
+            output = forward(
+                hidden_states,
+                own.masked_fill(elsewhere, own_count),
+                top_k_weights.masked_fill(elsewhere, 0.0),
+            )
+        finally:
+            layer.num_experts = count
+            layer._parameters.update(kept)
+        if self._in_parts:
+            return sum_scattered(output, self._group, _TOKENS)
+        return sum_of_ranks(output, self._group)
+
+
+def _whole(parameter: Any) -> Any:
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+
+
+def _local(parameter: Any) -> Any:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

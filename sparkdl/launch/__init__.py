@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparkdl.launch.local_launch import run_on_local_ranks
     from sparkdl.launch.rank.context import RankContext
 
-# Loaded on first use: a driver of Spark does without them.
+# Loaded on first use: a driver that uses Spark does not need them.
 _MODULES = {
     "RankContext": "rank.context",
     "prepare_in_task": "forkserver.kept",

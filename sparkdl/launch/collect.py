@@ -28,20 +28,20 @@ def collect(
     on_log: Callable[[int, str], None],
     limits: HangLimits,
 ) -> list[Any]:
-    """Fetch the ranks' values, by rank.
+    """Fetch the values of all ranks, in order of rank.
 
     Args:
         job: a job that has ended, or was cancelled.
         received: failures that the driver received while the job ran.
-        num_ranks: how many values there have to be.
-        on_log: called with rank and line for lines that could not reach the driver before.
-        limits: after which times a rank counts as hanging.
+        num_ranks: number of ranks, each of which has to return a value.
+        on_log: called with rank and line for each line that could not reach the driver before.
+        limits: times after which a rank counts as hanging.
 
     Raises:
         LaunchError: if the ranks could not be started, or were lost with their executors.
         LaunchCancelledError: if the stage was cancelled in Spark.
         ClusterLostError: if Spark's application ended.
-        RankError: if a rank failed; ``__cause__`` is its exception, with the causes of that.
+        RankError: if a rank failed; ``__cause__`` is the rank's exception, with the causes of that exception.
         HangError: if the tasks found that a rank hangs.
     """
     try:

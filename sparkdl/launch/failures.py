@@ -1,7 +1,7 @@
-"""Why a launch failed: chooses which of the ranks' failures to report, and raises the exception that says so.
+"""Chooses which of the ranks' failures to report when a launch has failed, and raises the exception for it.
 
-One failed rank makes the others fail. The failure that began on its own rank is reported, not those that followed from
-it. Runs on the *driver*.
+One failed rank makes the others fail. The failure that began on its own rank is reported, not the failures that it
+caused on other ranks. Runs on the *driver*.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def raise_for_failures(
     limits: HangLimits,
     were_lost: bool,
 ) -> None:
-    """Raise the exception that says why a launch with Spark failed; return if nothing is known of a failure.
+    """Raise the exception that says why a launch with Spark failed; return if no failure is known.
 
     Args:
-        failures: of ranks, in the order in which they were received.
-        spark_error: what Spark raised, if it did.
+        failures: failures of ranks, in the order in which they were received.
+        spark_error: exception that Spark raised; None without one.
         job: the job that ran the ranks.
-        limits: after which times a rank counts as hanging.
+        limits: times after which a rank counts as hanging.
         were_lost: whether a rank was lost, if all failures are consequences; see :func:`were_ranks_lost`.
 
     Raises:
@@ -78,7 +78,8 @@ def raise_for_failures(
 def find_culprit(failures: Iterable[Failure]) -> Failure | None:
     """Choose the failure to report.
 
-    The first that began on its own rank; else the first that all ranks share; else the first consequence.
+    This is the first failure that began on its own rank; otherwise the first one that all ranks share; otherwise the
+    first consequence.
     """
     ordered = list(failures)
     causes = [failure for failure in ordered if not failure.is_consequence]
@@ -89,13 +90,13 @@ def find_culprit(failures: Iterable[Failure]) -> Failure | None:
 def were_ranks_lost(failures: Sequence[Failure], returned: Collection[int], num_ranks: int) -> bool:
     """Whether a rank was lost in a launch whose culprit is a consequence.
 
-    No rank was lost if every rank has reported how it ended and none missed another one. Then the function made one
-    rank leave or close the communicator while others needed it, and would do so again.
+    No rank was lost if every rank has reported how it ended and none has missed another rank. The function then made
+    one rank leave or close the communicator while others needed it, and would do so again.
 
     Args:
-        failures: of the ranks that failed.
-        returned: the ranks whose function returned.
-        num_ranks: how many there were.
+        failures: failures of the ranks that failed.
+        returned: ranks whose function returned.
+        num_ranks: number of ranks of the launch.
     """
     reported = {failure.rank for failure in failures} | set(returned)
     origins = {failure.origin for failure in failures}
@@ -103,7 +104,7 @@ def were_ranks_lost(failures: Sequence[Failure], returned: Collection[int], num_
         len(reported) < num_ranks
         or any(failure.is_loss for failure in failures)
         or Origin.LOST.value in origins
-        # The rank that was waited for has returned without taking part.
+        # If a rank has returned, the others waited for it and it did not take part.
         or (Origin.LATE.value in origins and not returned)
     )
 
@@ -114,7 +115,7 @@ def rank_error(failure: Failure, were_lost: bool, stuck: str = "") -> RankError:
     Args:
         failure: the failure to report.
         were_lost: whether a rank was lost, if the failure is a consequence.
-        stuck: where other ranks were that did not end by themselves.
+        stuck: text that shows where other ranks were that did not end by themselves; empty without such ranks.
     """
     detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
     message = (
@@ -126,13 +127,13 @@ def rank_error(failure: Failure, were_lost: bool, stuck: str = "") -> RankError:
 
 
 def _with_pickled(failures: list[Failure]) -> list[Failure]:
-    """Replace failures that came through the channel by those that came through Spark, which have the exception."""
+    """Replace failures received through the channel by those received through Spark, which have the exception."""
     complete = {failure.rank: failure for failure in failures if failure.pickled}
     return [complete.get(failure.rank, failure) for failure in failures]
 
 
 def _stuck(failures: list[Failure]) -> str:
-    """Where ranks were that did not end after another one had failed, by their stacks."""
+    """Show by their stacks where ranks were that did not end after another rank had failed."""
     stacks = {failure.rank: failure for failure in failures if failure.stack}
     return "".join(
         f"\n\nRank {rank} on {stuck.host} did not end by itself, and was here:\n{stuck.stack}"

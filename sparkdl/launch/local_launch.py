@@ -4,8 +4,8 @@
 once for each rank, and ends all of them together. Both run in the calling process, which replaces the driver and the
 barrier tasks, and runs the coordinator.
 
-The ranks of a program find each other by their environment variables, which no other user can read: those of
-:mod:`sparkdl.collective.job`, and those of ``torchrun`` for programs that read only these.
+The ranks of a program find each other through environment variables, which other users cannot read: the variables of
+:mod:`sparkdl.collective.job`, and the variables of ``torchrun`` for programs that read only the latter.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _POLL_S = 0.5
 """How often the launcher checks whether a rank hangs."""
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
-"""Has a folder for each GPU of the machine, where NVIDIA's driver is."""
+"""Folder with one subfolder per GPU of the machine; it exists if NVIDIA's driver is installed."""
 
 _IDLE_S = 60.0
-"""How long forkservers are kept for the next launch: as long as on a cluster."""
+"""How long forkservers are kept for the next launch, the same time as on a cluster."""
 
 
 def run_on_local_ranks(
@@ -89,15 +89,15 @@ def run_on_local_ranks(
 ) -> list[Any]:
     """Run ``function(context, *args, **kwargs)`` in one process of this machine per rank, and return all values.
 
-    Arguments, value and errors are those of :func:`~sparkdl.launch.run_on_ranks`. The ranks share the machine's cores
-    (``OMP_NUM_THREADS``, where it is not set), and take its GPUs in turn.
+    Arguments, return value and errors are the same as for :func:`~sparkdl.launch.run_on_ranks`. Each rank gets an equal
+    share of the machine's cores (in ``OMP_NUM_THREADS``, unless that is set) and the next ``gpus_per_rank`` GPUs.
 
     Raises:
         ParamError: if an argument has a value that cannot work.
         SerializationError: if function or arguments cannot be pickled.
         LaunchError: if the ranks cannot be started.
-        RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
-        HangError: if a rank hangs; it names that rank and where it was. The log has the stacks of all ranks.
+        RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is that rank's exception.
+        HangError: if a rank hangs; the error names the rank and its position. The log has the stacks of all ranks.
     """
     if num_ranks < 1:
         raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
@@ -123,14 +123,14 @@ def run_on_local_ranks(
 
 @dataclass(frozen=True)
 class _Ended:
-    """The end of a rank, which follows its messages."""
+    """Message that a rank has ended; it follows all other messages of the rank."""
 
     rank: int
     failure: Failure | None
 
 
 class _LocalWorld:
-    """The coordinator of the ranks, their processes and messages; a context manager that ends all of them."""
+    """The coordinator, processes and messages of the ranks of one launch; a context manager that ends all of them."""
 
     def __init__(self, assignment: dict[str, Any], *, with_mpi: bool) -> None:
         self._assignment, self._with_mpi = assignment, with_mpi
@@ -239,7 +239,7 @@ class _LocalWorld:
             try:
                 self._inbox.put(message, timeout=1.0)
             except queue.Full:
-                continue  # the caller's thread is busy; look whether it has left
+                continue  # the caller's thread is busy; check again whether the launch is over
             return
 
     def _serve_pmi(self, rank: int, inherited: ExitStack) -> int:
@@ -267,7 +267,7 @@ def _variables(environment: Mapping[str, str], gpus: Sequence[str] | None, num_r
     inherited = {"OMP_NUM_THREADS": str(share), **os.environ}
     variables = rank_environment(environment, gpus=gpus, inherited=inherited)
     if "" in sys.path and "PYTHONPATH" not in environment:
-        # A notebook imports what lies beside it.
+        # A notebook imports modules from its own folder.
         variables["PYTHONPATH"] = os.pathsep.join([os.getcwd(), variables["PYTHONPATH"]])
     return variables
 
@@ -275,7 +275,7 @@ def _variables(environment: Mapping[str, str], gpus: Sequence[str] | None, num_r
 def _gpus_of(
     rank: int, gpus_per_rank: int, environ: Mapping[str, str], gpus: Path = _GPUS
 ) -> list[str] | None:
-    """Addresses of a rank's GPUs, among those that this process sees; None if the rank shall use any."""
+    """Addresses of a rank's GPUs, among the GPUs that this process sees; None if ``gpus_per_rank`` is 0."""
     if gpus_per_rank == 0:
         return None
     wanted = range(rank * gpus_per_rank, (rank + 1) * gpus_per_rank)
@@ -298,10 +298,10 @@ def _gpus_of(
 
 
 _LOOPBACK = "lo"
-"""What Linux calls the interface."""
+"""Name of the loopback interface in Linux."""
 
 _ABORT_GRACE_S = 3.0
-"""How long the other ranks may take to notice that one failed, and to raise where they were, before they are ended."""
+"""How long the other ranks may take, after one has failed, to notice it and raise an error, before they are ended."""
 
 _END_GRACE_S = 3.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -310,7 +310,7 @@ _LAST_LINES_S = 3.0
 """How long to wait for the last lines of all ranks once these have ended."""
 
 OnLine = Callable[[int, int, bytes], None]
-"""Called with a rank, 1 for its standard output or 2 for standard error, and one line with its end."""
+"""Called with the rank, the stream (1: standard output, 2: standard error) and one line with its line end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,9 +318,9 @@ class FailedRank:
     """The rank that ended the job.
 
     Attributes:
-        rank: its number.
-        status: its exit status, as of :class:`subprocess.Popen`.
-        reason: the error that it ended with, if it could report that; else how its process ended.
+        rank: number of the rank.
+        status: exit status of its process, as :class:`subprocess.Popen` reports it.
+        reason: the error of the rank, if it could report one; otherwise how its process ended.
     """
 
     rank: int
@@ -329,20 +329,23 @@ class FailedRank:
 
 
 class LocalRanks:
-    """The ranks of one job, as processes of this machine. A context manager: none of them outlives it, or this process.
+    """The ranks of one job, as processes of this machine; a context manager that ends them.
+
+    The processes also end if this process dies.
 
     Args:
         command: the program that each rank runs, and its arguments.
-        num_ranks: how many.
-        transport: of their communicator; with ``"mpi"`` and ``"hierarchical-mpi"`` they form an MPI world, too.
-        wire: data type in which that sends sums and averages of float32 by TCP.
-        timeout_s: seconds for opening it, and the default deadline of its operations.
-        environment: variables to which those of the ranks are added.
-        on_line: called with the lines that they print, from a thread for each rank and stream.
+        num_ranks: number of ranks.
+        transport: transport of the communicator; with ``"mpi"`` and ``"hierarchical-mpi"`` the ranks also form an MPI
+            world.
+        wire: data type in which the communicator sends sums and averages of float32 over TCP.
+        timeout_s: seconds for opening the communicator, and the default deadline of its operations.
+        environment: environment variables of the ranks, to which the variables of the job are added.
+        on_line: called with each line that the ranks print, from one thread per rank and stream.
 
     Raises:
         ParamError: if ``num_ranks`` is less than 1, or no communicator can be opened with these choices.
-        LaunchError: when entered, if there is no such program.
+        LaunchError: when the context is entered, if the program cannot be started.
     """
 
     def __init__(
@@ -401,10 +404,13 @@ class LocalRanks:
         self._stack.close()
 
     def wait(self) -> FailedRank | None:
-        """Wait until all ranks have ended with status 0, and return None; or until one failed, and end the others.
+        """Wait until all ranks have ended with status 0, or until one has failed; then end the others.
+
+        Returns:
+            The failed rank; None if all ranks have ended with status 0.
 
         Raises:
-            OSError: what ``on_line`` raised; the ranks are ended when the context is left.
+            OSError: if ``on_line`` raised it; the ranks are ended when the context is left.
         """
         for _ in range(self._num_ranks):
             rank = self._next_ended()
@@ -414,7 +420,7 @@ class LocalRanks:
                     process.exited.wait(deadline.remaining_s())
                 self._end(is_patient=True)
                 return self._blame(rank)
-        self._end(is_patient=True)  # ends processes that they have left running
+        self._end(is_patient=True)  # ends processes that the ranks have left running
         return None
 
     def have_met(self) -> bool:
@@ -423,7 +429,7 @@ class LocalRanks:
         Otherwise the ranks have worked independently, unless they have connected by other means, such as a ``TCPStore``
         of their own.
         """
-        # One of the connections is ours.
+        # One of the connections is this launcher's own.
         return self._coordinator.num_admitted > 1 or any(server.has_begun for server in self._pmi_servers)
 
     def _start(self, job: Job, stack: ExitStack) -> None:
@@ -431,7 +437,7 @@ class LocalRanks:
             # An equal share of the cores, unless the user has set it.
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // self._num_ranks)),
             **ARROW_VARIABLES,
-            # By default Gloo listens on the interface of the host's name, which may have none.
+            # By default Gloo listens on the interface that the host name leads to, and there may be none.
             "GLOO_SOCKET_IFNAME": _LOOPBACK,
             **self._environment,
             # Output is passed on line by line, not when a buffer is full.
@@ -486,7 +492,7 @@ class LocalRanks:
         return ended
 
     def _blame(self, first: int) -> FailedRank:
-        """The rank that failed by itself, which may not be the first that has ended."""
+        """Find the rank that failed by itself; it need not be the first one that ended."""
         if self._client.check([FAILURE_KEY]):
             failure = json.loads(self._client.get(FAILURE_KEY, _CONNECT_TIMEOUT_S))
             status = self._processes[failure["rank"]].status

@@ -33,12 +33,12 @@ class Restarts:
     """How often ranks are restarted, and the words for it in messages.
 
     Attributes:
-        max_restarts: restarts after a loss.
-        max_retries: restarts after code on a rank raised.
-        min_ranks: the least number of ranks after a loss.
-        start_timeout_s: how long to wait for the slots of these after a loss.
-        what: what is restarted, in a word.
-        advice: what to do if too few slots are left.
+        max_restarts: maximum number of restarts after a loss.
+        max_retries: maximum number of restarts after code on a rank raised.
+        min_ranks: minimum number of ranks after a loss.
+        start_timeout_s: seconds to wait for the slots of ``min_ranks`` ranks after a loss.
+        what: word for what is restarted.
+        advice: text that says what to do if too few slots are left.
     """
 
     max_restarts: int
@@ -58,21 +58,21 @@ def run_with_restarts(
     where: Callable[[], str],
     resources: ResourceProfile | None = None,
 ) -> Result:
-    """Return ``run(num_ranks)``, called again when ranks were lost.
+    """Call ``run(num_ranks)``, again if ranks are lost, and return its value.
 
     Args:
-        run: runs this many ranks, from the last checkpoint or commit.
-        restarts: how often to restart.
-        spark: the session whose slots the ranks take; None for ranks on this machine, which needs no slots.
-        num_ranks: the wanted number of ranks.
-        where: returns from where the ranks continue, in words.
-        resources: what each rank takes of the cluster, if that is not what all tasks take.
+        run: function that runs the given number of ranks, from the last checkpoint or commit on.
+        restarts: limits of the restarts.
+        spark: session whose slots the ranks take; None for ranks on this machine, which need no slots.
+        num_ranks: wanted number of ranks.
+        where: function that returns a description of where the ranks continue.
+        resources: resources of each rank's task, if they differ from the application's default; None if they do not.
 
     Raises:
-        LossError: of the last call, after too many of them.
-        RankError: likewise.
-        SlotsMissingError: if fewer than ``min_ranks`` slots are left. If there are more, the launch after a loss is
-            repeated with one rank less, which counts as the same restart.
+        LossError: if ranks are lost more than ``max_restarts`` times; it is the error of the last call.
+        RankError: if code on a rank raises more than ``max_retries`` times; it is the error of the last call.
+        SlotsMissingError: if the first call has too few slots, or fewer than ``min_ranks`` are left after a loss. With
+            more slots left, a call that has too few is repeated with one rank less, as part of the same restart.
     """
     ranks = num_ranks
     num_restarts = num_retries = 0
@@ -112,7 +112,7 @@ def _ranks_left(
     num_ranks: int,
     resources: ResourceProfile | None,
 ) -> int:
-    """How many ranks to start again: ``num_ranks`` at most, and if Spark does not report the number of slots."""
+    """Number of ranks to start after a loss: at most ``num_ranks``, and that if Spark does not report its slots."""
     if spark is None:
         return num_ranks
     began, timeout_s = time.monotonic(), min(REPLACEMENT_TIMEOUT_S, restarts.start_timeout_s)

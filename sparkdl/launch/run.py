@@ -1,9 +1,9 @@
 """Runs a function on ranks, ends them if one hangs, and returns the value of each. Runs on the driver.
 
-:class:`SlotHolders` holds which launches of this process have running ranks, and so occupy slots that other launches
-wait for. Spark starts a barrier stage when all of its slots are free, and queues it until then. A launch whose ranks
-do not start therefore looks there: it may wait for another launch of this process, as when ``CrossValidator`` fits
-models in parallel, or for something else, for which the waiting time has to be limited.
+:class:`SlotHolders` holds the launches of this process whose ranks run, and which therefore occupy slots that other
+launches wait for. Spark queues a barrier stage until slots for all of its tasks are free. A launch whose ranks do not
+start therefore checks the :class:`SlotHolders`: it may wait for another launch of this process, as when
+``CrossValidator`` fits models in parallel, or for something else, for which the waiting time has to be limited.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SlotHolders:
-    """A set of launches, by the names of their jobs, for several threads."""
+    """Thread-safe set of launches, by the names of their jobs."""
 
     def __init__(self) -> None:
         self._jobs: set[str] = set()
@@ -74,8 +74,8 @@ class HangGuard:
     """Ends a launch in which a rank hangs, or in which a task does not end after a failure.
 
     Args:
-        channel: to the tasks.
-        limits: after which times a rank counts as hanging.
+        channel: channel to the tasks.
+        limits: times after which a rank counts as hanging.
     """
 
     def __init__(self, channel: DriverChannel, limits: HangLimits) -> None:
@@ -91,7 +91,7 @@ class HangGuard:
         return time.monotonic() >= self._end_by
 
     def poll(self) -> None:
-        """Check whether a rank hangs, and have all tasks end if one does. To be called often."""
+        """Check whether a rank hangs, and end all tasks if one does. Has to be called often."""
         if self._found is not None:
             return
         if not self._has_failed and _are_explained(self._channel.failures):
@@ -106,10 +106,10 @@ class HangGuard:
         self._channel.cancel(StopReason(hang.why, is_hang=True))
 
     def check(self) -> None:
-        """Raise the hang that was found, once the tasks have ended or are overdue.
+        """Raise an error if a hang was found; to be called once the tasks have ended or are overdue.
 
         Raises:
-            HangError: naming the rank; the stacks of all ranks are logged, too.
+            HangError: if a rank hung; the error names the rank, and the stacks of all ranks are logged.
         """
         failures = self._channel.failures
         if self._found is None or _are_explained(failures):
@@ -159,53 +159,53 @@ def run_on_ranks(
     A failing rank ends all of them within seconds; Ctrl-C ends them too. ``on_log`` and ``on_event`` are called on the
     caller's thread.
 
-    Several threads may launch at once: ranks without free slots wait for those of the other launches.
+    Several threads may launch at once: a launch without enough free slots waits for the slots of other launches.
 
     Args:
         function: called with a :class:`~sparkdl.launch.RankContext` as its first argument.
-        args: further positional arguments.
-        num_ranks: how many ranks; each takes a slot of the cluster.
+        args: further positional arguments of the function.
+        num_ranks: number of ranks; each takes a slot of the cluster.
         spark: classic or Connect session; the active one when None.
-        transport: of the communicator: ``auto`` or ``native`` (shared memory inside a host, TCP across), ``shm``,
-            ``tcp``, ``mpi``; ``hierarchical`` and ``hierarchical-mpi``, which are ``native`` and ``mpi``, except that
-            CUDA tensors of torch are first reduced by NCCL inside each host.
+        transport: transport of the communicator: ``auto`` or ``native`` (shared memory inside a host, TCP across),
+            ``shm``, ``tcp``, ``mpi``; ``hierarchical`` and ``hierarchical-mpi``, which are ``native`` and ``mpi``,
+            except that CUDA tensors of torch are first reduced by NCCL inside each host.
         wire: data type in which the communicator sends sums and averages of float32 between hosts: ``float32``, or, in
             half the bytes, ``bfloat16`` or ``float16``; see :func:`~sparkdl.collective.open_communicator`.
-        gpus_per_rank: GPUs that each rank sees.
+        gpus_per_rank: number of GPUs that each rank sees.
         mpi: whether the ranks form an MPI world for mpi4py even if the transport is not MPI.
-        resources: what each task of the stage takes, if that differs from what all tasks of the application take; a
-            profile of task requests alone, as Spark starts no executors for a stage. Needs Spark 4.0 and a cluster.
-        environment: variables for the rank processes.
+        resources: resources of each task of the stage, if they differ from the application's default. The profile may
+            have only task requests, as Spark starts no executors for a stage. Needs Spark 4.0 and a cluster.
+        environment: environment variables for the rank processes.
         modules: libraries that the function needs and that take long to import, such as ``("torch",)``. The ranks of
             the next launch are forked from a process that has imported them, if that launch begins within a minute
             after the last task. Ranks with GPUs import them themselves.
-        start_timeout_s: seconds to wait for slots of executors that Spark is still to start, as replacements of lost
-            ones or as its settings request; and then again to wait for free slots, until all ranks have started. The
-            second wait is extended as long as ranks of another launch of this process run. Tasks that have started wait
-            as long for a task that has not.
+        start_timeout_s: limit in seconds of each of two waits. The first is for slots of executors that Spark has yet
+            to start, because its settings request them or as replacements of lost ones. The second is for free slots,
+            until all ranks have started; it is extended while ranks of another launch of this process run. Tasks that
+            have started wait as long for a task that has not.
         operation_timeout_s: default deadline of a collective in seconds.
-        hang_timeout_s: seconds after which a rank counts as hanging: if others wait for it in a collective, unless that
-            has a longer deadline of its own; if its process sends no heartbeat, as it is stopped or holds Python's
-            lock; if it has called ``context.progress()`` before and does not any more. Four fifths of
-            ``operation_timeout_s`` when None; ``math.inf`` for never; at least 2.
-        silence_timeout_s: the same for processes and tasks that send no heartbeat, if that is to be shorter than for
-            waits; ``hang_timeout_s`` when None.
+        hang_timeout_s: seconds after which a rank counts as hanging: if others wait for it in a collective, unless the
+            collective has a longer deadline of its own; if its process sends no heartbeat, because it is stopped or
+            holds Python's lock (the GIL); or if it has called ``context.progress()`` before and no longer does. Four
+            fifths of ``operation_timeout_s`` when None; ``math.inf`` for never; at least 2.
+        silence_timeout_s: seconds after which a process or task that sends no heartbeat counts as hanging, if they are
+            to be fewer than for waits; ``hang_timeout_s`` when None.
         on_log: called with rank and line for everything the ranks print; prints ``[rank N] line`` when None.
         on_event: called with rank and event for every ``context.report(event)``.
-        on_wait: called with a line that says what the launch waits for before ranks start, whenever that changes and
-            every half minute; the line is logged as a warning, too.
+        on_wait: called with a line that says what the launch waits for before the ranks start, whenever that changes
+            and every half minute; the line is also logged as a warning.
         kwargs: keyword arguments of the function.
 
     Returns:
-        What the function returned on each rank, by rank.
+        Return values of the function, in order of rank.
 
     Raises:
         ParamError: if an argument has a value that cannot work.
         SerializationError: if function or arguments cannot be pickled.
         LaunchError: if the ranks cannot be started.
         SlotsMissingError: if the cluster cannot have so many slots, or did not have them in time.
-        RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
-        HangError: if a rank hangs; it names that rank and where it was. The log has the stacks of all ranks.
+        RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is that rank's exception.
+        HangError: if a rank hangs; the error names the rank and its position. The log has the stacks of all ranks.
     """
     check_transport(transport, wire)
     check_timeout(start_timeout_s, "start_timeout_s")
@@ -249,7 +249,7 @@ def run_on_ranks(
             _watch(job, channel, guard, spec, start_timeout_s, Listener(on_log, on_event))
             guard.check()
             if job.running:
-                # A rank failed, and the task of another one hangs: the failures that were received are enough.
+                # A rank failed, and the task of another rank hangs: the failures that were received suffice.
                 channel.cancel(StopReason("a rank failed, and not all tasks ended in time"))
                 job.cancel(timeout_s=CANCEL_TIMEOUT_S)
         except BaseException as error:
@@ -306,7 +306,7 @@ def _watch(
             _logger.info("%d ranks wait for slots that another launch of this process holds.", spec.num_ranks)
             start_deadline = time.monotonic() + start_timeout_s
             continue
-        # Tasks may run and not reach the driver; Spark reports them.
+        # Tasks may run without reaching the driver; Spark reports them.
         if job.tasks_run:
             start_deadline = math.inf
         elif job.running and time.monotonic() > start_deadline + STATUS_LAG_S:
@@ -325,7 +325,7 @@ def _watch(
 
 
 def _cancel_in_background(job: SparkJob, channel: DriverChannel, stack: ExitStack) -> None:
-    """Continue to cancel a job that Spark has not ended, and have tasks that it still starts end at once."""
+    """Continue to cancel a job that Spark has not ended, and make tasks that Spark still starts end at once."""
     _logger.warning(
         "Spark has not ended the job of this launch although it was cancelled. It is cancelled again every second, and "
         "ranks that start until then end without running the function."

@@ -1,7 +1,7 @@
-"""Slots of a cluster: checks on the driver, before anything is started, whether all ranks have one at once.
+"""Checks on the driver, before anything is started, whether a cluster has a slot for every rank at once.
 
-If slots are missing, the check waits for executors that Spark is still to start: replacements of lost executors, and
-those that its settings request. :class:`_Executors` knows their number.
+If slots are missing, the check waits for executors that Spark has yet to start: replacements of lost executors, and
+executors that the settings request. :class:`_Executors` holds their number.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ EXECUTOR_PATIENCE_S = 30.0
 """How long after the application's start executors may still be registering."""
 
 LOG_INTERVAL_S = 30.0
-"""How often waiting for slots is logged again while nothing changes."""
+"""How often the wait for slots is logged while nothing changes."""
 
 _POLL_S = 0.2
 _EXECUTORS_S = 1.0
-"""How often the executors are listed, which takes several calls to the JVM for each of them."""
+"""Seconds for which a list of the executors is reused: listing takes several calls to the JVM per executor."""
 
 OnWait = Callable[[str], None]
 
@@ -45,23 +45,23 @@ def check_cluster(
     start_timeout_s: float | None = None,
     on_wait: OnWait | None = None,
 ) -> None:
-    """Refuse a launch that Spark would refuse, or wait for without end, and name the setting to change.
+    """Refuse a launch that Spark would refuse or never start, and name the setting to change.
 
     Args:
         spark: classic or Connect session.
-        num_ranks: how many tasks have to run at once.
-        gpus_per_rank: GPUs that each rank sees.
-        resources: what a task takes, where that differs from what all tasks of the application take.
-        start_timeout_s: how long to wait for slots of executors that Spark is still to start, as replacements of lost
-            ones; None leaves that to a later check and refuses only if there will never be enough slots.
-        on_wait: called with a line that says what the check waits for; the line is logged, too.
+        num_ranks: number of tasks that have to run at once.
+        gpus_per_rank: number of GPUs that each rank sees.
+        resources: resources of each task, if they differ from the application's default; None if they do not.
+        start_timeout_s: seconds to wait for slots of executors that Spark has yet to start, such as replacements of
+            lost ones; None leaves this wait to a later check and refuses only if there will never be enough slots.
+        on_wait: called with a line that says what the check waits for; the line is also logged.
 
     Raises:
-        ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range, or ``resources`` ask for executors or for
-            fewer GPUs than a rank is to have.
+        ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range, or ``resources`` requests executors, or fewer
+            GPUs than a rank is to have.
         SlotsMissingError: if the cluster cannot run that many tasks at once, even after the wait.
-        LaunchError: if a local master has too few slots, executors are allocated dynamically, or the session is of a
-            Spark Connect server before 4.0, which cannot keep a stage's rows (``localCheckpoint``).
+        LaunchError: if a local master has too few slots, executors are allocated dynamically, or the session belongs to
+            a Spark Connect server before 4.0, which cannot keep a stage's rows (``localCheckpoint``).
     """
     if num_ranks < 1:
         raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
@@ -90,14 +90,14 @@ def wait_for_slots(
     resources: ResourceProfile | None = None,
     is_logged: bool = False,
 ) -> int | None:
-    """Return how many tasks the cluster runs at once, as soon as that is enough or the time is over.
+    """Wait until the cluster has the wanted number of slots or the time is over, and return the number of slots.
 
     Args:
         spark: classic or Connect session.
-        wanted: how many are enough.
-        timeout_s: how long to wait for executors; a local master has none to wait for.
-        resources: what a task takes, where that differs from what all tasks of the application take.
-        is_logged: whether to log a warning that says what this waits for.
+        wanted: number of slots to wait for.
+        timeout_s: seconds to wait for executors; with a local master there are none to wait for.
+        resources: resources of each task, if they differ from the application's default; None if they do not.
+        is_logged: whether to log a warning that says what this function waits for.
 
     Returns:
         The number of slots, free or not; None if Spark does not report it, as on most Connect servers.
@@ -196,11 +196,11 @@ class _Executors:
     """The executors of an application.
 
     Attributes:
-        num_active: how many there are.
-        num_expected: how many there should be: as many as the settings request or, if they do not say, the most that
-            there were at once. None if neither is known.
-        slots_of_each: of one executor, as far as known.
-        most_slots: that all can ever have by the settings; None if these do not say.
+        num_active: number of executors that are running.
+        num_expected: number of executors that should be running: the number that the settings request or, if they do
+            not say, the largest number that have run at once. None if neither is known.
+        slots_of_each: number of slots per executor, as far as known.
+        most_slots: largest number of slots that the settings allow for all executors; None if they do not say.
     """
 
     num_active: int
@@ -245,13 +245,13 @@ class _Cluster:
         return time.time() - float(self._spark.sparkContext.startTime or 0) / 1000
 
     def slots(self) -> int | None:
-        """How many tasks run at once; None if Spark does not report it, as on most Connect servers."""
+        """How many tasks can run at once; None if Spark does not report it, as on most Connect servers."""
         if self._local_slots is not None:
             return self._local_slots
         return None if self._scheduler is None else int(self._scheduler.maxNumConcurrentTasks(self._profile))
 
     def executors(self) -> _Executors:
-        """The executors that there are and that there should be, at most a second ago."""
+        """The running and the expected executors, as of at most a second ago."""
         if not self.may_grow:
             return _Executors(num_active=1, num_expected=1, slots_of_each=0, most_slots=self.slots())
         now = time.monotonic()
@@ -272,7 +272,7 @@ class _Cluster:
         )
 
     def _lives(self) -> list[tuple[float, float | None, int]]:
-        """When each executor that Spark remembers was added and removed, and how many tasks it ran at once."""
+        """For each executor that Spark remembers: when it was added and removed, and its number of slots."""
         found = self._scheduler.statusStore().executorList(False)
         executors = [found.apply(index) for index in range(found.size())]
         return [
@@ -296,11 +296,13 @@ class AskedExecutors:
 
 
 def executors_by_settings(master: str, get: Callable[[str], str]) -> AskedExecutors:
-    """Read from ``local-cluster[2,1,1024]``, ``spark.executor.instances``, ``spark.cores.max`` which are requested.
+    """Read the requested executors from the master and the settings.
+
+    These are a master such as ``local-cluster[2,1,1024]``, ``spark.executor.instances`` and ``spark.cores.max``.
 
     Args:
-        master: of the application.
-        get: returns the value of a setting, empty if it is not set.
+        master: master of the application.
+        get: function that returns the value of a setting, or an empty text if it is not set.
     """
     cpus = int(get("spark.task.cpus") or 1)
     simulated = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master)
@@ -319,7 +321,7 @@ def executors_by_settings(master: str, get: Callable[[str], str]) -> AskedExecut
 
 
 def most_at_once(lives: Iterable[tuple[float, float | None, int]]) -> int:
-    """Return the most executors that there were at once, from when each was added and removed."""
+    """Return the largest number of executors that ran at once, from when each was added and removed."""
     changes = []
     for added, removed, _ in lives:
         changes.append((added, 1))
@@ -362,7 +364,7 @@ def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_r
 
 
 def _java_profile(resources: ResourceProfile) -> Any:
-    """The profile in the JVM; a profile that was made before the session has only its requests."""
+    """The profile as a JVM object; for a profile that was made before the session, it is built from its requests."""
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     found = resources._java_resource_profile

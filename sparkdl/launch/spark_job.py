@@ -1,6 +1,6 @@
 """The Spark job behind a launch: submits the barrier stage from its own thread, cancels it, fetches its rows.
 
-Runs on the driver, with classic Spark and Spark Connect: ``mapInArrow(barrier=True)`` is the one barrier call that
+Runs on the driver, with classic Spark and Spark Connect: ``mapInArrow(barrier=True)`` is the only barrier call that
 both have. :class:`TaggedCall` runs a call that starts Spark jobs in a thread of its own and under a tag, so that the
 jobs can be cancelled. :func:`collect_within` limits the time of a Spark job: when the time is over, the job is
 cancelled, and the caller waits for it only briefly. :func:`driver_hosts` finds the addresses at which the tasks reach
@@ -40,11 +40,12 @@ if TYPE_CHECKING:
 
 
 CANCEL_INTERVAL_S = 1.0
-"""How often cancelling is repeated: Spark cancels only active jobs. Jobs that were not submitted yet are not
-active, nor those whose barrier stage waits for executors as it has more tasks than there are slots."""
+"""How often the cancellation is repeated: Spark cancels only active jobs. A job is not active before it is submitted,
+or while its barrier stage waits for executors because it has more tasks than there are slots."""
 
 BACKGROUND_CANCEL_TIMEOUT_S = 900.0
-"""For how long a call is cancelled in the background: longer than Spark by default checks for slots, 40 times 15 s."""
+"""How long the cancellation is repeated in the background: longer than Spark checks for slots by default, 40 times
+15 s."""
 
 _logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -55,14 +56,14 @@ class TaggedCall(Generic[Value]):
 
     Args:
         spark: classic or Connect session.
-        tag: of all jobs that the function runs, and of no others.
-        function: what to call.
+        tag: tag of all jobs that the function runs, and of no other jobs.
+        function: function to call.
 
     Attributes:
         tag: the tag.
-        value: what the function returned; None before that, and if it raised.
-        error: what the function raised, or Spark while its jobs were tagged.
-        was_cancelled_here: whether it was cancelled by :meth:`cancel`, and not in Spark's UI, for example.
+        value: return value of the function; None before it has returned, and if it raised.
+        error: exception that the function raised, or that Spark raised when the thread was tagged; None without one.
+        was_cancelled_here: whether :meth:`cancel` was called; False for a cancellation in Spark's UI, for example.
     """
 
     def __init__(self, spark: SparkSession, tag: str, function: Callable[[], Value]) -> None:
@@ -74,7 +75,7 @@ class TaggedCall(Generic[Value]):
         self.was_cancelled_here = False
         # The caller may cancel by the tags of this thread; with classic Spark threads inherit them.
         self._callers_tags = spark.getTags() if is_connect(spark) else set()
-        # Waited for instead of the thread: Python 3.11 takes a thread for ended when Ctrl-C interrupts its join().
+        # Used instead of the thread's join(): Python 3.11 considers a thread ended if Ctrl-C interrupts that.
         self._ended = threading.Event()
         _inheriting_thread(spark, self._call).start()
 
@@ -84,11 +85,11 @@ class TaggedCall(Generic[Value]):
         return not self._ended.is_set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end, for at most this long."""
+        """Wait until the call has ended, for at most ``timeout_s``."""
         self._ended.wait(timeout_s)
 
     def cancel(self, *, timeout_s: float) -> None:
-        """Cancel its jobs, also those that it submits later, until it has ended or the time is over."""
+        """Cancel the jobs of the call, also jobs submitted later, until it has ended or the time is over."""
         self.was_cancelled_here = True
         deadline, is_logged = Deadline(timeout_s), False
         while self.running:
@@ -104,7 +105,7 @@ class TaggedCall(Generic[Value]):
                 return
 
     def cancel_in_background(self, finish: Callable[[], None] = lambda: None) -> None:
-        """Continue to cancel it from a thread, without waiting; then call ``finish`` there."""
+        """Continue to cancel the call in a thread, without waiting; the thread then calls ``finish``."""
 
         def cancel() -> None:
             try:
@@ -138,7 +139,8 @@ class TaggedCall(Generic[Value]):
         except Exception as error:
             self.error = error
         finally:
-            # It may be part of a reference cycle with this call, which would keep the value until the next collection.
+            # The function may be part of a reference cycle with this call, which would keep the value until the next
+            # garbage collection.
             self._function = None
             try:
                 getattr(tagging, remove)(self.tag)
@@ -157,10 +159,10 @@ def _inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threa
 
 ROW_SCHEMA = "rank int, kind string, chunk int, body binary"
 STATUS_LAG_S = 12.0
-"""How late Spark's status tracker may be: it may learn of a task's start with the executor's next heartbeat."""
+"""Longest delay of Spark's status tracker, which may learn of a task's start from the executor's next heartbeat."""
 
 FETCH_CHUNKS = 12
-"""How many chunks one fetch brings to the driver: 48 MiB, as 128 MiB end a Connect server with the default heap."""
+"""Number of chunks per fetch to the driver: 48 MiB, as 128 MiB end a Connect server that has the default heap."""
 
 
 def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -170,7 +172,7 @@ def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], I
         import pyarrow as pa
         from pyspark import BarrierTaskContext
 
-        from sparkdl.launch.task.barrier_task import run_barrier_task  # the driver does without it
+        from sparkdl.launch.task.barrier_task import run_barrier_task  # not needed on the driver
 
         for _ in batches:
             pass  # the rows only number the tasks
@@ -226,7 +228,7 @@ class SparkJob:
 
     @property
     def error(self) -> Exception | None:
-        """The exception of Spark, once the job has ended."""
+        """The exception that Spark raised, once the job has ended; None without one."""
         return self._call.error
 
     def was_cancelled_elsewhere(self, error: Exception | None) -> bool:
@@ -252,7 +254,7 @@ class SparkJob:
         return sorted((rank, kind, num_chunks) for (rank, kind), num_chunks in found.items())
 
     def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:
-        """Write the body of one outcome into a file, a few chunks at a time; small results are fetched at once."""
+        """Write the body of one outcome into a file, a few chunks at a time; small results are fetched in one go."""
         rows = self._call.value
         assert rows is not None
         if self._is_small:
@@ -271,7 +273,7 @@ class SparkJob:
     def close(self) -> None:
         """Release the rows, which Spark keeps as long as their DataFrame is referenced.
 
-        On Spark Connect releasing the last reference sends a request to the server, which blocks for ever if the
+        On Spark Connect, releasing the last reference sends a request to the server. The request blocks for ever if the
         interpreter is exiting, as when an uncaught exception references this job.
         """
         self._fetched = None
@@ -279,20 +281,20 @@ class SparkJob:
 
     def _job_ids(self) -> list[int]:
         context: Any = self._spark.sparkContext
-        # pyspark's tracker finds jobs by their group only, and that is the caller's.
+        # pyspark's tracker finds jobs only by their group, which belongs to the caller.
         return list(context._jsc.sc().statusTracker().getJobIdsForTag(self._spec.job))
 
     def _run(self) -> DataFrame:
         spark, spec = self._spark, self._spec
-        # pyspark types handlers as a class and takes any function; it calls them in the thread of the operation.
+        # pyspark's type for handlers is a class, but it takes any function; it calls them in the operation's thread.
         note_progress: Any = partial(self._note_progress, threading.get_ident())
         if is_connect(spark):
             spark.registerProgressHandler(note_progress)
         try:
             tasks = spark.range(0, spec.num_ranks, 1, spec.num_ranks)
             rows = tasks.mapInArrow(barrier_function(spec), ROW_SCHEMA, barrier=True, **self._profile)
-            # Runs the stage once and keeps its rows on the executors, from where they are fetched in parts: no limit on
-            # the size of a result applies to all of them together, and no fetch can run the ranks again.
+            # This runs the stage once and keeps its rows on the executors, from which they are fetched in parts: no
+            # limit on the size of a result applies to all rows together, and no fetch can run the ranks again.
             return rows.localCheckpoint(eager=True)
         finally:
             if is_connect(spark):
@@ -326,11 +328,11 @@ CANCEL_TIMEOUT_S = 5.0
 
 
 def collect_within(spark: SparkSession, frame: DataFrame, timeout_s: float) -> list[Row]:
-    """Collect a DataFrame.
+    """Collect a DataFrame within a time limit.
 
     Raises:
-        LaunchError: if that takes longer; the job is cancelled.
-        Exception: what Spark raises.
+        LaunchError: if it takes longer than ``timeout_s``; the job is cancelled.
+        Exception: if the job fails in Spark; it is Spark's exception.
     """
     call = TaggedCall(spark, f"sparkdl-{secrets.token_hex(8)}", frame.collect)
     try:
@@ -361,8 +363,8 @@ def _cancel(call: TaggedCall[list[Row]]) -> None:
 def driver_hosts(spark: SparkSession) -> Sequence[str]:
     """The addresses of this machine at which the tasks of a session are to reach this process.
 
-    Loopback where Spark runs on this machine alone; else the address that Spark's own driver listens on, or, for a
-    client of Spark Connect, the one by which it reaches the server.
+    This is loopback if Spark runs on this machine alone; otherwise the address that Spark's own driver listens on, or,
+    for a client of Spark Connect, the local address from which it reaches the server.
     """
     master, driver = setting(spark, "spark.master"), setting(spark, "spark.driver.host")
     if is_connect(spark):
@@ -390,7 +392,7 @@ def _server_host(spark: SparkSession) -> str:
 
     try:
         return str(spark.client.host)
-    except PySparkException:  # a channel that a service's own client has made has none
+    except PySparkException:  # a channel that a service's own client has built has no host
         return ""
 
 

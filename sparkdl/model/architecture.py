@@ -6,7 +6,7 @@ cannot be imported where the pickle is read, so torch has its ``__getstate__`` r
 in its ``__dict__``, with the parametrizations and their tensors as modules in it. The pickle therefore holds the
 class that the module had before, the names of the properties, and the ``__dict__``.
 
-The structure is a cloudpickle in which every parameter, buffer (persistent or not) and other tensor is only a name;
+The structure is a cloudpickle in which a name replaces every parameter, buffer (persistent or not) and other tensor;
 the tensors are sent and stored beside it. The module is neither copied nor changed.
 """
 
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 
 def reduce_parametrized(module: nn.Module) -> tuple[Any, ...]:
-    """Return how to make a parametrized module, as ``__reduce__`` does."""
+    """Return callable, arguments and state that make a parametrized module, as ``__reduce__`` does."""
     kind = parametrize.type_before_parametrizations(module)
     names = tuple(name for name, _ in module.get_submodule("parametrizations").named_children())
-    # That of the class, where it has one: torch's own stands before it.
+    # The __getstate__ of the original class, if it has one: torch's overrides it in the parametrized class.
     getstate = getattr(kind, "__getstate__", None)
-    with torch.no_grad():  # LSTMs keep there what they compute of the parametrized, which shall have no graph
+    with torch.no_grad():  # LSTMs keep tensors computed from parametrized ones, which must have no graph
         state = module.__dict__ if getstate is None else getstate(module)
     return make_parametrized, (kind, names), state
 
 
 def make_parametrized(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
-    """Return a module of a class, with something parametrized under each name until it is given its state."""
+    """Return a module of a class with a placeholder parametrization under each name; the state replaces them."""
     module = kind.__new__(kind)
     nn.Module.__init__(module)
     for name in names:
@@ -59,11 +59,11 @@ _TAG = "sparkdl.tensor"
 
 @dataclass(frozen=True)
 class PackedModule:
-    """A module as bytes that travel.
+    """A module as bytes, to be sent.
 
     Attributes:
-        structure: the pickle without tensors.
-        weights: the tensors in the format of safetensors.
+        structure: pickle of the module without its tensors.
+        weights: tensors of the module in the safetensors format.
     """
 
     structure: bytes
@@ -74,13 +74,13 @@ def pack_module(module: nn.Module) -> PackedModule:
     """Return a module as bytes.
 
     Raises:
-        SerializationError: if it cannot be pickled.
+        SerializationError: if the module cannot be pickled.
     """
     return pack_tensors(*split_module(module))
 
 
 def pack_tensors(structure: bytes, tensors: Mapping[str, Tensor]) -> PackedModule:
-    """Return as bytes what :func:`split_module` returned: small models, as it takes two copies for a while."""
+    """Return the results of :func:`split_module` as bytes; for small models, as it needs two copies for a while."""
     return PackedModule(structure, safetensors.torch.save(separate_tensors(tensors)))
 
 
@@ -88,13 +88,13 @@ def unpack_module(packed: PackedModule) -> nn.Module:
     """Return the module that :func:`pack_module` packed, on CPU.
 
     Raises:
-        SavedModelError: if its classes are not installed here.
+        SavedModelError: if the module's classes are not installed here, or its structure cannot be read.
     """
     return join_module(packed.structure, safetensors.torch.load(packed.weights))
 
 
 def separate_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors on CPU, contiguous, and none sharing memory with another, as safetensors wants them."""
+    """Return the tensors on CPU, contiguous, and without memory in common, as safetensors needs them."""
     separate: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -109,11 +109,11 @@ def check_has_values(module: nn.Module, what: str) -> None:
     """Check that no parameter or buffer of a module is on the device meta, where tensors have no values.
 
     Args:
-        module: to look at.
-        what: the module in words, for the message.
+        module: module to check.
+        what: beginning of the error message.
 
     Raises:
-        ParamError: naming the first such tensor.
+        ParamError: if there is such a tensor; the message names the first one.
     """
     names = [
         name
@@ -134,16 +134,17 @@ def check_has_values(module: nn.Module, what: str) -> None:
 def split_module(module: nn.Module, *, with_meta: bool = False) -> tuple[bytes, dict[str, Tensor]]:
     """Return a module's structure and its tensors by name.
 
-    Parameters and buffers have their names in the module; a tensor that is shared appears once. The tensors
-    are the module's own, detached, on whatever device they are.
+    Parameters and buffers have their names in the module; a shared tensor appears once. The tensors are the module's
+    own, detached, on the devices on which they are.
 
     Args:
-        module: to take apart.
+        module: module to split.
         with_meta: whether tensors may be on the device meta.
 
     Raises:
-        SerializationError: if the module is TorchScript, or holds something that cannot be pickled, naming it.
-        ParamError: if tensors of it are on the device meta and may not be.
+        SerializationError: if the module is TorchScript, or holds something that cannot be pickled; the message names
+            it.
+        ParamError: if tensors are on the device meta without ``with_meta``.
     """
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
@@ -166,10 +167,10 @@ def split_module(module: nn.Module, *, with_meta: bool = False) -> tuple[bytes, 
 def split_tensors(
     value: object, module: nn.Module, *, with_meta: bool = False
 ) -> tuple[bytes, dict[str, Tensor]]:
-    """Return the structure of anything that pickles, and its tensors by name: those of ``module`` have theirs.
+    """Return the structure of a picklable value, and its tensors by name; tensors of ``module`` have their names in it.
 
-    What is shared inside ``value``, as a module is by a loss that looks at its weights, stays shared. Tensors on the
-    device meta are part of the structure, unless they are wanted among the tensors.
+    Objects that are shared inside ``value``, such as a module that a loss refers to, stay shared. Tensors on the device
+    meta are part of the structure, or with ``with_meta`` of the tensors.
     """
     file = io.BytesIO()
     pickler = _StructurePickler(file, _names_by_identity(module), with_meta=with_meta)
@@ -178,17 +179,17 @@ def split_tensors(
 
 
 def join_tensors(structure: bytes, tensors: Mapping[str, Tensor]) -> Any:
-    """Put together what :func:`split_tensors` took apart, without a copy; unpickling runs code."""
+    """Join the results of :func:`split_tensors`, without a copy; unpickling runs code."""
     return _StructureUnpickler(io.BytesIO(structure), tensors).load()
 
 
 def join_module(structure: bytes, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Put a module together from what :func:`split_module` returned.
+    """Join the results of :func:`split_module` to a module.
 
-    It uses the given tensors without a copy. Unpickling runs code: give it only what you would run as a program.
+    The module uses the given tensors without a copy. Unpickling runs code: join only a structure that you trust.
 
     Raises:
-        SavedModelError: if the structure cannot be read, or names a tensor that is not there.
+        SavedModelError: if the structure cannot be read, or names a tensor that is missing.
     """
     try:
         module = join_tensors(structure, tensors)
@@ -220,7 +221,7 @@ def _names_by_identity(module: nn.Module) -> dict[int, str]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether safetensors can hold it or its values; other tensors (sparse, quantized, lazy) stay in the pickle."""
+    """Whether safetensors can hold a value; other tensors (sparse, quantized, lazy, complex) stay in the pickle."""
     return (
         isinstance(value, Tensor)
         and type(value) in (Tensor, nn.Parameter, nn.Buffer)
@@ -232,14 +233,14 @@ def _is_plain(value: object) -> bool:
 
 
 class _StructurePickler(cloudpickle.Pickler):
-    """Writes a name where a tensor stands."""
+    """Writes a name in place of each tensor."""
 
     def __init__(self, file: io.BytesIO, names: dict[int, str], *, with_meta: bool) -> None:
         super().__init__(file, protocol=pickle.DEFAULT_PROTOCOL)
         self._names, self._with_meta = names, with_meta
         self._kept: list[
             Tensor
-        ] = []  # an object that is freed while pickling would lend its identity to another
+        ] = []  # the id of an object that is freed while pickling could be that of another object
         self.tensors: dict[str, Tensor] = {}
 
     def persistent_id(self, obj: Any) -> tuple[str, str, str, bool] | None:
@@ -259,7 +260,7 @@ class _StructurePickler(cloudpickle.Pickler):
 
 
 class _StructureUnpickler(pickle.Unpickler):
-    """Puts a tensor where a name stands, the same one wherever the name is the same."""
+    """Puts a tensor in place of each name, the same tensor for equal names."""
 
     def __init__(self, file: io.BytesIO, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(file)
@@ -283,7 +284,7 @@ class _StructureUnpickler(pickle.Unpickler):
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Inside, all of a module is in ``eval()`` mode and no graph is made; every part then has the mode it had."""
+    """Context in which a module is in ``eval()`` mode without gradients; afterwards every part has its former mode."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:

@@ -1,10 +1,10 @@
-"""What a model is trained on: a label column, the loss that compares an output with it, and the loss's weight.
+"""The heads of a model: a label column, the loss that compares an output with it, and the weight of the loss.
 
-The same on ranks and when the *driver* tries a fit.
+Used on *ranks*, and on the *driver* when it tries a fit.
 
-A loss is any callable of ``(outputs, targets)``. The training needs to know how it reduces, which labels it takes and
-what a prediction is. The modules of :mod:`torch.nn` show by their attributes how they reduce; any other callable is
-taken to return the mean over the rows, or one value per row.
+A loss is any callable of ``(outputs, targets)``. Training needs to know how it reduces, which labels it takes and what
+a prediction is. The modules of :mod:`torch.nn` have attributes that say how they reduce; any other callable is assumed
+to return the mean over the rows, or one value per row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparkdl.errors import DataError, ParamError
 from sparkdl.model.inputs import dtype_named, to_tensor
 
 NO_LABEL = "prediction"
-"""Name of the output of a model without a label column, whose loss a ``trainStep`` computes."""
+"""Name of the output of a model that has no label column, as a ``trainStep`` computes its loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ class LabelColumn:
     """A label column.
 
     Attributes:
-        name: of the column.
+        name: name of the column.
         dtype: torch dtype in which labels enter the loss.
-        shape: of one row's label.
-        classes: what the class of each number is called in the column; None where the column holds the numbers
-            themselves.
+        shape: shape of one row's label.
+        classes: value of each class in the column, in the order of the class indices; None where the column holds the
+            numbers themselves.
     """
 
     name: str
@@ -48,7 +48,7 @@ class LabelColumn:
         """Return the labels of a batch as numbers.
 
         Raises:
-            DataError: if a label is none of the classes.
+            DataError: if a label is not one of the classes.
         """
         if self.classes is None:
             return values
@@ -63,7 +63,7 @@ def class_numbers(values: npt.NDArray[Any], classes: Sequence[Any], name: str) -
     """Return for each value its index among the classes.
 
     Raises:
-        DataError: if a value is none of them.
+        DataError: if a value is not one of them.
     """
     known = np.array(classes, dtype=object) if values.dtype == object else np.array(classes)
     ascending = np.argsort(known)
@@ -84,10 +84,10 @@ class Head:
     """One output of a model, with its label and loss.
 
     Attributes:
-        label: the column.
-        loss: called with ``(output, labels)``; see :mod:`sparkdl.model.heads`. None where the user's own step finds
-            the loss.
-        weight: of this head's loss in the sum of all.
+        label: label column.
+        loss: loss function, called with ``(output, labels)``; see :mod:`sparkdl.model.heads`. None where the user's own
+            training step computes the loss.
+        weight: weight of this head's loss in the sum of all heads' losses.
     """
 
     label: LabelColumn
@@ -96,13 +96,13 @@ class Head:
 
 
 def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return a model's outputs by the names of the label columns: in their order, or as the model names them.
+    """Return a model's outputs by the names of the label columns: in their order, or by the model's own names.
 
-    For one label column, a dict without its name gives its ``logits``, as models of transformers call them, or its only
-    tensor.
+    With one label column, a dict without its name contributes its ``logits``, the name in transformers' models, or else
+    its only tensor.
 
     Raises:
-        ParamError: if they are not one tensor for each.
+        ParamError: if the outputs are not one tensor for each label column.
     """
     if len(names) == 1 and isinstance(outputs, Tensor):
         return {names[0]: outputs}
@@ -127,10 +127,10 @@ def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
 
 
 def first_output(outputs: Any) -> dict[str, Tensor]:
-    """Return the first tensor that a model returned, as what it predicts where no label column calls for that.
+    """Return the first tensor that a model returned, as the prediction of a model without label columns.
 
     Raises:
-        ParamError: if there is none.
+        ParamError: if the model returned no tensor.
     """
     each: Iterable[Any] = ()
     if isinstance(outputs, Mapping):
@@ -186,8 +186,8 @@ class LossTerm:
     """The loss of one rank's batch: ``mean * weight`` is its sum.
 
     Attributes:
-        mean: scalar tensor with a graph, the mean loss of the batch.
-        weight: what the mean was divided by: rows, or the sum of the rows' weights.
+        mean: mean loss of the batch, a scalar tensor with a graph.
+        weight: divisor of the mean: the number of rows, or the sum of the rows' weights.
     """
 
     mean: Tensor
@@ -195,48 +195,48 @@ class LossTerm:
 
 
 def as_module(loss: LossFunction) -> LossFunction:
-    """Return the module for a bare function of :mod:`torch.nn.functional`, and any other loss as it is."""
+    """Return the module that corresponds to a function of :mod:`torch.nn.functional`, and any other loss unchanged."""
     try:
         module = _MODULE_OF_FUNCTION.get(loss)
-    except TypeError:  # not hashable, so none of them
+    except TypeError:  # not hashable, so not one of them
         return loss
     return loss if module is None else module()
 
 
 def is_torch_loss(loss: LossFunction) -> bool:
-    """Return whether the loss is one of :mod:`torch.nn`, whose rules are known, or says that it keeps to them."""
+    """Return whether a loss follows the rules of :mod:`torch.nn`: it is one of its losses, or says that it does."""
     return isinstance(loss, nn.Module) and (
         type(loss).__module__ == nn.MSELoss.__module__ or getattr(type(loss), "has_rules_of_torch", False)
     )
 
 
 def reduction_of(loss: LossFunction) -> Reduction:
-    """Return how a loss reduces over the rows; ``"mean"`` for a callable that does not say."""
+    """Return how a loss reduces over the rows; ``"mean"`` for a callable without an attribute ``reduction``."""
     return cast("Reduction", getattr(loss, "reduction", "mean"))
 
 
 def is_class_loss(loss: LossFunction) -> bool:
-    """Return whether the targets of this loss are class indices, or arrays of class probabilities."""
+    """Return whether the targets of a loss are class indices or arrays of class probabilities."""
     return isinstance(loss, _CLASS_LOSSES)
 
 
 def ignored_label(loss: LossFunction) -> int | None:
-    """Return the label that this loss leaves out, if one was set on purpose."""
+    """Return the label that a loss ignores, if it was set explicitly, else None."""
     if isinstance(loss, _IGNORE_INDEX_LOSSES) and loss.ignore_index != _DEFAULT_IGNORE_INDEX:
         return int(loss.ignore_index)
     return None
 
 
 def ignores_by_default(loss: LossFunction) -> bool:
-    """Return whether this loss leaves out the label -100, as torch has it where no other label was set."""
+    """Return whether a loss ignores the label -100, torch's default."""
     return isinstance(loss, _IGNORE_INDEX_LOSSES) and loss.ignore_index == _DEFAULT_IGNORE_INDEX
 
 
 def prediction_kind(loss: LossFunction) -> PredictionKind:
-    """Return what the outputs of a model trained with this loss mean.
+    """Return the meaning of the outputs of a model trained with this loss.
 
-    ``"class"``: scores per class whose softmax are probabilities, the prediction is the index of the largest;
-    ``"class_margin"``: likewise, for scores without probabilities. ``"binary_logit"`` and
+    ``"class"``: one score per class; their softmax is the probabilities, and the index of the largest the prediction.
+    ``"class_margin"``: the same for scores that give no probabilities. ``"binary_logit"`` and
     ``"binary_probability"``: the prediction is 1 above 0 and above 0.5. ``"value"``: the output is the prediction.
     """
     if isinstance(loss, nn.MultiMarginLoss):
@@ -251,11 +251,10 @@ def prediction_kind(loss: LossFunction) -> PredictionKind:
 
 
 def match_targets(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Give scalar labels the trailing axis of a model with one output, so that ``(N, 1)`` meets ``(N, 1)``.
+    """Add a trailing axis to scalar labels for a model with one output, so that both have the shape ``(N, 1)``.
 
-    Broadcasting would otherwise compare every row with every other one, ``(N, 1)`` against ``(N,)``, without
-    a word. Only for the losses of torch: a loss of the user's own receives the labels as the column holds
-    them.
+    Broadcasting ``(N, 1)`` against ``(N,)`` would otherwise silently compare every row with every other row. Only for
+    losses that follow torch's rules: a user's own loss receives the labels as the column holds them.
     """
     if (
         is_torch_loss(loss)
@@ -268,7 +267,7 @@ def match_targets(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tenso
 
 
 def needs_global_weight(loss: LossFunction, *, weighted: bool, label_is_scalar: bool) -> bool:
-    """Return whether the mean's divisor depends on the labels, so that ranks have to add it up each step."""
+    """Return whether the divisor of the mean depends on labels or row weights, so that ranks sum it in each step."""
     if weighted:
         return True
     if not isinstance(loss, _IGNORE_INDEX_LOSSES) or loss.reduction != "mean":
@@ -279,16 +278,16 @@ def needs_global_weight(loss: LossFunction, *, weighted: bool, label_is_scalar: 
 def compute_loss(
     loss: LossFunction, outputs: Tensor, targets: Tensor, row_weights: Tensor | None = None
 ) -> LossTerm:
-    """Return the mean loss of a batch and the weight it stands for.
+    """Return the mean loss of a batch and its weight.
 
     Args:
-        loss: the loss; its own reduction is kept unless ``row_weights`` are given.
-        outputs: what the model returned, ``(N, ...)``.
-        targets: labels as :func:`match_targets` returned them.
-        row_weights: ``(N,)`` non-negative weights of the rows, or None when every row counts once.
+        loss: loss function; its own reduction is kept unless ``row_weights`` are given.
+        outputs: outputs of the model, ``(N, ...)``.
+        targets: labels as returned by :func:`match_targets`.
+        row_weights: non-negative weights of the rows, ``(N,)``; None if every row counts once.
 
     Raises:
-        ParamError: when rows are weighted and the loss does not return one value per row.
+        ParamError: if ``row_weights`` are given and the loss does not return one value per row.
     """
     if row_weights is not None:
         return _weighted_loss(loss, outputs, targets, row_weights)
@@ -302,7 +301,7 @@ def compute_loss(
     if divisor is None:
         return LossTerm(mean=value, weight=num_rows)
     weight = float(divisor.sum())
-    # A batch in which every label is ignored has the mean 0 / 0; its share of the gradient is nothing.
+    # The mean of a batch in which every label is ignored is 0 / 0; such a batch contributes no gradient.
     return LossTerm(mean=value if weight > 0 else outputs.sum() * 0, weight=weight)
 
 
@@ -330,7 +329,7 @@ def _unreduced(loss: LossFunction) -> LossFunction:
 
 
 def _label_weights(loss: LossFunction, targets: Tensor) -> Tensor | None:
-    """Return what each label adds to the divisor of a mean, as torch.nn defines it; None when each adds 1."""
+    """Return what each label adds to the divisor of the mean, as torch.nn defines it; None if each label adds 1."""
     if not isinstance(loss, _IGNORE_INDEX_LOSSES) or targets.is_floating_point():
         return None
     counted = targets != loss.ignore_index

@@ -1,8 +1,8 @@
 """Converts feature columns to the tensors that a model is called with.
 
 Used on *ranks*, for predictions, and when a fit is tried. Rows of different lengths are padded at their ends to the
-longest of a batch. NumPy values become tensors of the dtype that the model and the loss take. Nested lists become an
-array; lists of different lengths raise an error in every version of NumPy.
+longest row of a batch. NumPy values become tensors of the dtype that the model and the loss take. Nested lists become
+an array; lists of different lengths raise an error in every version of NumPy.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ def pad_rows(rows: npt.NDArray[np.object_], *, name: str, value: float | None) -
     """Return arrays of numbers as one array of shape ``(rows, *longest)``, in the dtype that holds them all.
 
     Args:
-        rows: ``(rows,)`` arrays of equally many dimensions, or lists of numbers nested alike.
-        name: of their column, for errors.
-        value: what fills up; None where all rows have to be of one shape.
+        rows: rows to pad, ``(rows,)``: arrays with the same number of dimensions, or lists of numbers nested equally
+            deep.
+        name: name of their column, used in error messages.
+        value: padding value; None if all rows must have one shape.
 
     Raises:
-        ParamError: if the value is none of the rows' type.
-        DataError: if a row holds what is no number, or rows differ in shape and there is nothing to fill up with.
+        ParamError: if the dtype of the rows cannot hold the padding value.
+        DataError: if a row holds values that are not numbers, or rows differ in shape and there is no padding value, or
+            they differ in the number of dimensions.
     """
     arrays = [_numbers(row, name) for row in rows]
     if not arrays:
@@ -72,7 +74,7 @@ def _check_value(value: float, dtype: np.dtype[Any], name: str) -> None:
 def _numbers(row: Any, name: str) -> npt.NDArray[Any]:
     array = np.asarray(row)
     if array.dtype == object and array.ndim == 1 and all(isinstance(each, np.ndarray) for each in array):
-        # Lists of lists, of which the inner ones differ in length: filled up below, where all rows are known.
+        # Arrays of inner arrays that differ in length are not padded.
         raise DataError(
             f"Column {name!r} has arrays inside arrays that differ in length. Bring them to one shape with "
             "prepareFeatures."
@@ -85,19 +87,19 @@ def _numbers(row: Any, name: str) -> npt.NDArray[Any]:
 
 
 def to_tensor(array: npt.NDArray[np.generic] | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return ``array`` as a tensor of ``dtype`` on ``device``, copying only when it must."""
+    """Return ``array`` as a tensor of ``dtype`` on ``device``; copies only if necessary."""
     if isinstance(array, Tensor):
         return array.to(device=device, dtype=dtype, non_blocking=True)
-    # Arrow hands out read-only arrays, and a tensor over one could be written to.
+    # Arrow returns read-only arrays, and a tensor over one could be written to.
     if not (array.flags.c_contiguous and array.flags.writeable):
         array = np.require(array, requirements=["C", "W"])
     return torch.from_numpy(array).to(device=device, dtype=dtype, non_blocking=True)
 
 
 def to_features(array: npt.NDArray[np.generic] | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return features as the model takes them: as :func:`to_tensor`, and scalars of a floating dtype as ``(N, 1)``.
+    """Return features as the model takes them: as :func:`to_tensor`, with scalars of a floating dtype as ``(N, 1)``.
 
-    A layer such as Linear would take ``(N,)`` for one row of N features; an embedding takes integers as ``(N,)``.
+    A layer such as Linear would interpret ``(N,)`` as one row of N features; an embedding takes integers as ``(N,)``.
     """
     tensor = to_tensor(array, dtype, device)
     return tensor.unsqueeze(1) if tensor.ndim == 1 and dtype.is_floating_point else tensor
@@ -114,8 +116,8 @@ def parameter_dtype(module: nn.Module) -> torch.dtype:
 def candidate_dtypes(column_dtype: str, module: nn.Module) -> tuple[torch.dtype, ...]:
     """Return the dtypes in which a column may enter the model or the loss, the preferred one first.
 
-    Floats become the parameters' dtype. Integers stay integers (int64) where the model takes them, as an
-    embedding does, and become the parameters' dtype where it does not.
+    Floats become the parameters' dtype. Integers stay integers (int64) if the model takes them, as an embedding does,
+    and otherwise become the parameters' dtype.
     """
     floating = parameter_dtype(module)
     if np.issubdtype(np.dtype(column_dtype), np.floating):
@@ -143,23 +145,23 @@ def dtype_named(name: str) -> torch.dtype:
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 GivenBy: TypeAlias = Literal["position", "name", "matrix"]
-"""How a model is called with its inputs: one after the other, by keywords, or with numbers as one matrix."""
+"""How a model is called with its inputs: by position, by keyword, or with all columns of numbers as one matrix."""
 
 MATRIX = "features"
-"""What the one input is called that columns of numbers make together, of shape ``(rows, columns)``."""
+"""Name of the single input, of shape ``(rows, columns)``, that columns of numbers make together."""
 
 PrepareFunction: TypeAlias = Callable[[dict[str, npt.NDArray[Any]]], Any]
-"""Takes feature columns of a batch by name, each with an item per row, and returns the model's inputs: an array or
-tensor, or a dict of them, with a row for each."""
+"""A function that takes the feature columns of a batch by name, each with an item per row, and returns the model's
+inputs: an array or a tensor, or a dict of them, each with an item per row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInput:
-    """One thing that a model is called with.
+    """One input of a model.
 
     Attributes:
-        name: of the column, or what the function that prepares features calls it.
-        dtype: torch dtype in which it enters the model.
+        name: name of the column, or of the result of the function that prepares features.
+        dtype: torch dtype in which the input enters the model.
     """
 
     name: str
@@ -168,15 +170,15 @@ class ModelInput:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInputs:
-    """How feature columns become what a model is called with.
+    """Conversion of feature columns to the inputs of a model.
 
     Attributes:
-        columns: the feature columns, in the order in which they were given.
-        inputs: what the model is called with, in order.
-        given_by: how the model is called with them; as one matrix, :data:`MATRIX` is the only input.
-        padding_value: with which arrays that differ in length are filled up to the longest of a batch; None where all
-            have one length.
-        prepare: the user's function that makes inputs of columns, if there is one.
+        columns: feature columns, in the order in which they were given.
+        inputs: inputs of the model, in the order in which it is called with them.
+        given_by: how the model is called with the inputs; for ``"matrix"``, :data:`MATRIX` is the only input.
+        padding_value: value with which shorter arrays are padded to the longest of a batch; None if all arrays have one
+            length.
+        prepare: the user's function that makes inputs of columns; None if there is none.
     """
 
     columns: tuple[Column, ...]
@@ -192,7 +194,7 @@ class ModelInputs:
 
     @property
     def are_numbers(self) -> bool:
-        """Whether what enters the model is feature columns as they come, with one number per row each."""
+        """Whether the model's inputs are the feature columns unchanged, each with one number per row."""
         return self.prepare is None and self.come_as_numbers
 
     @property
@@ -201,7 +203,7 @@ class ModelInputs:
         return all(column.kind == "number" and not column.shape for column in self.columns)
 
     def with_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> ModelInputs:
-        """Return these inputs with the dtypes by name in which they enter the model."""
+        """Return a copy with these inputs: ``dtypes`` has the dtype in which each enters the model, by its name."""
         found = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()}
         return replace(
             self, inputs=tuple(ModelInput(name=name, dtype=dtype) for name, dtype in found.items())
@@ -211,12 +213,12 @@ class ModelInputs:
         """Return a batch's inputs by name as arrays of numbers.
 
         Args:
-            batch: the feature columns, or already their matrix, where it is that with which the model is called.
+            batch: the feature columns by name, or their matrix under :data:`MATRIX` if the model is called with it.
 
         Raises:
-            DataError: if a column is missing, has rows of another shape, or holds what is no number; or the user's
-                function fails on the rows.
-            ParamError: if the user's function returns what is no input.
+            DataError: if a column is missing, has rows of another shape, or holds values that are not numbers; or the
+                user's function fails on the rows.
+            ParamError: if the user's function returns something that is not an input.
         """
         if self.given_by == "matrix" and MATRIX in batch and batch[MATRIX].ndim == 2:
             return {MATRIX: batch[MATRIX]}
@@ -228,7 +230,7 @@ class ModelInputs:
         num_rows = len(next(iter(columns.values())))
         try:
             made = self.prepare(dict(columns))
-        except DataError:  # of a ready-made estimator, which says what is wrong with which row
+        except DataError:  # from a ready-made estimator; it names the row and what is wrong with it
             raise
         except Exception as error:
             raise DataError(
@@ -240,7 +242,7 @@ class ModelInputs:
         return {str(name): self._made(str(name), values, num_rows) for name, values in made.items()}
 
     def apply(self, module: nn.Module, arrays: Mapping[str, Any], device: torch.device) -> Any:
-        """Call a module with prepared inputs, arrays or tensors, and return what it returns."""
+        """Call a module with prepared inputs, arrays or tensors, and return its output."""
         return self.call(module, self.tensors(arrays, device))
 
     def tensors(self, arrays: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
@@ -250,7 +252,7 @@ class ModelInputs:
         }
 
     def call(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> Any:
-        """Call a module with its inputs, and return what it returns."""
+        """Call a module with its inputs, and return its output."""
         return module(**tensors) if self.given_by == "name" else module(*tensors.values())
 
     def _made(self, name: str, values: Any, num_rows: int) -> npt.NDArray[Any]:
@@ -280,10 +282,10 @@ def _checked(batch: Arrays, column: Column) -> npt.NDArray[Any]:
 
 
 def rectangular_array(value: Any) -> npt.NDArray[Any]:
-    """Return the array of a value or of nested lists of equal lengths.
+    """Return a value, or nested lists of equal lengths, as an array.
 
     Raises:
-        ValueError: if lists differ in length, of which NumPy before 1.24 makes an array of lists.
+        ValueError: if lists differ in length; NumPy before 1.24 would make an array of lists of them.
     """
     array = np.asarray(value)
     if array.dtype == object and any(isinstance(each, list | tuple | np.ndarray) for each in array.flat):
@@ -292,10 +294,10 @@ def rectangular_array(value: Any) -> npt.NDArray[Any]:
 
 
 def positions_in(documents: Tensor) -> Tensor:
-    """The number of each position in its document: a text is counted from 0, as when it is asked about alone.
+    """The number of each position in its document, from 0, as in a prediction for that document alone.
 
     Args:
-        documents: ``(rows, positions)``; those of a document lie side by side.
+        documents: document number of each position, ``(rows, positions)``; the positions of a document are contiguous.
     """
     counted = torch.arange(documents.shape[1], device=documents.device)
     begins = torch.ones_like(documents, dtype=torch.bool)

@@ -5,8 +5,8 @@ Runs anywhere; needs torch and NumPy only.
 As in Spark ML, ``rawPrediction`` and ``probability`` are vectors with an entry per class, also for two classes.
 
 An output that is NaN is not a prediction: ``argmax`` would make a class of it. Rows with such an output raise an
-error that names the columns with NaN or infinity in them; the caller can have the rows left out that have NaN among
-their features.
+error that names the columns with NaN or infinity in them; :meth:`Predictor.answer_complete` leaves out such rows if
+they have NaN among their features.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ def has_scores(output: ModelOutput) -> bool:
 
 
 def has_probabilities(output: ModelOutput) -> bool:
-    """Return whether an output has a probability for each class of a row; margins are none."""
+    """Return whether an output has a probability for each class of a row; margins are not probabilities."""
     return has_scores(output) and output.kind != "class_margin"
 
 
 def num_scores(output: ModelOutput) -> int:
-    """Return the number of classes that an output has scores of; 0 if it is not known."""
+    """Return the number of classes for which an output has scores; 0 if it is not known."""
     return 2 if output.kind in _BINARY else output.num_classes or 0
 
 
 def class_scores(outputs: Tensor, kind: PredictionKind) -> Tensor:
-    """Return the scores of each class, float64 of shape ``(N, classes)``.
+    """Return the score of each class, float64 of shape ``(N, classes)``.
 
-    They are those of the module. A binary logit z gives -z and z, and a probability p of the second class gives 1 - p
-    and p.
+    The scores are the module's outputs. A binary logit z gives -z and z, and a probability p of the second class gives
+    1 - p and p.
     """
     scores = _in_rows(outputs)
     if kind == "binary_logit":
@@ -69,7 +69,8 @@ def class_scores(outputs: Tensor, kind: PredictionKind) -> Tensor:
 def class_probabilities(outputs: Tensor, kind: PredictionKind) -> Tensor:
     """Return the probability of each class, float64 of shape ``(N, classes)``.
 
-    The softmax of a module's scores: of log-probabilities, as NLLLoss takes them, it is the probabilities.
+    For kind ``"class"``, that is the softmax of the module's scores; the softmax of log-probabilities, as NLLLoss takes
+    them, is the probabilities.
     """
     if kind == "class":
         return _in_rows(outputs).softmax(dim=1)
@@ -85,19 +86,19 @@ def _in_rows(outputs: Tensor) -> Tensor:
 
 DEFAULT_BATCH_SIZE = 1024
 _ROWS_AT_ONCE = 1 << 14
-"""About so many rows of number columns become tensors together: what is served may be a frame of any length."""
+"""Approximate number of rows of number columns that become tensors together: a served frame may have any length."""
 
 Answer: TypeAlias = Literal["prediction", "probability", "rawPrediction"]
-"""What a model can be asked about a row, by the names that Spark ML has for it."""
+"""A result that a model can compute for a row, by its name in Spark ML."""
 
 
 class Predictor:
-    """A module that answers in predictions.
+    """Computes predictions with a trained module.
 
     Args:
         model: the module and its signature; the module is moved to ``device`` and put in ``eval()`` mode.
-        batch_size: rows per forward pass.
-        device: where the module runs.
+        batch_size: number of rows per forward pass.
+        device: device on which the module runs.
     """
 
     def __init__(
@@ -109,16 +110,17 @@ class Predictor:
         self._module = model.module.to(self._device).eval()
 
     def predict(self, columns: Arrays) -> dict[str, npt.NDArray[Any]]:
-        """Return by the name of each output one prediction per row.
+        """Return one prediction per row for each output, by the name of the output.
 
-        They are float64 of shape ``(rows, *output.shape)``, or what the label column calls the classes, or texts.
+        Predictions are float64 of shape ``(rows, *output.shape)``, or the label column's values of the classes, or
+        texts or arrays of tokens.
 
         Args:
-            columns: holds the feature columns, ``(rows, *column.shape)``, or, where the model takes it, their matrix.
+            columns: feature columns by name, ``(rows, *column.shape)``, or their matrix if the model takes one.
 
         Raises:
             DataError: if a column is missing, its rows have another shape than the model was trained on, it holds
-                what cannot be made numbers, or the module fails with it or answers it with NaN.
+                values that cannot be made numbers, or the module fails on the rows or its output for one is NaN.
         """
         answers = self.answer(columns, ("prediction",))
         return {
@@ -129,17 +131,19 @@ class Predictor:
     def answer(
         self, columns: Arrays, wanted: Sequence[Answer] | Mapping[str, Sequence[Answer]]
     ) -> dict[str, dict[Answer, npt.NDArray[np.float64]]]:
-        """Return by the name of each output and by answer an array with an item per row, of one pass of the module.
+        """Return the wanted answers from one pass of the module, by the name of each output and by answer.
 
-        ``"prediction"``: of shape ``(rows, *output.shape)``, classes by their numbers. ``"probability"`` and
-        ``"rawPrediction"``: of shape ``(rows, classes)``, see :mod:`sparkdl.model.predictor`.
+        Each answer is an array with an item per row. ``"prediction"`` has the shape ``(rows, *output.shape)``, with
+        classes as their numbers. ``"probability"`` and ``"rawPrediction"`` have the shape ``(rows, classes)``, see
+        :mod:`sparkdl.model.predictor`.
 
         Args:
-            columns: as of :meth:`predict`.
-            wanted: answers that the outputs have; or by the name of each output, those that it has.
+            columns: feature columns as for :meth:`predict`.
+            wanted: answers to compute for every output, or the answers for each output by its name; an output must
+                have the answers that are wanted of it.
 
         Raises:
-            DataError: as :meth:`predict`.
+            DataError: as :meth:`predict` does.
         """
         found, is_nan = self._answer(columns, wanted)
         if is_nan.any():
@@ -149,17 +153,17 @@ class Predictor:
     def answer_complete(
         self, columns: Arrays, wanted: Sequence[Answer] | Mapping[str, Sequence[Answer]]
     ) -> tuple[dict[str, dict[Answer, npt.NDArray[np.float64]]], npt.NDArray[np.bool_] | None]:
-        """Return what :meth:`answer` returns, but for rows with NaN among their features that the module answers so.
+        """Return the same as :meth:`answer`, without rows whose output is NaN and that have NaN among their features.
 
         Args:
-            columns: as of :meth:`predict`.
-            wanted: as of :meth:`answer`.
+            columns: feature columns as for :meth:`predict`.
+            wanted: answers as for :meth:`answer`.
 
         Returns:
-            The answers of the other rows, and which rows are left out; None where none is.
+            The answers for the remaining rows, and a mask of the rows that are left out, or None if none is.
 
         Raises:
-            DataError: as :meth:`predict`; not for those rows.
+            DataError: as :meth:`predict` does, but not for rows that are left out.
         """
         found, is_nan = self._answer(columns, wanted)
         if not is_nan.any():
@@ -176,7 +180,7 @@ class Predictor:
     def _answer(
         self, columns: Arrays, wanted: Sequence[Answer] | Mapping[str, Sequence[Answer]]
     ) -> tuple[dict[str, dict[Answer, npt.NDArray[np.float64]]], npt.NDArray[np.bool_]]:
-        """The answers, and which rows have none, as an output is NaN."""
+        """The answers, and a mask of the rows for which an output is NaN."""
         outputs = self.signature.outputs
         of_each = wanted if isinstance(wanted, Mapping) else {output.name: wanted for output in outputs}
         found: dict[str, dict[Answer, list[npt.NDArray[Any]]]] = {
@@ -205,14 +209,14 @@ class Predictor:
     def _rows_with(
         self, condition: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], columns: Arrays
     ) -> dict[str, npt.NDArray[np.bool_]]:
-        """By the name of each feature column which rows have a number in it for which a condition holds."""
+        """For each feature column, by its name, a mask of the rows with a number for which a condition holds."""
         inputs = self.signature.inputs
         if inputs.given_by == "matrix" and MATRIX in columns and columns[MATRIX].ndim == 2:
             return dict(zip(inputs.names, condition(columns[MATRIX]).T, strict=True))
         return {name: _rows_of(condition, columns[name]) for name in inputs.names}
 
     def _nan_answers(self, columns: Arrays, rows: npt.NDArray[np.bool_]) -> DataError:
-        """Say which rows the module answers with NaN, and what is in them."""
+        """Return the error that says for which rows the output is NaN, and whether they hold NaN or infinity."""
         count = int(rows.sum())
         found_rows = []
         for what, condition in (("NaN", np.isnan), ("infinity", np.isinf)):
@@ -243,15 +247,16 @@ class Predictor:
             ) from error
 
     def _batches(self, columns: Arrays) -> Iterator[dict[str, Tensor]]:
-        """Yield the module's inputs for one pass after the other."""
+        """Yield the module's inputs for each forward pass."""
         inputs, size = self.signature.inputs, self._batch_size
         num_rows = len(next(iter(columns.values())))
-        # Many rows in one go, and then cut: with many columns, what each costs in every pass adds up to the module's.
+        # Many rows are converted at once and then split: with many columns, converting each column for every pass would
+        # add much to the cost of the module.
         step = max(1, _ROWS_AT_ONCE // size) * size if inputs.are_numbers else size
         for start in range(0, num_rows, step):
             arrays = inputs.prepared({name: values[start : start + step] for name, values in columns.items()})
             tensors = inputs.tensors(arrays, self._device)
-            if not inputs.are_numbers:  # a function of the user's own may return what cannot be cut like rows
+            if not inputs.are_numbers:  # the results of a user's function may not be splittable by rows
                 yield tensors
                 continue
             for parts in zip(*(tensor.split(size) for tensor in tensors.values()), strict=True):
@@ -259,7 +264,7 @@ class Predictor:
 
 
 _MOST_NAMED = 10
-"""Columns that an error names."""
+"""Maximum number of columns that an error names."""
 
 
 def _listed(parts: Sequence[str]) -> str:
@@ -270,7 +275,7 @@ def _listed(parts: Sequence[str]) -> str:
 def _rows_of(
     condition: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], values: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
-    """Which rows of a column have a number for which a condition holds; ragged rows are arrays or lists of them."""
+    """A mask of a column's rows with a number for which a condition holds; ragged rows are arrays or lists of them."""
     if values.dtype.kind == "f":
         per_number = condition(values)
         return np.asarray(per_number.any(axis=tuple(range(1, values.ndim))))
@@ -286,11 +291,11 @@ def _has_number(condition: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], 
 
 
 def _is_nan(outputs: Tensor, output: ModelOutput) -> Tensor:
-    """Which rows have an output that is NaN, or probabilities made of it that are."""
+    """A mask of the rows whose output is NaN, or gives probabilities that are NaN."""
     if output.is_sequence:
         return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
     if output.kind == "class":
-        # The softmax is NaN of a score that is infinite, and of log-probabilities that all are.
+        # The softmax is NaN if a score is +infinity or all log-probabilities are -infinity.
         is_nan = ~outputs.amax(dim=1).isfinite()
     elif output.kind == "class_margin":
         is_nan = outputs.amax(dim=1).isnan()
@@ -301,14 +306,14 @@ def _is_nan(outputs: Tensor, output: ModelOutput) -> Tensor:
 
 def _described(tensor: Tensor) -> str:
     text = f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
-    # An index may be out of range. After such a failure on a GPU nothing more can be asked of it.
+    # An index may be out of range. After such a failure on a GPU, no tensor on it can be read.
     if tensor.is_cpu and tensor.dtype in (torch.int32, torch.int64) and tensor.numel():
         text += f" from {int(tensor.min())} to {int(tensor.max())}"
     return text
 
 
 def _sequences(outputs: Tensor, output: ModelOutput) -> npt.NDArray[Any]:
-    """The tokens that a module returned, or the texts whose bytes in UTF-8 it returned, -1 behind them."""
+    """The rows of tokens that a module returned, or texts from rows of UTF-8 bytes; both are padded with -1."""
     rows: npt.NDArray[Any] = np.empty(len(outputs), object)
     for row, values in enumerate(outputs.cpu().numpy()):
         found = values[values >= 0]
@@ -342,7 +347,7 @@ def _together(
 
 
 def called(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[Any]:
-    """Return predictions as the label column calls them; numbers as doubles, as Spark ML's evaluators want them."""
+    """Return predictions as values of the label column; numbers as doubles, as Spark ML's evaluators need them."""
     if output.classes is None:
         return predictions
     dtype = {str: object, bool: bool}.get(type(output.classes[0]), np.float64)
@@ -354,8 +359,7 @@ def decide(outputs: Tensor, kind: PredictionKind) -> Tensor:
     """Turn a module's outputs into predictions.
 
     ``"class"`` and ``"class_margin"``: index of the largest of ``(N, classes, ...)``; ``"binary_logit"`` and
-    ``"binary_probability"``: 1 above 0 or 0.5, else 0; ``"value"``, ``"text"`` and ``"tokens"``: the
-    output itself.
+    ``"binary_probability"``: 1 above 0 or 0.5, else 0; ``"value"``, ``"text"`` and ``"tokens"``: the output itself.
     """
     if kind in ("class", "class_margin"):
         return outputs.argmax(dim=1)

@@ -1,23 +1,23 @@
-"""A trained model as a folder: a few files, none of which holds weights in a pickle.
+"""A trained model as a folder of a few files, none of which holds weights in a pickle.
 
 =======================  ============================================================================
 ``sparkdl_model.json``   format version, versions of sparkdl and torch, the feature columns with shapes and
-                         dtypes, what the outputs are, and size and SHA-256 of the other files
+                         dtypes, the outputs, and size and SHA-256 of the other files
 ``weights.safetensors``  every tensor of the module, by name
 ``architecture.pkl``     the module without its tensors (:mod:`sparkdl.model.architecture`)
-``prepare.pkl``          the function that prepares features, by cloudpickle, where there is one
+``prepare.pkl``          the function that prepares features, by cloudpickle, if there is one
 =======================  ============================================================================
 
-The folder is a local one; :mod:`sparkdl.estimators` copies it to other filesystems. Reading it needs torch, NumPy,
-safetensors and cloudpickle, no Spark. Pickles run code: load only models that you trust.
+The folder is local; :mod:`sparkdl.estimators` copies it to other filesystems. Reading it needs torch, NumPy,
+safetensors and cloudpickle, but no Spark. Pickles run code: load only models that you trust.
 
 :func:`modules_in_pickle` lists the modules that a pickle imports, on the *driver* and without loading the pickle. A
-pickle is a program for a stack machine (https://docs.python.org/3/library/pickletools.html). Classes and functions
-are fetched by module and name, and cloudpickle fetches the modules that a function pickled with its code refers to by
-a call of its ``subimport``.
+pickle is a program for a stack machine (https://docs.python.org/3/library/pickletools.html). It fetches classes and
+functions by module and name. For a function that is pickled with its code, cloudpickle fetches the modules to which the
+function refers by calls of its ``subimport``.
 
-Weights are not copied in memory, whatever their size: they are written from where they are, and a module that is read
-has them mapped from the file, of which no byte may be changed while the module is in use.
+Weights of any size are written and read without a copy in memory: they are written from where they are, and the weights
+of a loaded module are mapped from the file, which must not be changed while the module is in use.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PUTS = ("BINPUT", "LONG_BINPUT", "PUT")
 
 @dataclass(frozen=True)
 class _Global:
-    """A class or function on the stack."""
+    """A class or function on the stack of the pickle machine."""
 
     module: str
     name: str
@@ -64,14 +64,14 @@ class _Global:
 def modules_in_pickle(pickled: bytes) -> set[str]:
     """Return the full names of the modules that are imported to read a pickle, and to call functions in it.
 
-    Modules that such a function imports inside its body are not found.
+    Modules that such a function imports in its body are not found.
     """
     modules: set[str] = set()
     memo: dict[int, str | _Global | None] = {}
     pushed: list[str | _Global | None] = [None, None]
     for opcode, given, _ in pickletools.genops(pickled):
         argument: Any = given
-        if opcode.name == "FRAME":  # may begin anywhere, and is nothing on the stack
+        if opcode.name == "FRAME":  # may begin anywhere, and pushes nothing on the stack
             continue
         if opcode.name == "MEMOIZE":
             memo[len(memo)] = pushed[-1]
@@ -101,7 +101,7 @@ def modules_in_pickle(pickled: bytes) -> set[str]:
 
 FORMAT_VERSION = 3
 _OLDEST_VERSION = 2
-"""Format 1 had another signature; no sparkdl that wrote it was released."""
+"""Format 1 had a different signature; no version of sparkdl that wrote it was released."""
 
 _MANIFEST = "sparkdl_model.json"
 _WEIGHTS = "weights.safetensors"
@@ -111,14 +111,14 @@ _PREPARE = "prepare.pkl"
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A module and what it takes and gives."""
+    """A module and its signature: its inputs and outputs."""
 
     module: nn.Module
     signature: ModelSignature
 
 
 def save_model(model: SavedModel, folder: str | os.PathLike[str]) -> None:
-    """Write a trained model to a new local folder; it appears complete or not at all.
+    """Write a trained model to a new local folder, which appears complete or not at all.
 
     Raises:
         SerializationError: if the module cannot be pickled.
@@ -131,7 +131,8 @@ def load_model(folder: str | os.PathLike[str]) -> SavedModel:
     """Read a trained model from a local folder; the module is on CPU and in ``eval()`` mode.
 
     Raises:
-        SavedModelError: if files are missing or damaged, or were written by a newer version or one that is too old.
+        SavedModelError: if files are missing or damaged, were written by a version that is newer or too old, or hold a
+            module that was not trained.
     """
     module, signature = load_module(folder)
     if signature is None:
@@ -142,7 +143,7 @@ def load_model(folder: str | os.PathLike[str]) -> SavedModel:
 def save_module(
     module: nn.Module, folder: str | os.PathLike[str], *, signature: ModelSignature | None = None
 ) -> None:
-    """Write a module, as :func:`save_model` does; one that is not trained yet has no signature."""
+    """Write a module as :func:`save_model` does, without a signature if it is not trained yet."""
     folder = Path(folder)
     if folder.exists():
         raise SavedModelError(f"{folder} exists already. Remove it, or save under another name.")
@@ -173,7 +174,7 @@ def save_module(
 
 
 def load_module(folder: str | os.PathLike[str]) -> tuple[nn.Module, ModelSignature | None]:
-    """Read a module as it was written, on CPU, with its signature if it was trained."""
+    """Read a module as it was written, on CPU, and its signature, which is None if it was not trained."""
     folder = Path(folder)
     signature, files = _read_manifest(folder)
     for name, expected in files.items():
@@ -186,9 +187,9 @@ def load_module(folder: str | os.PathLike[str]) -> tuple[nn.Module, ModelSignatu
 
 
 def modules_needed(folder: str | os.PathLike[str]) -> set[str]:
-    """Return the full names of the modules that have to be there to read a saved model and to run it.
+    """Return the full names of the modules that reading and running a saved model needs.
 
-    A function that prepares features may import more when it is called.
+    A function that prepares features may import further modules when it is called.
     """
     folder = Path(folder)
     names = modules_in_pickle((folder / _ARCHITECTURE).read_bytes())

@@ -1,8 +1,8 @@
-"""Columns of pandas, as a served request brings them, in the dtypes that the model was trained with.
+"""Converts the pandas columns of a served request to the dtypes with which the model was trained.
 
-Runs wherever a model is served; imports neither mlflow nor Spark nor Arrow. Values that the trained dtype cannot hold
-are refused. pandas has one notion of a missing value, be it None, NaN, NA or NaT, and a null in JSON becomes one of
-them.
+Runs wherever a model is served; imports neither mlflow nor Spark nor Arrow. Values that the dtype of the training
+cannot hold raise an error. pandas treats None, NaN, NA and NaT alike as missing values, and a null in JSON becomes one
+of them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def as_trained(values: Any, column: Column, *, allow_nan: bool = False) -> npt.N
     """Return rows as an array of shape ``(rows, *column.shape)`` in the dtype of the column.
 
     Args:
-        values: a value per row: a number, string or the like, or a list or array of them.
-        column: as the model was trained on it.
-        allow_nan: whether missing values of a column of floating-point numbers become NaN, and are no error.
+        values: one value per row: a number, string or the like, or a list or array of them.
+        column: the column on which the model was trained.
+        allow_nan: whether missing values in a column of floating-point numbers become NaN instead of raising an error.
 
     Raises:
-        DataError: if a row holds a missing value, another number of values, or one that the dtype does not hold: a
+        DataError: if a row holds a missing value, a wrong number of values, or a value that the dtype cannot hold: a
             fraction for an integer, a number out of its range, a text for a number.
     """
     allow_nan = allow_nan and _is_floating(column)
@@ -77,7 +77,7 @@ def _numbers(values: Any, column: Column, allow_nan: bool) -> npt.NDArray[Any]:
         return np.empty((0, *column.shape), column.dtype)
     if len({row.dtype for row in rows}) == 1:
         return _cast(np.stack(rows), column.dtype, column)
-    # One by one, as what holds all of them may hold none exactly.
+    # One by one, as a dtype that holds all rows may hold none of them exactly.
     return np.stack([_cast(row, column.dtype, column, index) for index, row in enumerate(rows)])
 
 
@@ -92,7 +92,7 @@ def _row(value: Any, column: Column, index: int, allow_nan: bool = False) -> npt
 
 
 def _ragged(value: Any, lengths: Sequence[int | None], column: Column, index: int, allow_nan: bool) -> Any:
-    """An array, or where inner lists differ in length a list of them, as the feed gives it in training."""
+    """A ragged row as in training: an array, or a list of arrays if inner lists may differ in length."""
     if _is_null(value):
         raise _MissingValueError
     if None in lengths[1:]:
@@ -118,7 +118,7 @@ def _ragged(value: Any, lengths: Sequence[int | None], column: Column, index: in
 
 
 def _array(value: Any, column: Column, index: int, allow_nan: bool = False) -> npt.NDArray[Any]:
-    """A row as an array, without nulls, or with NaN in their places."""
+    """A row as an array without nulls; with ``allow_nan``, NaN replaces them."""
     kind = column.element[0] if column.kind == "ragged" else column.kind
     try:
         row = rectangular_array(value) if kind in ("number", "image") else np.asarray(value, object)
@@ -134,7 +134,7 @@ def _array(value: Any, column: Column, index: int, allow_nan: bool = False) -> n
 
 
 def _cast(values: npt.NDArray[Any], dtype: str, column: Column, row: int | None = None) -> npt.NDArray[Any]:
-    """Numbers in a dtype that holds each of them; of all rows, or of one."""
+    """Cast numbers to a dtype that must hold each of them; ``row`` is the index of their row, None for all rows."""
     if values.dtype == object and not any(isinstance(each, str | bytes) for each in values.flat):
         values = _numbers_of(values, column)
     if not values.size:
@@ -159,7 +159,7 @@ def _cast(values: npt.NDArray[Any], dtype: str, column: Column, row: int | None 
 
 
 def _numbers_of(values: npt.NDArray[np.object_], column: Column) -> npt.NDArray[Any]:
-    """What pandas or NumPy hold as objects: decimals, integers of more than 64 bits, numbers of several types."""
+    """Numbers that pandas or NumPy hold as objects: decimals, integers above 64 bits, numbers of several types."""
     try:
         found: npt.NDArray[Any] = np.array(values.tolist())
         return values.astype(np.float64) if found.dtype == object else found
@@ -179,7 +179,7 @@ def _is_null(value: Any) -> bool:
 
 
 def _missing_values(values: Any, column: Column, allow_nan: bool) -> DataError:
-    """Say in how many rows a column has missing values, and in which one first."""
+    """Return the error that says in how many rows a column has missing values, and which row is the first."""
     rows = [index for index, value in enumerate(values) if _has_missing(value, allow_nan)]
     remedy = (
         " If the model was trained to take NaN, set the param allow_nan to true."

@@ -1,8 +1,7 @@
-"""Predicts rows of pandas with a saved model: what MLflow's pyfunc calls.
+"""Predicts the rows of a pandas DataFrame with a saved model: the model that MLflow's pyfunc calls.
 
 Runs wherever a model is served; imports neither mlflow nor Spark nor Arrow. :mod:`sparkdl.mlflow.pyfunc`, which MLflow
-finds, wraps it.
-:mod:`~sparkdl.model.served_columns` converts the columns of a request.
+loads, wraps it. :mod:`~sparkdl.model.served_columns` converts the columns of a request.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ if TYPE_CHECKING:
     from sparkdl.model.signature import ModelOutput
 
 DEFAULT_PARAMS: dict[str, Any] = {"batch_size": DEFAULT_BATCH_SIZE, "device": "cpu", "allow_nan": False}
-"""Params of an inference, with their defaults: rows per forward pass, where the module runs, and whether it is given
-NaN for missing values."""
+"""Params of inference and their defaults: number of rows per forward pass, device of the module, and whether missing
+values are passed to the module as NaN."""
 
 
 def answer_names(outputs: tuple[ModelOutput, ...]) -> list[tuple[str, str | None]]:
-    """Return for each output the column of its prediction, and that of its probabilities where it has them.
+    """Return for each output the names of its prediction column and of its probability column, or None without one.
 
-    ``prediction`` and ``probability`` of one output; of several the label's name, and that with ``_probability``.
+    They are ``prediction`` and ``probability`` for a single output; for several outputs ``<label>`` and
+    ``<label>_probability``.
     """
     names = [("prediction", "probability")]
     if len(outputs) > 1:
@@ -46,7 +46,7 @@ def answer_names(outputs: tuple[ModelOutput, ...]) -> list[tuple[str, str | None
 
 
 class PyfuncModel:
-    """What MLflow calls: ``predict`` on a DataFrame with the feature columns. Threads may call it at once."""
+    """The model that MLflow calls: ``predict`` takes a DataFrame with the feature columns. Thread-safe."""
 
     def __init__(self, saved: SavedModel) -> None:
         self._saved = saved
@@ -63,22 +63,22 @@ class PyfuncModel:
 
         Args:
             model_input: a pandas DataFrame (or a dict of columns) with the feature columns: numbers, strings, bytes, or
-                one list or array per row. A NumPy array of ``(rows, *shape)`` does as well where one column is all
-                that the model takes, and one prediction all that it gives.
-            params: ``batch_size``, rows per forward pass, default 1024; ``device``, where the module runs: ``"cpu"``
-                (default), ``"cuda"``, ``"cuda:1"``; ``allow_nan``, whether the module is given NaN for missing values
-                in columns of floating-point numbers, default False.
+                one list or array per row. A NumPy array of shape ``(rows, *shape)`` is also accepted if the model has
+                one feature column and one output.
+            params: ``batch_size``, number of rows per forward pass, default 1024; ``device``, device on which the
+                module runs, ``"cpu"`` (default), ``"cuda"`` or ``"cuda:1"``; ``allow_nan``, whether missing values in
+                columns of floating-point numbers are passed to the module as NaN, default False.
 
         Returns:
-            A DataFrame on the index of the input: with the column ``prediction``, what the label column calls the
-            class or else a number or a list of them; and ``probability``, a list with an entry per class in ascending
-            order, where the output shows them. With several label columns these are named like the label and
-            ``<label>_probability``. For a NumPy array a NumPy array of the predictions.
+            A DataFrame with the index of the input. Its column ``prediction`` holds the label column's value of the
+            class, or else a number or a list of numbers; ``probability``, if the output has probabilities, a list with
+            an entry per class in ascending order. With several label columns, the columns are ``<label>`` and
+            ``<label>_probability``. For a NumPy array, a NumPy array of the predictions.
 
         Raises:
-            DataError: if a feature column is missing, holds a null or NaN, rows of another length, or what the dtype
-                that the model was trained on does not hold; or if an answer would be NaN or infinite.
-            ParamError: if a param has a value that cannot work.
+            DataError: if a feature column is missing, or holds nulls or NaN, rows of another length, or values that the
+                dtype of the training cannot hold; or if a prediction would be NaN or infinite.
+            ParamError: if a param has an invalid value.
         """
         given = {**DEFAULT_PARAMS, **(params or {})}
         predictor, allow_nan = self._predictor(given), given["allow_nan"]
@@ -121,7 +121,7 @@ class PyfuncModel:
         name = str(params["device"])
         with self._lock:
             if name not in self._on_device:
-                # A copy, as other calls may be using the module where it is.
+                # A copy, as other threads may be using the module on its device.
                 module = copy.deepcopy(self._saved.module).to(_device(name))
                 self._on_device[name] = SavedModel(module, self._saved.signature)
             return Predictor(self._on_device[name], batch_size=int(batch_size), device=name)
@@ -147,10 +147,10 @@ class PyfuncModel:
 
 
 def _check_finite(predictions: npt.NDArray[np.float64], output: ModelOutput) -> None:
-    """Check that JSON, which has neither NaN nor infinity, can hold the numbers.
+    """Check that JSON, which has neither NaN nor infinity, can hold the predictions.
 
     Raises:
-        DataError: if it does not.
+        DataError: if it cannot.
     """
     if output.is_sequence or np.isfinite(predictions).all():
         return

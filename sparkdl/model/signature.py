@@ -1,4 +1,4 @@
-"""What goes into a trained model and what comes out: kept with it, so that it needs nothing of its fit."""
+"""The inputs and outputs of a trained model, stored with the model so that it can be used without its fit."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ModelOutput:
     """One output of a model and its meaning.
 
     Attributes:
-        name: of the label column that it was trained on.
-        kind: what the numbers mean, see :func:`sparkdl.model.heads.prediction_kind`.
-        shape: of one row's prediction; ``()`` for a number.
-        num_classes: how many classes it distinguishes; None if it is not over classes.
-        classes: what the label column calls them; None where it holds their numbers.
+        name: name of the label column on which it was trained.
+        kind: meaning of the numbers, see :func:`sparkdl.model.heads.prediction_kind`.
+        shape: shape of one row's prediction; ``()`` for a number.
+        num_classes: number of classes; None if the output does not distinguish classes.
+        classes: value of each class in the label column; None where the column holds the numbers of the classes.
     """
 
     name: str
@@ -41,18 +41,18 @@ class ModelOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSignature:
-    """What goes into a model and what comes out.
+    """The inputs and outputs of a model.
 
     Attributes:
-        inputs: the feature columns as the training data has them, and how the model is called with them.
-        outputs: one for each label column.
+        inputs: feature columns as in the training data, and how the model is called with them.
+        outputs: one output for each label column.
     """
 
     inputs: ModelInputs
     outputs: tuple[ModelOutput, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON holds it, without the function that prepares features."""
+        """Return the signature as values for JSON, without the function that prepares features."""
         inputs = self.inputs
         columns = [asdict(column) for column in inputs.columns]
         return {
@@ -68,10 +68,10 @@ class ModelSignature:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> ModelSignature:
-        """Return what :meth:`to_json` returned.
+        """Return the signature from the result of :meth:`to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: if it is something else.
+            KeyError, TypeError, ValueError: if ``content`` is something else.
         """
         return cls(
             inputs=ModelInputs(

@@ -1,8 +1,8 @@
 """Reads and writes safetensors files of any size without a copy of the tensors in memory.
 
-Runs on the *driver*, on *ranks* and on *executors*. Writing takes the tensors from where they are, a few MiB at a
-time, and computes the checksum of the file as it is written, so that the file need not be read again. Reading puts
-the tensors into memory of their own, or maps the file, whose pages are then read on first access.
+Runs on the *driver*, on *ranks* and on *executors*. Writing takes the tensors from where they are, a few MiB at a time,
+and computes the checksum of the file at the same time, so that the file need not be read again. Reading either copies
+the tensors into new memory, or maps the file, whose pages are then read on first access.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class HashingFile:
-    """Takes what is written, in its order, and knows how much it was and its SHA-256.
+    """A sequential writer that keeps the number of bytes written and their SHA-256.
 
     Args:
-        file: where it goes.
+        file: file to write to.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -38,7 +38,7 @@ class HashingFile:
         self._num_bytes = 0
 
     def write(self, data: Any) -> int:
-        """Write bytes, or what lies in memory as they do; return how many they were."""
+        """Write a bytes-like object; return the number of bytes."""
         self._digest.update(data)
         self._file.write(data)
         num_bytes = memoryview(data).nbytes
@@ -57,9 +57,9 @@ class HashingFile:
 _CHUNK_BYTES = 4 << 20
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
-"""Maximum size of a header, as in the library safetensors: a file that is none could claim any size."""
+"""Maximum size of a header, as in the library safetensors: a file of another kind could claim any size."""
 _ALIGNMENT = 64
-"""Alignment of the first tensor in the file, and so in mapped memory, as the fastest kernels need it."""
+"""Alignment in bytes of the first tensor in the file, and so in mapped memory, as the fastest kernels need it."""
 
 _NAMES = {
     "float64": "F64",
@@ -78,23 +78,23 @@ _NAMES = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
-"""What https://github.com/huggingface/safetensors#format calls the dtypes of torch."""
+"""Names of torch's dtypes in the format of https://github.com/huggingface/safetensors#format."""
 
 _DTYPES = {
     name: getattr(torch, dtype)
     for dtype, name in _NAMES.items()
-    if hasattr(torch, dtype)  # older ones of torch lack some
+    if hasattr(torch, dtype)  # older versions of torch lack some
 }
 
 
 def write_weights(tensors: Mapping[str, Tensor], file: IO[bytes]) -> dict[str, Any]:
-    """Write tensors, wherever they lie, and return size and checksum of what was written.
+    """Write tensors from any device, and return the size and checksum of the file.
 
-    One that is not contiguous, or lies on a GPU, is copied while it is its turn. Tensors that share memory are written
-    each.
+    A tensor that is not contiguous, or lies on a GPU, is copied while it is written. Tensors that share memory are each
+    written as a whole.
 
     Raises:
-        SerializationError: if a tensor has a dtype that the format has no name for.
+        SerializationError: if a tensor has a dtype for which the format has no name.
     """
     ordered = dict(sorted(tensors.items(), key=_place))
     hashing = HashingFile(file)
@@ -109,10 +109,10 @@ def write_weights(tensors: Mapping[str, Tensor], file: IO[bytes]) -> dict[str, A
 
 
 def read_weights(file: IO[bytes]) -> dict[str, Tensor]:
-    """Return the tensors of a file that :func:`write_weights` wrote, in memory of their own.
+    """Return the tensors of a file that :func:`write_weights` wrote, in new memory.
 
     Raises:
-        SavedModelError: if it ends too early, or is another kind of file.
+        SavedModelError: if the file ends too early, or is another kind of file.
     """
     tensors: dict[str, Tensor] = {}
     for name, stored in read_header(file).items():
@@ -124,12 +124,12 @@ def read_weights(file: IO[bytes]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies in a file of weights.
+    """The place of a tensor in a file of weights.
 
     Attributes:
-        begin: the number of its first byte in the file.
-        dtype: of its elements.
-        shape: of the tensor.
+        begin: offset of its first byte in the file.
+        dtype: dtype of its elements.
+        shape: shape of the tensor.
     """
 
     begin: int
@@ -138,10 +138,10 @@ class StoredTensor:
 
 
 def read_header(file: IO[bytes]) -> dict[str, StoredTensor]:
-    """Return where the tensors of a file lie, in their order; leaves the file at the first one.
+    """Return the places of a file's tensors, by name and in their order; leave the file's position at the first one.
 
     Raises:
-        SavedModelError: if it is another kind of file.
+        SavedModelError: if the file is of another kind.
     """
     size = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if size > _MAX_HEADER_BYTES:
@@ -163,7 +163,7 @@ def read_header(file: IO[bytes]) -> dict[str, StoredTensor]:
 
 
 def read_rows(file: IO[bytes], stored: StoredTensor, first: int, count: int) -> Tensor:
-    """Return some rows, along the first dimension, of a tensor in a file that can be read at any place.
+    """Return ``count`` rows, along the first dimension and from ``first`` on, of a tensor in a seekable file.
 
     Raises:
         SavedModelError: if the file ends too early.
@@ -175,10 +175,10 @@ def read_rows(file: IO[bytes], stored: StoredTensor, first: int, count: int) -> 
 
 
 def map_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Return the tensors of a local file, mapped into memory: what is written to them stays here.
+    """Return the tensors of a local file, mapped into memory; changes of them are not written to the file.
 
     Raises:
-        SavedModelError: if it cannot be read, or is another kind of file.
+        SavedModelError: if the file cannot be read, or is another kind of file.
     """
     try:
         return load_file(path, device="cpu")
@@ -187,7 +187,7 @@ def map_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Return how many bytes tensors take."""
+    """Return the total size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
@@ -210,13 +210,13 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _place(item: tuple[str, Tensor]) -> tuple[bool, int, str]:
-    """The order in the file: those first behind which the next one is aligned, then wide items before narrow ones."""
+    """Sort key: tensors that keep the next one aligned come first, then tensors with wide elements before narrow."""
     name, tensor = item
     return tensor.numel() * tensor.element_size() % _ALIGNMENT != 0, -tensor.element_size(), name
 
 
 def _bytes_of(tensor: Tensor) -> Any:
-    # A tensor of one element or none may have any stride, and then is refused as bytes.
+    # A tensor of one element or none may have any stride, with which it cannot be viewed as bytes.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 

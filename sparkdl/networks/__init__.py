@@ -1,7 +1,7 @@
-"""The networks that the ready-made estimators train, with what prepares their inputs.
+"""The networks that the ready-made estimators train, and the classes that prepare their inputs.
 
-Runs on driver, executors, ranks and in served models; torch, no Spark. Each kind of network is one file with its
-inputs: ``tabular``, ``images``, ``text``, and ``language``, whose decoder is in ``decoder``. Networks of other
-libraries come by ``backbones`` (torchvision and timm), ``pretrained`` and ``language_folder`` (Hugging Face).
+Runs on driver, executors, ranks and in served models; uses torch, but no Spark. Each kind of network is one file with
+its inputs: ``tabular``, ``images``, ``text``, and ``language``, whose decoder is in ``decoder``. Networks of other
+libraries are made by ``backbones`` (torchvision and timm), ``pretrained`` and ``language_folder`` (Hugging Face).
 ``standardization`` and ``initial_weights`` are shared by several kinds.
 """

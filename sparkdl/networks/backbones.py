@@ -1,7 +1,7 @@
 """Networks of torchvision and timm by name, as backbones of an image classifier. Runs on the *driver*.
 
-A file of weights is loaded into a backbone, whose last layer is new. The names are such as ``"torchvision:resnet18"``
-and ``"timm:resnet18"``; a library is imported when the first of its names is used.
+Weights can be loaded from a file; the last layer is new. Names have the form ``"torchvision:resnet18"`` or
+``"timm:resnet18"``; a library is imported when the first of its names is used.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from sparkdl.errors import ParamError, did_you_mean
 
 _WRAPPED = ("state_dict", "model")
-"""Under which names training scripts often keep the weights among other things."""
+"""Keys under which training scripts often save the weights beside other values."""
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """Return the tensors of a local file by name: of safetensors, or a ``state_dict`` that ``torch.save`` wrote.
+    """Return the tensors of a local file by name: of a safetensors file, or a ``state_dict`` written by ``torch.save``.
 
-    Nothing but tensors is unpickled.
+    Only tensors are unpickled (``weights_only=True``).
 
     Raises:
         ParamError: if there is no such file, or it holds something else.
@@ -55,16 +55,16 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 
 def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_outputs: int, path: str) -> None:
-    """Load weights into a module, all but those of last layers for other classes, which stay as they are.
+    """Load weights into a module, except those of last layers for a different number of classes, which stay unchanged.
 
-    A layer is a last one if it has an output for each class, here as in the weights: a width that happens to be the
-    number of classes makes none.
+    A layer counts as a last one if it has one output per class, both in the module and in the weights: a layer whose
+    width only happens to equal the number of classes is not one.
 
     Args:
-        module: to load them into.
-        weights: by name.
-        num_outputs: classes that the module distinguishes. Its last layer may be missing from the weights.
-        path: of the weights, for errors.
+        module: module into which the weights are loaded.
+        weights: weights by name.
+        num_outputs: number of classes of the module. Its last layer may be missing from the weights.
+        path: path of the weights, used in error messages.
 
     Raises:
         ParamError: if other tensors are missing, left over or of another shape.
@@ -97,16 +97,16 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
             f"Param backboneWeights is {path!r}, which holds the weights of another network ({'; '.join(told)}). Name "
             "the backbone that they belong to."
         )
-    # Its own state_dict has the versions of layers, without which torchvision's mnasnet takes no weights.
+    # The module's state_dict has the versions of its layers, without which torchvision's mnasnet loads no weights.
     own.update(fitting)
     module.load_state_dict(own)
 
 
 def with_outputs(module: nn.Module, num_outputs: int) -> nn.Module:
-    """Replace the last layer of a network for the 1000 classes of ImageNet by a new one, and return the network.
+    """Replace the last layer of a network, for the 1000 classes of ImageNet, by a new one, and return the network.
 
     Raises:
-        ParamError: if it has no such layer.
+        ParamError: if the network has no such layer.
     """
     name = last_layer(module, 1000)
     if name is None:
@@ -128,12 +128,12 @@ def with_outputs(module: nn.Module, num_outputs: int) -> nn.Module:
 
 
 def last_layer(module: nn.Module, num_outputs: int) -> str | None:
-    """Return the name of the last linear layer or convolution with so many outputs; None where there is none."""
+    """Return the name of the last linear layer or convolution with ``num_outputs`` outputs; None if there is none."""
     return next(iter(reversed(_layers_of(module, num_outputs))), None)
 
 
 def _layers_of(module: nn.Module, num_outputs: int) -> list[str]:
-    """The names of linear layers and convolutions with so many outputs."""
+    """The names of all linear layers and convolutions with ``num_outputs`` outputs."""
     return [
         name
         for name, layer in module.named_modules()
@@ -148,7 +148,7 @@ NO_WEIGHTS, PRETRAINED = "none", "pretrained"
 
 
 def check_backbone(name: str) -> None:
-    """Check that there is a backbone of a name: :data:`OWN`, or ``"library:model"``.
+    """Check that there is a backbone with this name: :data:`OWN`, or ``"library:model"``.
 
     Raises:
         ParamError: if there is none, or its library is not installed.
@@ -163,15 +163,15 @@ def check_backbone(name: str) -> None:
 
 
 def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
-    """Return a network of a library with a last layer of so many outputs.
+    """Return a network of a library, with a new last layer.
 
     Args:
-        name: of the backbone, ``"library:model"``.
-        num_outputs: of the last layer, which is new.
-        weights: :data:`NO_WEIGHTS`; :data:`PRETRAINED` for those that the library fetches; or the path of a file.
+        name: name of the backbone, ``"library:model"``.
+        num_outputs: number of outputs of the last layer.
+        weights: :data:`NO_WEIGHTS`; :data:`PRETRAINED` for weights that the library fetches; or the path of a file.
 
     Raises:
-        ParamError: if the library does not make it, or the weights are not there or those of something else.
+        ParamError: if the library cannot create the network, or the weights are missing or of another network.
     """
     library, model = _split(name)
     try:
@@ -195,10 +195,10 @@ def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
 
 
 def pretrained_scales(name: str) -> tuple[Sequence[float], Sequence[float]]:
-    """Return the mean and the deviation of the channels, of pixels from 0 to 1, that a library's weights want.
+    """Return the mean and the deviation of each channel, for pixels from 0 to 1, that a library's weights expect.
 
     Raises:
-        ParamError: if the library has none, as for a model without such weights.
+        ParamError: if the library does not have them, as for a model without pretrained weights.
     """
     library, model = _split(name)
     try:
@@ -221,7 +221,7 @@ def _of_torchvision(model: str, num_outputs: int, *, is_pretrained: bool) -> nn.
     if not is_pretrained:
         made: nn.Module = models.get_model(model, weights=None, num_classes=num_outputs)
         return made
-    # "DEFAULT" is how torchvision calls the best weights that it has.
+    # "DEFAULT" is torchvision's name for its best weights.
     return with_outputs(models.get_model(model, weights="DEFAULT"), num_outputs)
 
 
@@ -240,7 +240,7 @@ def _library(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        # Of timm it may be torchvision that is missing.
+        # For timm, the missing module may be torchvision.
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         lacking = (missing or name).partition(".")[0]
         raise ParamError(
@@ -257,7 +257,7 @@ def _library(module: str) -> Any:
 
 
 def _failed_library(error: Exception) -> str | None:
-    """The library of which a module was imported when an exception was raised, in it or in what it called."""
+    """The innermost library in the traceback of an exception that was raised while a module was imported, or None."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     libraries = [module.partition(".")[0] for module in modules]
     return next((library for library in reversed(libraries) if library in LIBRARIES), None)
@@ -266,9 +266,9 @@ def _failed_library(error: Exception) -> str | None:
 def _names(library: str) -> list[str]:
     if library == "timm":
         timm = _library(library)
-        # Names of pretrained weights have a tag after a dot; without it, timm takes its default.
+        # Names of pretrained weights have a tag after a dot; without a tag, timm uses its default weights.
         return [*timm.list_models(), *timm.list_models(pretrained=True)]
     models = _library("torchvision.models")
     return list(
         models.list_models(module=models)
-    )  # those for whole images, neither for parts of them nor for videos
+    )  # models for whole images, not for segmentation, detection or videos

@@ -1,7 +1,7 @@
 """A decoder for language models: RMSNorm, rotary positions, grouped queries, SwiGLU.
 
-The network carries what :mod:`sparkdl.parallel` needs: ``tensor_plan`` says how its layers are divided among ranks, and
-``blocks`` is the list of its layers, by which it is sharded and cut into pipeline stages.
+The network has the attributes that :mod:`sparkdl.parallel` needs: ``tensor_plan`` says how its layers are divided among
+ranks, and ``blocks`` is the list of its layers, by which it is sharded and cut into pipeline stages.
 
 Sources: H. Touvron et al., "LLaMA" (2023), for the architecture; J. Su et al., "RoFormer" (2021), for rotary positions;
 J. Ainslie et al., "GQA" (2023), for grouped queries; N. Shazeer, "GLU Variants Improve Transformer" (2020), for SwiGLU.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sparkdl.errors import ParamError
 
 Past: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention of new positions to earlier ones and to themselves: query, key and value to what they attend to."""
+"""Computes attention of new positions to earlier ones and to themselves, from the query, key and value of the new."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +29,17 @@ class DecoderSizes:
     """The sizes of a :class:`Decoder`.
 
     Attributes:
-        vocabulary: how many tokens there are.
-        width: features of a position between the layers.
-        layers: how many layers there are.
-        heads: attention heads of a layer; each has ``width / heads`` features, an even number.
-        key_heads: heads of keys and values, each of which serves ``heads / key_heads`` heads; as many as heads if None.
-        hidden: features inside of a feed-forward part; 8/3 of the width, rounded up to a multiple of 32, if None.
-        rope_base: the base of the wavelengths of rotary positions.
-        norm_epsilon: added to the mean square in a norm.
-        is_tied: the head has the embedding's weights.
+        vocabulary: number of tokens in the vocabulary.
+        width: number of features of a position between the layers.
+        layers: number of layers.
+        heads: number of attention heads of a layer; each has ``width / heads`` features, an even number.
+        key_heads: number of heads of keys and values, each of which serves ``heads / key_heads`` heads; ``heads`` if
+            None.
+        hidden: number of features inside of a feed-forward part; 8/3 of the width, rounded up to a multiple of 32, if
+            None.
+        rope_base: base of the wavelengths of rotary positions.
+        norm_epsilon: number that a norm adds to the mean square.
+        is_tied: whether the head shares the embedding's weights.
     """
 
     vocabulary: int
@@ -61,19 +63,19 @@ class DecoderSizes:
 
     @property
     def hidden_features(self) -> int:
-        """Features inside of a feed-forward part."""
+        """Number of features inside of a feed-forward part."""
         return self.hidden or math.ceil(8 * self.width / 3 / 32) * 32
 
 
 class Decoder(nn.Module):
-    """Token numbers to logits of the next token.
+    """Computes the logits of the next token from token numbers.
 
     Args:
-        sizes: of its parts.
+        sizes: sizes of the decoder.
 
     Attributes:
-        sizes: of its parts.
-        blocks: its layers.
+        sizes: sizes of the decoder.
+        blocks: layers of the decoder, a ``ModuleList`` of :class:`DecoderBlock`.
     """
 
     def __init__(self, sizes: DecoderSizes) -> None:
@@ -88,7 +90,7 @@ class Decoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights: normal with 0.02, narrower by the number of layers where a layer adds to its input."""
+        """Draw all weights, normal with deviation 0.02; for ``output`` layers it is divided by sqrt(2 * layers)."""
         for name, parameter in self.named_parameters():
             self.draw_weight(name, parameter)
 
@@ -101,11 +103,11 @@ class Decoder(nn.Module):
             nn.init.normal_(weight, std=narrower if name.endswith("output.weight") else 0.02)
 
     pipeline_parts = (("embedding",), "blocks", ("norm", "head"))
-    """What comes before the blocks, the blocks, and what comes after them: where pipeline stages can be cut."""
+    """The modules before the blocks, the blocks, and the modules after them, for cutting pipeline stages."""
 
     @property
     def tensor_plan(self) -> dict[str, str]:
-        """How the layers are divided by tensor parallelism; the logits are divided by the vocabulary."""
+        """The style in which tensor parallelism divides each layer; the logits are divided by the vocabulary."""
         return {
             "embedding": "embedding_rowwise",
             "blocks.*.attention.query": "colwise",
@@ -124,13 +126,13 @@ class Decoder(nn.Module):
         """Compute the logits of the token after each position.
 
         Args:
-            tokens: ``(batch, positions)`` integers.
-            positions: ``(positions,)`` or ``(batch, positions)`` integers; counted from 0 if None.
-            documents: ``(batch, positions)`` integers; a position attends only to those with the same number, as packed
-                sequences need it.
+            tokens: token numbers, ``(batch, positions)`` integers.
+            positions: position numbers, ``(positions,)`` or ``(batch, positions)`` integers; counted from 0 if None.
+            documents: document number of each position, ``(batch, positions)`` integers; a position attends only to
+                positions with the same number, as packed sequences need it. To all earlier positions if None.
 
         Returns:
-            ``(batch, positions, vocabulary)``.
+            Logits, ``(batch, positions, vocabulary)``.
         """
         return self.head(self.states(tokens, positions, documents))  # type: ignore[no-any-return]  # modules return Any
 
@@ -142,13 +144,14 @@ class Decoder(nn.Module):
         *,
         pasts: Sequence[Past] | None = None,
     ) -> Tensor:
-        """Compute what the head takes, ``(batch, positions, width)``.
+        """Compute the input of the head, ``(batch, positions, width)``.
 
         Args:
-            tokens: see :meth:`forward`, as for ``positions`` and ``documents``.
-            positions: positions of the tokens.
-            documents: numbers of the tokens' texts.
-            pasts: for each layer the attention to earlier positions, whose keys and values it keeps.
+            tokens: token numbers, see :meth:`forward`.
+            positions: position numbers, see :meth:`forward`.
+            documents: document numbers, see :meth:`forward`; ignored with ``pasts``.
+            pasts: function of each layer that computes the attention to earlier positions, whose keys and values it
+                keeps; None if ``tokens`` are whole sequences.
         """
         hidden = self.embedding(tokens)
         rotation = self.rotation(positions, tokens)
@@ -158,7 +161,7 @@ class Decoder(nn.Module):
         return self.norm(hidden)  # type: ignore[no-any-return]  # modules return Any
 
     def rotation(self, positions: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the angles of each position, ``(1 or batch, 1, positions, head size)`` in float32."""
+        """Cosine and sine of each position's rotary angles, ``(1 or batch, 1, positions, head size)`` in float32."""
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         size = self.sizes.width // self.sizes.heads
@@ -186,7 +189,7 @@ class DecoderBlock(nn.Module):
         documents: Tensor | None,
         past: Past | None = None,
     ) -> Tensor:
-        """``(batch, positions, width)`` in and out."""
+        """Take and return ``(batch, positions, width)``."""
         hidden = hidden + self.attention(self.attention_norm(hidden), rotation, documents, past)
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))  # type: ignore[no-any-return]  # modules return Any
 
@@ -195,10 +198,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None) 
     """Causal attention over whole sequences.
 
     Args:
-        query: ``(batch, heads, positions, head size)``.
-        key: the same with a number of heads that divides that of ``query``.
-        value: like ``key``.
-        documents: see :meth:`Decoder.forward`.
+        query: queries, ``(batch, heads, positions, head size)``.
+        key: keys, ``(batch, key heads, positions, head size)``; the number of key heads divides the number of heads.
+        value: values, in the shape of ``key``.
+        documents: document number of each position, see :meth:`Decoder.forward`.
     """
     mask = None
     if documents is not None:
@@ -213,7 +216,8 @@ class GroupedAttention(nn.Module):
     """Causal attention with rotary positions, in which several heads share keys and values.
 
     Attributes:
-        attend: computes the attention; :func:`attend`, or what does it over the ranks that share a sequence.
+        attend: function that computes the attention: :func:`attend`, or one that works over the ranks that share a
+            sequence.
     """
 
     def __init__(self, sizes: DecoderSizes) -> None:
@@ -233,8 +237,8 @@ class GroupedAttention(nn.Module):
         documents: Tensor | None,
         past: Past | None = None,
     ) -> Tensor:
-        """``(batch, positions, width)`` in and out."""
-        # Heads are counted from what comes out: a rank of tensor parallelism has some of them.
+        """Take and return ``(batch, positions, width)``."""
+        # The number of heads follows from the layers' outputs: a tensor-parallel rank has some of the heads.
         query, key, value = (
             layer(hidden).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
@@ -251,7 +255,7 @@ def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """Two linear layers, of whose first one a second gates the features."""
+    """SwiGLU: two linear layers, with a third one that gates the features of the first."""
 
     def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()
@@ -260,5 +264,5 @@ class FeedForward(nn.Module):
         self.output = nn.Linear(sizes.hidden_features, sizes.width, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``(batch, positions, width)`` in and out."""
+        """Take and return ``(batch, positions, width)``."""
         return self.output(F.silu(self.gate(hidden)) * self.up(hidden))  # type: ignore[no-any-return]  # modules return Any

@@ -1,7 +1,7 @@
-"""Continuations of texts, token by token, from the keys and values of the tokens before. Runs wherever a model answers.
+"""Continuations of texts, token by token, from the keys and values of earlier tokens. Runs wherever a model predicts.
 
 Each token costs the decoder one position, as the keys and values of earlier positions are kept. A text that has grown
-beyond the positions that the decoder was trained with is continued from its last ``max_length`` tokens. The positions
+beyond the positions with which the decoder was trained is continued from its last ``max_length`` tokens. The positions
 of all of these change with each token, so their keys are computed anew.
 """
 
@@ -24,11 +24,11 @@ from sparkdl.networks.logits import ATTENTION_TYPES, logits_of, takes_positions
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """How a text is continued.
+    """Options of the continuation of texts.
 
     Attributes:
-        max_tokens: largest number of tokens that are added.
-        temperature: divides the logits before a token is drawn; 0 takes the likeliest token.
+        max_tokens: maximum number of tokens that are added.
+        temperature: divisor of the logits before a token is drawn; 0 takes the likeliest token.
         top_k: number of the likeliest tokens among which one is drawn; 0 for all.
         seed: seed of the draws. The draws of a text depend on the seed and the text alone.
     """
@@ -49,16 +49,17 @@ def continue_texts(
     end: int | None,
     max_length: int,
 ) -> list[list[int]]:
-    """Return the tokens that continue each text, without the end.
+    """Return the tokens that continue each text, without the token that ends it.
 
     Args:
         decoder: a :class:`~sparkdl.networks.decoder.Decoder`, or a causal language model of transformers.
-        tokens: ``(rows, longest)`` integers, padded behind the texts; ``longest`` is at most ``max_length``.
-        lengths: ``(rows,)``, the number of tokens of each text, at least 1.
-        generation: how texts are continued.
+        tokens: tokens of the texts, ``(rows, longest)`` integers, padded behind the texts; ``longest`` is at most
+            ``max_length``.
+        lengths: number of tokens of each text, ``(rows,)``, at least 1.
+        generation: options of the continuation.
         num_tokens: number of tokens to choose from; a decoder may compute logits for a few more.
-        end: the token that ends a text; None if there is none.
-        max_length: number of positions that the decoder was trained with.
+        end: number of the token that ends a text; None if there is none.
+        max_length: number of positions with which the decoder was trained.
     """
     texts = [row[: int(length)].tolist() for row, length in zip(tokens, lengths, strict=True)]
     generators = [
@@ -113,13 +114,13 @@ def _last_logits(decoder: nn.Module, texts: Sequence[Sequence[int]], device: tor
 
 
 class _Reader(Protocol):
-    """Reads texts and then one more token of each at a time; returns logits ``(rows, vocabulary)``."""
+    """Reads texts, and then one more token of each text at a time; returns logits ``(rows, vocabulary)``."""
 
     def first(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """The logits after each text, padded behind."""
+        """Return the logits after each text; texts are padded at their ends."""
 
     def following(self, tokens: Tensor) -> Tensor:
-        """The logits after one more token of each text, ``(rows,)``; meaningless for rows that have ended."""
+        """Return the logits after one more token of each text, ``(rows,)``; meaningless for rows that have ended."""
 
 
 def _reader_of(decoder: nn.Module, num_positions: int) -> _Reader | None:
@@ -130,7 +131,7 @@ def _reader_of(decoder: nn.Module, num_positions: int) -> _Reader | None:
 
 
 def _keeps_keys(decoder: Any) -> bool:
-    """Whether all layers of a model of transformers are attention, whose keys and values it takes back."""
+    """Whether all layers of a model of transformers are attention, and the model takes its keys and values again."""
     model = decoder.get_base_model() if hasattr(decoder, "get_base_model") else decoder
     types = getattr(model.config, "layer_types", None) or ["full_attention"]
     return (
@@ -142,7 +143,10 @@ def _keeps_keys(decoder: Any) -> bool:
 
 
 class _DecoderReader:
-    """Keys and values of a :class:`Decoder`: of each text at its own positions, so padding behind it is overwritten."""
+    """Keeps a :class:`Decoder`'s keys and values; those of padding behind a text are overwritten by its next tokens.
+
+    Each text is kept at its own positions, from 0.
+    """
 
     def __init__(self, decoder: Decoder, num_positions: int) -> None:
         self._decoder, self._num_positions = decoder, num_positions
@@ -155,7 +159,7 @@ class _DecoderReader:
         return self._decoder.head(states[torch.arange(len(states)), lengths - 1])  # type: ignore[no-any-return]  # modules return Any
 
     def following(self, tokens: Tensor) -> Tensor:
-        at = self._lengths.clamp(max=self._num_positions - 1)  # of rows that have ended
+        at = self._lengths.clamp(max=self._num_positions - 1)  # rows that have ended could go beyond
         for layer in self._layers:
             layer.at = at
         states = self._decoder.states(
@@ -166,10 +170,10 @@ class _DecoderReader:
 
 
 class _Layer:
-    """Keys and values of one layer, ``(rows, heads, positions, head size)``.
+    """Keys and values of one layer, ``(rows, key heads, positions, head size)``.
 
     Attributes:
-        at: the position of the token that is read, of each row.
+        at: position of the token that is read, in each row.
     """
 
     at: Tensor
@@ -179,14 +183,14 @@ class _Layer:
         self._keys = self._values = torch.empty(0)
 
     def first(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention inside of texts; keeps their keys and values."""
+        """Compute the attention inside of texts, and keep their keys and values."""
         rows, heads, positions, size = key.shape
         self._keys, self._values = (key.new_zeros(rows, heads, self._num_positions, size) for _ in range(2))
         self._keys[:, :, :positions], self._values[:, :, :positions] = key, value
         return attend(query, key, value, None)
 
     def following(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention of one more position of each text to all up to itself."""
+        """Compute the attention of one more position of each text to itself and all earlier positions."""
         rows = torch.arange(len(key), device=key.device)
         self._keys[rows, :, self.at], self._values[rows, :, self.at] = key[:, :, 0], value[:, :, 0]
         seen = torch.arange(self._num_positions, device=key.device) <= self.at[:, None]
@@ -200,7 +204,7 @@ class _Layer:
 
 
 class _TransformersReader:
-    """The cache of a model of transformers, which wants texts that end together: they are padded in front."""
+    """Keeps the cache of a model of transformers, which needs texts that end together: they are padded in front."""
 
     def __init__(self, decoder: Any, num_positions: int) -> None:
         self._decoder, self._num_positions = decoder, num_positions
@@ -217,7 +221,7 @@ class _TransformersReader:
 
     def following(self, tokens: Tensor) -> Tensor:
         self._seen = F.pad(self._seen, (0, 1), value=1)
-        # Rows that have ended are read as well, and there may be no embedding of positions beyond.
+        # Rows that have ended are read as well, and there may be no embedding for positions beyond the last.
         self._positions = (self._positions + 1).clamp(max=self._num_positions - 1)
         return self._read(tokens[:, None], self._positions[:, None])
 

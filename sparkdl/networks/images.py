@@ -7,7 +7,7 @@ Encoded images and images of any size are converted to pixel arrays of one size,
 a fit examines its rows. Pixels are uint8 in the order height, width, channel; colours are red, green, blue. Pillow,
 which decodes bytes, is imported when the first encoded image is read.
 
-:class:`ImageAugmentation` changes images at random for training, on a *rank*: mirrored, or moved by a few pixels.
+:class:`ImageAugmentation` mirrors and shifts images at random for training, on a *rank*.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 
 _LARGE = 96
-"""Images from so many pixels a side on are first made four times smaller, as He et al. do with those of ImageNet."""
+"""Images of at least this height and width are first reduced by a factor of four, as He et al. do for ImageNet."""
 
 
 class ResidualNetwork(nn.Module):
-    """Stages of residual blocks, a mean over what is left of height and width, and a linear layer.
+    """Stages of residual blocks, a mean over the remaining height and width, and a linear layer.
 
-    From stage to stage height and width are halved. The last BatchNorm of each block begins with 0, so that blocks
-    begin as the identity (Goyal et al., 2017).
+    Each stage after the first halves height and width. The weight of each block's last BatchNorm is initialized with 0,
+    so that blocks begin as the identity (Goyal et al., 2017).
 
     Args:
-        num_channels: of the images ``(rows, channels, height, width)``.
-        size: their height and width.
-        stage_widths: channels of each stage.
-        blocks_per_stage: of two convolutions each.
+        num_channels: number of channels of the images ``(rows, channels, height, width)``.
+        size: height and width of the images.
+        stage_widths: number of channels of each stage.
+        blocks_per_stage: number of blocks in each stage, of two convolutions each.
         dropout: share of the means that are dropped in training.
-        num_outputs: per row.
+        num_outputs: number of outputs per row.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class ImageNetwork(nn.Module):
     """Normalizes the channels of images and passes them through a backbone.
 
     Args:
-        mean: of each channel, ``(channels,)``.
-        deviation: of each channel.
-        backbone: takes images ``(rows, channels, height, width)`` and returns the scores ``(rows, classes)``, or an
-            object with ``logits``, as some do in training.
-        takes_colours: whether the backbone wants three channels also of grey images, which have one.
+        mean: mean of each channel, ``(channels,)``.
+        deviation: standard deviation of each channel, ``(channels,)``.
+        backbone: module that takes images ``(rows, channels, height, width)`` and returns the scores
+            ``(rows, classes)``, or an object with ``logits``, as some do in training.
+        takes_colours: whether the backbone needs three channels; the channel of grey images is then repeated.
     """
 
     mean: Tensor
@@ -139,8 +139,8 @@ class ImageNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return ``(rows, classes)``."""
         if not images.is_floating_point():
-            # Without this, bytes would be widened to int64 on their way here, which takes twice what floats do. The
-            # word dtype lets a caller that tries several report another failure, as of the size.
+            # Without this, bytes would be widened to int64 before they arrive here, which takes twice the memory of
+            # floats. The word dtype lets a caller that tries several dtypes report other failures, as of the size.
             raise TypeError(f"images enter as floating-point numbers, not with dtype {images.dtype}")
         images = (images - self.mean) / self.deviation
         if self.takes_colours and images.shape[1] == 1:
@@ -152,14 +152,14 @@ class ImageNetwork(nn.Module):
 
 RESIZE_MODES = ("crop", "stretch")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
-"""Pillow's modes for grey values up to 65535, which its own conversion to colours would cut off at 255."""
+"""Pillow's modes for grey values up to 65535; its own conversion to colours would clip them at 255."""
 
 
 def encoded_size(content: bytes, *, where: str) -> tuple[int, int]:
-    """Return height and width of an encoded image, of which only the header is read.
+    """Return height and width of an encoded image; only its header is read.
 
     Raises:
-        DataError: if it is none; it says where that was.
+        DataError: if the content is not an image; the message contains ``where``.
     """
     image = _opened(content, where)
     width, height = image.size
@@ -168,15 +168,15 @@ def encoded_size(content: bytes, *, where: str) -> tuple[int, int]:
 
 
 def decoded(content: bytes, *, where: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """Return an encoded image as ``(height, width, 3)``, upright as its EXIF data have it, without transparency.
+    """Return an encoded image as ``(height, width, 3)``, rotated as its EXIF data say, without transparency.
 
     Args:
-        content: a file of any format that Pillow reads.
-        where: the image is, for errors.
-        size: that it will be brought to; a JPEG is decoded no larger than it has to be for that.
+        content: content of an image file in any format that Pillow reads.
+        where: column and row of the image, used in error messages.
+        size: height and width to which it will be resized; a JPEG is decoded no larger than that requires.
 
     Raises:
-        DataError: if it cannot be decoded; it says where that was and how to find the row.
+        DataError: if it cannot be decoded; the message contains ``where`` and says how to find the row.
     """
     image = _opened(content, where)
     from PIL import ImageOps
@@ -198,7 +198,7 @@ def in_colours(pixels: npt.NDArray[np.uint8], *, where: str) -> npt.NDArray[np.u
     """Return pixels of Spark's image source, which are grey or blue, green, red (and alpha), as red, green, blue.
 
     Raises:
-        DataError: if there are other numbers of channels.
+        DataError: if the number of channels is not 1, 3 or 4.
     """
     channels = pixels.shape[2]
     if channels == 1:
@@ -211,21 +211,21 @@ def in_colours(pixels: npt.NDArray[np.uint8], *, where: str) -> npt.NDArray[np.u
 
 
 def brought_to(images: npt.NDArray[Any], size: tuple[int, int], mode: str = "crop") -> npt.NDArray[Any]:
-    """Return images ``(..., channels, height, width)`` in another size, in their dtype.
+    """Resize images ``(..., channels, height, width)``, in their dtype.
 
-    By linear interpolation, which takes the mean over what becomes one pixel where they shrink.
+    By linear interpolation, with antialiasing where images shrink.
 
     Args:
-        images: as uint8 or float32.
-        size: height and width.
-        mode: ``"crop"`` keeps the proportions, and the middle of what is too long; ``"stretch"`` does not.
+        images: images, uint8 or float32.
+        size: height and width of the result.
+        mode: ``"crop"`` keeps the proportions, and the middle of the side that is too long; ``"stretch"`` does not.
     """
     height, width = images.shape[-2:]
     if (height, width) == size:
         return images
     scaled = size
     if mode == "crop":
-        # Rounded up to what may be cut, so that neither side is ever too short.
+        # At least the wanted size, so that neither side is ever too short.
         scale = max(size[0] / height, size[1] / width)
         scaled = max(size[0], round(height * scale)), max(size[1], round(width * scale))
     if scaled != (height, width):
@@ -268,19 +268,20 @@ def _broken(content: bytes, where: str, error: Exception) -> DataError:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageInputs:
-    """Makes an array ``(rows, channels, height, width)`` of a column; saved with the model.
+    """Converts a column to an array ``(rows, channels, height, width)``; saved with the model.
 
-    Encoded images and those of Spark's image source become uint8 in red, green and blue, arrays become float32 with
-    the channels that they have.
+    Encoded images and images of Spark's image source become uint8 in red, green and blue; arrays become float32 and
+    keep their channels.
 
     Attributes:
         column: name of the column.
-        kind: what it holds: ``"binary"``, encoded images; ``"image"``, those of Spark's image source; or
-            ``"number"``, arrays.
-        size: height and width of what is made.
-        resize_mode: how images of another size are brought to that, see :func:`brought_to`.
-        shape: of arrays, height and width, or with the channels after them, or before; ``()`` for images.
-        has_channels_first: whether the channels come before.
+        kind: content of the column: ``"binary"`` for encoded images, ``"image"`` for images of Spark's image source,
+            ``"number"`` for arrays.
+        size: height and width of the result.
+        resize_mode: how images of another size are resized, see :func:`brought_to`.
+        shape: shape of each array: height and width, optionally with the channels after or before them; ``()`` for
+            images that are not arrays.
+        has_channels_first: whether the channels of arrays come before height and width.
     """
 
     column: str
@@ -292,7 +293,7 @@ class ImageInputs:
 
     @property
     def num_channels(self) -> int:
-        """How many channels the images have."""
+        """Number of channels of the resulting images."""
         if self.kind != "number":
             return 3
         if len(self.shape) == 2:
@@ -301,14 +302,14 @@ class ImageInputs:
 
     @property
     def imported_when_called(self) -> tuple[str, ...]:
-        """What serving a model with it has to install: arrays are not decoded."""
+        """Modules that are imported when images are converted, as serving must install them; arrays need none."""
         return () if self.kind == "number" else ("PIL",)
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """Return the images of a batch.
 
         Raises:
-            DataError: if one cannot be decoded, or holds what is no number.
+            DataError: if an image cannot be decoded, or an array holds NaN or infinity.
         """
         rows = columns[self.column]
         if self.kind == "number":
@@ -319,7 +320,7 @@ class ImageInputs:
         return images
 
     def sizes(self, columns: Mapping[str, npt.NDArray[Any]]) -> list[tuple[int, int]]:
-        """Return height and width of each image of a batch, which is no array, before it is brought to one size."""
+        """Return height and width of each image of a batch before it is resized; for images that are not arrays."""
         rows = columns[self.column]
         if self.kind == "binary":
             return [encoded_size(content, where=self._where(index)) for index, content in enumerate(rows)]
@@ -327,7 +328,7 @@ class ImageInputs:
 
     @property
     def size_of_arrays(self) -> tuple[int, int]:
-        """Height and width of images that are arrays."""
+        """Height and width of the images in a column of arrays, before they are resized."""
         height, width = self.shape[1:] if self.has_channels_first else self.shape[:2]
         return height, width
 
@@ -359,17 +360,18 @@ class ImageInputs:
 
 AUGMENTATIONS = ("flip", "crop")
 _MOVED_BY = 8
-"""An image moves by up to one part of its side in so many: 4 pixels of 32, as He et al. (2016) do on CIFAR."""
+"""An image is shifted by up to its side divided by this number: 4 pixels of 32, as He et al. (2016) do on CIFAR."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageAugmentation:
-    """Changes the images of a batch, each by a lot of its own; NumPy's random numbers are the rank's.
+    """Changes each image of a batch at random, with the random numbers of the rank's NumPy.
 
     Attributes:
-        column: by which name the images ``(rows, channels, height, width)`` come.
-        flips: whether every second image, on average, is mirrored left to right.
-        crops: whether images are moved by up to an eighth of their height and width, their borders mirrored outwards.
+        column: name under which the batch has the images ``(rows, channels, height, width)``.
+        flips: whether each image is mirrored left to right with probability 1/2.
+        crops: whether images are shifted by up to an eighth of their height and width; the pixels at their borders are
+            mirrored to fill the gap.
     """
 
     column: str
@@ -377,7 +379,7 @@ class ImageAugmentation:
     crops: bool
 
     def __call__(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """Return the arrays of a batch with other images."""
+        """Return the arrays of a batch with changed images."""
         images = arrays[self.column]
         if self.flips:
             mirrored = np.random.random(len(images)) < 0.5

@@ -1,4 +1,4 @@
-"""First weights that depend on a seed alone."""
+"""Initial weights that depend only on a seed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import torch
 
 _lock = threading.RLock()
-"""Fits of one search may begin in several threads, which have torch's generator in common."""
+"""Fits of one search may begin in several threads, which share torch's generator."""
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Have torch draw the random numbers of a seed on CPU, and restore the state of the generator afterwards.
+    """Context in which torch draws the random numbers of a seed on CPU; the generator's state is restored afterwards.
 
-    One thread at a time is inside.
+    Only one thread at a time can be in this context.
     """
     with _lock, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -1,6 +1,6 @@
-"""Folders of Hugging Face with a causal language model and its tokenizer: read to train on, and written.
+"""Reads and writes Hugging Face folders with a causal language model and its tokenizer.
 
-transformers and peft are imported where they are needed. Read and written on the *driver*.
+transformers and peft are imported where they are needed. Runs on the *driver*.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ def load_language_folder(
     seed: int,
     without_weights: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> tuple[FolderTokenizer, nn.Module]:
-    """Return the tokenizer and the model of a folder, with adapters if a rank is given.
+    """Return the tokenizer and the model of a folder, with adapters if ``lora_rank`` is given.
 
-    What is trained is float32: the model, or the adapters of a model that keeps the dtype of its folder.
+    The trained weights are float32: those of the model, or those of adapters for a model that keeps the dtype of its
+    folder.
 
     Args:
-        folder: a local one.
-        lora_rank: rank of the adapters (LoRA) that are trained in place of the weights; None for none.
-        seed: of the first weights of adapters.
-        without_weights: inside of which modules have no weights, as in :func:`sparkdl.parallel.on_meta`; the model is
-            then made of its configuration, and its weights are not read. None to read them.
+        folder: path of a local folder.
+        lora_rank: rank of the adapters (LoRA) that are trained in place of the weights; None for no adapters.
+        seed: seed of the initial weights of the adapters.
+        without_weights: context manager in which modules are made without weights, such as
+            :func:`sparkdl.parallel.on_meta`; the model is then made from its configuration, and its weights are not
+            read. None to read them.
 
     Raises:
-        ParamError: if a library is missing, the folder has no such model or no tokenizer, or these do not fit.
+        ParamError: if a library is missing, the folder has no such model or no tokenizer, or these do not match.
     """
     transformers = _transformers("Param pretrained")
     context = without_weights or nullcontext
@@ -79,7 +81,7 @@ def load_language_folder(
             f"The tokenizer in {folder!r} has {found.num_tokens} tokens, and the model {num_tokens_of(model, found)}. "
             "Call model.resize_token_embeddings(len(tokenizer)), and save it again."
         )
-    # Packed rows keep their texts apart by masks, which these implementations take.
+    # Masks keep the texts of packed rows apart, and these implementations take masks.
     model.set_attn_implementation("sdpa" if getattr(model, "_supports_sdpa", False) else "eager")
     if not takes_positions(model):
         raise ParamError(
@@ -111,7 +113,7 @@ def load_language_folder(
 
 
 def why_converted(folder: str) -> str | None:
-    """Why transformers makes other tensors of the ones in the files of a folder; None if it takes them as they are.
+    """Return why transformers converts the tensors in a folder's files when it loads them; None if it does not.
 
     Raises:
         ParamError: if transformers is missing, or the folder holds no configuration of a model.
@@ -135,7 +137,7 @@ def why_converted(folder: str) -> str | None:
     try:
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
         from transformers.core_model_loading import WeightConverter
-    except ImportError:  # transformers 4, which converts none
+    except ImportError:  # transformers 4, which converts no tensors
         return None
     kinds = [config.model_type, *(config.architectures or [])]
     conversions = [each for kind in kinds for each in get_checkpoint_conversion_mapping(kind) or []]
@@ -145,9 +147,10 @@ def why_converted(folder: str) -> str | None:
 
 
 def merged(decoder: Any) -> nn.Module:
-    """Return the decoder with its adapters in its weights, one after the other, which are mapped from files.
+    """Return the decoder with its adapters merged into its weights.
 
-    So weights that are mapped from files themselves do not all become memory of this process.
+    The merged weights are written to files one after the other and mapped from them. Thus weights that were mapped from
+    files do not all have to fit into the memory of this process.
     """
     if not hasattr(decoder, "merge_and_unload"):
         found: nn.Module = decoder
@@ -157,7 +160,7 @@ def merged(decoder: Any) -> nn.Module:
         for layer in decoder.modules():
             if not hasattr(layer, "get_delta_weight"):
                 continue
-            # The weights of several experts are one parameter, which has a name of its own.
+            # The weights of several experts are one parameter, whose name is not "weight".
             owner, name = layer.get_base_layer(), getattr(layer, "parameter_name", "weight")
             weight = getattr(owner, name)
             for adapter in layer.active_adapters:
@@ -165,7 +168,7 @@ def merged(decoder: Any) -> nn.Module:
             with path.open("wb") as file:
                 write_weights({"weight": weight}, file)
             setattr(owner, name, nn.Parameter(map_weights(path)["weight"], requires_grad=False))
-            path.unlink()  # what is mapped outlives the name
+            path.unlink()  # the mapping stays valid without the name
     plain: nn.Module = decoder.unload()
     return plain
 
@@ -173,16 +176,16 @@ def merged(decoder: Any) -> nn.Module:
 def save_language_folder(
     decoder: nn.Module, tokenizer: LanguageTokenizer | TokenNumbers, folder: str, *, max_length: int
 ) -> None:
-    """Write a model and its tokenizer, as ``AutoModelForCausalLM`` and ``AutoTokenizer`` read them.
+    """Write a model and its tokenizer in the format of ``AutoModelForCausalLM`` and ``AutoTokenizer``.
 
-    A :class:`~sparkdl.networks.decoder.Decoder` is written as the Llama that it is. Of :class:`TokenNumbers` there is
-    no tokenizer to write.
+    A :class:`~sparkdl.networks.decoder.Decoder` has the architecture of Llama, and is written as such.
+    :class:`TokenNumbers` have no tokenizer to write.
 
     Args:
-        decoder: of ours or of transformers.
-        tokenizer: of its tokens.
-        folder: a local one.
-        max_length: positions that a decoder of ours was trained with.
+        decoder: a decoder of sparkdl or a model of transformers.
+        tokenizer: tokenizer of the model's tokens.
+        folder: path of a local folder.
+        max_length: number of positions with which a decoder of sparkdl was trained.
     """
     transformers = _transformers("save_pretrained")
     model: Any = decoder
@@ -238,7 +241,7 @@ _LLAMA_NAMES = {
 
 
 def _llama_names(decoder: Decoder) -> dict[str, Tensor]:
-    """The weights of a decoder by the names that Llama has for them."""
+    """The weights of a decoder, by their names in Llama."""
     found = {}
     for own, weight in decoder.state_dict().items():
         name = own

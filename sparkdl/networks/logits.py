@@ -1,4 +1,4 @@
-"""Logits of packed rows by a decoder of ours or a causal language model of transformers."""
+"""Logits of packed rows, computed by a decoder of sparkdl or a causal language model of transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkdl.networks.decoder import Decoder
 def logits_of(
     decoder: Any, tokens: Tensor, documents: Tensor | None = None, positions: Tensor | None = None
 ) -> Tensor:
-    """The logits of a decoder of ours or of transformers, ``(rows, positions, vocabulary)``.
+    """The logits of a decoder of sparkdl or of transformers, ``(rows, positions, vocabulary)``.
 
     For the arguments see :meth:`sparkdl.networks.language.LanguageNetwork.forward`.
     """
@@ -34,19 +34,19 @@ def logits_of(
 
 
 def takes_positions(decoder: Any) -> bool:
-    """Whether a model of transformers, or what adapters are in, takes the numbers of positions."""
+    """Whether a model of transformers, or the model to which adapters were added, takes the numbers of positions."""
     model = decoder.get_base_model() if hasattr(decoder, "get_base_model") else decoder
     return "position_ids" in inspect.signature(type(model).forward).parameters
 
 
 ATTENTION_TYPES = ("full_attention", "sliding_attention")
-"""Types of layers of transformers in which masks keep the texts of a row apart."""
+"""Layer types of transformers in which masks keep the texts of a row apart."""
 
 
 def _masks(config: Any, documents: Tensor) -> Tensor | dict[str, Tensor]:
-    """The mask of packed rows as models of transformers take it: 0 where a position is attended to.
+    """The mask of packed rows in the form of models of transformers: 0 where a position is attended to.
 
-    Models with layers of several types take a mask for each of them by name.
+    Models with layers of several types take a dict of masks by layer type.
     """
     length = documents.shape[1]
     pairs = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()

@@ -1,8 +1,8 @@
 """Models and tokenizers of Hugging Face's transformers, as network and inputs.
 
-They are tried on the *driver* and run on ranks. The folders are those that ``save_pretrained`` of transformers wrote;
-the *driver* checks them and refuses what is not supported. transformers is imported when a folder is read; nothing is
-fetched from the network.
+They are tried on the *driver* and run on ranks. The folders must be written by ``save_pretrained`` of transformers;
+the *driver* checks them and refuses models that are not supported. transformers is imported when a folder is read;
+nothing is fetched from the network.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from sparkdl.networks.text import checked_texts
 
 _TAKEN = ("input_ids", "attention_mask", "token_type_ids")
 _NO_LIMIT = 1 << 20
-"""Tokenizers without a limit say so by a huge number."""
+"""Tokenizers without a limit have a huge number as their limit."""
 
 _FEW = 8
-"""How many tokens any model takes."""
+"""Number of tokens that any model takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedTextInputs:
-    """Makes the inputs of a model of transformers with its own tokenizer; saved with the model.
+    """Converts texts to the inputs of a model of transformers with its own tokenizer; saved with the model.
 
     Attributes:
         column: name of the column of texts.
-        tokenizer: of transformers.
-        max_length: tokens of a text that count, those that the tokenizer adds among them.
+        tokenizer: tokenizer of transformers.
+        max_length: maximum number of tokens of a text, including those that the tokenizer adds; later tokens are cut
+            off.
     """
 
     column: str
@@ -47,10 +48,10 @@ class PretrainedTextInputs:
     max_length: int
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
-        """Return numbers of tokens and which of them count, each ``(rows, longest)``, and types where there are any.
+        """Return token numbers and the attention mask, each ``(rows, longest)``, and token types if the model has them.
 
         Raises:
-            DataError: if a row holds no text.
+            DataError: if a row does not hold a text.
         """
         texts = checked_texts(columns[self.column], self.column)
         made = self._tokens(texts, max_length=self.max_length, padding=True)
@@ -65,16 +66,16 @@ class PretrainedTextInputs:
 
 
 def taken_names(tokenizer: Any) -> list[str]:
-    """Return what a tokenizer makes that a model takes."""
+    """Return the names of a tokenizer's outputs that a model takes."""
     return [name for name in _TAKEN if name in tokenizer.model_input_names]
 
 
 class PretrainedTextNetwork(nn.Module):
-    """Calls a model of transformers with what :class:`PretrainedTextInputs` makes, and returns the scores of classes.
+    """Calls a model of transformers with the inputs of :class:`PretrainedTextInputs`, and returns the class scores.
 
     Args:
-        model: which returns ``logits``.
-        names: of the inputs, in the order in which they come.
+        model: model whose output has ``logits``.
+        names: names of the inputs, in the order in which they are given.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
@@ -89,12 +90,12 @@ class PretrainedTextNetwork(nn.Module):
 
 
 def longest_text(tokenizer: Any, network: PretrainedTextNetwork, wanted: int) -> int:
-    """Return how many tokens of a text a model takes, ``wanted`` at most.
+    """Return the maximum number of tokens of a text that a model takes, at most ``wanted``.
 
-    Tries it, too: some models keep the first of the positions in their configuration for padding.
+    The number is tried, as some models reserve the first of the positions in their configuration for padding.
 
     Raises:
-        ParamError: if it takes no text at all.
+        ParamError: if the model fails even with a short text.
     """
     config: Any = network.model.config
     limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
@@ -118,7 +119,7 @@ def longest_text(tokenizer: Any, network: PretrainedTextNetwork, wanted: int) ->
 
 
 def _failure(tokenizer: Any, network: PretrainedTextNetwork, num_tokens: int) -> Exception | None:
-    """What a model raises with a text of so many tokens."""
+    """The exception that a model raises for a text of ``num_tokens`` tokens; None if it raises none."""
     text = np.array(["a " * num_tokens], dtype=object)
     inputs = PretrainedTextInputs(column="text", tokenizer=tokenizer, max_length=num_tokens)({"text": text})
     try:
@@ -130,14 +131,14 @@ def _failure(tokenizer: Any, network: PretrainedTextNetwork, num_tokens: int) ->
 
 
 _VOCABULARIES = ("tokenizer.*", "*.model", "tekken.json")
-"""Files that transformers looks for beside those which the class of a tokenizer names."""
+"""Files for which transformers looks in addition to those that the class of a tokenizer names."""
 
 
 def check_folder(folder: str) -> None:
-    """Check that transformers is installed and a folder may hold a model.
+    """Check that transformers is installed and that a folder has the ``config.json`` of a model.
 
     Raises:
-        ParamError: if not.
+        ParamError: if either is missing.
     """
     if not (Path(folder) / "config.json").is_file():
         raise ParamError(
@@ -153,10 +154,13 @@ def check_folder(folder: str) -> None:
 
 
 def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNetwork]:
-    """Return tokenizer and network of a folder, with last layers for so many classes, new where it had others or none.
+    """Return the tokenizer and the network of a folder, with ``num_outputs`` classes.
+
+    The last layers are new if the model has none, or has them for a different number of classes.
 
     Raises:
-        ParamError: if there is no tokenizer, or no model for texts as a whole, or its weights are those of another.
+        ParamError: if the folder holds no tokenizer or no model that can classify texts, or the weights are those of
+            another model.
     """
     try:
         transformers = importlib.import_module("transformers")
@@ -183,7 +187,7 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
                 f"Param pretrained is {folder!r}, whose tokenizer has no padding token. Give it one: "
                 "tokenizer.pad_token = ..., and save it again."
             )
-        tokenizer.pad_token = tokenizer.eos_token  # as is usual for models that generate texts
+        tokenizer.pad_token = tokenizer.eos_token  # as usual for models that generate texts
     model.config.pad_token_id = tokenizer.pad_token_id
     tokenizer.model_input_names = _names_for(model, tokenizer.model_input_names)
     model = model.float()  # weights may be of a lower precision
@@ -191,17 +195,17 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
 
 
 def _names_for(model: Any, names: list[str]) -> list[str]:
-    """Those of a tokenizer's outputs that a model takes: one of no model in particular makes types for any."""
+    """The names of a tokenizer's outputs that a model takes: a generic tokenizer makes token types for any model."""
     takes = inspect.signature(model.forward).parameters
-    # A forward that does not even name tokens hands on what it is given. One that does may take others as keywords
-    # and refuse them further down.
+    # A forward that does not name tokens passes all arguments on. A forward that names them may accept others as
+    # keywords and reject them further down.
     return [name for name in names if name in takes] if "input_ids" in takes else names
 
 
 def _check_tokenizer(tokenizer: Any, folder: str) -> None:
-    """Check that a folder holds a tokenizer: without one transformers 5 makes one that knows no word."""
+    """Check that a folder holds a tokenizer: without one, transformers 5 makes a tokenizer without any words."""
     own = set(getattr(tokenizer, "vocab_files_names", {}).values())
-    # One of characters or bytes needs no vocabulary; to any other its settings alone give no word.
+    # A tokenizer of characters or bytes needs no vocabulary; for any other, its settings alone are not enough.
     wanted = [*own, *_VOCABULARIES] if own else ["tokenizer_config.json", *_VOCABULARIES]
     if not any(found.is_file() for pattern in wanted for found in Path(folder).glob(pattern)):
         raise ParamError(
@@ -211,10 +215,10 @@ def _check_tokenizer(tokenizer: Any, folder: str) -> None:
 
 
 def _check_tokens(tokenizer: Any, model: Any, folder: str) -> None:
-    """Check that a model knows all tokens; what it says of one beyond them would come in the midst of a fit."""
+    """Check that a model knows all tokens of its tokenizer; otherwise it would fail in the middle of a fit."""
     try:
         embedding, numbers = model.get_input_embeddings(), tokenizer.get_vocab().values()
-    except NotImplementedError:  # as of models that hash characters
+    except NotImplementedError:  # such as models that hash characters
         return
     highest = max(numbers, default=0)
     if isinstance(embedding, nn.Embedding) and highest >= embedding.num_embeddings:
@@ -226,8 +230,8 @@ def _check_tokens(tokenizer: Any, model: Any, folder: str) -> None:
 
 
 def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
-    """Check that only layers after the body of a model are newly initialized: the body's weights have to be loaded."""
-    # transformers 5 lists both shapes beside a name, 4.57 the name alone.
+    """Check that only layers after the body of a model are newly initialized: the body's weights must be loaded."""
+    # transformers 5 lists both shapes with each name, 4.57 the name alone.
     mismatched = (each if isinstance(each, str) else each[0] for each in loading["mismatched_keys"])
     names = {*loading["missing_keys"], *mismatched}
     lacking = sorted(name for name in names if _is_of_body(name, model.base_model_prefix))
@@ -240,5 +244,5 @@ def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
 
 
 def _is_of_body(name: str, body: str) -> bool:
-    # Models that were trained to guess words lack the pooler, the body's own layer before that for classes.
+    # Models that were trained to predict words have no pooler, the body's last layer, which precedes the classifier.
     return name.startswith(f"{body}.") and ".pooler." not in name

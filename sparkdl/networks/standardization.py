@@ -1,4 +1,4 @@
-"""Mean and standard deviation of numeric columns, computed in one pass, and the loss of ready-made regressors."""
+"""Mean and standard deviation of numeric columns in one pass over the data, and the loss of ready-made regressors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 
 class Moments:
-    """Mean and standard deviation of each column of what is added, batch by batch.
+    """Mean and standard deviation of each column of the values that are added, batch by batch.
 
-    In float64 by the parallel algorithm of Chan, Golub and LeVeque (1979), which stays exact where the mean is large
-    beside the spread.
+    Computed in float64 by the parallel algorithm of Chan, Golub and LeVeque (1979), which stays accurate if the mean is
+    large compared to the spread.
 
     Attributes:
-        num_rows: rows that were added.
-        mean: ``(columns,)``; empty before the first batch.
+        num_rows: number of rows that were added.
+        mean: mean of each column, ``(columns,)``; empty before the first batch.
     """
 
     def __init__(self) -> None:
@@ -44,21 +44,21 @@ class Moments:
 
     @property
     def deviation(self) -> npt.NDArray[np.float64]:
-        """Standard deviation of each column, ``(columns,)``; 1 for one that is constant, which leaves it as it is."""
+        """Standard deviation of each column, ``(columns,)``; 1 for a constant column, which is then not scaled."""
         deviation = np.sqrt(self._squares / max(self.num_rows, 1))
-        # What rounding leaves of a constant is no spread.
+        # Rounding errors of a constant column are not a spread.
         is_constant = deviation <= 1e-9 * np.abs(self.mean)
         return np.where(is_constant, 1.0, deviation)
 
 
 class StandardizedMSELoss(nn.MSELoss):
-    """The squared error in the labels' own unit, with the gradient of that of standardized labels.
+    """The squared error in the labels' own unit, with the gradient of the squared error of standardized labels.
 
-    What a network learns does then not depend on the unit: the gradients of errors of 1e-5 would be smaller than the
-    number that AdamW adds to their root.
+    The training then does not depend on the unit: for errors of 1e-5, the gradients would be smaller than the epsilon
+    that AdamW adds to the root of their squares.
 
     Args:
-        deviation: of the labels.
+        deviation: standard deviation of the labels.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
     """
 
@@ -73,7 +73,7 @@ class StandardizedMSELoss(nn.MSELoss):
         return f"deviation={self.deviation:g}, reduction={self.reduction}"
 
     def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of outputs by labels of the same shape."""
+        """Return the loss of outputs for labels of the same shape."""
         errors = (outputs - labels) / self.deviation
         loss = super().forward(errors, torch.zeros_like(errors))
         in_unit: Tensor = _Scaled.apply(loss, self.deviation**2)
@@ -81,7 +81,7 @@ class StandardizedMSELoss(nn.MSELoss):
 
 
 class _Scaled(torch.autograd.Function):
-    """Multiplies values, and leaves their gradients as they are."""
+    """Multiplies values by a factor, and leaves their gradients unchanged."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, factor: float) -> Tensor:

@@ -15,19 +15,20 @@ from torch import Tensor, nn
 class TabularNetwork(nn.Module):
     """Standardizes numbers, embeds categories, and passes both through layers of ``Linear``, ``ReLU``, ``Dropout``.
 
-    Called with numbers ``(rows, numbers)`` and the numbers of categories ``(rows, categorical columns)``, or with
-    whichever of the two there are. A category of the number 0, one that was not there in training, is embedded as
-    zeros. With a scale for the output, as for a regression, the layers learn its standardized values.
+    Called with numbers ``(rows, numbers)`` and category numbers ``(rows, categorical columns)``, or with one of them if
+    there are only numbers or only categories. The category number 0 stands for a category that was not in the training
+    data; it is embedded as zeros. With ``output_mean`` and ``output_deviation``, as for a regression, the layers learn
+    standardized values.
 
     Args:
-        mean: of each number, ``(numbers,)``; empty where there are only categories.
-        deviation: of each number.
-        num_categories: of each categorical column how many were found.
-        hidden_sizes: width of each hidden layer; none for a linear model.
+        mean: mean of each number, ``(numbers,)``; empty if there are only categories.
+        deviation: standard deviation of each number, ``(numbers,)``.
+        num_categories: number of known categories of each categorical column.
+        hidden_sizes: width of each hidden layer; empty for a linear model.
         dropout: share of the outputs of hidden layers that are dropped in training.
-        num_outputs: per row.
-        output_mean: what is added to the outputs.
-        output_deviation: what they are multiplied with before.
+        num_outputs: number of outputs per row.
+        output_mean: number that is added to the outputs.
+        output_deviation: factor by which the outputs are multiplied before that.
     """
 
     mean: Tensor
@@ -73,7 +74,7 @@ class TabularNetwork(nn.Module):
         if self.embeddings:
             codes = inputs[-1]
             parts += [embed(codes[:, index]) for index, embed in enumerate(self.embeddings)]
-        # In a lower precision labels of 100,000 would be infinite, and those of 0.00001 nothing.
+        # In a lower precision, labels of 100,000 would become infinite, and labels of 0.00001 would become 0.
         outputs: Tensor = self.layers(torch.cat(parts, dim=1)).to(self.output_mean.dtype)
         return outputs * self.output_deviation + self.output_mean
 
@@ -83,7 +84,7 @@ def _embedding(num_categories: int) -> nn.Embedding:
 
 
 def _embedding_size(num_categories: int) -> int:
-    """The rule of thumb of fastai: the 0.56th power, up to 50."""
+    """The rule of thumb of fastai: 1.6 times the 0.56th power, between 1 and 50."""
     return int(min(50, max(1, round(1.6 * float(num_categories) ** 0.56))))
 
 
@@ -93,19 +94,22 @@ CODES = "categorical features"
 
 @dataclass(frozen=True, kw_only=True)
 class TabularInputs:
-    """Makes a matrix of numbers and one of category numbers from columns; saved with the model.
+    """Converts columns to a matrix of numbers and a matrix of category numbers; saved with the model.
 
     Attributes:
         numeric: names of the columns of numbers, scalars or arrays of fixed length.
-        categories: by the name of each categorical column what was found in it, in ascending order. The first has the
-            number 1; 0 stands for whatever is none of them.
+        categories: known categories of each categorical column in ascending order, by the column's name. The first
+            category has the number 1; 0 stands for every unknown value.
     """
 
     numeric: tuple[str, ...] = ()
     categories: Mapping[str, tuple[Any, ...]]
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Return ``(rows, numbers)`` as float32 and ``(rows, categorical columns)`` as int64, those that there are."""
+        """Return numbers ``(rows, numbers)`` as float32 and category numbers ``(rows, categorical columns)`` as int64.
+
+        Either is left out if there are no such columns.
+        """
         made: dict[str, npt.NDArray[Any]] = {}
         if self.numeric:
             made[NUMBERS] = joined(columns, self.numeric)
@@ -116,13 +120,13 @@ class TabularInputs:
 
 
 def joined(columns: Mapping[str, npt.NDArray[Any]], names: tuple[str, ...]) -> npt.NDArray[np.float32]:
-    """Return columns of numbers side by side, arrays flattened, as ``(rows, numbers)``."""
+    """Return columns of numbers side by side as ``(rows, numbers)``; arrays are flattened."""
     parts = [np.asarray(columns[name], np.float32) for name in names]
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
 def category_codes(values: npt.NDArray[Any], known: tuple[Any, ...]) -> npt.NDArray[np.int64]:
-    """Return for each value its number among the known categories, from 1; 0 if it is none of them."""
+    """Return for each value its number among the known categories, from 1; 0 if it is not one of them."""
     if values.dtype == object:
         numbers = {category: number for number, category in enumerate(known, start=1)}
         return np.fromiter((numbers.get(value, 0) for value in values), np.int64, len(values))

@@ -1,8 +1,8 @@
 """A small transformer for texts, with its tokenizers and inputs.
 
-A text becomes numbers of tokens: its bytes, or words that a fit has learned. A tokenizer has ``num_tokens``, its
-largest number plus one, and ``encode``. The numbers 0 and 1 stand for no token of a text: :data:`PADDING` pads, and
-:data:`START` precedes every text, so that an empty one has a token, too. Texts are converted on *ranks*, in
+A text is converted to token numbers: of its bytes, or of words that a fit has learned. A tokenizer has ``num_tokens``,
+its largest token number plus one, and ``encode``. The numbers 0 and 1 are not tokens of a text: :data:`PADDING` pads,
+and :data:`START` precedes every text, so that an empty text has a token, too. Texts are converted on *ranks*, in
 predictions, and when a fit is tried.
 
 The network is a transformer (Vaswani et al., 2017, Attention Is All You Need).
@@ -30,53 +30,53 @@ _FIRST_BYTE = 2
 _UNKNOWN, _FIRST_WORD = 2, 3
 
 _JOINERS = "\u200c\u200d"
-"""Which letters within a word of some scripts have between them."""
+"""Characters that some scripts have between the letters of a word."""
 
 
 class Tokenizer(Protocol):
-    """Makes numbers of texts."""
+    """Converts texts to token numbers."""
 
     @property
     def num_tokens(self) -> int:
-        """How many numbers of tokens there are, 0 and 1 among them."""
+        """Number of token numbers, including 0 and 1."""
 
     def encode(self, text: str, max_length: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of the first tokens of a text, without a start, ``(tokens,)``."""
+        """Return the numbers of the first ``max_length`` tokens of a text, without a start token, ``(tokens,)``."""
 
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """Takes each byte of a text in UTF-8 for a token."""
+    """Treats each byte of a text in UTF-8 as a token."""
 
     @property
     def num_tokens(self) -> int:
-        """256 bytes, and what fills up and starts."""
+        """256 bytes, and the tokens for padding and start."""
         return _FIRST_BYTE + 256
 
     def encode(self, text: str, max_length: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of the first bytes of a text."""
-        # A character has a byte at least; half of a pair of surrogates, which has none, becomes a question mark.
+        """Return the numbers of the first ``max_length`` bytes of a text."""
+        # Each character has at least one byte; a lone surrogate, which has none, becomes a question mark.
         content = text[:max_length].encode("utf-8", "replace")[:max_length]
         return np.frombuffer(content, np.uint8).astype(np.int64) + _FIRST_BYTE
 
 
 @dataclass(frozen=True)
 class WordTokenizer:
-    """Takes each word of a text for a token, and each mark between them; in lower case.
+    """Treats each word of a text in lower case, and each character between words, as a token.
 
     Attributes:
-        words: those that are known. All others have one number together.
+        words: known words. All other words share one number.
     """
 
     words: tuple[str, ...]
 
     @property
     def num_tokens(self) -> int:
-        """The known words, one for all others, and what fills up and starts."""
+        """The known words, and the tokens for all other words, padding and start."""
         return _FIRST_WORD + len(self.words)
 
     def encode(self, text: str, max_length: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of the first words of a text."""
+        """Return the numbers of the first ``max_length`` words of a text."""
         words = itertools.islice(_word().finditer(_written_alike(text)), max_length)
         return np.array([self._numbers.get(word.group(), _UNKNOWN) for word in words], np.int64)
 
@@ -85,16 +85,16 @@ class WordTokenizer:
         return {word: number for number, word in enumerate(self.words, start=_FIRST_WORD)}
 
     def __reduce__(self) -> Any:
-        """Pickle the words without the numbers that follow from them."""
+        """Pickle the words alone: their numbers follow from them."""
         return WordTokenizer, (self.words,)
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text as :class:`WordTokenizer` takes them.
+    """Return the words of a text, as :class:`WordTokenizer` splits it.
 
-    A word is a run of letters, digits and underscores of any script with the marks on them, as vowels of Hindi are; or
-    another character that is no space, with the marks on it. A script without spaces between its words has runs of
-    them. It does not matter whether a letter and its accent are one character or two.
+    A word is a run of letters, digits and underscores of any script with the marks on them, such as the vowel signs of
+    Hindi; or any other character that is not a space, with the marks on it. In a script without spaces between words, a
+    run may contain several words. A letter and its accent may be one character or two.
     """
     return _word().findall(_written_alike(text))
 
@@ -105,8 +105,8 @@ def _written_alike(text: str) -> str:
 
 @cache
 def _word() -> re.Pattern[str]:
-    """The pattern of a word, made when it is needed as it takes some 20 ms: re knows no category of characters."""
-    # Two classes, as re finds a character among those of 16 bits at once, and among further ones by trying each.
+    """The pattern of a word, built on first use as that takes about 20 ms: re has no classes for Unicode categories."""
+    # Two character classes: re looks up 16-bit characters in one step, but tries all others one after the other.
     low = _JOINERS + _marks(range(1 << 16))
     high = _marks(
         itertools.chain(range(1 << 16, 1 << 17), range(0xE0000, 0xE1000))
@@ -122,18 +122,18 @@ def _marks(places: Iterable[int]) -> str:
 class TextNetwork(nn.Module):
     """A transformer encoder: embeds tokens and positions, and classifies by the mean of its outputs.
 
-    Called with the numbers of tokens ``(rows, tokens)``. What fills up is neither attended to nor part of the mean, so
-    that the other texts of a batch change nothing. Each layer normalizes what it takes, not what it gives (Xiong et
-    al., 2020, On Layer Normalization in the Transformer Architecture), which learns without a warm-up.
+    Called with token numbers ``(rows, tokens)``. Padding is neither attended to nor part of the mean, so that a
+    prediction does not depend on the other texts of a batch. Each layer normalizes its input, not its output (Xiong et
+    al., 2020, On Layer Normalization in the Transformer Architecture), and so learns without a warm-up.
 
     Args:
-        num_tokens: largest number of a token and one.
-        max_tokens: of a text, its start among them.
-        size: of the embedding of a token.
-        num_layers: that attend.
-        num_heads: of each of them; they divide the size.
-        dropout: share of what layers put out that is dropped in training, and of what is attended to.
-        num_outputs: per row.
+        num_tokens: largest token number plus one.
+        max_tokens: maximum number of tokens of a text, including its start token.
+        size: size of the embedding of a token.
+        num_layers: number of attention layers.
+        num_heads: number of heads of each layer; it divides ``size``.
+        dropout: share of the layers' outputs and of the attention weights that is dropped in training.
+        num_outputs: number of outputs per row.
     """
 
     def __init__(
@@ -210,12 +210,12 @@ TOKENS = "numbers of tokens"
 
 @dataclass(frozen=True, kw_only=True)
 class TextInputs:
-    """Makes the numbers of the tokens of each text, filled up to the longest of a batch; saved with the model.
+    """Converts each text to token numbers, padded to the longest text of a batch; saved with the model.
 
     Attributes:
         column: name of the column.
-        tokenizer: makes numbers of a text.
-        max_length: tokens of a text that count; what comes after them is left out.
+        tokenizer: tokenizer of the texts.
+        max_length: maximum number of tokens of a text, without its start token; later tokens are cut off.
     """
 
     column: str
@@ -223,10 +223,10 @@ class TextInputs:
     max_length: int
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
-        """Return ``(rows, 1 + longest)``, where each row begins with a start.
+        """Return token numbers ``(rows, 1 + longest)``; each row begins with the start token.
 
         Raises:
-            DataError: if a row holds no text.
+            DataError: if a row does not hold a text.
         """
         texts = [
             self.tokenizer.encode(text, self.max_length)
@@ -244,7 +244,7 @@ def checked_texts(rows: npt.NDArray[Any], column: str) -> list[str]:
     """Return the rows of a column as a list of texts.
 
     Raises:
-        DataError: if a row holds none.
+        DataError: if a row does not hold a text.
     """
     for index, row in enumerate(rows):
         if not isinstance(row, str):

@@ -1,7 +1,7 @@
 """Where a listener can be reached: the addresses of this machine's interfaces, and listening on them.
 
-A listener binds only the addresses that its peers get, on a port that the system chooses. It keeps the sockets
-and publishes the :class:`Address`: :data:`LOOPBACK` if all peers are on this machine, else the result of
+A listener binds only the addresses that its peers get, on a port that the system chooses. It keeps the sockets and
+publishes the :class:`Address`, with :data:`LOOPBACK` if all peers are on this machine, otherwise with the result of
 :func:`reachable_hosts`.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 LISTEN = "SPARKDL_LISTEN"
-"""The environment variable with the addresses on which to listen for other machines."""
+"""Environment variable with the addresses on which to listen for other machines."""
 
 _SIOCGIFADDR = 0x8915
 _MAX_HOSTS = 64
@@ -45,7 +45,7 @@ _parse = lru_cache(maxsize=1024)(ipaddress.ip_address)
 
 @dataclass(frozen=True)
 class Address:
-    """Where one listener can be reached.
+    """The address of one listener.
 
     Attributes:
         hosts: IPv4 and IPv6 addresses in order of preference; not every peer can reach all of them.
@@ -64,7 +64,7 @@ class Address:
 
     @classmethod
     def from_bytes(cls, data: bytes | str) -> Address:
-        """Decode what :meth:`to_bytes` made.
+        """Decode the output of :meth:`to_bytes`.
 
         Raises:
             ValueError: if it is anything else.
@@ -81,7 +81,7 @@ class Address:
 
 
 def local_addresses() -> tuple[str, ...]:
-    """List this machine's addresses: that of the default route first, IPv6 after IPv4, loopback last.
+    """List this machine's addresses: those of the default route first, IPv6 after IPv4, loopback last.
 
     Link-local IPv6 addresses are left out: they mean nothing without the name of the peer's interface.
     """
@@ -103,10 +103,11 @@ def interface_addresses() -> dict[str, list[str]]:
 def reachable_hosts(preferred: Iterable[str] = ()) -> tuple[str, ...]:
     """Choose the addresses of this machine on which to listen for other machines.
 
-    They are those of the environment variable ``SPARKDL_LISTEN``, where it is set: addresses, networks
-    (``10.0.0.0/8``) or interfaces (``eth1``), separated by commas, or ``all``. Else those of ``preferred`` that are
-    this machine's, loopback only if there is no other among them; else the addresses by which packets leave on the
-    default route; else all but loopback; else loopback.
+    If the environment variable ``SPARKDL_LISTEN`` is set, it names them: addresses, networks (``10.0.0.0/8``) or
+    interfaces (``eth1``), separated by commas, or ``all``. Otherwise they are the addresses in ``preferred`` that
+    belong to this machine, with loopback only if it has no other among them; if there are none, the addresses from
+    which packets leave on the default route; if there are none, all addresses but loopback; if there are none,
+    loopback.
 
     Args:
         preferred: addresses by which other machines are known to reach this one.
@@ -141,7 +142,7 @@ def is_local(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host as others name it can only mean the machine on which it is asked for."""
+    """Whether a host name or address means the local machine on every machine."""
     try:
         return _parse(host).is_loopback
     except ValueError:
@@ -162,7 +163,7 @@ def resolve(name: str) -> tuple[str, ...]:
         else:
             answers.put(tuple(dict.fromkeys(str(entry[4][0]) for entry in found)))
 
-    # The resolver has no deadline that could be given.
+    # The resolver takes no timeout.
     threading.Thread(target=ask, name="sparkdl-resolve", daemon=True).start()
     try:
         return answers.get(timeout=_RESOLVE_TIMEOUT_S)
@@ -171,9 +172,10 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def hosts_of_name(name: str) -> tuple[str, ...]:
-    """The addresses of this machine that others mean by a host name or address; none if it does not lead here.
+    """The addresses of this machine to which a host name or address leads other machines; empty if it leads elsewhere.
 
-    Names of this machine often lead to loopback in its own list of hosts, and elsewhere to where others reach it.
+    A machine's own name often leads to loopback in its own list of hosts, and on other machines to an address at which
+    they reach it. Loopback is therefore left out unless ``name`` itself means loopback.
     """
     found = [host for host in resolve(name) if is_local(host)]
     if not is_loopback(name):
@@ -182,7 +184,7 @@ def hosts_of_name(name: str) -> tuple[str, ...]:
 
 
 def route_host(host: str) -> str | None:
-    """The address of this machine from which packets go to another one; None if none goes there. Nothing is sent."""
+    """The address of this machine from which packets to ``host`` leave; None without a route. No packet is sent."""
     version = _parse(host).version
     family = socket.AF_INET6 if version == 6 else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -192,10 +194,10 @@ def route_host(host: str) -> str | None:
 
 
 def listen(host: str | Sequence[str] | None = None) -> tuple[list[socket.socket], Address]:
-    """Listen on a free port, which the returned sockets keep: one for each address, all of them with the same port.
+    """Listen on a free port; return one listening socket per address, all with the same port, and the address.
 
     Args:
-        host: address or addresses to bind; :func:`reachable_hosts` when None.
+        host: address or addresses to bind; those of :func:`reachable_hosts` when None.
 
     Raises:
         OSError: if an address is not one of this machine's.
@@ -213,7 +215,7 @@ def listen(host: str | Sequence[str] | None = None) -> tuple[list[socket.socket]
         except OSError as error:
             for sock in sockets:
                 sock.close()
-            # The port is taken on another of the addresses.
+            # The port of the first address is taken on another address.
             if not (sockets and tries_left and error.errno == errno.EADDRINUSE):
                 raise
     raise AssertionError("the last try returns or raises")

@@ -1,7 +1,7 @@
 """A rank's connection to the coordinator. Runs on ranks and in their launchers.
 
 One connection serves all threads: requests carry numbers, and one reader thread hands each answer to the thread that
-waits for it, so that a thread in a long ``get`` does not keep another from its ``set``.
+waits for it, so that a long ``get`` of one thread does not block a ``set`` of another.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from sparkdl.rendezvous.addresses import Address
 
 _ANSWER_TIMEOUT_S = 60.0
-"""How long the coordinator may take for something that it answers at once."""
+"""How long the coordinator may take to answer a request that involves no wait."""
 
 _LEAST_PATIENCE_S = 1.0
-"""The time for a request whose caller's deadline has passed, as in the cleanup after an opening that was too late."""
+"""Timeout of a request whose caller's deadline has passed, as in the cleanup after a communicator opened too late."""
 
 _GRACE_S = 5.0
-"""How much later than its deadline a wait may be answered: the coordinator answers at the deadline who is late."""
+"""How long after its deadline a wait may be answered: the coordinator says at the deadline which ranks are late."""
 
 _GOODBYE_TIMEOUT_S = 5.0
 
 
 class RendezvousClient:
-    """The :class:`~sparkdl.rendezvous.store.Rendezvous` of a coordinator; a context manager.
+    """A :class:`~sparkdl.rendezvous.store.Rendezvous` that a coordinator serves; a context manager.
 
-    Make it by :meth:`connect`.
+    Create it with :meth:`connect`.
     """
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
@@ -145,18 +145,18 @@ class RendezvousClient:
     def hosts_here(self) -> tuple[str, ...]:
         """See :class:`~sparkdl.rendezvous.store.Located`.
 
-        On another machine than the coordinator's: the address by which the coordinator was reached. On the
-        coordinator's: those of its addresses that were published, as the others use them.
+        On the coordinator's machine, these are the coordinator's published addresses that belong to this machine, as
+        other machines use them. On any other machine, this is the local address of the connection to the coordinator.
         """
         return self._hosts_here
 
     def prefix(self, name: str) -> PrefixRendezvous:
-        """A view in which every key begins with ``name/``."""
+        """Return a view in which every key begins with ``name/``."""
         return PrefixRendezvous(self, name)
 
     def close(self) -> None:
         """Say goodbye and close; waits of other threads end with an error. May be called again."""
-        # An error means that it was closed before, or that the coordinator is gone.
+        # An error means that this client was closed before, or that the coordinator is gone.
         with contextlib.suppress(CommunicatorError):
             self._request(Operation.GOODBYE, patience_s=_GOODBYE_TIMEOUT_S)
         self._end("this rank closed its rendezvous")

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 Answer = Callable[[bytes | None], None]
-"""Called once with the value of the key that was waited for, or with None when the wait has run out."""
+"""Called once: with the value of the key that was waited for, or with None when the time of the wait is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class _Exchange:
 
 
 class KeyValues:
-    """Keys with their values, as a c10d store has them: counters are decimal text."""
+    """Keys with their values, in the form of a c10d store: counters are decimal text."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -72,7 +72,7 @@ class KeyValues:
             answer(value)
 
     def wait(self, key: str, timeout_s: float, answer: Answer) -> Callable[[], None]:
-        """Have ``answer`` called once the key is set, or now if it is; what is returned ends the wait."""
+        """Call ``answer`` once the key is set, or now if it is set; return a function that ends the wait."""
         if key in self._values:
             answer(self._values[key])
             return lambda: None
@@ -81,10 +81,10 @@ class KeyValues:
     def exchange(
         self, key: str, rank: int, world_size: int, value: bytes, timeout_s: float, answer: Answer
     ) -> Callable[[], None]:
-        """Have ``answer`` called with the joined values of all ranks once the last of them has given its own.
+        """Call ``answer`` with the joined values of all ranks once the last rank has given its value.
 
-        What is returned ends the wait, but does not take the value back; the rank may ask again. The exchange is
-        forgotten when all ranks have been answered.
+        The returned function ends the wait, but keeps the value; the rank may ask again. The exchange is forgotten when
+        all ranks have been answered.
         """
         exchange = self._exchanges.setdefault(key, _Exchange(unanswered=set(range(world_size))))
         exchange.values[rank] = value
@@ -104,7 +104,7 @@ class KeyValues:
         return end_wait
 
     def ranks_in(self, key: str) -> list[int]:
-        """The ranks that have given their value to an exchange that is under way."""
+        """The ranks that have given their value to an exchange in progress."""
         return sorted(self._exchanges[key].values) if key in self._exchanges else []
 
     def _add_wait(self, key: str, timeout_s: float, answer: Answer) -> Callable[[], None]:
@@ -118,7 +118,7 @@ class KeyValues:
         return end_wait
 
     def expire(self) -> float | None:
-        """Answer the waits that have run out; return the seconds until the next does, None without any."""
+        """Answer the waits whose time is over; return the seconds until the next one's is, None without any."""
         while self._deadlines:
             end, number, key = self._deadlines[0]
             waiting = number in self._waits.get(key, {})
@@ -134,7 +134,7 @@ class KeyValues:
         """Add to a counter that starts at zero and return its new value.
 
         Raises:
-            ValueError: if the key holds something else than a number.
+            ValueError: if the key holds something other than a number.
         """
         total = int(self._values.get(key, b"0")) + amount
         self.set(key, str(total).encode())
@@ -147,9 +147,9 @@ class KeyValues:
         return number
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Store ``desired`` if the key holds ``expected``, or is missing and that is empty.
+        """Store ``desired`` if the key holds ``expected``, or is missing and ``expected`` is empty.
 
-        Returns what the key holds now; ``expected`` if it is missing.
+        Returns the value that the key holds afterwards; ``expected`` if the key is missing.
         """
         current = self._values.get(key)
         if current == expected or (current is None and not expected):
@@ -158,11 +158,11 @@ class KeyValues:
         return expected if current is None else current
 
     def delete(self, key: str) -> bool:
-        """Remove a key; say whether it was there."""
+        """Remove a key; return whether it was there."""
         return self._values.pop(key, None) is not None
 
     def check(self, keys: list[str]) -> bool:
-        """Say whether all keys are set."""
+        """Return whether all keys are set."""
         return all(key in self._values for key in keys)
 
     def num_keys(self, prefix: str) -> int:
@@ -188,7 +188,7 @@ _RECEIVE_BYTES = 1 << 20
 
 
 class _Client:
-    """One connection of the event loop: what has come in, what has to go out, and what it waits for."""
+    """One connection of the event loop, with its received data, its unsent answers and its waits."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -220,13 +220,13 @@ class Coordinator:
 
     Args:
         secret: the job's secret; see :func:`sparkdl.rendezvous.handshake.new_secret`.
-        world_size: how many ranks will connect.
-        host: address or addresses to bind; where other machines reach this one when None, see
+        world_size: number of ranks that will connect.
+        host: address or addresses to bind; when None, those at which other machines reach this one, see
             :func:`~sparkdl.rendezvous.addresses.reachable_hosts`.
 
     Attributes:
-        address: where clients reach it.
-        num_admitted: how many connections have proved that they know the secret.
+        address: address at which clients reach the coordinator.
+        num_admitted: number of connections that have proved that they know the secret.
     """
 
     def __init__(self, *, secret: bytes, world_size: int, host: str | Sequence[str] | None = None) -> None:
@@ -244,7 +244,7 @@ class Coordinator:
                 purpose=PURPOSE,
                 host=host,
                 on_connection=self._welcome,
-                # All ranks may come at once.
+                # All ranks may connect at once.
                 max_strangers=max(strangers_allowed(), 2 * world_size),
             )
         except BaseException:
@@ -257,7 +257,7 @@ class Coordinator:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving: connections are closed, clients that wait get an error. May be called again."""
+        """Stop serving and close all connections; clients that wait get an error. May be called again."""
         if self._closed.is_set():
             return
         self._listener.close()
@@ -322,7 +322,7 @@ class Coordinator:
         try:
             while (frame := client.next_frame()) is not None:
                 self._handle(client, *unpack(frame))
-        except (ValueError, IndexError) as error:  # what is in a frame is damaged, or fields are missing
+        except (ValueError, IndexError) as error:  # the content of a frame is damaged, or fields are missing
             logger.warning("Dropping a client of the coordinator: %s", error)
             self._drop(client)
 

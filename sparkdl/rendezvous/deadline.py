@@ -1,4 +1,4 @@
-"""One point in time that several waits share, so that their sum stays within what the caller allowed."""
+"""One point in time that several waits share, so that their sum stays within the caller's timeout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 from sparkdl.errors import ParamError
 
 MAX_TIMEOUT_S = 2e6
-"""About three weeks, the longest wait of the system calls."""
+"""Longest timeout, about three weeks: system calls cannot wait longer."""
 
 
 def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
@@ -25,9 +25,9 @@ def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
 
 
 def to_seconds(timeout: timedelta) -> float:
-    """The seconds of another library's timeout, :data:`MAX_TIMEOUT_S` at most.
+    """Convert another library's timeout to seconds, :data:`MAX_TIMEOUT_S` at most.
 
-    Scripts that want no timeout pass years, such as ``ddp_timeout=180000000``.
+    Scripts that need no timeout pass years, such as ``ddp_timeout=180000000``.
     """
     return min(timeout.total_seconds(), MAX_TIMEOUT_S)
 

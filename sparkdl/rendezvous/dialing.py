@@ -33,7 +33,7 @@ once."""
 
 _FIRST_PATIENCE_S, _LONGEST_PATIENCE_S = 0.5, 5.0
 """Time after which a listener that does not answer is tried again while the earlier attempt continues; doubled
-likewise. A kernel whose queue of connections is full drops new ones, and TCP repeats only after a second."""
+likewise. A kernel whose queue of connections is full drops new ones, and TCP retries only after a second."""
 
 _TRY_AGAIN = frozenset(
     {errno.EADDRNOTAVAIL, errno.EAGAIN, errno.ECONNABORTED, errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT}
@@ -42,12 +42,12 @@ _TRY_AGAIN = frozenset(
 
 
 def connect_any(address: Address, *, timeout_s: float) -> socket.socket:
-    """Connect to whichever of the address's hosts answers first, preferring the earlier ones.
+    """Connect to the host of the address that answers first, with preference for earlier hosts.
 
     The next host is tried as soon as one fails or has been silent for a quarter of a second (as in RFC 8305).
 
     Raises:
-        ConnectionError: if none answers; the message lists what was tried and how each attempt failed.
+        ConnectionError: if no host answers; the message lists the hosts and how the attempts failed.
     """
     return _Dialing(_candidates(address), f"port {address.port}", None, timeout_s).connect()
 
@@ -55,14 +55,14 @@ def connect_any(address: Address, *, timeout_s: float) -> socket.socket:
 def connect_authenticated(
     address: Address, secret: bytes, *, purpose: bytes = b"", timeout_s: float
 ) -> socket.socket:
-    """Connect to that host of the address where a listener proves that it knows secret and purpose.
+    """Connect to the host of the address at which a listener proves that it knows the secret and the purpose.
 
     An address can lead to another process than the one that published it: every machine has a loopback, and many have
     the same bridge address. A host that answers without the proof is therefore skipped.
 
     Raises:
-        AuthenticationError: if some host answered and none of those that did proved itself.
-        ConnectionError: if none answered; the message lists what was tried.
+        AuthenticationError: if hosts answered, but none of them proved itself.
+        ConnectionError: if no host answered; the message lists the hosts and how the attempts failed.
     """
     check_secret(secret)
     handshake = partial(ClientHandshake, secret, purpose)
@@ -70,11 +70,11 @@ def connect_authenticated(
 
 
 def connect_unix(name: str, secret: bytes, *, purpose: bytes = b"", timeout_s: float) -> socket.socket:
-    """The same for a listener in the abstract namespace of Unix sockets, in the same network namespace.
+    """Connect to an authenticated listener in the abstract namespace of Unix sockets, in the same network namespace.
 
     Raises:
         AuthenticationError: if the listener does not prove itself.
-        ConnectionError: if there is none.
+        ConnectionError: if there is no listener.
     """
     check_secret(secret)
     candidate = _Candidate("this machine", socket.AF_UNIX, f"\0{name}")
@@ -83,7 +83,7 @@ def connect_unix(name: str, secret: bytes, *, purpose: bytes = b"", timeout_s: f
 
 
 def make_prompt(sock: socket.socket) -> None:
-    """Send small messages at once, and notice within half a minute that the peer's machine is gone."""
+    """Make a socket send small messages at once and notice within half a minute that the peer's machine is gone."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -95,34 +95,34 @@ def make_prompt(sock: socket.socket) -> None:
 
 @dataclass(eq=False)
 class _Candidate:
-    """One host, and how it went so far."""
+    """One host, and the state of the attempts to connect to it."""
 
     host: str
     family: int
     target: Any
     failure: str = ""
     has_answered: bool = False
-    """Whether it has taken a connection, and then not proved itself."""
+    """Whether it has accepted a connection and then not proved itself."""
     due_at: float = inf
-    """When it is tried next; never, when infinite."""
+    """Time of the next attempt; infinite for never."""
     num_tries: int = 0
     num_cuts: int = 0
 
 
 @dataclass(eq=False)
 class _Attempt:
-    """One connection to a candidate that is being made."""
+    """One attempt to connect to a candidate."""
 
     candidate: _Candidate
     sock: socket.socket
     deadline: Deadline
     handshake: ClientHandshake | None = None
-    """Once it is connected."""
+    """The handshake, once the socket is connected."""
 
 
 @dataclass
 class _Dialing:
-    """The attempts of one call, of which the first that succeeds is taken."""
+    """The attempts of one call; the first that succeeds is taken."""
 
     candidates: Sequence[_Candidate]
     where: str
@@ -150,7 +150,7 @@ class _Dialing:
                 ):
                     return sock
                 if self._num_failed() > num_failed:
-                    next_fresh_at = now  # the next one need not wait for what has failed
+                    next_fresh_at = now  # the next host need not wait for one that has failed
                 if not fresh and not self.attempts and all(c.due_at == inf for c in self.candidates):
                     break
             raise self._failure()
@@ -163,12 +163,12 @@ class _Dialing:
         return sum(bool(candidate.failure) for candidate in self.candidates)
 
     def _start(self, candidate: _Candidate, deadline: Deadline) -> socket.socket | None:
-        """Begin an attempt; return its socket if that is all there was to do."""
+        """Begin an attempt; return its socket if the connection is ready at once."""
         patience_s = min(_FIRST_PATIENCE_S * 2.0**candidate.num_tries, _LONGEST_PATIENCE_S)
         candidate.num_tries += 1
         candidate.due_at = time.monotonic() + _jittered(patience_s)
         try:
-            # Where the kernel has no IPv6 there is no such socket.
+            # A kernel without IPv6 cannot make such a socket.
             sock = socket.socket(candidate.family, socket.SOCK_STREAM)
         except OSError as error:
             self._note(candidate, error)
@@ -213,7 +213,7 @@ class _Dialing:
         return None
 
     def _greet(self, attempt: _Attempt) -> socket.socket | None:
-        """Continue with an attempt that is connected, or has failed to be."""
+        """Continue an attempt whose socket is connected, or has failed to connect."""
         sock = attempt.sock
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
@@ -222,7 +222,7 @@ class _Dialing:
         if self.new_handshake is None:
             return self._take(attempt)
         attempt.handshake = self.new_handshake()
-        sock.send(attempt.handshake.opening)  # into an empty buffer
+        sock.send(attempt.handshake.opening)  # fits into the send buffer, which is empty
         self.selector.modify(sock, selectors.EVENT_READ, attempt)
         return None
 

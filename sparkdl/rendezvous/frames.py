@@ -1,4 +1,4 @@
-"""Frames: byte strings after their length, on a stream socket.
+"""Frames: byte strings preceded by their length, on a stream socket.
 
 The receiver limits the length, and with it the memory that a peer can make it allocate. The content of a frame is not
 interpreted here, and no module of this package unpickles one. Runs on drivers, barrier tasks and ranks.
@@ -24,10 +24,10 @@ class FrameTooLargeError(ConnectionError):
 
 
 def send_frame(sock: socket.socket, payload: bytes, *, deadline: Deadline | None = None) -> None:
-    """Send ``payload`` after its length; another thread may receive from the socket meanwhile.
+    """Send the length of ``payload`` and ``payload``; another thread may receive from the socket meanwhile.
 
     Raises:
-        TimeoutError: if the peer does not take all of it before the deadline; what follows would be misread.
+        TimeoutError: if the peer does not take all of it before the deadline; later frames would be misread.
         OSError: if the connection is lost, or was closed on this side.
     """
     unsent = memoryview(HEADER.pack(len(payload)) + payload)
@@ -49,7 +49,7 @@ def receive_frame(sock: socket.socket, *, max_bytes: int, deadline: Deadline | N
     """Receive the payload of the next frame.
 
     Raises:
-        FrameTooLargeError: if the peer announces more than ``max_bytes``; nothing of it is read.
+        FrameTooLargeError: if the peer announces more than ``max_bytes``; the payload is then not read.
         TimeoutError: if the frame is not complete before the deadline.
         ConnectionError: if the peer closes the connection.
     """
@@ -64,7 +64,7 @@ def receive_exactly(sock: socket.socket, num_bytes: int, *, deadline: Deadline |
 
     Raises:
         TimeoutError: if they do not arrive before the deadline.
-        ConnectionError: if the peer closes the connection before.
+        ConnectionError: if the peer closes the connection before they have arrived.
     """
     received = bytearray()
     while len(received) < num_bytes:

@@ -49,21 +49,21 @@ _CLIENT_LABEL = b"sparkdl client proof\x00"
 _SERVER_LABEL = b"sparkdl server proof\x00"
 
 VERSION_NOTICE = _MAGIC + bytes(_NONCE_BYTES)
-"""What a listener sends a client that it refuses before the client has proved anything: its version, and no nonce.
+"""A listener's answer to a client that it refuses before the client has proved anything: its version, and no nonce.
 
 In the first version of the handshake the listener spoke first: a client of that version gets this answer.
 """
 
 
 class HandshakeCutError(AuthenticationError):
-    """The connection ended in the middle of the handshake. Listeners under pressure do that: try again."""
+    """The connection ended in the middle of the handshake. Overloaded listeners do that: try again."""
 
 
 class RefusedError(AuthenticationError):
     """A listener refuses a client.
 
     Attributes:
-        answer: what is sent to the client before the connection is closed; empty if nothing.
+        answer: message that is sent to the client before the connection is closed; empty if there is none.
     """
 
     def __init__(self, message: str, answer: bytes = b"") -> None:
@@ -92,9 +92,9 @@ class ClientHandshake:
     """The client's part of one handshake, without the connection that carries it.
 
     Attributes:
-        opening: what the client sends first.
-        missing: how many bytes of the listener are still expected, which must not be exceeded; 0 when both ends have
-            proved themselves.
+        opening: message that the client sends first.
+        missing: number of bytes that are still expected from the listener, and the most that may be read; 0 when both
+            ends have proved themselves.
     """
 
     def __init__(self, secret: bytes, purpose: bytes) -> None:
@@ -107,7 +107,7 @@ class ClientHandshake:
         self.missing = len(_MAGIC) + _NONCE_BYTES
 
     def take(self, data: bytes) -> bytes:
-        """Take at most :attr:`missing` bytes of the listener, and return what is to be sent to it.
+        """Take at most :attr:`missing` bytes from the listener, and return the bytes to send to it.
 
         Raises:
             AuthenticationError: if the listener refuses us or cannot prove itself; the message begins with a verb.
@@ -143,12 +143,12 @@ class ServerHandshake:
 
     Args:
         secret: the job's secret.
-        purpose: what the listener listens for.
-        is_new: says whether a client's nonce has not come before; recorded knocks are then recognized.
+        purpose: purpose of the listener's connections.
+        is_new: function that returns whether a client's nonce is new, by which recorded knocks are recognized.
 
     Attributes:
-        missing: how many bytes of the client are still expected, which must not be exceeded; 0 when both ends have
-            proved themselves.
+        missing: number of bytes that are still expected from the client, and the most that may be read; 0 when both
+            ends have proved themselves.
         has_knocked: whether the client has sent a valid knock, its own or a recorded one.
     """
 
@@ -162,7 +162,7 @@ class ServerHandshake:
         self.missing = len(_MAGIC) + _NONCE_BYTES + _PROOF_BYTES
 
     def take(self, data: bytes) -> bytes:
-        """Take at most :attr:`missing` bytes of the client, and return what is to be sent to it.
+        """Take at most :attr:`missing` bytes from the client, and return the bytes to send to it.
 
         Raises:
             RefusedError: if the client cannot prove itself; the message begins with a verb.
@@ -203,17 +203,17 @@ class ServerHandshake:
 def authenticate_client(
     sock: socket.socket, secret: bytes, *, purpose: bytes = b"", timeout_s: float = HANDSHAKE_TIMEOUT_S
 ) -> None:
-    """Prove to the listener behind ``sock`` that we know the secret, and demand the same of it.
+    """Prove to the listener at the other end of ``sock`` that we know the secret, and demand the same proof from it.
 
     Args:
         sock: a connected stream socket; its timeout is cleared afterwards.
         secret: the job's secret.
-        purpose: what the connection is for; both ends must say the same.
+        purpose: purpose of the connection, which must be the same on both ends.
         timeout_s: seconds for the whole handshake.
 
     Raises:
         AuthenticationError: if the listener refuses us, cannot prove itself, or is too slow.
-        HandshakeCutError: if it hangs up instead of answering.
+        HandshakeCutError: if the listener closes the connection instead of answering.
     """
     handshake = ClientHandshake(secret, purpose)
     deadline = Deadline(timeout_s)
@@ -232,12 +232,12 @@ def authenticate_client(
 def authenticate_server(
     sock: socket.socket, secret: bytes, *, purpose: bytes = b"", timeout_s: float = HANDSHAKE_TIMEOUT_S
 ) -> None:
-    """Demand of the client behind the accepted ``sock`` that it prove itself, then prove ourselves to it.
+    """Demand the proof of the client at the other end of the accepted ``sock``, then prove that we know the secret.
 
-    Takes the arguments of :func:`authenticate_client`; the caller closes the socket when this raises.
+    Takes the arguments of :func:`authenticate_client`; the caller closes the socket if this raises.
 
     Raises:
-        AuthenticationError: if the client cannot prove itself, hangs up, or is too slow.
+        AuthenticationError: if the client cannot prove itself, closes the connection, or is too slow.
     """
     check_secret(secret)
     deadline = Deadline(timeout_s)

@@ -36,7 +36,7 @@ FOLDER = Path("/dev/shm")  # noqa: S108 - nothing in here is opened by a name th
 
 
 def nameless_file() -> int:
-    """Make a file in ``/dev/shm``, and return its descriptor, the caller's to close.
+    """Make a nameless file in ``/dev/shm``, and return its descriptor, which the caller has to close.
 
     Raises:
         OSError: if ``/dev/shm`` is missing or cannot be written.
@@ -46,7 +46,7 @@ def nameless_file() -> int:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
-    # Not a tmpfs, and a file system that has only files with names: this one has its for an instant.
+    # Not a tmpfs, but a file system without nameless files: this file has a name for an instant.
     path = FOLDER / f"sparkdl-{os.getuid()}-{secrets.token_hex(12)}"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     path.unlink()
@@ -54,7 +54,7 @@ def nameless_file() -> int:
 
 
 def folder_identity() -> tuple[int, int] | None:
-    """An identity of this process's ``/dev/shm`` among those of the same kernel; None if it cannot be used."""
+    """Numbers that identify this process's ``/dev/shm`` on its kernel; None if ``/dev/shm`` cannot be used."""
     try:
         os.close(nameless_file())
         found = FOLDER.stat()
@@ -70,7 +70,7 @@ class Mark:
     """A name that all processes of this network namespace see, and no others; a context manager.
 
     Attributes:
-        name: what to give to :func:`is_marked`; empty where a sandbox does not let this process have any.
+        name: name to pass to :func:`is_marked`; empty if a sandbox does not let this process bind a name.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Mark:
             self.name = ""
 
     def close(self) -> None:
-        """Give the name up."""
+        """Release the name."""
         self._sock.close()
 
     def __enter__(self) -> Mark:
@@ -99,7 +99,7 @@ class Mark:
 
 
 def is_marked(name: str) -> bool:
-    """Whether this process sees another one's mark."""
+    """Whether this process sees the mark with this name."""
     if not name:
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
@@ -111,7 +111,7 @@ def is_marked(name: str) -> bool:
 
 
 def find_hosts(rendezvous: Rendezvous, *, rank: int, world_size: int, timeout_s: float) -> tuple[int, ...]:
-    """Find the host index of every rank, numbered by first appearance; all ranks get the same answer.
+    """Find the host index of every rank, numbered by first appearance; all ranks get the same result.
 
     A rank that has no ``/dev/shm`` counts as alone on its host.
 
@@ -132,7 +132,7 @@ def find_hosts(rendezvous: Rendezvous, *, rank: int, world_size: int, timeout_s:
             timeout_s=deadline.remaining_s(),
         )
         marks, folders = zip(*map(json.loads, offers), strict=True)
-        # By way of JSON, which makes lists of tuples.
+        # This rank's own entry, too, was read from JSON, which turns tuples into lists.
         same = [folder is not None and other == folders[rank] for other in folders]
         seen = [
             other for other in range(world_size) if other == rank or (same[other] and is_marked(marks[other]))
@@ -150,10 +150,10 @@ def find_hosts(rendezvous: Rendezvous, *, rank: int, world_size: int, timeout_s:
 
 
 def group_by_sight(seen: Sequence[set[int]]) -> tuple[int, ...]:
-    """Group ranks so that within a group each sees every other; ``seen[r]`` holds the ranks that rank r sees.
+    """Group ranks so that the ranks of a group all see each other; ``seen[r]`` holds the ranks that rank r sees.
 
-    That a rank sees another is neither symmetric nor transitive: users, mounts and containers can hide marks. All ranks
-    compute the groups from the same input, so they get the same result.
+    Seeing is neither symmetric nor transitive: users, mounts and containers can hide marks. All ranks compute the
+    groups from the same input, so they get the same result.
     """
     groups: list[list[int]] = []
     host_of_rank = []

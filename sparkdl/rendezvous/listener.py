@@ -2,9 +2,9 @@
 
 One thread accepts connections and runs all handshakes without blocking. A peer speaks first, and its first message
 proves the secret (:mod:`sparkdl.rendezvous.handshake`): a connection that sends anything else is dropped at its first
-bytes. Silent connections have a few seconds; when there are too many, the oldest of them are dropped, but never one
-whose peer has proved itself. A flood of connections thus delays a peer only by the time that accepting them takes, and
-a peer that is dropped all the same tries again (see :mod:`sparkdl.rendezvous.dialing`).
+bytes. Silent connections are kept for a few seconds; when there are too many, the oldest of them are dropped, but never
+one whose peer has proved itself. A flood of connections thus delays a peer only by the time that accepting them takes,
+and a peer that is dropped nevertheless tries again (see :mod:`sparkdl.rendezvous.dialing`).
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ _ACCEPTS_AT_ONCE = 256
 _MOST_STRANGERS, _LEAST_STRANGERS = 2048, 16
 _TELL_EVERY_S = 60.0
 _REST_S = 0.05
-"""How long no connection is accepted when the process has no descriptor left and no unproven connection to drop."""
+"""Pause in accepting connections when the process has no descriptor left and no unproven connection to drop."""
 
 _MAX_KNOCKS = 1 << 16
-"""How many knocks are remembered, to recognize one that was recorded and sent again."""
+"""Number of knocks that are remembered, to recognize a knock that was recorded and sent again."""
 
 _RESET_ON_CLOSE, _AS_USUAL = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
-"""Of a connection that is closed by a reset, nothing is left in the kernel."""
+"""Values of ``SO_LINGER``: a connection that is closed by a reset leaves nothing in the kernel."""
 
 
 class AuthenticatedListener:
-    """Listens on a free port; proven connections are taken by :meth:`accept`, or given to ``on_connection``.
+    """Listens on a free port; :meth:`accept` returns the proven connections, or ``on_connection`` gets them.
 
-    Listens from its construction. A context manager that closes itself. Connections that were handed out are the
-    taker's to close.
+    Listens from its construction on. A context manager that closes itself. The code that gets a connection has to
+    close it.
 
     Args:
         secret: the job's secret.
-        purpose: what connections are for; a peer that says otherwise is refused.
-        host: address or addresses to bind; where other machines reach this one when None, see
+        purpose: purpose of the connections; a peer with another purpose is refused.
+        host: address or addresses to bind; when None, those at which other machines reach this one, see
             :func:`~sparkdl.rendezvous.addresses.reachable_hosts`.
-        sockets: listening sockets in place of ``host``, which are closed with the listener.
-        on_connection: called with each proven connection, from the listener's thread, which it must not hold up.
-        handshake_timeout_s: seconds that a stranger has for its proof.
-        max_strangers: how many connections without any proof are kept; a quarter of the descriptors that the process
-            may have, and 2048 at most, when None.
+        sockets: listening sockets to use instead of ``host``; they are closed with the listener.
+        on_connection: called with each proven connection from the listener's thread, which it must not block.
+        handshake_timeout_s: seconds that a peer has for its proof.
+        max_strangers: maximum number of connections without any proof; when None, a quarter of the descriptors that the
+            process may have, and 2048 at most.
 
     Attributes:
-        address: where it can be reached; without hosts where it listens on no TCP port.
+        address: address at which the listener can be reached; it has no hosts if ``sockets`` was given.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class AuthenticatedListener:
             sock.setblocking(False)
             sock.setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE
-            )  # inherited by what it accepts
+            )  # inherited by the accepted connections
             self._selector.register(sock, selectors.EVENT_READ, sock)
         self._thread = threading.Thread(target=self._serve, name="sparkdl-listener", daemon=True)
         self._thread.start()
@@ -182,7 +182,7 @@ class AuthenticatedListener:
                 sock, _ = listening.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionError:  # it was gone again
+            except ConnectionError:  # the peer has already closed the connection
                 continue
             except OSError as error:
                 if not self._closed.is_set():
@@ -191,7 +191,7 @@ class AuthenticatedListener:
             stranger = _Stranger(sock, ServerHandshake(self._secret, self._purpose, self._is_new_knock))
             stranger.due_at = time.monotonic() + self._handshake_timeout_s
             self._strangers[stranger] = None
-            self._hear(stranger)  # an honest peer has said something by now
+            self._hear(stranger)  # an honest peer has sent something by now
             if stranger in self._strangers or stranger in self._knocked:
                 self._selector.register(sock, selectors.EVENT_READ, stranger)
                 stranger.is_registered = True
@@ -211,7 +211,7 @@ class AuthenticatedListener:
             self._evict()
 
     def _evict(self) -> None:
-        """Drop the stranger that came first, unless it has proved something that was not read yet."""
+        """Drop the oldest stranger, unless it has sent a proof that was not read yet."""
         oldest = next(iter(self._strangers))
         self._hear(oldest)
         if oldest in self._strangers:
@@ -226,7 +226,7 @@ class AuthenticatedListener:
                     self._drop(stranger, "ended the handshake")
                     return
                 if answer := handshake.take(data):
-                    # It goes into the connection's buffer, which holds nothing else.
+                    # The answer fits into the connection's send buffer, which is empty.
                     sock.send(answer, socket.MSG_DONTWAIT)
                 if handshake.has_knocked and stranger in self._strangers:
                     del self._strangers[stranger]
@@ -251,7 +251,7 @@ class AuthenticatedListener:
                 raise ConnectionAbortedError("the listener was closed")
             self._on_connection(sock)
         except Exception as error:
-            # One that cannot be served, as no thread can be started for it, must not end the service of all.
+            # A connection that cannot be served, because no thread can be started for it, must not end the listener.
             sock.close()
             if not self._closed.is_set():
                 logger.warning("Could not serve a connection to %s: %s", self._where, error)
@@ -268,7 +268,7 @@ class AuthenticatedListener:
         now = time.monotonic()
         for strangers in (self._strangers, self._knocked):
             while strangers and (oldest := next(iter(strangers))).due_at <= now:
-                self._hear(oldest)  # the thread may have been late, and not the peer
+                self._hear(oldest)  # this thread may have been late rather than the peer
                 if oldest in strangers:
                     words = f"did not prove itself within {self._handshake_timeout_s:g} s"
                     self._drop(oldest, words, VERSION_NOTICE if strangers is self._strangers else b"")
@@ -276,7 +276,7 @@ class AuthenticatedListener:
     def _drop(self, stranger: _Stranger, reason: str, answer: bytes = b"") -> None:
         sock = stranger.sock
         if stranger in self._knocked:
-            # A peer that tried twice as the first answer came late, and needs only one connection.
+            # The peer tried twice because the first answer came late, and needs only one connection.
             logger.debug("A peer that has the secret %s on %s", reason, self._where)
         else:
             self._refusals.note(sock, reason)
@@ -285,7 +285,7 @@ class AuthenticatedListener:
             if answer:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AS_USUAL)
                 sock.send(answer, socket.MSG_DONTWAIT)
-                # What is left unread would have the kernel drop the answer.
+                # If input were left unread, the kernel would drop the answer.
                 sock.recv(1 << 16, socket.MSG_DONTWAIT)
         sock.close()
 
@@ -352,7 +352,7 @@ class _Refusals:
 
 
 def strangers_allowed() -> int:
-    """How many connections without any proof a listener keeps, by the descriptors that the process may have."""
+    """Number of connections without any proof that a listener keeps, from the process's limit of descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST_STRANGERS

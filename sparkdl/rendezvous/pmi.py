@@ -1,7 +1,7 @@
 """MPI without mpirun: the server side of PMI-1, MPICH's simple process-management protocol, for one rank.
 
-Runs in the parent of a rank (the barrier task, or another launcher) and serves it over an inherited
-socket pair, so that nothing listens; what one rank puts, the others get through the job's authenticated
+Runs in the parent of a rank (the barrier task, or another launcher) and serves the rank over an inherited socket pair,
+so that no socket has to listen. The values that one rank puts reach the others through the job's authenticated
 rendezvous. The protocol is lines of ``key=value`` words; see ``src/pmi`` in MPICH and
 https://doi.org/10.1007/978-3-642-15646-5_4.
 """
@@ -30,24 +30,24 @@ _MAX_VALUE_CHARACTERS = 1024
 _MAX_LINE_BYTES = 4096
 _MAPPING_KEY = "PMI_process_mapping"
 _GET_TIMEOUT_S = 0.0
-"""A get follows the barrier after which every put is visible: what is not there then will not come."""
+"""A get follows the barrier after which every put is visible: a key that is missing then will not be set later."""
 
 
 def pmi_environment(fd: int, rank: int, world_size: int) -> dict[str, str]:
-    """The environment variables that describe to MPICH in a rank process its end of the socket pair.
+    """Environment variables of a rank process that describe its end of the socket pair to MPICH.
 
     Args:
         fd: descriptor that the rank process inherits (``pass_fds``).
         rank: number of the rank.
-        world_size: how many ranks the MPI world has.
+        world_size: number of ranks of the MPI world.
     """
     return {"PMI_FD": str(fd), "PMI_RANK": str(rank), "PMI_SIZE": str(world_size), "PMI_SPAWNED": "0"}
 
 
 def process_mapping(host_of_rank: Sequence[int]) -> str | None:
-    """Which ranks share a host in MPICH's format, ``(vector,(first host, hosts, ranks on each),...)``.
+    """Describe which ranks share a host in MPICH's format, ``(vector,(first host, hosts, ranks on each),...)``.
 
-    None if the format cannot express it; MPICH then compares host names.
+    None if the text would be too long for a PMI-1 value; MPICH then compares host names.
     """
     blocks: list[list[int]] = []
     for rank, host in enumerate(host_of_rank):
@@ -64,16 +64,17 @@ class PmiServer:
     """Serves PMI-1 to one rank from a thread, until that rank finalizes MPI or dies; a context manager.
 
     Args:
-        sock: our end of the socket pair; closed by :meth:`close`.
-        rendezvous: shared by the parents of all ranks; use a view of it for this world alone.
+        sock: the parent's end of the socket pair; closed by :meth:`close`.
+        rendezvous: rendezvous shared by the parents of all ranks; use a view of it for this world alone.
         rank: number of the rank.
-        world_size: how many ranks the MPI world has.
-        host_of_rank: which ranks share memory, so that MPICH uses it between them.
-        timeout_s: how long a barrier waits for the other ranks.
+        world_size: number of ranks of the MPI world.
+        host_of_rank: host index of every rank; MPICH uses shared memory between ranks of one host. When None, MPICH
+            compares host names.
+        timeout_s: seconds that a barrier waits for the other ranks.
 
     Attributes:
-        failure: what went wrong, with the numbers of missing ranks; None as long as nothing has.
-        has_begun: the rank has begun to initialize MPI.
+        failure: description of what went wrong, with the numbers of missing ranks; None without a failure.
+        has_begun: whether the rank has begun to initialize MPI.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class PmiServer:
         self._mapping = process_mapping(host_of_rank) if host_of_rank is not None else None
         self._timeout_s = timeout_s
         self._num_barriers = 0
-        # MPICH names its shared memory after this, so it must differ from that of every other job of the machine.
+        # MPICH names its shared memory after this name, so every job of the machine needs a different one.
         name = f"sparkdl-{secrets.token_hex(8)}".encode()
         try:
             self._kvs_name = self._rendezvous.compare_set("name", b"", name).decode()
@@ -106,9 +107,9 @@ class PmiServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Hang up, after the rank has ended, and remove what MPICH leaves behind without MPI_Finalize.
+        """Close the connection, and remove files that MPICH leaves behind without MPI_Finalize.
 
-        A rank that still initializes MPI fails. May be called again.
+        To be called after the rank has ended; a rank that still initializes MPI fails. May be called again.
         """
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -132,14 +133,14 @@ class PmiServer:
                     if not self._handle(_parse(line)):
                         return
         except (OSError, ValueError, CommunicatorError) as error:
-            # PMI-1 has no other way than to hang up to end the wait of a rank.
+            # In PMI-1, closing the connection is the only way to end the wait of a rank.
             self.failure = f"MPI start-up of rank {self._rank} failed: {error}"
             logger.warning("%s", self.failure)
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     def _handle(self, request: dict[str, str]) -> bool:
-        """Answer one request; say whether to continue."""
+        """Answer one request; return whether to continue."""
         command = request.get("cmd", "")
         if command == "init":
             self.has_begun = True

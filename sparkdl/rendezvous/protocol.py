@@ -1,4 +1,4 @@
-"""Requests to the coordinator and its answers as bytes: a fixed header, then fields after their lengths."""
+"""Encoding of the requests to the coordinator and of its answers: a fixed header, then fields preceded by lengths."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LENGTH = struct.Struct("!I")
 
 
 class Operation(IntEnum):
-    """A client's request; in brackets its fields."""
+    """Kinds of requests of a client; the fields of each are in brackets."""
 
     SET = 1
     """[key, value]"""
     GET = 2
-    """[key, milliseconds]: answered when the key is set, or LATE after that time"""
+    """[key, milliseconds]: answered when the key is set, or with LATE after that time"""
     ADD = 3
     """[key, amount]"""
     COMPARE_SET = 4
@@ -38,12 +38,12 @@ class Operation(IntEnum):
     """[prefix]"""
     POST_IF_LOST = 8
     """[queue, value]: set the next numbered key of the queue if this connection ends without GOODBYE; an empty value
-    takes it back"""
+    cancels this"""
     GOODBYE = 9
     """[]"""
     EXCHANGE = 10
     """[key, rank, world size, value, milliseconds]: answered with the joined values once all ranks have given theirs,
-    or LATE after that time, with the numbers of those that have"""
+    or with LATE after that time and the numbers of the ranks that have"""
     POST = 11
     """[queue, value]: set the next numbered key of the queue; answered with its number"""
 
@@ -65,7 +65,7 @@ def pack(request_id: int, kind: int, fields: Sequence[bytes]) -> bytes:
 
 
 def unpack(message: bytes) -> tuple[int, int, list[bytes]]:
-    """Decode what :func:`pack` made into request id, kind and fields.
+    """Decode the output of :func:`pack` into request id, kind and fields.
 
     Raises:
         ValueError: if the message is damaged.
@@ -91,7 +91,7 @@ def join_values(values: Sequence[bytes]) -> bytes:
 
 
 def cut_values(joined: bytes) -> list[bytes]:
-    """Decode what :func:`join_values` made."""
+    """Decode the output of :func:`join_values`."""
     values, position = [], 0
     while position < len(joined):
         (length,) = _LENGTH.unpack_from(joined, position)

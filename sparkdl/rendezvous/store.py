@@ -1,7 +1,7 @@
-"""The key-value store in which the ranks of a job find each other: the contract, and what builds on it.
+"""The key-value store in which the ranks of a job find each other: its contract, and functions that build on it.
 
-Runs on every rank. :class:`~sparkdl.rendezvous.client.RendezvousClient` is the usual
-implementation; any store with these few operations will do.
+Runs on every rank. :class:`~sparkdl.rendezvous.client.RendezvousClient` is the usual implementation; any store with
+these few operations suffices.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Rendezvous(Protocol):
         """
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter that starts at zero and return its new value; its value reads as decimal text."""
+        """Add to a counter that starts at zero and return its new value; :meth:`get` returns it as decimal text."""
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Store ``desired`` if the key holds ``expected``, or is missing and ``expected`` is empty.
 
-        Returns what the key holds afterwards; ``expected`` if it is missing.
+        Returns the value that the key holds afterwards; ``expected`` if the key is missing.
         """
 
     def delete(self, key: str) -> bool:
-        """Remove a key; say whether it was there."""
+        """Remove a key; return whether it was there."""
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Say at once whether all keys are set."""
+        """Return whether all keys are set, without waiting."""
 
     def num_keys(self, prefix: str = "") -> int:
         """Count the keys that begin with ``prefix``."""
@@ -55,7 +55,7 @@ class Rendezvous(Protocol):
 
 @runtime_checkable
 class Posts(Protocol):
-    """A rendezvous that serves :func:`post` by one request."""
+    """A rendezvous that serves :func:`post` with one request."""
 
     def post(self, queue: str, value: bytes) -> int:
         """Set the next numbered key of a queue and return its number."""
@@ -68,39 +68,40 @@ class LossNotices(Protocol):
     def post_if_lost(self, queue: str, value: bytes) -> None:
         """Have ``value`` posted to a queue (see :func:`post`) if this process ends without a goodbye.
 
-        A second call replaces the value of the first; an empty value takes it back.
+        A second call replaces the value of the first; an empty value cancels it.
         """
 
 
 @runtime_checkable
 class Exchanges(Protocol):
-    """A rendezvous that serves :func:`all_gather_bytes` by one request of each rank."""
+    """A rendezvous that serves :func:`all_gather_bytes` with one request of each rank."""
 
     def exchange(
         self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
     ) -> list[bytes] | frozenset[int]:
-        """Give a value and wait for those of all ranks; return them, or the ranks that came in time.
+        """Give this rank's value and wait for the values of all ranks.
 
-        A rank that was not answered in time may ask again.
+        Returns the values in order of rank; after the timeout, the set of the ranks that have given their value. A rank
+        that was not answered in time may ask again.
         """
 
 
 @runtime_checkable
 class Located(Protocol):
-    """A rendezvous that knows by which addresses this machine and that of its store reach each other."""
+    """A rendezvous that knows by which addresses this machine and the machine of its store reach each other."""
 
     def hosts_here(self) -> tuple[str, ...]:
         """The addresses of this machine by which ranks on other machines are known, or likely, to reach it."""
 
 
 def hosts_here(rendezvous: Rendezvous) -> tuple[str, ...]:
-    """See :class:`Located`; none where the rendezvous does not know."""
+    """See :class:`Located`; empty if the rendezvous does not know."""
     return rendezvous.hosts_here() if isinstance(rendezvous, Located) else ()
 
 
 @contextmanager
 def answered_by(deadline: Deadline) -> Iterator[None]:
-    """Within this context the requests of this thread to a rendezvous end with the deadline at the latest."""
+    """Limit the requests of this thread to a rendezvous to the deadline, within this context."""
     token = _deadline.set(deadline)
     try:
         yield
@@ -115,7 +116,7 @@ def time_for_answers_s(longest_s: float) -> float:
 
 
 class PrefixRendezvous:
-    """A view of a rendezvous in which every key has a prefix, so that independent users do not meet."""
+    """A view of a rendezvous in which every key has a prefix, so that the keys of independent users do not collide."""
 
     def __init__(self, rendezvous: Rendezvous, name: str) -> None:
         self._rendezvous = rendezvous
@@ -152,7 +153,7 @@ class PrefixRendezvous:
     def exchange(
         self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
     ) -> list[bytes] | frozenset[int]:
-        """See :class:`Exchanges`; done by keys when the rendezvous below knows nothing else."""
+        """See :class:`Exchanges`; done with keys if the underlying rendezvous has no such operation."""
         return _exchange(
             self._rendezvous,
             self._prefix + key,
@@ -163,24 +164,24 @@ class PrefixRendezvous:
         )
 
     def post(self, queue: str, value: bytes) -> int:
-        """See :class:`Posts`; done by keys when the rendezvous below knows nothing else."""
+        """See :class:`Posts`; done with keys if the underlying rendezvous has no such operation."""
         return post(self._rendezvous, self._prefix + queue, value)
 
     def post_if_lost(self, queue: str, value: bytes) -> None:
-        """See :class:`LossNotices`; without effect when the rendezvous below does not notice losses."""
+        """See :class:`LossNotices`; without effect if the underlying rendezvous does not notice losses."""
         if isinstance(self._rendezvous, LossNotices):
             self._rendezvous.post_if_lost(self._prefix + queue, value)
 
     def hosts_here(self) -> tuple[str, ...]:
-        """See :class:`Located`; none where the rendezvous below does not know."""
+        """See :class:`Located`; empty if the underlying rendezvous does not know."""
         return hosts_here(self._rendezvous)
 
 
 def post(rendezvous: Rendezvous, queue: str, value: bytes) -> int:
     """Set the next numbered key of a queue, ``queue/1`` being the first, and return its number.
 
-    A rendezvous that does not know :class:`Posts` is asked twice: a client that ends in between leaves a number without
-    a value, at which readers of the queue wait.
+    A rendezvous without :class:`Posts` gets two requests: a client that ends in between leaves a number without a
+    value, for which readers of the queue wait.
     """
     if isinstance(rendezvous, Posts):
         return rendezvous.post(queue, value)
@@ -194,8 +195,8 @@ def all_gather_bytes(
 ) -> list[bytes]:
     """Exchange one value per rank; every rank gets all of them in order of rank.
 
-    The store serves a number of requests that grows with the world size and not with its square, and keeps nothing;
-    use each ``key`` once.
+    The number of requests to the store grows with the world size, not with its square, and the store keeps nothing
+    afterwards. Use each ``key`` once.
 
     Raises:
         CommunicatorTimeoutError: if some rank does not take part in time; the message names it.

@@ -35,8 +35,8 @@ class CommitFolder:
     """The folder of one run.
 
     Attributes:
-        url: its path or URL.
-        token: of the ranks that were started last; a later start writes its own.
+        url: path or URL of the folder.
+        token: token of this start of the ranks; each later start writes its own token to the folder.
     """
 
     url: str
@@ -46,7 +46,7 @@ class CommitFolder:
         """Claim the folder for this run. Runs on the *driver*.
 
         Raises:
-            StoreError: if it cannot be written.
+            StoreError: if the folder cannot be written.
         """
         location = open_location(self.url)
         try:
@@ -56,7 +56,7 @@ class CommitFolder:
             )  # ranks may read it meanwhile
             location.filesystem.invalidate_cache()
             for entry in location.filesystem.ls(location.path, detail=False):
-                if re.fullmatch(r"state-.*\.tmp", str(entry).rsplit("/", 1)[-1]):  # of ranks that were killed
+                if re.fullmatch(r"state-.*\.tmp", str(entry).rsplit("/", 1)[-1]):  # left by killed ranks
                     with suppress(FileNotFoundError):
                         location.filesystem.rm(str(entry))
         except Exception as error:
@@ -66,23 +66,23 @@ class CommitFolder:
             raise store_error(f"The commits of a run cannot be kept in {self.url}: {why}") from error
 
     def reclaimed(self) -> CommitFolder:
-        """The folder for restarted ranks, claimed from those before. Runs on the *driver*.
+        """Claim the folder for restarted ranks, from the ranks before the restart. Runs on the *driver*.
 
-        A rank that was wrongly taken for lost must not write to the folder from which the others continue.
+        A rank that was wrongly considered lost must not write to the folder from which the others continue.
 
         Raises:
-            StoreError: if it cannot be read or written.
+            StoreError: if the folder cannot be read or written.
             CheckpointsInUseError: if another run has claimed it.
         """
         self._check_owner()
         return _claimed(self.url)
 
     def keep(self, state: int, contents: dict[str, dict[str, Any]]) -> None:
-        """Write a commit and remove the one before; see :class:`sparkdl.horovod.torch.elastic.CommitKeeper`.
+        """Write a commit and remove the previous one; see :class:`sparkdl.horovod.torch.elastic.CommitKeeper`.
 
         Raises:
             ParamError: if a value of the state cannot be loaded again.
-            StoreError: if it cannot be written.
+            StoreError: if the commit cannot be written.
             CheckpointsInUseError: if another run, or the ranks of a restart, have claimed the folder.
         """
         self._check_owner()
@@ -116,8 +116,8 @@ class CommitFolder:
 
         Raises:
             ParamError: if a value cannot be loaded again.
-            StoreError: if they cannot be written.
-            CheckpointsInUseError: as :meth:`keep`.
+            StoreError: if the pieces cannot be written.
+            CheckpointsInUseError: if another run, or the ranks of a restart, have claimed the folder.
         """
         self._check_owner()
         self._write(self._piece_name(state, commit, rank, self.token), {"parts": parts}, is_first=commit == 1)
@@ -135,7 +135,7 @@ class CommitFolder:
 
     @staticmethod
     def _piece_name(state: int, commit: int, rank: int, token: str) -> str:
-        # With the token, as ranks that were wrongly taken for lost may still write theirs.
+        # With the token, as ranks that were wrongly considered lost may still write their pieces.
         return f"state-{state}-commit-{commit}-rank-{rank}-{token}.pt"
 
     def _write(self, name: str, contents: dict[str, Any], *, is_first: bool) -> None:
@@ -192,7 +192,7 @@ class CommitFolder:
         return contents
 
     def position(self) -> str:
-        """Return, as text, from where the ranks continue. Runs on the *driver*."""
+        """Describe the point from which the ranks continue. Runs on the *driver*."""
         numbers = self._commits(0)
         return f"commit {max(numbers)} of its state" if numbers else "the beginning, as nothing was committed"
 
@@ -246,7 +246,7 @@ def commit_folder(
         is_local: whether all ranks run on this machine; otherwise the folder is in the default Store.
 
     Raises:
-        StoreError: if it cannot be written.
+        StoreError: if the folder cannot be written.
     """
     if checkpoint_dir is not None:
         yield _claimed(absolute_url(checkpoint_dir))
@@ -267,7 +267,7 @@ def _claimed(url: str) -> CommitFolder:
 
 
 def _check_written(path: str, parts: dict[str, Any]) -> None:
-    """Raise if a local file cannot be loaded again; it is mapped, which takes no memory."""
+    """Raise if a local file cannot be loaded again; the file is mapped, which takes no memory."""
     import torch
 
     try:

@@ -1,6 +1,6 @@
-"""``HorovodRunner``: the class of Databricks with its signature. Runs on the *driver*.
+"""``HorovodRunner``: the class of Databricks, with the same signature. Runs on the *driver*.
 
-It follows https://databricks.github.io/spark-deep-learning; the docstrings describe what that leaves open.
+It follows https://databricks.github.io/spark-deep-learning; the docstrings describe what that page leaves open.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPERATION_TIMEOUT_S = 24 * 60 * 60.0
 """How long ranks wait for each other, for example while one downloads data; Horovod documents no limit."""
 
 SILENCE_TIMEOUT_S = 240.0
-"""How long a process or a host may send no heartbeat; processes that compute or wait send them."""
+"""How long a process or a host may send no heartbeat; processes that compute or wait do send heartbeats."""
 
 
 class HorovodRunner:
@@ -31,11 +31,12 @@ class HorovodRunner:
     ``import sparkdl.horovod.torch as hvd``; MPI need not be installed.
 
     Args:
-        np: how many processes. If positive, as many tasks of the active Spark session run them, all at once: a run
-            waits until so many slots are free, and fails if the cluster has fewer. If negative, ``-np`` processes of
-            the driver's machine run them, without Spark; -1 is one process there.
-        driver_log_verbosity: ``"all"`` shows the whole output of processes on the cluster; ``"log_callback_only"`` only
-            messages of :func:`sparkdl.horovod.log_to_driver`. Processes on the driver's machine always show all.
+        np: number of processes. If positive, they run as ``np`` tasks of the active Spark session, all at once: a run
+            waits until ``np`` slots are free, and fails if the cluster has fewer. If negative, ``-np`` processes run on
+            the driver's machine, without Spark; -1 is one process there.
+        driver_log_verbosity: ``"all"`` shows the whole output of processes on the cluster, ``"log_callback_only"`` only
+            the messages of :func:`sparkdl.horovod.log_to_driver`. The output of processes on the driver's machine is
+            always shown.
     """
 
     def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
@@ -46,16 +47,16 @@ class HorovodRunner:
         """Run ``main(**kwargs)`` on every rank and return its value on rank 0.
 
         Args:
-            main: a function; it begins with ``hvd.init()``.
-            kwargs: its keyword arguments. They and the function are pickled with cloudpickle.
+            main: function to run; it begins with ``hvd.init()``.
+            kwargs: keyword arguments of the function. The function and its arguments are pickled with cloudpickle.
 
         Raises:
             ParamError: if ``np`` is 0, or ``driver_log_verbosity`` is unknown.
             SerializationError: if the function or its arguments cannot be pickled; the message names them.
             LaunchError: if there is no Spark session, or not enough slots.
-            RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
-            HangError: if a rank's process or host sends no heartbeat for four minutes. While it does, others may wait
-                for it for a day; each operation that waits a minute logs a warning.
+            RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is its exception.
+            HangError: if a rank's process or host sends no heartbeat for four minutes. As long as heartbeats arrive,
+                other ranks may wait for the rank for a day; each operation that waits a minute logs a warning.
         """
         self._check(main)
         on_driver = self.num_processor < 0

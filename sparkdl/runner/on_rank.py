@@ -53,8 +53,8 @@ def see_gpus_of_host(context: RankContext) -> None:
 def joined(visible: Sequence[str]) -> str | None:
     """Join the visible GPUs of the ranks of a host, by local rank; None if they should not be changed.
 
-    That is if a rank has no GPU, if ranks share GPUs, or if a rank has several: then the local rank is not the number
-    of its GPU.
+    They should not be changed if a rank has no GPU, if ranks share GPUs, or if a rank has several GPUs: the local rank
+    is then not the number of its GPU.
     """
     if len(set(visible)) < len(visible) or any(not each or "," in each for each in visible):
         return None
@@ -72,13 +72,13 @@ class RankSetup:
     Attributes:
         returns_all: whether the values of all ranks are wanted, or only rank 0's.
         gpus: number of GPUs of the rank.
-        sees_gpus_of_host: whether the rank also sees those of the host's other ranks, in the order of local ranks.
-        log_level: of the root logger; None does not set it.
-        operation_timeout_s: deadline of a collective of torch.distributed that names none.
-        commits: where the state's commits are kept; None to keep them in memory.
+        sees_gpus_of_host: whether the rank also sees the GPUs of the host's other ranks, in the order of local ranks.
+        log_level: level of the root logger; None does not set it.
+        operation_timeout_s: default deadline of the collectives of torch.distributed, in seconds.
+        commits: folder in which the state's commits are kept; None to keep them in memory.
         init_torch: whether torch.distributed is to be initialized before the call.
-        restart_count: how often the ranks have been restarted.
-        max_restarts: how often they may be, for any reason.
+        restart_count: number of times that the ranks have been restarted.
+        max_restarts: maximum number of restarts, for any reason.
     """
 
     returns_all: bool
@@ -97,8 +97,8 @@ class Returned:
     """The result of a rank.
 
     Attributes:
-        value: of the function, if it is wanted.
-        has_met: whether the rank has connected to the others.
+        value: return value of the function; None if it is not wanted.
+        has_met: whether the rank has connected to the other ranks.
     """
 
     value: Any
@@ -106,7 +106,7 @@ class Returned:
 
 
 def _was_raised_by_init(error: ValueError) -> bool:
-    """Whether ``init_process_group`` itself raised this. torch has no class for a second initialization."""
+    """Whether ``init_process_group`` itself raised this: torch has no error class for a second initialization."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return (frame.f_globals.get("__name__"), frame.f_code.co_name) == (
         "torch.distributed.distributed_c10d",
@@ -170,7 +170,7 @@ def _set_variables(context: RankContext, setup: RankSetup) -> None:
         max_restarts=setup.max_restarts,
     )
     if context.topology.num_hosts == 1:
-        # By default Gloo listens on the interface of the host's name, which may have none.
+        # By default Gloo listens on the interface that the host name leads to, and there may be none.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         # The user may have set an address for a store of the ranks.

@@ -19,9 +19,9 @@ class PackedCall:
     Unpickling it returns the :class:`Call`.
 
     Args:
-        function: to call on the ranks.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
+        function: function to call on the ranks.
+        args: positional arguments of the function.
+        kwargs: keyword arguments of the function.
 
     Raises:
         SerializationError: if something cannot be pickled; the message names it.
@@ -53,7 +53,7 @@ def pack(
     """Pickle a function with its arguments, or read a script.
 
     Raises:
-        ParamError: if it is neither a function nor the path of a Python file that can be read.
+        ParamError: if ``train`` is neither a function nor the path of a Python file that can be read.
         SerializationError: if a function or its arguments cannot be pickled.
     """
     if isinstance(train, str | os.PathLike) or not callable(train):

@@ -43,8 +43,9 @@ def set_up_logging(level: int | None) -> None:
     """Mark log records with their level for the driver.
 
     Args:
-        level: of the root logger, which gets a handler. When None, our handler replaces Python's handler of last
-            resort, which shows warnings of loggers without handlers, so that ``logging.basicConfig`` works as usual.
+        level: level of the root logger, which then gets our handler. When None, our handler replaces Python's handler
+            of last resort, which shows warnings of loggers without handlers, so that ``logging.basicConfig`` works as
+            usual.
     """
     if level is None:
         logging.lastResort = _MarkingHandler(logging.WARNING)
@@ -58,9 +59,9 @@ class LineReader:
     """Removes the marks of lines and passes the lines on.
 
     Args:
-        on_line: called with them; when None, they are printed with the rank before them, messages for the driver to
-            standard output and all others to standard error.
-        only_for_driver: drop all but messages for the driver.
+        on_line: called with each line; when None, lines are printed with the rank before them, messages for the driver
+            to standard output and all others to standard error.
+        only_for_driver: whether to drop all lines except messages for the driver.
     """
 
     def __init__(self, on_line: OnLine | None, only_for_driver: bool) -> None:
@@ -79,7 +80,7 @@ class LineReader:
 
 
 def level_number(level: int | str | None) -> int | None:
-    """Return a level of Python's logging as its number.
+    """Return the number of a level of Python's logging, given by name or number; None stays None.
 
     Raises:
         ParamError: if there is no level of that name.
@@ -111,7 +112,8 @@ def progress(*, done: bool = False) -> None:
     it. In a process that is not a rank of a Runner, as when a script runs alone, it does nothing.
 
     Args:
-        done: this was the last step; the rest of the function may take as long as no other rank waits for it.
+        done: whether this was the last step; the rest of the function may then take as long as no other rank waits for
+            this one.
     """
     for context in _contexts:
         context.progress(done=done)

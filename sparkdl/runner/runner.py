@@ -34,37 +34,38 @@ class Runner:
 
     Args:
         num_workers: number of ranks. On a cluster each takes a slot, and all have to be free at once.
-        gpus_per_worker: GPUs of each rank, which sees no others. Collectives of CUDA tensors then use NCCL.
+        gpus_per_worker: number of GPUs of each rank; it sees no other GPUs. Collectives of CUDA tensors then use NCCL.
         local: run the ranks as processes of this machine, without Spark.
         spark: classic or Connect session; the active one when None.
-        transport: of the communicator; see :func:`~sparkdl.launch.run_on_ranks`.
+        transport: transport of the communicator; see :func:`~sparkdl.launch.run_on_ranks`.
         init_torch: whether ``torch.distributed`` is initialized before the function is called. False for a function or
-            script that calls ``torch.distributed.init_process_group()`` itself, or whose trainer does. With the
-            backend ``"sparkdl"``, ``"gloo"`` or any other, and no address, that connects the ranks.
+            script that calls ``torch.distributed.init_process_group()`` itself, or whose trainer does. That call
+            connects the ranks without an address, with the backend ``"sparkdl"``, ``"gloo"`` or any other.
         wire: data type in which sums and averages of float32 are sent between hosts: ``float32``, ``bfloat16`` or
-            ``float16``. Those of CUDA tensors only with ``transport="hierarchical"``, as NCCL does not convert.
-        resources: a ``pyspark.resource.ResourceProfile`` of what each rank takes of the cluster, if that differs from
-            what all tasks of the application take. Task requests alone; needs Spark 4.0, and a cluster.
-        environment: variables for the rank processes.
+            ``float16``. It applies to CUDA tensors only with ``transport="hierarchical"``, as NCCL does not convert.
+        resources: ``pyspark.resource.ResourceProfile`` of each rank's task, if it differs from the application's
+            default. The profile may have only task requests; needs Spark 4.0 and a cluster.
+        environment: environment variables for the rank processes.
         modules: libraries that the function needs and that take long to import; they are already imported in the ranks
             of the next run.
-        max_restarts: how often the ranks are restarted after a loss: a process that was killed, an executor or a host
-            that went away, or a rank that hung.
-        max_retries: how often the ranks are restarted after code on one of them raised.
-        min_workers: least number of ranks after a restart, if slots are gone; ``num_workers`` when None.
-        checkpoint_dir: folder or URL, as for a Store, where rank 0 writes the commits of a state (see
-            :class:`~sparkdl.runner.TrainingState`), so that a later run continues from the last one. When None, they
-            are kept until the run ends, if restarts or retries are possible: in the default Store, which driver and
-            executors have to reach, or on this machine for local ranks.
+        max_restarts: maximum number of restarts of the ranks after a loss: a process that was killed, an executor or a
+            host that went away, or a rank that hung.
+        max_retries: maximum number of restarts of the ranks after code on one of them raised.
+        min_workers: minimum number of ranks after a restart, if slots are gone; ``num_workers`` when None.
+        checkpoint_dir: folder or URL, as for a Store, to which rank 0 writes the commits of a state (see
+            :class:`~sparkdl.runner.TrainingState`), so that a later run continues from the last commit. When None,
+            commits are kept until the run ends, if restarts or retries are possible: in the default Store, which driver
+            and executors have to reach, or on this machine for local ranks.
         log_level: level of the root logger on the ranks, as a number or a name. When None, it is not set: as in any
             Python program warnings are shown, until the function configures logging.
         on_log: called with rank, line and level for each line that the ranks print or log; the level is None for lines
             that were printed. When None, lines are printed with ``[rank N]`` before them.
         start_timeout_s: seconds until all ranks must have started, for which slots have to be free. Without effect on
             local ranks.
-        operation_timeout_s: deadline of a collective that names none, in seconds.
-        hang_timeout_s: seconds after which a rank that others wait for, or that does not respond, counts as hanging,
-            and so as lost; four fifths of ``operation_timeout_s`` when None. See :func:`~sparkdl.launch.run_on_ranks`.
+        operation_timeout_s: default deadline of a collective in seconds.
+        hang_timeout_s: seconds after which a rank that others wait for, or that does not respond, counts as hanging and
+            therefore as lost; four fifths of ``operation_timeout_s`` when None. See
+            :func:`~sparkdl.launch.run_on_ranks`.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Runner:
 
         Args:
             train: a function, or the path of a file ``*.py`` on the driver, whose source is sent to the ranks.
-            args: positional arguments of the function; words of the script's command line.
+            args: positional arguments of the function, or words of the script's command line.
             kwargs: keyword arguments of the function. For a script ``name=value`` becomes ``--name value``, with the
                 name as it is spelled; ``name=True`` becomes ``--name``, a list ``--name value value``, and False and
                 None are left out.
@@ -127,8 +128,8 @@ class Runner:
             ParamError: if an argument of the Runner has an invalid value, or there is no such script.
             SerializationError: if the function or its arguments cannot be pickled; the message names them.
             LaunchError: if there is no Spark session, or the ranks cannot be started.
-            RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
-            HangError: if a rank hangs; it names that rank and where it was. The log has the stacks of all ranks.
+            RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is its exception.
+            HangError: if a rank hangs; the error names the rank and its position. The log has the stacks of all ranks.
             StoreError: if the commits of a state cannot be written.
         """
         return self._run(train, args, kwargs)[0]
@@ -250,7 +251,7 @@ class Runner:
 
 
 def _attempts_of(setup: RankSetup) -> Iterator[RankSetup]:
-    """The setups of the first start of the ranks, the second, and so on."""
+    """Yield the setups of the successive starts of the ranks."""
     while True:
         yield setup
         setup = replace(setup, restart_count=setup.restart_count + 1)

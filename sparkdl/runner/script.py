@@ -24,9 +24,9 @@ class Script:
     """A Python file and its command line.
 
     Attributes:
-        path: on the driver.
-        source: its content.
-        arguments: ``sys.argv`` after the path.
+        path: path of the file on the driver.
+        source: content of the file.
+        arguments: elements of ``sys.argv`` after the path.
     """
 
     path: str
@@ -49,7 +49,7 @@ class Script:
                 raise
 
     def _put(self) -> str:
-        """The path of the file here: that of the driver if it is the same file, else in a temporary folder."""
+        """Return the path of the file here: the driver's path if it has the same content, else a temporary copy."""
         try:
             if Path(self.path).read_bytes() == self.source:
                 return self.path
@@ -63,13 +63,16 @@ class Script:
 
 
 def _folder_of_application() -> str | None:
-    """The folder for files of this application, which Spark removes at its end, also those of killed ranks."""
+    """The folder for files of this application, which Spark removes at the application's end, even after a killed rank.
+
+    None if there is no such folder.
+    """
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return next((folder for folder in folders if os.access(folder, os.W_OK | os.X_OK)), None)
 
 
 def read_script(path: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Script:
-    """Read a script, and make a command line of arguments; see :func:`command_line`.
+    """Read a script, and convert the arguments to its command line; see :func:`command_line`.
 
     Raises:
         ParamError: if there is no such file, or it is not a Python file.
@@ -89,9 +92,9 @@ def read_script(path: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sc
 def command_line(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     """Convert the arguments of a call to those of a command line.
 
-    Positional ones are not changed. ``name=value`` becomes ``--name value`` with the name as it is spelled,
+    Positional arguments are not changed. ``name=value`` becomes ``--name value`` with the name as it is spelled,
     ``name=True`` becomes ``--name``, a list or tuple ``--name value value``; False and None are left out. A value that
-    begins with a dash becomes ``--name=-1``, which no parser takes for an option.
+    begins with a dash becomes ``--name=-1``, which no parser mistakes for an option.
     """
     words = [str(arg) for arg in args]
     for name, value in kwargs.items():

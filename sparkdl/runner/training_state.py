@@ -1,4 +1,4 @@
-"""``TrainingState``: what outlives lost ranks, for functions that were not written for Horovod. Runs on a *rank*."""
+"""``TrainingState``: a state that survives lost ranks, for functions not written for Horovod. Runs on a *rank*."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sparkdl.horovod.torch.elastic.commits import take_up_commit
 class TrainingState(TorchState):
     """Modules, optimizers and plain values of a training; each is an attribute.
 
-    When it is made, all ranks get what was committed last by the ranks before them, or else what rank 0 has. Every rank
-    makes it, at the same point of the program. ``commit()`` is called by every rank, too, after a step that all have
-    made::
+    Every rank has to create the state, at the same point of the program. All ranks then get the last commit of the
+    ranks before them, or rank 0's values if there is no commit. Every rank also has to call ``commit()``, after a step
+    that all ranks have made::
 
         state = TrainingState(model=model, optimizer=optimizer, epoch=0)
         while state.epoch < 10:
@@ -22,17 +22,18 @@ class TrainingState(TorchState):
             state.epoch += 1
             state.commit()
 
-    Rank 0 writes a commit to the Runner's ``checkpoint_dir`` before ``commit()`` returns there, which takes as long as
-    writing model and optimizer takes.
+    Rank 0 writes a commit to the Runner's ``checkpoint_dir`` before its ``commit()`` returns; the call thus takes as
+    long as writing the model and the optimizer.
 
-    Modules that FSDP2 or tensor parallelism made of DTensors, pipeline stages, and their optimizers are committed
-    by all ranks together, each of which writes its own pieces. They are taken up by as many ranks, laid out in the
-    same way; where nothing was committed yet, they stay as the ranks have them, which have to begin with the same
-    weights.
+    Modules whose parameters are DTensors (by FSDP2 or tensor parallelism), pipeline stages, and their optimizers are
+    committed by all ranks together: each rank writes its own pieces. They can be restored by the same number of ranks
+    in the same layout. If there is no commit, each rank keeps the values that it has, so the ranks have to begin with
+    the same weights.
 
     Args:
-        parts: modules, optimizers and samplers of :mod:`sparkdl.horovod.torch` are kept by their ``state_dict``;
-            anything else as it is: tensors, numbers, strings, and lists and dictionaries of them.
+        parts: parts of the state, by name. Modules, optimizers and samplers of :mod:`sparkdl.horovod.torch` are kept as
+            their ``state_dict``, all other values as they are: tensors, numbers, strings, and lists and dictionaries of
+            them.
 
     Raises:
         CheckpointError: if the commit of sharded parts was made by another number of ranks or in another layout.

@@ -1,8 +1,8 @@
 """Connections between the Python workers of an executor and their forkserver, at both ends.
 
-The workers of one executor share the forkserver. Each holds a :class:`ForkserverConnection`; the forkserver holds a
-:class:`ForkserverClient` for each connection, and runs as long as one of them is connected, no matter which worker
-started it.
+The workers of one executor share the forkserver. Each worker holds a :class:`ForkserverConnection`; the forkserver
+holds a :class:`ForkserverClient` for each connection, and runs as long as any worker is connected, no matter which
+worker started it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _END_TIMEOUT_S = 2.0
 """How long the forkserver may take to close a connection, or to be reaped once it has ended."""
 
 _LAST_BYTES = 4096
-"""How much of its output is reported if it dies before it has forked a rank."""
+"""How much of the forkserver's output is reported if it dies before it has forked a rank."""
 
 _all: WeakSet[ForkserverConnection] = WeakSet()
 
@@ -38,11 +38,11 @@ class ForkserverConnection:
     """A worker's connection to the forkserver, which forks one rank at a time for each connection.
 
     Args:
-        connection: the socket.
+        connection: socket of the connection.
         pid: process id of the forkserver.
-        output: the file that it prints to, opened for this connection alone; None if that cannot be read. Every
-            connection holds a shared lock on it (flock(2)), by which the last one knows that it is the last.
-        process: the forkserver, if this process has started it.
+        output: file that the forkserver prints to, opened for this connection alone; None if it cannot be read. Every
+            connection holds a shared lock on it (flock(2)), which shows the last connection that it is the last.
+        process: process of the forkserver if this process has started it; otherwise None.
 
     Attributes:
         pid: process id of the forkserver.
@@ -60,7 +60,7 @@ class ForkserverConnection:
         self._connection, self._output, self._process = connection, output, process
         self._lock = threading.RLock()
         if output is not None:
-            with suppress(BlockingIOError):  # the last one is killing it
+            with suppress(BlockingIOError):  # the last connection is killing the forkserver
                 fcntl.flock(output, fcntl.LOCK_SH | fcntl.LOCK_NB)
         _all.add(self)
 
@@ -81,7 +81,7 @@ class ForkserverConnection:
         return json.loads(message) if message else None
 
     def dump_stacks(self) -> str:
-        """Have the forkserver print the stacks of its threads, which does not end it; return its last output."""
+        """Make the forkserver print the stacks of its threads, which does not end it; return its last output."""
         if self._output is None:
             return ""
         size = os.fstat(self._output.fileno()).st_size
@@ -109,10 +109,10 @@ class ForkserverConnection:
         )
 
     def disconnect(self) -> None:
-        """Close the connection: the forkserver ends this worker's rank, and itself with the last connection.
+        """Close the connection; the forkserver then ends this worker's rank, and exits with the last connection.
 
-        If it does not respond in time, as it is stopped or imports a library that holds the interpreter, the last one
-        to disconnect kills it. Before, others may still use it.
+        If the forkserver does not respond in time, because it is stopped or imports a library that holds the
+        interpreter, the last worker to disconnect kills it. Until then other workers may still use it.
         """
         with self._lock:
             if self._connection.fileno() < 0:
@@ -144,7 +144,8 @@ class ForkserverConnection:
         if self._output is None:
             return False
         try:
-            # If another one has a lock, this releases ours: of two that disconnect at once the second is the last.
+            # If another connection holds a lock, this releases our own: of two connections that close at the same time,
+            # the second is the last.
             fcntl.flock(self._output, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
@@ -155,7 +156,7 @@ class ForkserverConnection:
         with self._lock:
             if self._connection.fileno() < 0:
                 return False
-            # While it is connected it runs, and no other process has its number.
+            # While the connection is open the forkserver runs, and no other process has its process id.
             poller = select.poll()
             poller.register(self._connection, 0)
             if poller.poll(0):
@@ -175,17 +176,17 @@ os.register_at_fork(after_in_child=_close_all_in_fork)
 
 
 _BACKLOG = 1024
-"""More than a host has slots: no connection is accepted while an import holds the interpreter."""
+"""More than the slots of a host: no connection is accepted while an import holds the interpreter."""
 
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group of the peer, as ``SO_PEERCRED`` returns them (unix(7))."""
 
 
 def peer_process(connection: socket.socket) -> int | None:
-    """The process at the other end of a Unix socket; None if it is not of this user."""
+    """Process id of the peer of a Unix socket; None if it is another user's, or in another PID namespace."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(raw)
-    # A process in another PID namespace has number 0.
+    # A process in another PID namespace has process id 0.
     return process if process > 0 and user == os.geteuid() else None
 
 
@@ -194,9 +195,9 @@ class ForkserverClient:
     """A worker that may request ranks, one at a time.
 
     Attributes:
-        connection: to it.
-        rank: process id of its rank; 0 if it has none.
-        is_exit_reported: whether the end of this rank was reported to it.
+        connection: connection to the worker.
+        rank: process id of the worker's rank; 0 if it has none.
+        is_exit_reported: whether the exit of the rank was reported to the worker.
     """
 
     connection: socket.socket
@@ -209,7 +210,7 @@ class ForkserverClients:
 
     Args:
         first: connection to the worker that started this process.
-        listener: a bound socket by which other workers connect; None if they cannot.
+        listener: bound socket through which other workers connect; None if they cannot.
     """
 
     def __init__(self, first: socket.socket, listener: socket.socket | None) -> None:
@@ -228,9 +229,9 @@ class ForkserverClients:
         """Wait for an event on a connection, a new connection, or ``wakeup_fd`` to be readable.
 
         Args:
-            events: of :func:`select.poll`, on the connections.
+            events: event mask of :func:`select.poll` for the connections.
             wakeup_fd: another descriptor to wait for.
-            timeout_ms: how long to wait; for ever when None.
+            timeout_ms: milliseconds to wait; for ever when None.
 
         Returns:
             The clients with an event.
@@ -253,7 +254,7 @@ class ForkserverClients:
         self._clients.remove(client)
 
     def all_left(self) -> bool:
-        """Whether no client is left; from then on none can connect any more."""
+        """Whether no client is left; once this is true, no client can connect any more."""
         if self._clients:
             return False
         if self._listener is not None:
@@ -272,7 +273,7 @@ class ForkserverClients:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        for _ in range(_BACKLOG + 1):  # not for ever, even if processes of others keep connecting
+        for _ in range(_BACKLOG + 1):  # not for ever, even if other users' processes keep connecting
             try:
                 connection, _ = self._listener.accept()
             except OSError:  # no connection is waiting

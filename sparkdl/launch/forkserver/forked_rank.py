@@ -18,24 +18,25 @@ class ForkedRank:
     """A rank process, in a process group of its own, with its output in a pipe.
 
     Args:
-        environment: its variables, with which its forkserver is started.
-        more_variables: further variables, set after the fork; libraries that are already imported do not see them.
-        modules: what the forkserver has imported.
+        environment: environment variables of the process, with which its forkserver is started.
+        more_variables: further environment variables, set after the fork; libraries that are already imported do not
+            see them.
+        modules: modules that the forkserver has imported.
         name: name of the process in ``ps``, of at most 15 characters.
-        task: file descriptor of its connection to the task.
-        stacks: file descriptor that it writes the stacks of its threads to on request.
-        inherited: further descriptors, by the variables that hold their numbers.
+        task: file descriptor of the rank's connection to the task.
+        stacks: file descriptor to which the rank writes the stacks of its threads on request.
+        inherited: further descriptors, by the environment variables that hold their numbers.
         on_start: called from a thread once the process runs.
         on_exit: called from a thread once the process has ended, or could not be started.
 
     Attributes:
-        output: our end of its pipe.
-        exited: set once it has ended.
-        status: its exit status then, as of :class:`subprocess.Popen`; None before.
-        refusal: why it could not be started, and the output of the forkserver; None if it could.
+        output: reading end of the pipe.
+        exited: event that is set once the process has ended, or could not be started.
+        status: exit status of the ended process, as :class:`subprocess.Popen` reports it; None before its end.
+        refusal: why the process could not be started, and the output of the forkserver; None without such a failure.
 
     Raises:
-        LaunchError: if it cannot be started.
+        LaunchError: if the process cannot be started.
     """
 
     def __init__(
@@ -82,10 +83,10 @@ class ForkedRank:
 
     @property
     def pid(self) -> int:
-        """Its process id; waits until it has one.
+        """Process id of the rank; waits until the process has started.
 
         Raises:
-            LaunchError: if it could not be started.
+            LaunchError: if the process could not be started.
         """
         self._is_settled.wait()
         if self._pid is None:
@@ -94,31 +95,37 @@ class ForkedRank:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has started, or is known not to start any more."""
+        """Whether the process has started, or is known not to start any more."""
         return self._is_settled.is_set()
 
     @property
     def has_started(self) -> bool:
-        """Whether there is or was a process."""
+        """Whether the process was started; it may have ended since."""
         return self._pid is not None
 
     def examine_forkserver(self) -> tuple[str, str]:
-        """Return why the forkserver cannot continue, in words, or nothing; and its last output, with its stacks."""
+        """Return a text that says why the forkserver cannot continue, empty if it can, and its last output.
+
+        If it can continue, the output ends with the stacks of its threads.
+        """
         state = process_state(self._forkserver.pid)
         return state, self._forkserver.last_output() if state else self._forkserver.dump_stacks()
 
     def end(self, *, grace_s: float) -> None:
-        """End the rank and all processes that it has started, ``grace_s`` after SIGTERM. May be called again.
+        """End the rank and all processes that it has started: SIGTERM, then SIGKILL. May be called again.
 
-        If SIGKILL does not end it in time, which ``exited`` shows, it is abandoned together with its forkserver.
+        If SIGKILL does not end the rank in time, which ``exited`` shows, it is abandoned together with its forkserver.
 
-        The caller has to read its output to the end and close it.
+        The caller has to read the rank's output to the end and close it.
+
+        Args:
+            grace_s: seconds between SIGTERM and SIGKILL.
         """
         if self._is_reaped:
             return
         if not self._is_settled.is_set():
             self._was_ended_before_start = True
-            self._forkserver.disconnect()  # ends the rank, too, if it has started meanwhile
+            self._forkserver.disconnect()  # also ends the rank if it has started meanwhile
         if self._pid is not None:
             end_process_group(self._pid, self.exited, grace_s=grace_s)
         self._is_reaped = True
@@ -130,7 +137,7 @@ class ForkedRank:
         try:
             if self._pid is not None:
                 self._forkserver.send({"kind": "reap"})
-        except OSError:  # it was ended after the rank
+        except OSError:  # the forkserver was ended after the rank
             self._forkserver.disconnect()
             return
         keep(self._kind, self._forkserver)

@@ -33,7 +33,7 @@ class ProcessGuard:
         group: number of the process group.
 
     Raises:
-        LaunchError: if it cannot be started.
+        LaunchError: if the guard cannot be started.
     """
 
     def __init__(self, group: int) -> None:
@@ -94,18 +94,18 @@ class GuardedProcess:
 
     Args:
         command: the program and its arguments.
-        environment: its variables.
-        pass_fds: file descriptors that it inherits.
-        separate_errors: whether standard error has a pipe of its own; otherwise it shares that of standard output.
-        on_exit: called once the process has ended, from a thread.
+        environment: environment variables of the process.
+        pass_fds: file descriptors that the process inherits.
+        separate_errors: whether standard error has a pipe of its own; otherwise it shares the pipe of standard output.
+        on_exit: called from a thread once the process has ended.
 
     Attributes:
-        exited: set once it has ended.
-        status: its exit status then, as of :class:`subprocess.Popen`; None before.
+        exited: event that is set once the process has ended.
+        status: exit status of the ended process, as :class:`subprocess.Popen` reports it; None before its end.
 
     Raises:
         OSError: if there is no such program.
-        LaunchError: if it cannot be guarded; the process is ended then.
+        LaunchError: if the guard cannot be started; the process is then ended.
     """
 
     def __init__(
@@ -144,25 +144,28 @@ class GuardedProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the process."""
         return self._process.pid
 
     @property
     def outputs(self) -> list[IO[bytes]]:
-        """Our ends of its pipes: standard output, and standard error where that is separate."""
+        """Reading ends of the pipes: standard output, and standard error if it has a pipe of its own."""
         return [pipe for pipe in (self._process.stdout, self._process.stderr) if pipe is not None]
 
     def end(self, *, grace_s: float) -> None:
-        """End it and all processes that it has started, ``grace_s`` after SIGTERM. May be called again.
+        """End the process and all processes that it has started: SIGTERM, then SIGKILL. May be called again.
 
-        If SIGKILL does not end it in time, which ``exited`` shows, it is abandoned.
+        If SIGKILL does not end the process in time, which ``exited`` shows, it is abandoned.
 
         The caller has to read its outputs to the end and close them.
+
+        Args:
+            grace_s: seconds between SIGTERM and SIGKILL.
         """
         if self._is_reaped or self._is_abandoned:
             return
         end_process_group(self.pid, self.exited, grace_s=grace_s)
-        # If it were reaped earlier, the waiting thread would have no child to wait for.
+        # If the process were reaped earlier, the waiting thread would have no child to wait for.
         if not self.exited.wait(KILL_TIMEOUT_S):
             self._is_abandoned = True
             if not self.exited.is_set():
@@ -175,7 +178,7 @@ class GuardedProcess:
         self._is_reaped = True
 
     def _await_exit(self) -> None:
-        # Not reaped yet: its number must stay taken until its process group has been ended.
+        # Not reaped yet: its process id must stay in use until its process group has been ended.
         ending = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert ending is not None, "waitid returns None with WNOHANG alone"
         self.status = ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
@@ -186,7 +189,7 @@ class GuardedProcess:
 
 
 def describe_exit(status: int) -> str:
-    """An exit status in words: ``exited with status 3``, ``was ended by SIGSEGV``."""
+    """Describe an exit status: ``exited with status 3``, ``was ended by SIGSEGV``."""
     if status >= 0:
         return f"exited with status {status}"
     try:

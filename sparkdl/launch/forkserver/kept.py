@@ -35,7 +35,7 @@ class _Kept(NamedTuple):
 _idle: list[_Kept] = []
 _lock = threading.Lock()
 _num_requests = [0]
-"""How many ranks were requested."""
+"""Number of ranks that were requested."""
 
 
 def prepare_rank(kind: Kind) -> None:
@@ -48,7 +48,7 @@ def prepare_rank(kind: Kind) -> None:
 
 
 def request_rank(kind: Kind, request: Mapping[str, Any], fds: Sequence[int]) -> ForkserverConnection:
-    """Send a request to an idle forkserver of this kind, or to a new connection, and return the receiver.
+    """Send a request over an idle connection to a forkserver of this kind, or a new one, and return the connection.
 
     Raises:
         LaunchError: if a new forkserver cannot be started.
@@ -84,7 +84,7 @@ def keep(kind: Kind, forkserver: ForkserverConnection) -> None:
 def end_idle_forkservers(timeout_s: float) -> None:
     """End the kept forkservers if no rank is requested for this long; returns at once.
 
-    For a launcher that may run for days. A Python worker is ended by Spark.
+    This is for a launcher, which may run for days. A Python worker is ended by Spark.
     """
     num_requests = _num_requests[0]
 
@@ -117,12 +117,12 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 
 def prepare_in_task(partition: int, *, num_ranks: int, modules: Sequence[str]) -> None:
-    """Have a forkserver import modules while a task runs; the ranks that this executor runs next are forked from it.
+    """Make a forkserver import modules while a task runs; the ranks that this executor runs next are forked from it.
 
     Args:
-        partition: number of the task. Only tasks up to the number of ranks do this: there may be thousands.
-        num_ranks: of the launch that follows. Its ranks use no GPUs: those are assigned by the barrier task.
-        modules: that :func:`~sparkdl.launch.run_on_ranks` is called with.
+        partition: partition number of the task. Only the first ``num_ranks`` tasks do this: there may be thousands.
+        num_ranks: number of ranks of the launch that follows. Its ranks use no GPUs: the barrier task assigns those.
+        modules: modules that :func:`~sparkdl.launch.run_on_ranks` will be called with.
     """
     if partition < num_ranks:
         with suppress(LaunchError):  # the launch will raise it

@@ -3,7 +3,7 @@
 Started by a Python worker of Spark as ``python -m sparkdl.launch.forkserver.process FD LISTENER MODULE...``. FD is one
 end of a socket pair whose other end :mod:`sparkdl.launch.forkserver.client` holds, and LISTENER a bound socket by which
 other workers connect, or ``-``. The forkserver ends when its last worker disconnects or is killed, and a rank ends with
-the worker that requested it. It runs no user code: a rank finds itself as if it had just been started.
+the worker that requested it. The forkserver runs no user code, so that a rank begins like a new process.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _exiting_with(clients: ForkserverClients) -> Iterator[None]:
 
 def import_all(modules: Sequence[str]) -> None:
     """Import modules. If one cannot be imported, a rank that needs it fails by itself and reports that."""
-    # Imports make hundreds of thousands of objects and next to no garbage. The collectors of the ranks skip frozen
-    # objects, which so stay in memory that the ranks share.
+    # Imports make hundreds of thousands of objects and next to no garbage. The garbage collectors of the ranks skip
+    # frozen objects, which therefore stay in memory that the ranks share.
     gc.disable()
     for module in modules:
         with suppress(Exception):
@@ -84,7 +84,7 @@ def import_all(modules: Sequence[str]) -> None:
 
 
 def _serve(clients: ForkserverClients) -> tuple[int, int] | None:
-    """Fork ranks on request; return None when no worker is left, and in a rank its descriptors."""
+    """Fork ranks on request; return None when no worker is left, or in a forked rank its descriptors."""
     wakeup, wakeup_writer = socket.socketpair()
     for end in (wakeup, wakeup_writer):
         end.setblocking(False)
@@ -124,7 +124,7 @@ def _serve(clients: ForkserverClients) -> tuple[int, int] | None:
 def _receive(client: ForkserverClient) -> tuple[bytes, list[int]]:
     try:
         message, fds, _, _ = socket.recv_fds(client.connection, MAX_REQUEST_BYTES, MAX_FDS)
-    except OSError:  # the worker ended without reading all messages to it
+    except OSError:  # the worker ended without reading all messages sent to it
         return b"", []
     return message, fds
 
@@ -147,12 +147,13 @@ def _fork_for(client: ForkserverClient, fds: Sequence[int]) -> bool:
 
 
 def _fork() -> int:
-    """Fork; returns when the child leads a process group of its own, whose number is used to end it."""
+    """Fork; return once the child leads a process group of its own, by whose id it can be ended."""
     with warnings.catch_warnings():
         # Python 3.12 warns of threads. Those of memory allocators and of BLAS are prepared for a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
-    # Both processes do it: the child could be blocked in a library's fork handler, and the other workers wait.
+    # Parent and child both call setpgid: the child could be blocked in a library's fork handler, while other workers
+    # wait for the parent.
     with suppress(PermissionError):  # the child has already called exec
         os.setpgid(pid, pid)
     return pid
@@ -177,7 +178,7 @@ def _become_rank(request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]
 def _report_exit(client: ForkserverClient) -> None:
     if not client.rank or client.is_exit_reported:
         return
-    # Not reaped yet: its number must stay taken until its process group has been ended.
+    # Not reaped yet: its process id must stay in use until its process group has been ended.
     ending = os.waitid(os.P_PID, client.rank, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ending is not None:
         status = ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status

@@ -1,9 +1,9 @@
 """Finds or starts the forkserver of an executor, which all its Python workers share.
 
-Importing torch takes two seconds of a core and hundreds of megabytes. So the first worker that needs a rank starts the
-forkserver, and the others connect to it by a name in Linux's abstract socket namespace (unix(7)). The worker that binds
-the name is the first, and the name is free again when its socket is closed. Both sides check that the other one runs as
-the same user.
+Importing torch takes two seconds of a core and hundreds of megabytes. The first worker that needs a rank therefore
+starts the forkserver, and the others connect to it by a name in Linux's abstract socket namespace (unix(7)). The worker
+that binds the name is the first, and the name is free again when the socket is closed. Both sides check that the other
+one runs as the same user.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ _POLL_S = 0.02
 def connect_or_start(environment: Mapping[str, str], modules: Sequence[str]) -> ForkserverConnection:
     """Connect to the matching forkserver, or start it if there is none.
 
-    If that of the other workers has other variables, or cannot be seen from here, this worker starts one of its own.
+    If the other workers' forkserver has other environment variables, or cannot be reached from here, this worker starts
+    a forkserver of its own.
 
     Args:
-        environment: variables of the forkserver and its ranks.
-        modules: what it imports.
+        environment: environment variables of the forkserver and its ranks.
+        modules: modules that the forkserver imports.
 
     Raises:
-        LaunchError: if it cannot be started.
+        LaunchError: if the forkserver cannot be started.
     """
     name, deadline, pause = _name(environment, modules), Deadline(_JOIN_TIMEOUT_S), threading.Event()
     while not deadline.expired:
@@ -57,10 +58,10 @@ def connect_or_start(environment: Mapping[str, str], modules: Sequence[str]) -> 
 
 
 def start_if_first(environment: Mapping[str, str], modules: Sequence[str]) -> ForkserverConnection | None:
-    """Start the matching forkserver; None if another worker has already started it.
+    """Start the matching forkserver; return None if another worker has already started it.
 
     Raises:
-        LaunchError: if it cannot be started.
+        LaunchError: if the forkserver cannot be started.
     """
     listener = _bind(_name(environment, modules))
     return None if listener == "taken" else _start(environment, modules, listener)
@@ -69,7 +70,7 @@ def start_if_first(environment: Mapping[str, str], modules: Sequence[str]) -> Fo
 def _start(
     environment: Mapping[str, str], modules: Sequence[str], listener: socket.socket | None
 ) -> ForkserverConnection:
-    # Its output while it imports belongs to no rank, and explains why it died, if it does.
+    # The forkserver's output during the imports belongs to no rank; if the forkserver dies, it explains why.
     written = os.fdopen(os.memfd_create("sparkdl-forkserver", os.MFD_CLOEXEC), "wb")
     # A second file object, for a position of its own.
     output = open(f"/proc/self/fd/{written.fileno()}", "rb")  # noqa: SIM115 - read after the process has ended
@@ -105,9 +106,10 @@ def _start(
 
 
 def _name(environment: Mapping[str, str], modules: Sequence[str]) -> str:
-    """The socket name for workers that can share a forkserver. Every user can read it: it has no values of variables.
+    """The socket name for workers that can share a forkserver.
 
-    The one exception is the variable of the GPUs, in which ranks always differ: they need not connect to find out.
+    All users can read the name, so it does not depend on the values of variables. The one exception is the variable of
+    the GPUs, which always differs between ranks: they need not connect to find that out.
     """
     gpus = environment.get("CUDA_VISIBLE_DEVICES")
     kind = hashlib.sha256(json.dumps([sys.executable, list(modules), sorted(environment), gpus]).encode())
@@ -115,7 +117,10 @@ def _name(environment: Mapping[str, str], modules: Sequence[str]) -> str:
 
 
 def _sharing_process() -> int:
-    """The process whose children inherit the same limits, priority and cores; this process outside of a Spark task."""
+    """Process id of the process whose children inherit the same limits, priority and cores.
+
+    In a Spark task this is the parent of the Python worker, otherwise this process.
+    """
     # Looked up without an import, as a pure client of Spark Connect does not have the module.
     tasks = sys.modules.get("pyspark.taskcontext")
     is_in_task = tasks is not None and tasks.TaskContext.get() is not None
@@ -123,7 +128,7 @@ def _sharing_process() -> int:
 
 
 def _bind(name: str) -> socket.socket | Literal["taken"] | None:
-    """Bind the name; None if a sandbox refuses all names."""
+    """Bind the name; return ``"taken"`` if another process has bound it, None if a sandbox refuses all names."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(name)
@@ -146,7 +151,7 @@ def _connect(name: str) -> socket.socket | None:
 
 
 def _variables_of(pid: int) -> dict[str, str] | None:
-    """The variables that a process of this user was started with; None if they cannot be read."""
+    """Environment variables with which a process of this user was started; None if they cannot be read."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

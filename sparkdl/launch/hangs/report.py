@@ -1,4 +1,7 @@
-"""The report on hanging ranks: the Python stack of every rank, and what it waited in. Runs on the driver."""
+"""The report on hanging ranks: the Python stack of every rank, and the operations that it waited in.
+
+Runs on the driver.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ _NO_STACK = "  (no stack: its process or its task did not answer)"
 
 
 def raise_hang(failures: Sequence[Failure], limits: HangLimits) -> None:
-    """Raise that a rank hung, if the ranks were ended because of that.
+    """Raise a ``HangError`` if the ranks were ended because one of them hung.
 
     A task that ended its rank for a hang may not have known of the other ranks, so the hang is determined again.
 
     Raises:
-        HangError: naming the rank.
+        HangError: if a rank hung; the error names it.
     """
     first = next((failure for failure in failures if failure.is_hang), None)
     if first is None:
@@ -37,10 +40,10 @@ def hang_error(
     """Make the exception that names the hanging ranks, and log where every rank was.
 
     Args:
-        hang: what was found.
-        failures: how the ranks ended, as far as they reported it.
-        health: the last known health of the ranks, used for those that reported no end.
-        hosts: of the ranks.
+        hang: the hang that was detected.
+        failures: failures with which the ranks ended, as far as they reported them.
+        health: last known health of the ranks, used for ranks that reported no failure.
+        hosts: hosts of the ranks, by rank.
     """
     ended = {failure.rank: failure for failure in reversed(failures) if failure.health is not None}
     known = {

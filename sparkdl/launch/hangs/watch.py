@@ -16,13 +16,16 @@ from sparkdl.launch.wire.outcome import HealthReport, RankHealth
 from sparkdl.topology import name_ranks
 
 _SHARE_OF_DEADLINE = 0.8
-"""A hang is found before the operations that wait for it miss their deadline: those errors would hide the cause."""
+"""Share of the operations' deadline after which a hang is detected: an operation that misses its deadline would raise
+an error that hides the cause."""
 
 MIN_HANG_TIMEOUT_S = 4 * HEARTBEAT_S
-"""In less time a healthy rank may miss its heartbeats, as where many processes share a machine's cores."""
+"""Shortest hang timeout: in less time a healthy rank may miss its heartbeats, for example if many processes share a
+machine's cores."""
 
 _MAX_GAP_S = 3.0
-"""After a longer gap between two observations the observer itself was blocked; it does not count that time."""
+"""Longest gap between two observations: after a longer one, the observer itself was blocked and does not count that
+time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +33,9 @@ class Hang:
     """A detected hang.
 
     Attributes:
-        culprits: the hanging ranks, by number; all waiting ranks in a deadlock, or where the network is cut.
-        why: how it was detected, in words.
+        culprits: numbers of the hanging ranks; in a deadlock all waiting ranks; if no data moves between ranks that
+            have all called an operation, the first of them.
+        why: description of how the hang was detected.
         is_in_code: whether the function that the ranks run is certainly the cause, and would hang again.
     """
 
@@ -42,12 +46,12 @@ class Hang:
 
 @dataclass(frozen=True, kw_only=True)
 class HangLimits:
-    """After which times a rank counts as hanging.
+    """Times after which a rank counts as hanging.
 
     Attributes:
         hang_timeout_s: seconds without progress, or in an operation.
-        operation_timeout_s: default deadline of operations; an operation with a longer deadline of its own may take as
-            long as that.
+        operation_timeout_s: default deadline of operations, in seconds; an operation with a longer deadline of its own
+            may take as long as that deadline.
         silence_timeout_s: seconds without a heartbeat.
     """
 
@@ -97,12 +101,12 @@ def check_hang_timeout(
 def find_hang(
     health: Mapping[int, RankHealth], limits: HangLimits, task_silent_s: Mapping[int, float] | None = None
 ) -> Hang | None:
-    """Return what hangs, the most likely cause of everything else first.
+    """Detect a hang; conditions that are likely to cause the others are checked first.
 
     Args:
-        health: of the ranks that are known, by rank.
-        limits: after which times a rank counts as hanging.
-        task_silent_s: seconds since the last message of each rank's task.
+        health: health of the ranks, by rank, as far as known.
+        limits: times after which a rank counts as hanging.
+        task_silent_s: seconds since the last message of each rank's task, by rank.
     """
     lost = {rank: s for rank, s in (task_silent_s or {}).items() if s >= limits.silence_timeout_s}
     if lost:
@@ -151,7 +155,7 @@ def _is_too_long(wait: Wait, limits: HangLimits) -> bool:
 
 
 def _hang_of_waits(stalled: Mapping[int, list[Wait]], health: Mapping[int, RankHealth]) -> Hang:
-    """Find the rank that is waited for and does not wait itself; if there is none, the ranks wait for each other."""
+    """Find the ranks that others wait for and that do not wait themselves; if none, the ranks wait for each other."""
     missing: set[int] = set()
     for waits in stalled.values():
         for wait in waits:
@@ -194,7 +198,7 @@ class HangWatch:
     """Detects a hang from repeated observations: the same ranks must hang in two successive reports.
 
     Args:
-        limits: after which times a rank counts as hanging.
+        limits: times after which a rank counts as hanging.
     """
 
     def __init__(self, limits: HangLimits) -> None:
@@ -204,11 +208,11 @@ class HangWatch:
         self._suspicion: tuple[Hang, dict[int, int]] | None = None
 
     def observe(self, now: float, reports: Mapping[int, HealthReport]) -> Hang | None:
-        """Return what hangs, if that is certain.
+        """Return the hang once it is certain, otherwise None.
 
         Args:
-            now: the time, as of ``time.monotonic()``.
-            reports: the latest report on each rank.
+            now: current time of ``time.monotonic()``.
+            reports: latest report on each rank, by rank.
         """
         if self._observed_at is not None and now - self._observed_at > _MAX_GAP_S:
             self._not_before = now  # the observer was blocked, and may not have received anything meanwhile

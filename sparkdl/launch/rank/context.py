@@ -18,9 +18,9 @@ class RankContext:
 
     Attributes:
         rank: number of this rank.
-        world_size: how many ranks there are.
+        world_size: number of ranks.
         rendezvous: key-value store shared by the ranks.
-        job: what the ranks have in common.
+        job: data by which this rank finds the others, and the options of the communicator.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RankContext:
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator of all ranks; opened on first use, which every rank has to reach."""
+        """The communicator of all ranks; opened on first use, for which every rank has to call this."""
         if self._communicator is None:
             self._communicator = open_communicator(
                 rendezvous=self.rendezvous,
@@ -65,7 +65,7 @@ class RankContext:
 
     @property
     def topology(self) -> Topology:
-        """Which ranks share a host; determined on first use, which every rank has to reach."""
+        """Which ranks share a host; determined on first use, for which every rank has to call this."""
         if self._topology is None:
             timeout_s = self.job.timeout_s
             with NotedWait("world", tuple(range(self.world_size)), "opening", timeout_s):
@@ -79,7 +79,7 @@ class RankContext:
         return self._topology
 
     def report(self, event: dict[str, Any]) -> None:
-        """Send an event to the driver's ``on_event``; its values must be of JSON's types."""
+        """Send an event to the driver's ``on_event``; its values must have types that JSON can encode."""
         self._task.send({"kind": "event", "event": event})
 
     def progress(self, *, done: bool = False) -> None:
@@ -90,7 +90,8 @@ class RankContext:
         for it.
 
         Args:
-            done: this was the last step; the rest of the function may take as long as no other rank waits for it.
+            done: whether this was the last step; the rest of the function may then take as long as no other rank waits
+                for this one.
         """
         if done:
             self._heartbeat.expect_no_progress()

@@ -1,6 +1,6 @@
-"""The environment variables of a rank process, among them Arrow's allocator. Runs in the barrier task.
+"""The environment variables of a rank process. Runs in the barrier task.
 
-A process that reads much data gets the allocator that returns memory.
+They select an allocator for Arrow that returns freed memory, for ranks that read much data.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 ARROW_VARIABLES = {"ARROW_DEFAULT_MEMORY_POOL": "jemalloc"}
-"""Defaults of environment variables; those that the user has set win.
+"""Defaults of environment variables; values that the user has set take precedence.
 
-Arrow's default, mimalloc, keeps what one thread decoded and another has freed: reading lists of 784 floats within a
-bound of 128 MiB took 290 to 410 MiB with it, and 220 to 300 with jemalloc, at the same speed; Arrow itself never held
-more than 200. Having mimalloc give memory back at once (``MIMALLOC_PURGE_DELAY=0``) takes a quarter to a half more of
-the processor's time.
+Arrow's default, mimalloc, keeps memory that one thread decoded into and another thread freed: reading lists of 784
+floats within a bound of 128 MiB took 290 to 410 MiB with it, and 220 to 300 with jemalloc, at the same speed; Arrow
+itself never held more than 200. If mimalloc returns memory at once (``MIMALLOC_PURGE_DELAY=0``), reading takes a
+quarter to a half more processor time.
 """
 
 
@@ -36,28 +36,28 @@ _SPARK_WORKER_ONLY = (
 )
 
 _LEFT_BY_LAUNCHERS = (*JOB_VARIABLES, *TORCHRUN_VARIABLES, "NODE_RANK", "PYSPARK_TORCH_DISTRIBUTOR_RDZV_ID")
-"""Rank and addresses of another launcher: pyspark's TorchDistributor sets them in a Python worker and leaves them there
-for later tasks, and a driver has them that is a rank itself."""
+"""Variables with the rank and addresses of another launcher: pyspark's TorchDistributor sets them in a Python worker
+and leaves them there for later tasks, and a driver that is itself a rank has them."""
 
 _OF_DRIVER_ONLY = ("MLFLOW_TRACKING_", "MLFLOW_AUTH_", "MLFLOW_FLASK_SERVER_SECRET_KEY", "DATABRICKS_")
-"""Prefixes of variables that only the driver needs, with credentials: ranks run code of many origins, and report to the
+"""Prefixes of variables with credentials that only the driver needs: ranks run code of many origins, and report to the
 driver."""
 
 _NO_SECRET = ("MLFLOW_TRACKING_URI", "DATABRICKS_RUNTIME_VERSION")
-"""Exceptions, by which libraries detect their platform; a URI with a user or a password is removed all the same."""
+"""Exceptions to these prefixes: libraries detect their platform by them. A URI with a user or a password is removed."""
 
 
 def rank_environment(
     environment: Mapping[str, str], *, gpus: Sequence[str] | None, inherited: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Variables for a rank process: the Python worker's, with this process's module path and the rank's GPUs.
+    """Environment variables for a rank process: the Python worker's, plus its module path and the rank's GPUs.
 
     Variables of MLflow's tracking and of Databricks, which may be credentials, are left out, unless the user has set
     them for the ranks.
 
     Args:
-        environment: what the user set for the ranks; wins over everything else.
-        gpus: addresses of this rank's GPUs; none are visible when empty, and the choice is left alone when None.
+        environment: variables that the user set for the ranks; they take precedence over all others.
+        gpus: addresses of this rank's GPUs; when empty, no GPU is visible; when None, the choice is left unchanged.
         inherited: variables to start from.
     """
     dropped = {*_SPARK_WORKER_ONLY, *_LEFT_BY_LAUNCHERS}
@@ -67,7 +67,7 @@ def rank_environment(
         if name not in dropped and not _may_be_secret(name, value)
     }
     variables = {**ARROW_VARIABLES, **kept}
-    # Spark adds the files of --py-files to sys.path alone.
+    # Spark adds the files of --py-files only to sys.path.
     variables["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     # Output reaches the driver line by line, not when a buffer is full.
     variables["PYTHONUNBUFFERED"] = "1"

@@ -1,4 +1,4 @@
-"""Heartbeats of a rank, sent from one of its threads: the rank runs, and what it waits in.
+"""Heartbeats of a rank, sent from one of its threads; they report the operations in which the rank waits.
 
 Python code sends them, so they also stop when a library holds Python's lock and does not return. The barrier task then
 takes the rank's stacks from outside, as :mod:`sparkdl.launch.rank.stacks` says.
@@ -20,10 +20,10 @@ _MAX_THREADS = 200
 
 
 class RankHeartbeat:
-    """Starts when it is created, and ends with the process.
+    """Thread that sends heartbeats; it starts with the creation of the object and ends with the process.
 
     Args:
-        task: the connection to the barrier task.
+        task: connection to the barrier task.
     """
 
     def __init__(self, task: MessageConnection) -> None:
@@ -36,7 +36,7 @@ class RankHeartbeat:
         self._progressed_at = time.monotonic()
 
     def expect_no_progress(self) -> None:
-        """Report no such time until progress is noted again."""
+        """Report no time since the last progress until progress is noted again."""
         self._progressed_at = None
 
     def _run(self) -> None:

@@ -1,9 +1,9 @@
 """The rank process: receives the function from its barrier task, runs it, sends back its value or its failure.
 
-Forked from :mod:`sparkdl.launch.forkserver.process`, with one end of a socket pair whose other end its barrier task
-holds. Function, secret and result travel only over that pair: never as arguments, variables or files. The function
-comes first and is unpickled at once, which imports what it needs. Its assignment, with rank and world size, follows
-when the barrier tasks have met.
+The process is forked from :mod:`sparkdl.launch.forkserver.process`, with one end of a socket pair whose other end its
+barrier task holds. Function, secret and result travel only over that pair: never as arguments, variables or files. The
+function comes first and is unpickled at once, which imports the modules that it needs. The rank's assignment, with rank
+and world size, follows when the barrier tasks have met.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def main(task_fd: int, stacks_fd: int) -> int:
     """Run one rank; the exit status is 0 if its function returned.
 
     Args:
-        task_fd: its end of the pair.
-        stacks_fd: where it writes the stacks of its threads on request.
+        task_fd: file descriptor of the rank's end of the socket pair.
+        stacks_fd: file descriptor to which the rank writes the stacks of its threads on request.
     """
     task = MessageConnection(socket.socket(fileno=task_fd))
     faulthandler.enable()
@@ -72,7 +72,10 @@ def _next_header(task: MessageConnection) -> dict[str, Any]:
 
 
 def _receive_call(task: MessageConnection) -> Call:
-    """Return the call, or one that raises why it cannot be unpickled: that is reported once the other ranks run."""
+    """Return the call.
+
+    If it cannot be unpickled, return a call that raises the error, so that it is reported once the other ranks run.
+    """
     payload = bytearray()
     while (message := task.receive()) is not None:
         header, body = message
@@ -126,7 +129,7 @@ def _run(
         try:
             value = call(context)
         except BaseException as error:
-            # Reported before other ranks can fail because of it, and this rank be ended because of those.
+            # Reported at once: other ranks may fail because of this error, and this rank be ended because of theirs.
             task.send({"kind": "raised", "failure": _describe(error)})
             with contextlib.suppress(CommunicatorError):  # it would hide the first error
                 context.close(failed=True, reason=f"rank {context.rank} failed: {error_text(error)}")

@@ -24,7 +24,7 @@ STACK_SIGNAL = signal.SIGRTMIN + 8
 """On this signal a rank writes the Python stacks of all its threads; no library is known to use it."""
 
 PLACE_BYTES = 4096
-"""The first page of the file for the stacks holds the rank's position, in UTF-8, terminated by a zero."""
+"""Size of the first page of the file for the stacks, which holds the rank's position in UTF-8, terminated by a zero."""
 
 MAX_STACK_CHARS = 20_000
 """The stacks of a rank are cut to this length."""
@@ -32,7 +32,7 @@ MAX_STACK_CHARS = 20_000
 _TAKE_TIMEOUT_S = 3.0
 _POLL_S = 0.03
 _NUM_QUIET_POLLS = 4
-"""faulthandler does not mark the end of a dump: it is complete when nothing was added for so many polls."""
+"""faulthandler does not mark the end of a dump: it is complete when nothing was added in this number of polls."""
 
 _HEAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*$", re.MULTILINE)
 
@@ -49,7 +49,7 @@ _STATES = {
 
 
 def process_state(pid: int) -> str:
-    """Why a process cannot continue, as the kernel says, in words; empty if it can."""
+    """Describe why a process cannot continue, from its state in the kernel; empty if it can."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -58,10 +58,10 @@ def process_state(pid: int) -> str:
 
 
 class RankStacks:
-    """The rank's end of a :class:`StackFile`: from its creation on, a signal has the stacks written to the file.
+    """The rank's end of a :class:`StackFile`: once it is created, a signal makes the rank write its stacks to the file.
 
     Args:
-        fd: of the file.
+        fd: file descriptor of the file.
     """
 
     def __init__(self, fd: int) -> None:
@@ -78,7 +78,7 @@ class StackFile:
     """The file in memory that a rank writes its stacks to, after a page with its position.
 
     Attributes:
-        fd: its descriptor, for the rank to inherit.
+        fd: file descriptor of the file, for the rank to inherit.
     """
 
     def __init__(self) -> None:
@@ -95,13 +95,13 @@ class StackFile:
         return os.pread(self.fd, PLACE_BYTES, 0).partition(b"\0")[0].decode("utf-8", "replace")
 
     def take(self, pid: int, threads: Mapping[str, str]) -> str:
-        """Have the rank write the stacks of its threads, and return them; empty if it does not do so in time.
+        """Make the rank write the stacks of its threads, and return them; empty if it does not do so in time.
 
         A stopped process is continued. The process must handle the signal, which would end it otherwise.
 
         Args:
-            pid: the rank's process.
-            threads: the names of its threads, by their numbers in Python.
+            pid: process id of the rank.
+            threads: names of the rank's threads, by their identifiers in Python.
         """
         start = os.fstat(self.fd).st_size
         was_stopped = process_state(pid) == _STATES["T"]
@@ -114,7 +114,7 @@ class StackFile:
 
 
 def await_dump(fd: int, start: int) -> int:
-    """Wait until a file has grown beyond ``start`` and grows no more, or a timeout; return its size."""
+    """Wait until a file has grown beyond ``start`` and stopped growing, or until a timeout; return its size."""
     deadline, pause = Deadline(_TAKE_TIMEOUT_S), threading.Event()
     size, num_quiet = start, 0
     while not deadline.expired and num_quiet < _NUM_QUIET_POLLS:
@@ -125,13 +125,13 @@ def await_dump(fd: int, start: int) -> int:
 
 
 def name_threads(dump: str, threads: Mapping[str, str]) -> str:
-    """Name the threads of a dump of faulthandler, the main thread first, without those of sparkdl.
+    """Name the threads of a dump of faulthandler; put the main thread first and leave out sparkdl's own threads.
 
     The frames of sparkdl that called the user's function are left out of the main thread.
 
     Args:
-        dump: as faulthandler wrote it.
-        threads: the threads' names, by their numbers; others keep their number.
+        dump: text that faulthandler wrote.
+        threads: names of the threads, by their identifiers; other threads keep their identifier.
     """
     heads = list(_HEAD.finditer(dump))
     ends = [*(head.start() for head in heads[1:]), len(dump)][: len(heads)]

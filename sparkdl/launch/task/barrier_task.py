@@ -2,8 +2,8 @@
 
 Runs on an executor. The rank imports what it needs while the tasks meet.
 
-A failing rank does not fail its Spark task: its failure is a row. The driver so gets a row from every rank, with more
-than Spark's exception would hold.
+A failing rank does not fail its Spark task: the task yields the failure as a row. The driver thus gets a row from every
+rank, with more information than Spark's exception has.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 60.0
 LEAST_MEETING_S = 30.0
-"""Least time for the meeting, if the start timeout is shorter: Spark's ``allGather`` polls once a second."""
+"""Shortest timeout of the meeting, if the start timeout is shorter: Spark's ``allGather`` polls once a second."""
 
 Row = tuple[str, int, bytes]
 """Kind (``result``, ``failure``, ``error``, ``refused``, ``log``), number of the chunk, body."""
@@ -60,7 +60,7 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
         pmi_sockets = _socket_pair(stack) if spec.mpi or uses_mpi(spec.transport) else None
         supervisor: RankSupervisor | None = None
-        # From the beginning: if a task hung during the meeting, the others would wait for ever.
+        # Heartbeats begin before the meeting: if a task hung in it, the others would wait for ever.
         stack.enter_context(_heartbeat(spec, rank, link, lambda: supervisor))
         if spec.gpus_per_rank == 0 or are_gpus_assigned(context):
             supervisor = _start_rank(spec, context, 0, link, pmi_sockets, stack)
@@ -77,8 +77,8 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
             yield "refused", 0, "; ".join(_conflicts(peers)).encode()
             return
         if are_on_one_host(task_addresses) and not all(is_marked(peer.mark) for peer in peers):
-            # Containers that have one address in Spark have a loopback each. All tasks come to the same result here: if
-            # one task does not see a mark of another, the latter does not see that of the former.
+            # Containers for which Spark has the same address have separate loopbacks. All tasks decide the same here:
+            # if task A does not see the mark of task B, then B does not see the mark of A.
             coordinator = _coordinator(spec, reachable_hosts(), stack) if rank == 0 else None
             peers = meeting.meet_again(replace(mine, coordinator=_text_of(coordinator)))
         address = Address.from_bytes(peers[0].coordinator)
@@ -114,7 +114,7 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
 
 
 def task_hosts(context: BarrierTaskContext) -> list[str]:
-    """The host of each task's executor as Spark knows it, that of this task first."""
+    """The hosts of all tasks' executors, as Spark names them; this task's host is the first."""
     # Each is host:port; an IPv6 address is in brackets.
     hosts = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
     own = hosts.pop(context.partitionId())
@@ -122,12 +122,12 @@ def task_hosts(context: BarrierTaskContext) -> list[str]:
 
 
 def are_on_one_host(hosts: Sequence[str]) -> bool:
-    """Whether Spark knows all tasks by one host, or by loopback alone."""
+    """Whether Spark has one host for all tasks, or only loopback addresses."""
     return len(set(hosts)) == 1 or all(map(is_loopback, hosts))
 
 
 def hosts_for_tasks(hosts: Sequence[str]) -> Sequence[str]:
-    """The addresses of this machine at which tasks on these hosts reach it; the first host is this one."""
+    """The addresses of this machine at which tasks on ``hosts`` reach it; the first host is this machine."""
     if are_on_one_host(hosts):
         return [LOOPBACK]
     found = hosts_of_name(hosts[0])
@@ -200,7 +200,7 @@ def _start_rank(
     pmi_sockets: tuple[socket.socket, socket.socket] | None,
     stack: ExitStack,
 ) -> RankSupervisor:
-    """Start this task's rank, with its end of MPICH's bootstrap connection; it waits for its assignment."""
+    """Start this task's rank, with its end of MPICH's bootstrap connection; the rank waits for its assignment."""
     rank = context.partitionId()
     gpus = assigned_gpus(context, spec.gpus_per_rank, position_on_host)
     environment = rank_environment(dict(spec.environment), gpus=gpus)

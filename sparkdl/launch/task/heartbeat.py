@@ -20,14 +20,14 @@ _BEATS_PER_TIMEOUT = 8
 
 
 class Heartbeat:
-    """A context manager: begins when entered and ends when left.
+    """Sends heartbeats from a thread while its context is open.
 
     Args:
-        link: to the driver.
-        rank: the task's.
-        health: returns the rank's health.
-        limits: after which times the rank counts as hanging.
-        on_hang: called with the reason, at most once, from a thread.
+        link: connection to the driver.
+        rank: rank of the task.
+        health: function that returns the rank's health.
+        limits: times after which the rank counts as hanging.
+        on_hang: called with the reason from a thread, at most once.
     """
 
     def __init__(

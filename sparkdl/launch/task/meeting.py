@@ -1,9 +1,9 @@
-"""The meeting of the tasks of a launch before any rank begins, and the board that later has the first failure.
+"""The meeting of a launch's tasks before any rank begins, and the board on which they later post the first failure.
 
-In the meeting every task gets data of all others. The tasks meet through the driver, which answers within
-milliseconds. If a task cannot reach the driver, they meet by Spark's ``allGather``, which polls once a second. The
-driver decides this for all tasks: a task calls ``allGather`` if it cannot reach the driver, or if the driver says that
-another task cannot.
+In the meeting every task gets the data of all others. The tasks meet through the driver, which answers within
+milliseconds. If a task cannot reach the driver, all tasks meet through Spark's ``allGather``, which polls once a
+second. The driver decides this for all tasks: a task calls ``allGather`` if it cannot reach the driver, or if the
+driver says that another task cannot.
 
 The two ways are not combined: if Spark kills a task in ``allGather``, as it does when another task of the stage is
 lost, the whole executor exits. Spark raises ``TaskKilledException`` there in a thread that does not catch it (exit
@@ -41,10 +41,10 @@ class Peer:
     """The data of a task for the other tasks.
 
     Attributes:
-        host: its name.
-        conflicts: versions that are not compatible with those of the driver.
-        mark: the name of its mark, which other tasks see if they share its loopback.
-        coordinator: address of the coordinator, as text; of rank 0's task alone.
+        host: name of the task's host.
+        conflicts: descriptions of versions that are not compatible with the driver's.
+        mark: name of the task's mark, which other tasks see if they share its loopback.
+        coordinator: address of the coordinator as text, from rank 0's task; empty from all other tasks.
     """
 
     host: str
@@ -54,7 +54,7 @@ class Peer:
 
 
 class Meeting:
-    """The exchange of the tasks' data; a context manager, which waits at its end for an ``allGather`` that runs."""
+    """The exchange of the tasks' data; a context manager that waits at its end for a running ``allGather``."""
 
     def __init__(self, context: BarrierTaskContext, link: DriverLink, mine: Peer) -> None:
         self._context = context
@@ -67,10 +67,10 @@ class Meeting:
         link.meet(asdict(mine), self._on_answer)
 
     def peers(self, timeout_s: float) -> list[Peer]:
-        """Wait for the data of all tasks, by rank. Spark starts the tasks of a stage at once.
+        """Wait for the data of all tasks, in order of rank. Spark starts all tasks of a barrier stage at once.
 
         Raises:
-            LaunchError: if the driver cancels, or is gone, or a task does not take part in time.
+            LaunchError: if the driver cancels or is gone, or if a task does not take part in time.
         """
         try:
             return self._peers.result(timeout_s)
@@ -81,12 +81,12 @@ class Meeting:
             ) from None
 
     def meet_again(self, mine: Peer) -> list[Peer]:
-        """Exchange the data of all tasks again, by Spark alone; each of them has to make this call.
+        """Exchange the data of all tasks again, through Spark alone; every task has to make this call.
 
         Raises:
             LaunchError: if Spark has not ended the first meeting in time.
         """
-        if self._is_by_spark:  # it may still run if the driver's answer was faster
+        if self._is_by_spark:  # the first allGather may still run if the driver's answer was faster
             self._thread.join(_END_TIMEOUT_S)
         if self._thread.is_alive():
             raise LaunchError(f"allGather of Spark did not return within {_END_TIMEOUT_S:g} s")
@@ -94,7 +94,7 @@ class Meeting:
         return [Peer(**json.loads(text)) for text in gathered]
 
     def abandon(self, reason: str) -> None:
-        """Stop waiting. Safe from any thread; does nothing if all have met."""
+        """Stop waiting for the other tasks. Safe from any thread; does nothing if all tasks have met."""
         self._fail(LaunchError(f"the tasks did not meet: {reason}"))
 
     def __enter__(self) -> Meeting:
@@ -110,7 +110,7 @@ class Meeting:
             self._thread.join(_END_TIMEOUT_S)
 
     def _on_answer(self, peers: list[dict[str, Any]] | None) -> None:
-        """Take the driver's answer; None has the tasks meet by Spark."""
+        """Handle the driver's answer; None means that the tasks meet through Spark."""
         if peers is not None:
             self._settle(peers)
             return
@@ -138,14 +138,14 @@ class Meeting:
         try:
             self._peers.set_result([Peer(**peer) for peer in peers])
         except InvalidStateError:
-            pass  # it came by the other way
+            pass  # the data came through the driver and through Spark
 
 
 CAUSE_TIMEOUT_S = 3.0
-"""How long the task of a rank that failed because of another one waits for that one's task to post first."""
+"""How long the task of a rank that failed because of another rank waits for the other rank's task to post first."""
 
 FINISH_TIMEOUT_S = 30.0
-"""How long rank 0's task waits for the others after a failure."""
+"""How long rank 0's task waits for the other tasks after a failure."""
 
 _FAILURE = "failure"
 _LOST = "lost"
@@ -157,9 +157,9 @@ class FailureBoard:
     """The first failure of a job, kept under one key of the tasks' rendezvous.
 
     Args:
-        rendezvous: shared by the tasks.
-        rank: this task's rank.
-        host: its host.
+        rendezvous: rendezvous that the tasks share.
+        rank: rank of this task.
+        host: name of this task's host.
     """
 
     def __init__(self, rendezvous: PrefixRendezvous, *, rank: int, host: str) -> None:
@@ -172,7 +172,7 @@ class FailureBoard:
         rendezvous.post_if_lost(_LOST, lost.to_json().encode())
 
     def post(self, failure: Failure) -> None:
-        """Post ``failure`` unless the board has one already; a consequence first waits for its cause."""
+        """Post ``failure`` unless the board has one already; a consequence first waits for its cause to be posted."""
         try:
             if failure.is_consequence and not failure.is_hang:
                 try:
@@ -196,10 +196,10 @@ class FailureBoard:
         try:
             self._rendezvous.set(f"finished/{self._rank}", b"")
         except (OSError, CommunicatorError):
-            pass  # likewise
+            pass  # the coordinator is gone
 
     def wait_until_finished(self, world_size: int) -> None:
-        """Wait for every task's ``finish``: as long as they run, and half a minute after one of them has failed."""
+        """Wait until every task has called ``finish``: without limit, but only half a minute after a failure."""
         deadline: Deadline | None = None
         for rank in range(world_size):
             while True:

@@ -1,7 +1,7 @@
 """Starts one rank process, passes on its output line by line, and ends it on request.
 
 Runs in the barrier task; :class:`OutputRelay` also runs in ``sparkdl run``. The process gets its function before the
-tasks have met, so that it meanwhile imports what the function needs and the forkserver has not imported. Its
+tasks have met, so that it already imports the modules that the function needs and the forkserver has not imported. Its
 assignment, with rank and world size, follows after the meeting.
 """
 
@@ -28,18 +28,18 @@ from sparkdl.launch.wire.messages import CHUNK_BYTES, MessageConnection, split_m
 from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
 
 _POLL_S = 0.05
-"""How often the relay checks whether ``on_line`` still takes a line, which extends the wait for the last one."""
+"""How often the relay checks whether ``on_line`` still processes a line, which extends the wait for the last line."""
 
 
 class OutputRelay:
     """Reads one stream of a rank to its end, from a thread of its own.
 
     Args:
-        output: our end of the stream's pipe; closed at its end.
+        output: reading end of the stream's pipe; closed at the end of the stream.
         on_line: called with each line.
-        on_error: called with what ``on_line`` raised, after which no more lines are passed on.
-        name: of the thread.
-        max_bytes: of a line; a longer one is passed on in parts. Unlimited when negative.
+        on_error: called with an ``OSError`` that ``on_line`` raised; no more lines are passed on then.
+        name: name of the thread.
+        max_bytes: maximum size of a line; a longer line is passed on in parts. Unlimited when negative.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class OutputRelay:
         """Wait for the last line of a rank that has ended; False if another process still holds its stream open.
 
         Args:
-            deadline: of the wait.
-            is_patient: wait longer while ``on_line`` takes a line: the reader of the output may pause.
+            deadline: deadline of the wait.
+            is_patient: whether to wait longer while ``on_line`` processes a line: the reader of the output may pause.
         """
         while self._thread.is_alive():
             if deadline.expired and (self._awaits_line or not is_patient):
@@ -82,7 +82,7 @@ class OutputRelay:
                     self._on_line(line)
                     self._awaits_line = True
             except OSError as error:
-                # The output is not read any more, so the rank would block, and the others with it.
+                # No more output is read, so the rank would block, and the other ranks with it.
                 self._on_error(error)
 
 
@@ -90,20 +90,20 @@ LAST_LINES = 40
 """How many of a rank's last log lines replace a traceback if it died without one."""
 
 START_TIMEOUT_S = 600.0
-"""How long the forkserver may import: it takes minutes from a slow network drive."""
+"""How long the forkserver may take to import its modules: from a slow network drive it takes minutes."""
 
 EXIT_GRACE_S = 10.0
-"""How long a rank may take to exit after its function has returned, as its threads may never end, and to pickle an
+"""How long a rank may take to exit after its function has returned (its threads may never end), or to pickle the
 exception that its function has raised."""
 
 ABORT_GRACE_S = 3.0
-"""How long a rank may take to notice that another one failed, and to raise where it was, before it is ended."""
+"""How long a rank may take, after another one has failed, to notice it and raise an error, before it is ended."""
 
 RELAY_TIMEOUT_S = 30.0
-"""How long the result of a rank that has ended may take to be stored."""
+"""How long the task may take to store the result of a rank that has ended."""
 
 LAST_LINES_TIMEOUT_S = 2.0
-"""After this time without output, a stream of an ended rank counts as held open by another process."""
+"""How long after the end of a rank its output may stay open until it counts as held open by another process."""
 
 SPOOL_BYTES = 64 << 20
 """Results up to this size stay in the task's memory; larger ones wait in a temporary file."""
@@ -112,18 +112,18 @@ SPOOL_BYTES = 64 << 20
 class RankSupervisor:
     """One rank process and the threads that receive from it; a context manager that starts and ends them.
 
-    The function is called after :meth:`begin`.
+    The rank calls its function after :meth:`begin`.
 
     Args:
         rank: number of the rank.
         payload: the pickled function with its arguments.
-        environment: variables of the process, and of its forkserver.
-        more_variables: variables of this launch alone.
-        modules: what the forkserver imports.
-        inherited: file descriptors that it inherits, by the variables that hold their numbers.
-        on_start: called once the process runs, from a thread.
-        on_line: called with each line that it prints, from one thread.
-        on_event: called with each event that it reports, from one thread.
+        environment: environment variables of the process and of its forkserver.
+        more_variables: further environment variables, of this launch alone.
+        modules: modules that the forkserver imports before it forks the rank.
+        inherited: file descriptors that the process inherits, by the environment variables that hold their numbers.
+        on_start: called from a thread once the process runs.
+        on_line: called from one thread with each line that the rank prints.
+        on_event: called from one thread with each event that the rank reports.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class RankSupervisor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The rank ends with the task, also when Spark kills that.
+        # The rank ends with the task, even if Spark kills the task.
         self._end(grace_s=0.0)
         self.result.close()
         self._stacks.close()
@@ -225,7 +225,10 @@ class RankSupervisor:
         self._outbox.put(({"kind": "start", **assignment}, b""))
 
     def health(self) -> RankHealth:
-        """The rank's health; the default once its function has returned or it has ended. Safe from any thread."""
+        """The rank's health; the default once its function has returned or its process has ended.
+
+        Safe from any thread.
+        """
         if self._returned.is_set() or self._process.exited.is_set():
             return RankHealth()
         heartbeat = self._heartbeat or {"waits": (), "idle_s": None}
@@ -246,9 +249,10 @@ class RankSupervisor:
         self._changed.set()
 
     def wait(self) -> Failure | None:
-        """Wait until the rank has ended or was stopped; None if its function returned.
+        """Wait until the rank has ended or was stopped.
 
-        The pickled value is then in ``result``.
+        Returns:
+            The rank's failure; None if its function returned, and then the pickled value is in ``result``.
         """
         if not self._changed.wait(START_TIMEOUT_S) and not self._process.is_settled:
             return self._end_unstarted()
@@ -298,7 +302,7 @@ class RankSupervisor:
         )
 
     def _end_hanging(self, reason: StopReason) -> Failure:
-        """End the rank where it is, even if the signal for its stack wakes it."""
+        """End a hanging rank, even if the signal that requests its stack wakes it."""
         health = self.health()
         stack = self._take_stack() if self._process.is_settled else self._process.examine_forkserver()[1]
         self._end(grace_s=0.0)
@@ -343,22 +347,22 @@ class RankSupervisor:
         self._on_start()
 
     def _take_stack(self) -> str:
-        """Where the rank is at the moment; empty if it has ended, or never sent a heartbeat."""
+        """The rank's current stacks; empty if it has ended or never sent a heartbeat."""
         heartbeat = self._heartbeat
         if heartbeat is None or self._process.exited.is_set():
             return ""
         return self._stacks.take(self.pid, heartbeat["threads"])
 
     def _send_outbox(self) -> None:
-        # From a thread: a process that still imports does not receive, while the task has more to do.
+        # In a thread: a process that still imports does not receive, and the task must not wait for it.
         while (message := self._outbox.get()) is not None:
             try:
                 self._connection.send(*message)
             except OSError:
-                return  # it died at its start, which wait() reports
+                return  # the process died at its start, which wait() reports
 
     def _fail(self, error: Exception) -> None:
-        # The rank's messages are not received any more, so it would block, and the others with it.
+        # No more messages of the rank are received, so it would block, and the other ranks with it.
         self._failure = Failure(
             rank=self._rank,
             error=f"its task could not process its output: {type(error).__name__}: {error}",
@@ -367,7 +371,7 @@ class RankSupervisor:
         self._changed.set()
 
     def _take_line(self, raw: bytes) -> None:
-        # A line without an end arrives in parts.
+        # A line longer than CHUNK_BYTES arrives in parts.
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
         self._last_lines.append(split_mark(line)[1])
         self._on_line(line)

@@ -5,9 +5,9 @@ of the other tasks and the request to stop. On Spark Connect the executors may n
 lines are then kept and returned with the result.
 
 :class:`DriverChannel` is the end of the driver. It receives log lines, events and failures, exchanges the addresses of
-the tasks, and cancels. It accepts only tasks that prove the job's secret. Messages are handed to the caller's own
-thread, in order per rank; when that thread is slow the tasks wait, so that nothing is dropped and no backlog builds
-up.
+the tasks, and cancels. It accepts only tasks that prove that they know the job's secret. Messages are handed to the
+caller's own thread, in order per rank; when that thread is slow the tasks wait, so that nothing is dropped and no
+backlog builds up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OnPeers = Callable[[list[dict[str, Any]] | None], None]
 
 
 class DriverLink:
-    """Sends to the driver what concerns one rank; a context manager."""
+    """The barrier task's end of its connection to the driver, for one rank; a context manager."""
 
     def __init__(self, address: Address, secret: bytes, *, rank: int, host: str) -> None:
         self.unsent: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - closed below
@@ -55,13 +55,13 @@ class DriverLink:
                 self._address, self._secret, purpose=PURPOSE, timeout_s=REACH_TIMEOUT_S
             )
         except OSError:
-            return self  # out of reach, or another machine has that address here: log lines are kept
+            return self  # driver out of reach, or its address is another machine's here: log lines are kept
         self._connection = MessageConnection(sock)
         self._send(self._hello)
         threading.Thread(
             target=self._listen, args=(self._connection,), name="sparkdl-driver-watch", daemon=True
         ).start()
-        # If the launch was cancelled before, that is known from here on, and the rank never begins.
+        # After this wait it is known whether the launch was cancelled before; the rank then never begins.
         self._is_answered.wait(REACH_TIMEOUT_S)
         return self
 
@@ -69,10 +69,10 @@ class DriverLink:
         """Exchange data with the other tasks through the driver.
 
         Args:
-            mine: data of this task, as JSON can hold it.
-            on_peers: called with the data of all tasks, by rank, from a thread; or with None if a task cannot reach the
-                driver, so that all tasks have to exchange their data by Spark. If it is this task that cannot, it is
-                called at once.
+            mine: data of this task, in types that JSON can encode.
+            on_peers: called from a thread with the data of all tasks, in order of rank; or with None if a task cannot
+                reach the driver, so that all tasks have to exchange their data through Spark. If this task cannot reach
+                the driver, it is called at once.
         """
         with self._lock:
             self._on_peers = on_peers
@@ -82,9 +82,10 @@ class DriverLink:
             self._send({"kind": "meet", "peer": mine})
 
     def watch(self, on_stop: OnStop) -> None:
-        """Call ``on_stop`` with the reason when the driver cancels or is gone; from a thread, or at once if it has.
+        """Call ``on_stop`` with the reason when the driver cancels or is gone.
 
-        Replaces the callback of an earlier call.
+        The call comes from a thread, or at once if the driver has already cancelled. ``on_stop`` replaces the callback
+        of an earlier call.
         """
         with self._lock:
             self._on_stop, reason = on_stop, self._stop_reason
@@ -178,8 +179,8 @@ class _State:
     peers: dict[int, tuple[MessageConnection, Any]] = field(default_factory=dict)
     """The data that tasks exchange, by rank."""
     meets_here: bool = True
-    """Whether the tasks can meet through the driver: none has left, none was restarted, and none is overdue, as a task
-    that cannot reach the driver. Otherwise all of them meet by Spark."""
+    """Whether the tasks can meet through the driver: no task has left, none was restarted, and none is overdue, like a
+    task that cannot reach the driver. Otherwise all tasks meet through Spark."""
     meeting: list[MessageConnection] = field(default_factory=list)
     """Connections of all tasks that want to meet, also those of earlier attempts of the stage."""
 
@@ -205,10 +206,10 @@ class DriverChannel:
     """Listens for the tasks of one job; a context manager.
 
     Args:
-        secret: of the job.
-        num_ranks: how many tasks are to meet.
-        host: address or addresses to bind, as :func:`~sparkdl.launch.spark_job.driver_hosts` finds them; what
-            :func:`~sparkdl.rendezvous.addresses.reachable_hosts` chooses when None.
+        secret: secret of the job.
+        num_ranks: number of tasks that are to meet.
+        host: address or addresses to bind, as found by :func:`~sparkdl.launch.spark_job.driver_hosts`; when None, the
+            choice of :func:`~sparkdl.rendezvous.addresses.reachable_hosts`.
     """
 
     def __init__(self, secret: bytes, num_ranks: int, *, host: str | Sequence[str] | None = None) -> None:
@@ -234,7 +235,7 @@ class DriverChannel:
 
     @property
     def failures(self) -> list[Failure]:
-        """Failures in the order in which they were reported; a task that was lost is one."""
+        """Failures in the order in which they were reported, followed by one for each task that was lost."""
         with self._lock:
             lost = [
                 Failure(
@@ -268,12 +269,12 @@ class DriverChannel:
             return None
 
     def wait_until_disconnected(self, timeout_s: float) -> None:
-        """Wait until every task has closed its connection, so that its last line was received."""
+        """Wait until every task has closed its connection, so that all last lines were received."""
         with self._lock:
             self._lock.wait_for(lambda: not self._connections or self._messages.full(), timeout_s)
 
     def cancel(self, reason: StopReason) -> None:
-        """Have every task end its rank, also tasks that connect from now on."""
+        """Make every task end its rank, also tasks that connect from now on."""
         with self._lock:
             self._cancelled = reason
             connections = list(self._connections)
@@ -281,7 +282,7 @@ class DriverChannel:
             self._send(connection, _stop_message(reason))
 
     def ignore_messages(self) -> None:
-        """Drop log lines and events from now on: nothing takes them any more, and the tasks would wait for that."""
+        """Drop log lines and events from now on: no thread takes them any more, and the tasks would wait."""
         self._takes_messages = False
 
     def __enter__(self) -> DriverChannel:
@@ -357,10 +358,10 @@ class DriverChannel:
                 self._state.health[rank] = self._state.health[rank]._replace(received_at=time.monotonic())
 
     def _meet(self, connection: MessageConnection, rank: int, peer: Any) -> None:
-        """Keep the data of a task for the others; with the data of the last task, send all of it to all tasks."""
+        """Keep the data of a task; once the last task has sent its data, send the data of all tasks to each of them."""
         with self._lock:
             there = self._state.peers
-            if rank in there:  # of another attempt of the stage, whose tasks meet by Spark alone
+            if rank in there:  # from another attempt of the stage; the tasks then meet through Spark alone
                 self._state.meets_here = False
             there[rank] = connection, peer
             self._state.meeting.append(connection)
@@ -377,7 +378,7 @@ class DriverChannel:
             self._send(receiver, {"kind": "peers", "peers": peers} if meets_here else _MEET_BY_SPARK)
 
     def _stop_meeting(self) -> None:
-        """Have the tasks that wait meet by Spark, unless all have met."""
+        """Make the waiting tasks meet through Spark, unless all tasks have met."""
         with self._lock:
             if len(self._state.peers) == self._num_ranks or not self._state.meets_here:
                 return
@@ -392,7 +393,7 @@ class DriverChannel:
                 self._messages.put(message, timeout=1.0)
             except queue.Full:
                 self._note_contact(message.rank)
-                continue  # the caller's thread is busy; look whether it has left
+                continue  # the caller's thread is busy; check again whether it has left
             return
 
     @staticmethod

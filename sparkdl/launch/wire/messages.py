@@ -3,9 +3,9 @@
 A message is a JSON header and a binary body; receiving one never unpickles it. Where a message crosses a network,
 authentication happens before the first one.
 
-A marked line of a rank's output carries the level of a log record, or marks a message meant for the driver. A rank
-writes marks if the process that started it has asked for them, in order with everything that the rank prints; the
-process that shows the lines removes the marks. Nothing is inferred from the text.
+A mark at the beginning of an output line of a rank holds the level of a log record, or marks a message meant for the
+driver. A rank writes marks if the process that started it has requested them, in order with everything else that the
+rank prints; the process that shows the lines removes the marks. Nothing is inferred from the text of a line.
 
 An exception is packed with the exceptions that it was raised from, which pickling alone leaves out. The function that
 runs on the ranks is pickled on the driver, and the error names what cannot be pickled.
@@ -75,7 +75,7 @@ class MessageConnection:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the peer was faster
+            pass  # the peer has closed the connection first
         with self._sending:
             self._is_closed = True
             self._socket.close()
@@ -96,13 +96,13 @@ def mark_lines(mark: int | str, text: str) -> str:
 
 
 def split_mark(line: str) -> tuple[str | None, str]:
-    """Return the mark of a line, None where it has none, and the line without it."""
+    """Return the mark of a line (None if it has none) and the line without it."""
     found = _MARKED.match(line)
     return (found[1], line[found.end() :]) if found else (None, line)
 
 
 def error_text(error: BaseException) -> str:
-    """Type and message of an exception, also of one whose message cannot be made."""
+    """Type and message of an exception, even if building its message fails."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -110,7 +110,10 @@ def error_text(error: BaseException) -> str:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Pickle an exception and its causes, up to the first that cannot be pickled; empty if that is the exception."""
+    """Pickle an exception and its causes, up to the first that cannot be pickled.
+
+    Empty if the exception itself cannot be pickled.
+    """
     packed: list[bytes] = []
     seen: set[int] = set()
     cause: BaseException | None = error
@@ -125,9 +128,10 @@ def pack_error(error: BaseException) -> bytes:
 
 
 def unpack_error(packed: bytes) -> BaseException | None:
-    """Return what :func:`pack_error` packed, up to the first whose class cannot be built here; None if there is none.
+    """Return the exception that :func:`pack_error` packed, with the causes that can be unpickled here.
 
-    Only for bytes from a trusted channel: unpickling runs code.
+    None if the exception itself cannot be unpickled, or was not packed. Only for bytes from a trusted channel:
+    unpickling runs code.
     """
     errors: list[BaseException] = []
     for each in pickle.loads(packed) if packed else ():  # noqa: S301 - as the docstring says

@@ -12,13 +12,13 @@ from sparkdl.collective.telemetry.stalls import Wait
 
 @dataclass(frozen=True, kw_only=True)
 class RankHealth:
-    """What is known of a running rank from outside: whether its process responds, and what it waits in."""
+    """State of a running rank as seen from outside: whether its process responds, and in which operations it waits."""
 
     silent_s: float = 0.0
     """Seconds since the last heartbeat of its process."""
 
     state: str = ""
-    """Why its process cannot continue, as the kernel says, in words: ``is stopped, as by SIGSTOP``."""
+    """Why its process cannot continue, according to the kernel, such as ``is stopped, as by SIGSTOP``; else empty."""
 
     idle_s: float | None = None
     """Seconds since its function last called ``context.progress()``; None if it never has, or is done."""
@@ -27,7 +27,7 @@ class RankHealth:
     """The operations in which it waits for other ranks, the longest wait first."""
 
     def to_fields(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """All fields, in types that JSON can encode."""
         return asdict(self)
 
     @classmethod
@@ -55,7 +55,7 @@ class HealthReport(NamedTuple):
     """The latest report of a barrier task on its rank."""
 
     received_at: float
-    """When the task last sent anything, as of ``time.monotonic()``."""
+    """Time of ``time.monotonic()`` at which the task last sent anything."""
 
     number: int
     """Number of the report, counted by the task."""
@@ -64,7 +64,7 @@ class HealthReport(NamedTuple):
 
 
 class StopReason(str):
-    """Why a rank is ended from outside, in words.
+    """Text that says why a rank is ended from outside.
 
     Attributes:
         is_hang: whether a rank hangs, so that the stacks of all ranks are wanted.
@@ -100,25 +100,25 @@ class Failure:
     """Whether another rank's failure, or a cancelled fit, caused this one."""
 
     origin: str = ""
-    """Where an error that the rank raised began: the value of an :class:`~sparkdl.collective.failure_origin.Origin`."""
+    """Origin of the error that the rank raised: a value of :class:`~sparkdl.collective.failure_origin.Origin`."""
 
     is_loss: bool = False
-    """Whether the rank's process was killed, or was lost with its executor, and none of its code raised anything."""
+    """Whether the rank's process was killed or lost with its executor, and not ended by an exception of its code."""
 
     is_hang: bool = False
     """Whether all ranks were ended because one of them hung."""
 
     health: RankHealth | None = None
-    """The health of a rank that was ended from outside, just before that."""
+    """Health of the rank just before it was ended from outside; None if it was not."""
 
     stack: str = ""
-    """The Python stacks of such a rank's threads."""
+    """Python stacks of the rank's threads at that time; empty if they are not known."""
 
     pickled: bytes = field(default=b"", repr=False)
-    """The exception itself, if it can be packed; the driver unpacks it only after it came through Spark."""
+    """The exception itself, if it can be packed; the driver unpacks it only if it was received through Spark."""
 
     def to_fields(self) -> dict[str, Any]:
-        """Everything but the pickled exception, as JSON can hold it."""
+        """All fields but the pickled exception, in types that JSON can encode."""
         fields = asdict(self)
         del fields["pickled"]
         return fields

@@ -1,4 +1,4 @@
-"""What crosses from the driver to every barrier task: one frozen object inside Spark's closure."""
+"""The spec of a launch, which crosses from the driver to every barrier task as a frozen object in Spark's closure."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class LaunchSpec:
     """The pickled function with its arguments."""
 
     driver: Address
-    """Where the driver takes log lines, events and failures."""
+    """Address at which the driver receives log lines, events and failures."""
 
     transport: str
     """Transport of the communicator: one of :data:`sparkdl.collective.TRANSPORTS`."""
 
     wire: str
-    """How the communicator sends sums and averages of float32 between hosts."""
+    """Data type in which the communicator sends sums and averages of float32 between hosts."""
 
     gpus_per_rank: int
 
@@ -43,10 +43,10 @@ class LaunchSpec:
     """Whether the ranks form an MPI world with any transport, for code that uses mpi4py."""
 
     environment: tuple[tuple[str, str], ...]
-    """Variables that are set for the rank processes only."""
+    """Environment variables that are set for the rank processes only."""
 
     modules: tuple[str, ...]
-    """What the forkserver imports; see :mod:`sparkdl.launch.forkserver.process`."""
+    """Modules that the forkserver imports; see :mod:`sparkdl.launch.forkserver.process`."""
 
     versions: Mapping[str, str]
     """Versions on the driver, compared with those of every executor."""
@@ -58,7 +58,7 @@ class LaunchSpec:
     """Default deadline of a collective."""
 
     hang_timeout_s: float
-    """How long a rank may hang; for ever when infinite."""
+    """How long a rank may make no progress or wait in an operation; for ever when infinite."""
 
     silence_timeout_s: float
     """How long a rank or a task may send no heartbeat."""
@@ -74,8 +74,8 @@ def installed_versions() -> dict[str, str]:
 def version_conflicts(driver: Mapping[str, str], executor: Mapping[str, str]) -> list[str]:
     """Return where an executor's versions differ from the driver's in a way that breaks pickles between them.
 
-    Python, numpy and torch have to agree in their first two numbers, sparkdl and cloudpickle entirely. A package that
-    the driver does not have cannot be part of what it sends.
+    Python, numpy and torch have to agree in their first two version numbers, sparkdl and cloudpickle entirely. A
+    package that the driver does not have is ignored: no object of it can be sent.
     """
     conflicts = []
     for package, on_driver in driver.items():

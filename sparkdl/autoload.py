@@ -1,9 +1,10 @@
-"""What torch loads when it is imported: in a rank of ours it makes torch.distributed find the other ranks.
+"""Extension of ``import torch`` that connects torch.distributed in a rank of sparkdl to the other ranks.
 
 Runs on the *rank*, and does nothing elsewhere. The entry point ``torch.backends`` names :func:`load`, which torch
-calls at the end of ``import torch`` unless ``TORCH_DEVICE_BACKEND_AUTOLOAD`` is 0. So a program that never imports
-sparkdl can call ``init_process_group("sparkdl")``, and its ``env://`` leads to our coordinator. Nothing heavy is
-imported before it does, as the processes that a rank starts import torch too, such as the workers of a DataLoader.
+calls at the end of ``import torch`` unless ``TORCH_DEVICE_BACKEND_AUTOLOAD`` is 0. A program that never imports
+sparkdl can therefore call ``init_process_group("sparkdl")``, and ``env://`` connects it to the job's coordinator.
+Heavy modules are imported only by such a call, because the processes that a rank starts, such as DataLoader workers,
+import torch as well.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _MARK = "SPARKDL_COORDINATOR"
-"""What the environment of a rank of ``sparkdl run`` has; see :mod:`sparkdl.collective.job`."""
+"""Environment variable that every rank of ``sparkdl run`` has; see :mod:`sparkdl.collective.job`."""
 
 _ACCELERATE = "accelerate.state"
 
 
 def load() -> None:
-    """Register the backend and the rendezvous, both of which import :mod:`sparkdl.torch` on first use, in a rank."""
+    """Register the backend and the rendezvous in a rank; both import :mod:`sparkdl.torch` on first use."""
     if not os.environ.get(_MARK):
         return
     import torch.distributed as dist
 
-    if not dist.is_available():  # a torch that was built without it
+    if not dist.is_available():  # this torch was built without torch.distributed
         return
     from torch.distributed.rendezvous import _rendezvous_handlers
 
@@ -41,17 +42,17 @@ def load() -> None:
         dist.Backend.register_backend(
             "sparkdl", _create_process_group, extended_api=True, devices=["cpu", "cuda"]
         )
-    # torch refuses to register a second handler of a scheme.
+    # torch's register_rendezvous_handler refuses a scheme that has a handler.
     for scheme in ("env", "tcp", "file"):
         _rendezvous_handlers[scheme] = partial(_rendezvous, scheme)
     teach_accelerate()
 
 
 def teach_accelerate() -> None:
-    """Have Accelerate, once it is imported, connect ranks without a GPU by the backend that was asked for.
+    """Make Accelerate connect ranks that have no GPU, over the requested backend; also if it is imported later.
 
-    By itself it leaves ranks unconnected that have no GPU, unless it was given ``cpu=True`` (``use_cpu`` of Hugging
-    Face's TrainingArguments), and then refuses each backend but Gloo.
+    On its own, Accelerate connects ranks without a GPU only if it is given ``cpu=True`` (``use_cpu`` of Hugging
+    Face's TrainingArguments), and then accepts no backend but Gloo.
     """
     module = sys.modules.get(_ACCELERATE)
     if module is not None:
@@ -73,7 +74,7 @@ def _rendezvous(scheme: str, url: str, **kwargs: Any) -> Iterator[Any]:
 
 
 class _AccelerateFinder(importlib.abc.MetaPathFinder):
-    """Finds one module as the others do, and adapts it when it has been executed."""
+    """Finds ``accelerate.state`` through the other finders, and adapts the module after it was executed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -90,7 +91,7 @@ class _AccelerateFinder(importlib.abc.MetaPathFinder):
                 execute(module)
                 _adapt(module)
 
-            spec.loader.exec_module = execute_and_adapt  # type: ignore[method-assign]  # of this import alone
+            spec.loader.exec_module = execute_and_adapt  # type: ignore[method-assign]  # for this import only
         return spec
 
 

@@ -1,4 +1,4 @@
-"""Random state and seeds of a rank: Python's, NumPy's and torch's generators, of the CPU and of its GPU.
+"""Random state and seeds of a rank: the generators of Python, NumPy and torch, on the CPU and on the rank's GPU.
 
 The seeds are reproducible and differ on each rank.
 """
@@ -27,7 +27,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Restore the states of the generators; that of a GPU stays where the state was taken without one."""
+    """Restore the states of the generators; the GPU's is unchanged if ``state`` was taken without a GPU."""
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
     algorithm, words, position, has_gauss, numpy_gauss = state["numpy"]
@@ -39,11 +39,11 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def random_numbers_apart(device: torch.device, seed: int | None = None) -> Iterator[None]:
-    """Have the generators stand after this block where they stood before it.
+    """Restore the states of the generators at the end of the ``with`` block.
 
     Args:
-        device: whose generators they are, beside those of Python, NumPy and torch on the CPU.
-        seed: from which those three begin in the block; None to continue from their states.
+        device: device whose generator is restored, in addition to those of Python, NumPy and torch on the CPU.
+        seed: seed of those three generators inside the block; None to continue from their current states.
     """
     before = random_state(device)
     if seed is not None:
@@ -57,7 +57,7 @@ def random_numbers_apart(device: torch.device, seed: int | None = None) -> Itera
 
 
 def rank_seed(seed: int, rank: int, *position: int) -> int:
-    """Return a 63-bit seed that depends on all numbers, with neighbouring seeds and ranks far apart."""
+    """Return a 63-bit seed that depends on all arguments; neighbouring seeds and ranks give unrelated values."""
     words = np.random.SeedSequence([seed & 0xFFFF_FFFF_FFFF_FFFF, rank, *position]).generate_state(
         1, np.uint64
     )
@@ -65,29 +65,29 @@ def rank_seed(seed: int, rank: int, *position: int) -> int:
 
 
 def seed_rank(seed: int, rank: int, *position: int) -> None:
-    """Seed Python, NumPy and torch, on all devices, of this process. Runs on a *rank*.
+    """Seed the generators of Python, NumPy and torch on all devices of this process. Runs on a *rank*.
 
     Args:
-        seed: of the fit.
-        rank: number of the rank.
-        position: epoch and step, where a fit is resumed and its random numbers cannot be.
+        seed: seed of the fit.
+        rank: number of the rank; ranks that pass the same number get the same seed.
+        position: epoch and step at which a fit is resumed, if its random state cannot be restored.
     """
     seed_generators(rank_seed(seed, rank, *position))
-    # cuDNN may otherwise choose kernels that add in an order of their own.
+    # Otherwise cuDNN may choose kernels whose order of additions varies.
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 
 
 def seed_generators(seed: int) -> None:
-    """Seed Python, NumPy and torch, on all devices, of this process."""
+    """Seed the generators of Python, NumPy and torch on all devices of this process."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)
     torch.manual_seed(seed)
 
 
 def refuse_what_varies(refused: bool) -> None:
-    """Have torch raise for an operation whose results differ from run to run, or allow them. Runs on a *rank*."""
+    """Set whether torch raises an error for operations whose results differ from run to run. Runs on a *rank*."""
     if refused:
-        # Read when cuBLAS is first used: with more workspaces it adds in whichever order comes first.
+        # cuBLAS reads this at its first use: with more workspaces its order of additions varies.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(refused)

@@ -1,6 +1,6 @@
-"""Where the ranks of a communicator stand: which of them share a host, and their numbers inside and across hosts.
+"""Topology of a communicator: which ranks share a host, and the numbers of the ranks inside and across hosts.
 
-Pure arithmetic on the standard library; who shares a host is found out in :mod:`sparkdl.collective`.
+Pure arithmetic on the standard library; :mod:`sparkdl.rendezvous.hosts` detects which ranks share a host.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """One rank's view of the world.
+    """Ranks and hosts of a communicator, as seen by one rank.
 
     Attributes:
         rank: number of this rank, ``0 <= rank < world_size``.
@@ -29,12 +29,12 @@ class Topology:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self.host_of_rank)
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts there are."""
+        """Number of hosts."""
         return max(self.host_of_rank) + 1
 
     @property
@@ -54,12 +54,12 @@ class Topology:
 
     @property
     def local_size(self) -> int:
-        """How many ranks this host has."""
+        """Number of ranks on this host."""
         return len(self.local_ranks)
 
     @property
     def cross_ranks(self) -> tuple[int, ...]:
-        """The ranks with this rank's ``local_rank`` on every host that has one, in order of hosts."""
+        """The ranks with the same ``local_rank`` as this rank, at most one per host, in order of hosts."""
         local = self.local_rank
         per_host = (self.ranks_on(host) for host in range(self.num_hosts))
         return tuple(ranks[local] for ranks in per_host if local < len(ranks))
@@ -71,7 +71,7 @@ class Topology:
 
     @property
     def cross_size(self) -> int:
-        """How many hosts have a rank with this ``local_rank``."""
+        """Number of hosts that have a rank with this ``local_rank``."""
         return len(self.cross_ranks)
 
     def ranks_on(self, host: int) -> tuple[int, ...]:
@@ -86,5 +86,5 @@ def number_hosts(labels: Sequence[object]) -> tuple[int, ...]:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """``"rank 3"``, ``"ranks 1, 3"``."""
+    """Format ranks for a message: ``"rank 3"``, ``"ranks 1, 3"``."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

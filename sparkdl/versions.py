@@ -9,7 +9,7 @@ from sparkdl import __version__
 
 
 def package_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the version of sparkdl, and those of the packages that are installed."""
+    """Return the versions of sparkdl and of those ``packages`` that are installed, by package name."""
     found = {"sparkdl": __version__}
     for package in packages:
         try:

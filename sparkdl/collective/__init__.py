@@ -1,8 +1,8 @@
-"""Communication between ranks: communicators, process sets, transports, and telemetry of what they do.
+"""Communication between ranks: communicators, process sets, transports and telemetry.
 
-Rendezvous and authentication lie in :mod:`sparkdl.rendezvous`; what callers of this package need of them is exported
-here, too. Knows NumPy and the native core, no torch and no Spark. The contract is :class:`Communicator`;
-:func:`open_communicator` opens one over a :class:`Rendezvous`.
+Rendezvous and authentication are in :mod:`sparkdl.rendezvous`; the names that callers of this package need are
+exported here as well. Depends on NumPy and the native core, not on torch or Spark. The contract is
+:class:`Communicator`; :func:`open_communicator` opens one over a :class:`Rendezvous`.
 """
 
 from __future__ import annotations

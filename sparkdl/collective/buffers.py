@@ -43,11 +43,11 @@ _NAMES = {
 """Type code and bits of DLPack to dtype name."""
 
 _STORAGE = {"bfloat16": "uint16", "bool": "uint8"}
-"""What elements are seen as, where that is not their dtype."""
+"""NumPy type as which elements are viewed, if it differs from their dtype."""
 
 
 _NUMPY_NAMES = {np.dtype(name): name for name in DTYPES if name != "bfloat16"}
-"""NumPy takes microseconds to format the name of a dtype."""
+"""Names by dtype: NumPy takes microseconds to format the name of a dtype."""
 
 
 class _Tensor(ctypes.Structure):
@@ -68,22 +68,22 @@ class _Tensor(ctypes.Structure):
 
 
 def item_bytes(dtype: str) -> int:
-    """Size of an element of one of :data:`DTYPES`."""
+    """Return the size in bytes of an element of ``dtype``, one of :data:`DTYPES`."""
     return np.dtype(_STORAGE.get(dtype, dtype)).itemsize
 
 
 @dataclass(frozen=True)
 class FlatBuffer:
-    """A buffer's memory.
+    """The elements of a buffer as a flat array.
 
     Attributes:
         dtype: one of :data:`DTYPES`.
-        data: its elements, shape ``(n,)``; uint16 for bfloat16, uint8 for bool.
-        owner: what keeps the memory alive.
-        shape: of the array that it was seen in.
-        strided: the array that ``data`` stands for, where that is not C-contiguous.
-        is_read: whether what it holds before matters.
-        is_written: whether ``data`` gets a result.
+        data: elements, shape ``(n,)``; uint16 for bfloat16, uint8 for bool.
+        owner: object that keeps the memory alive.
+        shape: shape of the original array.
+        strided: the original array if it is not C-contiguous; ``data`` is then separate memory.
+        is_read: whether the operation reads the elements.
+        is_written: whether the operation writes the elements.
     """
 
     dtype: str
@@ -95,12 +95,12 @@ class FlatBuffer:
     is_written: bool = False
 
     def pack(self) -> None:
-        """Take the elements of an array that is not C-contiguous; to be called before ``data`` is read."""
+        """Copy the elements of ``strided``, if any, to ``data``; to be called before ``data`` is read."""
         if self.strided is not None and self.is_read:
             self._as_strided()[...] = self.strided
 
     def unpack(self) -> None:
-        """Put the elements where they belong; to be called once ``data`` was written."""
+        """Copy the elements of ``data`` to ``strided``, if any; to be called after ``data`` was written."""
         if self.strided is not None and self.is_written:
             self.strided[...] = self._as_strided()
 
@@ -111,7 +111,7 @@ class FlatBuffer:
 
     @property
     def unread(self) -> np.ndarray[Any, Any]:
-        """The elements as unsigned integers of their width: what a library moves without knowing their type."""
+        """The elements as unsigned integers of the same width, for libraries that only move them."""
         return self.data.view(f"u{self.data.itemsize}")
 
 
@@ -121,24 +121,24 @@ def zeros(count: int, dtype: str) -> FlatBuffer:
 
 
 def storage_of(dtype: str) -> np.dtype[Any]:
-    """NumPy's type of the elements in ``FlatBuffer.data``."""
+    """Return the NumPy dtype of ``FlatBuffer.data`` for ``dtype``."""
     storage: np.dtype[Any] = np.dtype(_STORAGE.get(dtype, dtype))
     return storage
 
 
 def flatten(array: Any, *, reads: bool = True, writes: bool = False) -> FlatBuffer:
-    """See a CPU buffer of one of :data:`DTYPES` as a flat array of the same memory.
+    """View a CPU buffer of one of :data:`DTYPES` as a flat array of the same memory.
 
-    One that is not C-contiguous gets memory that stands for it, between ``pack()`` and ``unpack()``.
+    A buffer that is not C-contiguous gets separate memory; ``pack()`` and ``unpack()`` copy the elements.
 
     Args:
-        array: the buffer.
-        reads: whether what it holds matters.
-        writes: whether it will be written to.
+        array: NumPy array, or any object with ``__dlpack__``.
+        reads: whether the operation reads the elements.
+        writes: whether the operation writes the elements.
 
     Raises:
-        ParamError: if it is not in CPU memory, of another dtype, or read-only or with elements that share memory
-            where it will be written to.
+        ParamError: if the buffer is not in CPU memory or has another dtype, or if it is to be written but is read-only
+            or has elements that share memory.
     """
     if isinstance(array, np.ndarray):
         name = _NUMPY_NAMES.get(array.dtype)
@@ -153,14 +153,14 @@ def flatten(array: Any, *, reads: bool = True, writes: bool = False) -> FlatBuff
         return FlatBuffer(dtype=name, data=elements, owner=array, shape=array.shape)
     if not hasattr(array, "__dlpack__"):
         raise ParamError(f"{type(array).__name__} is neither a NumPy array nor has it __dlpack__")
-    if getattr(array, "is_neg", bool)():  # torch exports such a tensor as if it were not
+    if getattr(array, "is_neg", bool)():  # torch exports such a tensor without the negation
         raise ParamError(f"{type(array).__name__} is yet to be negated; pass tensor.resolve_neg()")
     try:
         is_here = array.__dlpack_device__()[0] in _CPU_DEVICES
         capsule = array.__dlpack__() if is_here else None
     except (BufferError, RuntimeError, ValueError) as error:
-        # BufferError is what the standard asks for; torch 2.4 and before raised RuntimeError, and of devices that
-        # DLPack does not know ValueError.
+        # The standard asks for a BufferError. torch 2.4 and earlier raised RuntimeError, and ValueError for devices
+        # that DLPack does not know.
         raise ParamError(f"{type(array).__name__} cannot be used: {error}") from error
     if capsule is None:
         raise ParamError(f"{type(array).__name__} is not in CPU memory")
@@ -181,7 +181,7 @@ def _stand_in(
 
 
 def _may_overlap(array: np.ndarray[Any, Any]) -> bool:
-    """Whether elements may share memory, as in no array that is made by slicing and permuting."""
+    """Whether elements may share memory; never the case for an array made by slicing and permuting."""
     reach = array.itemsize - 1
     for stride, extent in sorted(zip(map(abs, array.strides), array.shape, strict=True)):
         if extent > 1 and stride <= reach:
@@ -199,7 +199,7 @@ def _flatten_capsule(array: Any, capsule: object, *, reads: bool, writes: bool) 
         raise _unknown(f"DLPack type {tensor.type_code} of {tensor.type_bits} bits")
     shape = tuple(tensor.shape[: tensor.ndim])
     storage = storage_of(name)
-    if 0 in shape:  # whatever its strides are
+    if 0 in shape:  # regardless of its strides
         return FlatBuffer(dtype=name, data=np.empty(0, storage), owner=array, shape=shape)
     if tensor.data is None:
         raise ParamError(
@@ -216,7 +216,7 @@ def _flatten_capsule(array: Any, capsule: object, *, reads: bool, writes: bool) 
         elements = np.frombuffer(memoryview(memory), storage)
         return FlatBuffer(dtype=name, data=elements, owner=owner, shape=shape)
     strides = [stride * storage.itemsize for stride in tensor.strides[: tensor.ndim]]
-    # The lowest and the highest of the elements, from the first one on.
+    # Offsets in bytes of the lowest and the highest element from the first one.
     lowest, highest = (
         sum(pick(0, stride * (extent - 1)) for stride, extent in zip(strides, shape, strict=True))
         for pick in (min, max)
@@ -239,12 +239,12 @@ class DeviceArray:
     """A C-contiguous array in GPU memory.
 
     Attributes:
-        pointer: address of its first element.
-        count: how many elements it has.
-        dtype: NumPy's name of their type, or ``"bfloat16"``.
-        gpu: number of the GPU in this process, if the array says it.
-        is_writable: whether it may be written to.
-        owner: what keeps the memory.
+        pointer: address of the first element.
+        count: number of elements.
+        dtype: NumPy's name of the element type, or ``"bfloat16"``.
+        gpu: number of the GPU in this process; None if the array does not say.
+        is_writable: whether the array may be written to.
+        owner: object that keeps the memory alive.
     """
 
     pointer: int
@@ -255,20 +255,20 @@ class DeviceArray:
     owner: object = None
 
     def elements(self, start: int, count: int, item_bytes: int) -> int:
-        """Address of the elements from ``start`` on, which must be ``count`` and inside the array."""
+        """Return the address of element ``start``; the ``count`` elements from there must be inside the array."""
         if not 0 <= start <= start + count <= self.count:
             raise ParamError(f"elements {start} to {start + count} are outside an array of {self.count}")
         return self.pointer + start * item_bytes
 
 
 def device_array(array: Any) -> DeviceArray:
-    """Describe an array in GPU memory. Its stream is not waited for: order is the caller's.
+    """Describe an array in GPU memory. Does not wait for its stream: the caller ensures the order.
 
     Args:
-        array: a :class:`DeviceArray`, or whatever has ``__dlpack__`` or ``__cuda_array_interface__``.
+        array: a :class:`DeviceArray`, or any object with ``__dlpack__`` or ``__cuda_array_interface__``.
 
     Raises:
-        ParamError: if the array does not say where it lies, is not in GPU memory or not C-contiguous.
+        ParamError: if the array has neither of these, is not in GPU memory, or is not C-contiguous.
     """
     if isinstance(array, DeviceArray):
         return array

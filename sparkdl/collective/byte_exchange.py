@@ -1,4 +1,4 @@
-"""Bytes of any length from one rank to all, and from all to one or to all, over a communicator. Runs on ranks."""
+"""Broadcast, gather and allgather of byte strings of any length over a communicator. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Sizes = np.ndarray[Any, np.dtype[np.int64]]
 def broadcast_bytes(
     communicator: Communicator, value: bytes, *, root: int, name: str = "", timeout_s: float | None = None
 ) -> bytes:
-    """Rank ``root``'s value, on every rank; collective."""
+    """Return rank ``root``'s value on every rank; collective."""
     size = np.array([len(value)], np.int64)
     communicator.broadcast(size, root=root, name=f"size of {name}", timeout_s=timeout_s)
     data = np.zeros(size[0], np.uint8)
@@ -28,7 +28,7 @@ def broadcast_bytes(
 def gather_bytes(
     communicator: Communicator, value: bytes, *, root: int, name: str = "", timeout_s: float | None = None
 ) -> list[bytes]:
-    """Every rank's value in order of rank, on rank ``root``; nothing on the others. Collective."""
+    """Return the values of all ranks, in order of rank, on rank ``root``; an empty list on the others. Collective."""
     sizes = _gather_sizes(communicator, value, name, timeout_s)
     out = np.empty(sizes.sum(), np.uint8) if communicator.rank == root else None
     communicator.gather(
@@ -45,7 +45,7 @@ def gather_bytes(
 def allgather_bytes(
     communicator: Communicator, value: bytes, *, name: str = "", timeout_s: float | None = None
 ) -> list[bytes]:
-    """Every rank's value in order of rank, on every rank; collective."""
+    """Return the values of all ranks, in order of rank, on every rank; collective."""
     sizes = _gather_sizes(communicator, value, name, timeout_s)
     out = np.empty(sizes.sum(), np.uint8)
     communicator.allgather(

@@ -2,27 +2,28 @@
 
 Runs on ranks. Arrays are buffers in CPU memory: NumPy arrays, or anything with ``__dlpack__`` such as torch tensors.
 Their elements are float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64, or bool, taken in row-major
-order. An array that is not C-contiguous is copied when its operation begins, as far as it is read, and copied back
-after the operation has succeeded, as far as it is written.
+order. An array that is not C-contiguous is copied: when the operation begins if the operation reads it, and back after
+the operation has succeeded if the operation writes it.
 
 Reductions: ``op`` is ``"sum"``, ``"avg"``, ``"min"``, ``"max"`` or ``"product"``. float16 and bfloat16 are
-accumulated in float32 and rounded once; the sum and the product of bools are their "or" and "and". ``prescale``
-multiplies the inputs, ``postscale`` the results; integers are multiplied as float64 and rounded toward zero.
+accumulated in float32 and rounded once; the sum of bools is their logical "or", the product their logical "and".
+``prescale`` multiplies the inputs, ``postscale`` the results; integers are multiplied as float64 and rounded toward
+zero.
 
 Sums and products of integers wrap around. Averages of integers are rounded toward zero. Integers of 8 to 32 bits are
 averaged in a wider type. int64 and uint64 have no wider type: where the sum does not fit, the average is that of the
 wrapped sum. Convert such numbers to float64 first.
 
-A NaN on any rank is both the minimum and the maximum, and makes every sum, average and product NaN. Of 0.0 and -0.0
-the native transport takes the one that comes later in its order of the ranks; over MPI, -0.0 is below 0.0. All ranks
-get the same bits, with one exception: over MPI, the sign and the payload of a NaN that is a sum, an average or a
-product may differ.
+A NaN on any rank is both the minimum and the maximum, and makes every sum, average and product NaN. For the minimum or
+maximum of 0.0 and -0.0, the native transport takes the one that comes later in its order of the ranks; over MPI, -0.0
+is below 0.0. All ranks get the same bits, with one exception: over MPI, the sign and the payload of a NaN that is a
+sum, an average or a product may differ.
 
-``name`` identifies the operation in messages and reports. The ranks must agree on it, and on operation, dtype, sizes,
-reduction, scales and root: otherwise all of them raise the same :class:`MismatchError`, nothing is written, and the
-communicator can still be used.
+``name`` identifies the operation in error messages and reports. The ranks must agree on the name, the operation, dtype,
+sizes, reduction, scales and root: otherwise all of them raise the same :class:`MismatchError`, nothing is written, and
+the communicator can still be used.
 
-Every operation has a deadline, ``timeout_s`` or the communicator's own. After any failure other than a mismatch the
+Every operation has a deadline: ``timeout_s``, or the communicator's own. After any failure other than a mismatch the
 communicator cannot be used any more. All ranks must call the same operations in the same order, except that messages
 (``send`` and ``recv``) are ordered only within a pair of ranks and a tag.
 """
@@ -45,17 +46,17 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 Array = Any
-"""A CPU buffer; see the head of this module."""
+"""A buffer in CPU memory; see the docstring of this module."""
 
 
 def _blocking(start: Callable[Concatenate[Any, P], Handle]) -> Callable[Concatenate[Any, P], None]:
-    """The form of an operation that starts it and waits until its result is there.
+    """Return the blocking form of an asynchronous operation: it starts the operation and waits for the result.
 
     Raises:
-        MismatchError: on every rank, if the ranks disagree; the message says which rank said what.
+        MismatchError: on every rank, if the ranks disagree; the message lists the call of each rank.
         CommunicatorTimeoutError: if some rank does not join in time; the message names it.
         RankLostError: if a rank has died; the message names it.
-        CommunicatorAbortedError: if a rank aborted; the message has its reason.
+        CommunicatorAbortedError: if a rank aborted; the message gives the reason.
     """
 
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -69,27 +70,28 @@ def _blocking(start: Callable[Concatenate[Any, P], Handle]) -> Callable[Concaten
 class Communicator(Splittable, ABC):
     """The open group of ranks. A context manager: closes on success, aborts on exception.
 
-    An operation is there twice: ``x`` blocks until its result is there, ``x_async`` returns a handle at once and
-    takes the same arguments. Operations of one rank run in the order of its calls.
+    Every operation has two forms with the same arguments: ``x`` blocks until the result is available, ``x_async``
+    returns a handle at once. The operations of a rank run in the order of its calls.
     """
 
     @property
     @abstractmethod
     def transport(self) -> str:
-        """What carries the data: ``"native"`` or ``"mpi"``."""
+        """Transport that carries the data: ``"native"`` or ``"mpi"``."""
 
     @property
     def takes_device_memory(self) -> bool:
         """Whether :meth:`send` and :meth:`recv` also take a :class:`~sparkdl.collective.buffers.DeviceArray`.
 
-        What is on a stream is not waited for: the caller does, and so for what a received array is used for.
+        The communicator does not wait for CUDA streams. Before the call, the caller waits for the work that produces
+        a sent array, or that still uses the memory of a received one.
         """
         return False
 
     @property
     @abstractmethod
     def failure(self) -> str | None:
-        """Why the communicator cannot be used any more; None as long as it can."""
+        """Why the communicator cannot be used any more; None while it can be used."""
 
     @abstractmethod
     def allreduce_async(
@@ -115,7 +117,7 @@ class Communicator(Splittable, ABC):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Handle:
-        """:meth:`allreduce` of several arrays of one dtype as one operation, which costs about what one array would."""
+        """:meth:`allreduce` of several arrays of one dtype as one operation, at about the cost of one array."""
 
     @abstractmethod
     def reduce_scatter_async(
@@ -133,14 +135,14 @@ class Communicator(Splittable, ABC):
         """Reduce ``array`` over all ranks; rank r gets block r in ``out``.
 
         Args:
-            array: the blocks of all ranks one after another; may contain ``out`` as this rank's block.
-            out: the block of this rank; same dtype.
-            counts: elements of each rank's block, the same on every rank; equal blocks when None.
-            op: how to reduce.
-            prescale: factor of what goes in.
-            postscale: factor of what comes out.
-            name: what it is.
-            timeout_s: deadline.
+            array: blocks of all ranks, one after another; this rank's block may be ``out`` itself.
+            out: memory for the reduced block of this rank; same dtype.
+            counts: number of elements of each rank's block, the same list on every rank; equal blocks when None.
+            op: reduction: ``"sum"``, ``"avg"``, ``"min"``, ``"max"`` or ``"product"``.
+            prescale: factor by which the inputs are multiplied.
+            postscale: factor by which the results are multiplied.
+            name: name of the operation in error messages and reports, the same on every rank.
+            timeout_s: seconds until the operation fails; the communicator's deadline when None.
         """
 
     @abstractmethod
@@ -156,18 +158,18 @@ class Communicator(Splittable, ABC):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Handle:
-        """:meth:`reduce_scatter` of several arrays of one dtype as one operation, which costs about what one would.
+        """:meth:`reduce_scatter` of several arrays of one dtype as one operation, at about the cost of one array.
 
         Args:
-            arrays: each the blocks of all ranks one after another; may contain its own ``out`` as this rank's block,
-                but no other one.
-            outs: for each of them, the block of this rank.
-            counts: for each of them, the elements of each rank's block; None where they are equal.
-            op: how to reduce.
-            prescale: factor of what goes in.
-            postscale: factor of what comes out.
-            name: what it is.
-            timeout_s: deadline.
+            arrays: each holds the blocks of all ranks, one after another; this rank's block may be the ``out`` of the
+                same array, but not of another one.
+            outs: for each array, memory for the reduced block of this rank.
+            counts: for each array, the number of elements of each rank's block; None for equal blocks.
+            op: reduction: ``"sum"``, ``"avg"``, ``"min"``, ``"max"`` or ``"product"``.
+            prescale: factor by which the inputs are multiplied.
+            postscale: factor by which the results are multiplied.
+            name: name of the operation in error messages and reports, the same on every rank.
+            timeout_s: seconds until the operation fails; the communicator's deadline when None.
         """
 
     @abstractmethod
@@ -183,11 +185,11 @@ class Communicator(Splittable, ABC):
         """Put the ``array`` of every rank into ``out``, in order of rank.
 
         Args:
-            array: the block of this rank; may be its own place in ``out``.
-            out: as many elements as all blocks together; same dtype.
-            counts: elements of each rank's block, the same on every rank; equal blocks when None.
-            name: what it is.
-            timeout_s: deadline.
+            array: block of this rank; may be this rank's block of ``out``.
+            out: memory for the blocks of all ranks, one after another; same dtype.
+            counts: number of elements of each rank's block, the same list on every rank; equal blocks when None.
+            name: name of the operation in error messages and reports, the same on every rank.
+            timeout_s: seconds until the operation fails; the communicator's deadline when None.
         """
 
     @abstractmethod
@@ -200,21 +202,21 @@ class Communicator(Splittable, ABC):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Handle:
-        """:meth:`allgather` of several arrays of one dtype as one operation, which costs about what one array would.
+        """:meth:`allgather` of several arrays of one dtype as one operation, at about the cost of one array.
 
         Args:
-            arrays: the blocks of this rank; each may be its own place in its ``out``, but in no other one.
-            outs: for each of them, what all ranks' blocks go to.
-            counts: for each of them, the elements of each rank's block; None where they are equal.
-            name: what it is.
-            timeout_s: deadline.
+            arrays: blocks of this rank; each may be this rank's block of its own ``out``, but not of another one.
+            outs: for each array, memory for the blocks of all ranks, one after another.
+            counts: for each array, the number of elements of each rank's block; None for equal blocks.
+            name: name of the operation in error messages and reports, the same on every rank.
+            timeout_s: seconds until the operation fails; the communicator's deadline when None.
         """
 
     @abstractmethod
     def broadcast_async(
         self, array: Array, *, root: int, name: str = "", timeout_s: float | None = None
     ) -> Handle:
-        """Copy rank ``root``'s ``array`` into that of every other rank."""
+        """Copy the ``array`` of rank ``root`` into the ``array`` of every other rank."""
 
     @abstractmethod
     def reduce_async(
@@ -228,7 +230,7 @@ class Communicator(Splittable, ABC):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Handle:
-        """Reduce ``array`` over all ranks into rank ``root``'s; the other ranks keep theirs."""
+        """Reduce ``array`` over all ranks into the ``array`` of rank ``root``; other ranks keep their elements."""
 
     @abstractmethod
     def gather_async(
@@ -241,7 +243,7 @@ class Communicator(Splittable, ABC):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Handle:
-        """As :meth:`allgather`, but only rank ``root`` gets the blocks; elsewhere ``out`` is None."""
+        """Like :meth:`allgather`, but only rank ``root`` gets the blocks; ``out`` is None on the other ranks."""
 
     @abstractmethod
     def scatter_async(
@@ -254,9 +256,9 @@ class Communicator(Splittable, ABC):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Handle:
-        """Give block r of rank ``root``'s ``array`` to rank r's ``out``; elsewhere ``array`` is None.
+        """Copy block r of rank ``root``'s ``array`` into rank r's ``out``; ``array`` is None on the other ranks.
 
-        ``counts`` as for :meth:`allgather`.
+        ``counts`` has the same meaning as in :meth:`allgather`.
         """
 
     @abstractmethod
@@ -270,28 +272,30 @@ class Communicator(Splittable, ABC):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Handle:
-        """Send block r of ``array`` to rank r, whose ``out`` takes the blocks that it gets in order of rank.
+        """Send block r of ``array`` to rank r, and receive a block from every rank into ``out``, in order of rank.
 
         Args:
-            array: the blocks for all ranks one after another.
-            out: the blocks of all ranks one after another; same dtype; another memory.
-            send_counts: elements of each block of ``array``; equal blocks when None.
-            receive_counts: elements of each block of ``out``: what the ranks send to this one. Both or none.
-            name: what it is.
-            timeout_s: deadline.
+            array: blocks for all ranks, one after another.
+            out: memory for the blocks from all ranks, one after another; same dtype; must not overlap ``array``.
+            send_counts: number of elements of each block of ``array``; equal blocks when None.
+            receive_counts: number of elements of each block of ``out``, which the ranks send to this one. Pass both
+                counts or neither.
+            name: name of the operation in error messages and reports, the same on every rank.
+            timeout_s: seconds until the operation fails; the communicator's deadline when None.
         """
 
     @abstractmethod
     def barrier_async(self, *, name: str = "", timeout_s: float | None = None) -> Handle:
-        """Wait until every rank is here."""
+        """Wait until every rank has made this call."""
 
     @abstractmethod
     def join(self, *, timeout_s: float | None = None) -> int:
-        """Say that this rank has no more data, and take part in what the others do until all have said so.
+        """Declare that this rank has no more data, and take part in the others' operations until all ranks have joined.
 
-        Meanwhile this rank contributes zeros to their ``allreduce`` (an average is over all ranks all the same),
-        ``reduce_scatter`` and ``allgather`` of equal blocks (of a group, where each rank has as much of all arrays
-        together), and takes part in their ``barrier``; any other operation ends as a mismatch that says who has joined.
+        Until then this rank takes part in ``barrier`` and contributes zeros to ``allreduce`` (an average is still over
+        all ranks) and to ``reduce_scatter`` and ``allgather`` of equal blocks (for a group of arrays: if the blocks of
+        all arrays together are of the same size on every rank). Any other operation raises a :class:`MismatchError`
+        that names the ranks that have joined.
 
         Returns:
             The rank that joined last, the highest if there were several.
@@ -301,17 +305,17 @@ class Communicator(Splittable, ABC):
     def send_async(
         self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None
     ) -> MessageHandle:
-        """Send ``array`` to a rank, which must ``recv`` as many elements of the same dtype."""
+        """Send ``array`` to rank ``to``, which must ``recv`` the same number of elements of the same dtype."""
 
     @abstractmethod
     def recv_async(
         self, array: Array, *, source: int | None, tag: int = 0, timeout_s: float | None = None
     ) -> MessageHandle:
-        """Receive into ``array`` what a rank sends with this tag; in its order of sending.
+        """Receive a message with this tag from rank ``source`` into ``array``; in the order of sending.
 
-        With ``source=None`` it is what any rank sends with this tag, and ``source`` of the handle says who that was.
-        Where one receive names a rank and another does not, with the same tag at the same time, either may get what
-        this rank sends.
+        With ``source=None`` the message may come from any rank; ``source`` of the handle is the sender. If a receive
+        from one rank and a receive from any rank wait for the same tag at the same time, either of them may get the
+        message of that rank.
         """
 
     allreduce = _blocking(allreduce_async)
@@ -330,29 +334,29 @@ class Communicator(Splittable, ABC):
     recv = _blocking(recv_async)
 
     def allocate(self, num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Memory for arrays that :meth:`allreduce` reduces where they lie, without a copy.
+        """Allocate memory for arrays that :meth:`allreduce` reduces in place, without a copy.
 
-        All ranks call this in the same order with the same size, and lay out their arrays alike. It is shared by the
-        ranks of a host, as long as all ranks are on one; otherwise it is ordinary memory.
+        All ranks must call this in the same order with the same size, and place their arrays at the same offsets. If
+        all ranks are on one host, they share the memory; otherwise it is ordinary memory.
 
         Args:
-            num_bytes: how much this rank needs.
+            num_bytes: size of this rank's memory, in bytes.
 
         Returns:
-            Zeros, shape ``(num_bytes,)``; the memory is given back when nothing refers to it any more.
+            Zeros, uint8, shape ``(num_bytes,)``; the memory is released with the last reference to it.
 
         Raises:
-            CommunicatorError: if the memory cannot be had; the message says what is there.
+            CommunicatorError: if the memory cannot be allocated; the message says how much is available.
         """
         return np.zeros(num_bytes, np.uint8)
 
     @abstractmethod
     def abort(self, reason: str) -> None:
-        """Make every operation fail with ``reason``, here and on all peers; returns at once."""
+        """Make every operation fail with ``reason``, on this rank and on all others; returns at once."""
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what is queued and leave; the peers do not take this for a death. May be called again."""
+        """Finish the queued operations and leave; other ranks do not treat this as a loss. May be called again."""
 
     def __enter__(self) -> Communicator:
         return self
@@ -375,21 +379,21 @@ class Handle(Protocol):
             timeout_s: seconds to wait at most; the operation's own deadline when None.
 
         Raises:
-            CommunicatorError: what the operation failed with.
+            CommunicatorError: if the operation failed; the subclass says how.
         """
 
     def done(self) -> bool:
-        """Say at once whether the operation is complete, well or not."""
+        """Return at once whether the operation has succeeded or failed."""
 
 
 class MessageHandle(Handle, Protocol):
     """A message under way.
 
     Attributes:
-        source: the rank that sends it; for a message from any rank, -1 until it comes.
+        source: rank that sends the message; for a message from any rank, -1 until the sender is known.
     """
 
     source: int
 
     def when_done(self, action: Callable[[], None]) -> None:
-        """Call something, on any thread, as soon as the message is complete, well or not; it must return at once."""
+        """Call ``action``, on any thread, once the message has succeeded or failed; it must return at once."""

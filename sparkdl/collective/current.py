@@ -1,8 +1,8 @@
 """The job and the communicator of this process, provided by a launcher or found from the environment.
 
-For code that was passed neither of them. Runs on ranks. Ranks that ``mpiexec`` started find each other through MPI,
-whichever transport carries their data afterwards. A process to which no launcher provided a job finds the job that it
-is a rank of by its environment variables.
+For code to which neither is passed as an argument. Runs on ranks. Ranks that ``mpiexec`` started find each other
+through MPI, regardless of the transport that carries their data afterwards. If no launcher has provided a job, the
+process finds its job by its environment variables.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 _VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
-"""The variables of Open MPI, and those of MPICH and libraries derived from it."""
+"""Variables with a rank and the world size: of Open MPI, and of MPICH and libraries derived from it."""
 
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-"""Their variables for the number of ranks on this machine."""
+"""Variables of the same libraries with the number of ranks on this machine."""
 
 _INVITATION_BYTES = 8192
 _MEET_TIMEOUT_S = 300.0
@@ -41,10 +41,10 @@ _NAP_S = 1e-3
 
 
 def find_mpi_world(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
-    """A function that opens the communicator of the ranks that ``mpiexec`` started; None if it did not start this one.
+    """Return a function that opens the communicator of the ranks of ``mpiexec``; None if it did not start this process.
 
     Raises:
-        LaunchError: if variables are missing that it sets.
+        LaunchError: if only some of the variables of ``mpiexec`` are set.
     """
     for names in _VARIABLES:
         found = find_all(environ, names, "Start ranks by mpiexec, which sets both.")
@@ -56,7 +56,7 @@ def find_mpi_world(environ: Mapping[str, str]) -> Callable[[], Communicator] | N
 def _open(size: int, variable: str, environ: Mapping[str, str]) -> Communicator:
     is_open_mpi = variable.startswith("OMPI_")
     if is_open_mpi != ("Open MPI" in library_name()):
-        # MPICH would end the process here, and Open MPI take it for a world of one.
+        # With another launcher, MPICH would end the process here, and Open MPI would see a world of one rank.
         raise LaunchError(_wrong_library(size, variable))
     world = load_mpi().COMM_WORLD
     if world.Get_size() != size:
@@ -100,12 +100,13 @@ def add_finder(finder: Finder) -> None:
 
 
 def find_job(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
-    """A function that opens the communicator of the job that this process is a rank of; None outside a job.
+    """Return a function that opens the communicator of this process's job; None outside a job.
 
-    ``sparkdl run`` is looked for first and ``mpiexec`` last, whose variables all child processes inherit.
+    The variables of ``sparkdl run`` are tried first. Those of ``mpiexec`` are tried last, because all child processes
+    inherit them.
 
     Raises:
-        LaunchError: if a launcher's variables are there only in part; the message names the missing ones.
+        LaunchError: if only some of a launcher's variables are set; the message names the missing ones.
     """
     for finder in (_find_own, *_added, find_mpi_world):
         opener = finder(environ)
@@ -115,13 +116,13 @@ def find_job(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
 
 
 def find_own_job(environ: Mapping[str, str]) -> Job | None:
-    """The job that ``sparkdl run`` made this process a rank of; None if it did not.
+    """Return the job of ``sparkdl run`` in which this process is a rank; None if there is none.
 
     Raises:
-        LaunchError: if some of its variables are missing; the message names them.
+        LaunchError: if only some of its variables are set; the message names the missing ones.
     """
     if is_torchruns(environ):
-        return None  # inside a rank of ours it has started ranks of its own, which inherit our variables
+        return None  # a rank of sparkdl ran torchrun, whose ranks inherit the variables of sparkdl
     return Job.from_variables(environ)
 
 
@@ -135,7 +136,7 @@ def _find_own(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
 
 
 _sources: list[tuple[Callable[[], Communicator], Callable[[], bool]]] = []
-"""At most one entry: returns the communicator of this process, and whether it is open."""
+"""At most one entry: functions that return the communicator of this process, and whether it is open."""
 
 _jobs: list[tuple[Job, Rendezvous]] = []
 """At most one entry: the job that a launcher has provided, and its rendezvous."""
@@ -144,13 +145,14 @@ _lock = threading.RLock()
 
 
 def current_communicator() -> Communicator | None:
-    """The communicator over all ranks of this job, opened now if it was not yet; None outside a rank.
+    """Return the communicator of all ranks of this job, opened at the first call; None outside a rank.
 
-    A process that ``sparkdl run``, ``mpiexec`` or, where :mod:`sparkdl.torch` is imported, ``torchrun`` started finds
-    the others by its environment variables; all of them have to ask. It leaves the job when it ends.
+    A process that was started by ``sparkdl run``, by ``mpiexec`` or, if :mod:`sparkdl.torch` is imported, by
+    ``torchrun`` finds the other ranks by its environment variables; all ranks have to call this. The process leaves
+    the job when it ends.
 
     Raises:
-        LaunchError: if a launcher's variables are there only in part; the message names the missing ones.
+        LaunchError: if only some of a launcher's variables are set; the message names the missing ones.
     """
     with _lock:
         if not _sources:
@@ -162,7 +164,7 @@ def current_communicator() -> Communicator | None:
 
 
 def provided_communicator() -> Communicator | None:
-    """The current communicator, if it is open; no other rank is waited for."""
+    """Return the current communicator if it is open, else None; does not wait for other ranks."""
     if not _sources:
         return None
     get, is_open = _sources[0]
@@ -170,30 +172,30 @@ def provided_communicator() -> Communicator | None:
 
 
 def provide_communicator(open_once: Callable[[], Communicator], is_open: Callable[[], bool]) -> None:
-    """Have the communicator of this process opened by ``open_once`` at the first use."""
+    """Set the function that opens the communicator of this process at its first call, and then returns it."""
     _sources[:] = [(open_once, is_open)]
 
 
 def set_current_communicator(communicator: Communicator | None) -> None:
-    """Make ``communicator`` the one of this process; None when it is closed."""
+    """Set the communicator of this process; None after it was closed."""
     _sources[:] = [] if communicator is None else [(lambda: communicator, lambda: True)]
 
 
 def current_job() -> Job | None:
-    """The job of which a launcher of ours made this process a rank; None elsewhere, also in a rank of ``torchrun``.
+    """Return the job in which sparkdl started this process as a rank; None elsewhere, also in a rank of ``torchrun``.
 
     Raises:
-        LaunchError: if the variables of ``sparkdl run`` are there only in part; the message names the missing ones.
+        LaunchError: if only some of the variables of ``sparkdl run`` are set; the message names the missing ones.
     """
     return _jobs[0][0] if _jobs else find_own_job(os.environ)
 
 
 def job_rendezvous(job: Job) -> Rendezvous:
-    """The rendezvous of the current job, connected to now if it was not yet. Other ranks need not ask for it.
+    """Return the rendezvous of the current job, connected at the first call. Other ranks need not make this call.
 
     Raises:
         ConnectionError: if the coordinator cannot be reached.
-        SparkdlError: if it has another secret, or is gone.
+        SparkdlError: if the coordinator has another secret, or has ended.
     """
     if _jobs:
         return _jobs[0][1]
@@ -201,5 +203,5 @@ def job_rendezvous(job: Job) -> Rendezvous:
 
 
 def provide_job(job: Job, rendezvous: Rendezvous) -> None:
-    """Make ``job`` the one of this process, which is connected to its coordinator."""
+    """Set the job of this process, and the rendezvous that is connected to its coordinator."""
     _jobs[:] = [(job, rendezvous)]

@@ -1,7 +1,7 @@
-"""Where an error began that a rank raised: in its own code, or on another rank, whose failure it reports.
+"""Origin of an error that a rank raised: the rank's own code, or the failure of another rank.
 
-Runs on ranks. Launchers name the failure that the others follow from, and elastic training continues after those that
-lost a rank.
+Runs on ranks. Launchers report the failure that caused the others, and elastic training continues after failures in
+which a rank was lost.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from sparkdl.errors import (
 
 
 class Origin(Enum):
-    """Where an error that a rank raised began."""
+    """Origin of an error that a rank raised."""
 
     OWN = "own"
-    """In what this rank ran."""
+    """The code that this rank ran."""
     SHARED = "shared"
-    """In what the ranks run together: they disagree about an operation, and all of them raise it."""
+    """An operation of all ranks: they disagree about it, and all of them raise the error."""
     ABORTED = "aborted"
-    """On another rank, which ended the communicator or left it."""
+    """Another rank, which aborted or left the communicator."""
     LATE = "late"
-    """On another rank, which did not take part in time."""
+    """Another rank, which did not take part in time."""
     LOST = "lost"
-    """On another rank, which died or cannot be reached any more."""
+    """Another rank, which died or cannot be reached any more."""
 
 
 def origin_of(error: BaseException | None) -> Origin:
-    """Find where an error began, by the errors that it was raised from."""
+    """Determine the origin of an error from the chain of errors that it was raised from."""
     seen: set[int] = set()
     is_shared = is_own = False
     while error is not None and id(error) not in seen:
@@ -42,7 +42,7 @@ def origin_of(error: BaseException | None) -> Origin:
             return Origin.LATE
         if isinstance(error, CommunicatorAbortedError) or type(error) is CommunicatorError:
             return Origin.ABORTED
-        # Others, as Horovod's, say that a collective failed, and stand for what they were raised from.
+        # Other errors, such as Horovod's, say that a collective failed; the errors they were raised from decide.
         is_shared |= isinstance(error, CommunicatorError)
         is_own |= not isinstance(error, CommunicatorError)
         seen.add(id(error))
@@ -51,5 +51,5 @@ def origin_of(error: BaseException | None) -> Origin:
 
 
 def is_consequence(error: BaseException | None) -> bool:
-    """Whether another rank's failure is behind an error."""
+    """Whether an error was caused by the failure of another rank."""
     return origin_of(error) in (Origin.ABORTED, Origin.LATE, Origin.LOST)

@@ -1,7 +1,8 @@
 """The job that a rank belongs to: its environment variables, joining it, and leaving it when the process ends.
 
-Runs on ranks and where they are started. ``sparkdl run`` sets the variables; :mod:`sparkdl.collective.current` reads
-those of other launchers, :mod:`sparkdl.collective.torchrun_variables` those of ``torchrun``.
+Runs on ranks and in the processes that start them. ``sparkdl run`` sets the variables.
+:mod:`sparkdl.collective.current` reads the variables of other launchers, and
+:mod:`sparkdl.collective.torchrun_variables` those of ``torchrun``.
 
 A rank leaves its job normally after the last line of its program. After an exception it aborts, which ends the other
 ranks as well.
@@ -46,23 +47,23 @@ logger = logging.getLogger(__name__)
 RANK, WORLD_SIZE = "SPARKDL_RANK", "SPARKDL_WORLD_SIZE"
 COORDINATOR, SECRET = "SPARKDL_COORDINATOR", "SPARKDL_SECRET"
 JOB_VARIABLES = (RANK, WORLD_SIZE, COORDINATOR, SECRET)
-"""What makes a process a rank of a job."""
+"""Environment variables that make a process a rank of a job."""
 
 TRANSPORT, WIRE, TIMEOUT_S = "SPARKDL_TRANSPORT", "SPARKDL_WIRE", "SPARKDL_TIMEOUT_S"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a rank has to know to find the others.
+    """Everything that a rank needs to find the other ranks of its job.
 
     Attributes:
         rank: number of the rank.
-        world_size: how many ranks there are.
-        coordinator: where the rendezvous is.
+        world_size: number of ranks.
+        coordinator: address of the coordinator, which serves the rendezvous.
         secret: the job's secret.
-        transport: what :func:`~sparkdl.collective.opening.open_communicator` is to open.
-        wire: how that sends sums and averages of float32 between hosts.
-        timeout_s: seconds for opening, and the default deadline of every operation.
+        transport: transport of the communicator; see :func:`~sparkdl.collective.opening.open_communicator`.
+        wire: format in which sums and averages of float32 travel between hosts.
+        timeout_s: seconds for opening the communicator, and the default deadline of every operation.
     """
 
     rank: int
@@ -74,7 +75,7 @@ class Job:
     timeout_s: float = 300.0
 
     def to_variables(self) -> dict[str, str]:
-        """The environment variables of the rank's process, which only its user can read."""
+        """Return the environment variables for the rank's process, which only its user can read."""
         return {
             RANK: str(self.rank),
             WORLD_SIZE: str(self.world_size),
@@ -86,16 +87,16 @@ class Job:
         }
 
     def is_at(self, host: str | None, port: str | int | None) -> bool:
-        """Whether this address is that of this job's coordinator."""
+        """Whether ``host`` and ``port`` are the address of this job's coordinator."""
         hosts = {*self.coordinator.hosts, "localhost"}
         return str(port) == str(self.coordinator.port) and host in hosts
 
     @classmethod
     def from_variables(cls, environ: Mapping[str, str]) -> Job | None:
-        """Decode what :meth:`to_variables` made; None if nothing of it is there.
+        """Decode the variables of :meth:`to_variables`; None if none of them is set.
 
         Raises:
-            LaunchError: if some of it is missing or damaged; the message names the variables.
+            LaunchError: if some of them are missing or invalid; the message names the variables.
         """
         found = find_all(environ, JOB_VARIABLES, "Start ranks by `sparkdl run`, which sets all of them.")
         if found is None:
@@ -113,10 +114,10 @@ class Job:
         return job.with_choices_of(environ)
 
     def with_choices_of(self, environ: Mapping[str, str]) -> Job:
-        """The same with the user's transport, wire format and timeout, where they are set.
+        """Return this job with the user's transport, wire format and timeout, where ``environ`` sets them.
 
         Raises:
-            LaunchError: if the timeout is no number of seconds that can be waited for.
+            LaunchError: if the timeout is not a valid number of seconds.
         """
         timeout_s = environ.get(TIMEOUT_S) or str(self.timeout_s)
         try:
@@ -134,10 +135,10 @@ class Job:
 
 
 def find_all(environ: Mapping[str, str], names: Sequence[str], remedy: str) -> list[str] | None:
-    """The values of variables that come together; None if none of them is set.
+    """Return the values of variables that must be set together; None if none of them is set.
 
     Raises:
-        LaunchError: if only some of them are; the message names the others.
+        LaunchError: if only some of them are set; the message names the missing ones.
     """
     there = [name for name in names if environ.get(name)]
     missing = [name for name in names if name not in there]
@@ -149,25 +150,27 @@ def find_all(environ: Mapping[str, str], names: Sequence[str], remedy: str) -> l
 
 
 FAILURE_KEY = "job/failure"
-"""Where the rank that failed first reports the reason to its launcher, as JSON of ``rank``, ``host`` and ``error``."""
+"""Key at which the rank that failed first reports the reason to its launcher: JSON of ``rank``, ``host``, ``error``."""
 
 _DEPARTURES = "job/departures"
 _CONNECT_TIMEOUT_S = 60.0
 _SHORT_FAREWELL_S = 5.0
-"""How long a rank that failed waits for the others, which it has aborted."""
+"""How long a failed rank waits for the other ranks, which it has aborted, to leave the job."""
 
 
 def enter_job(job: Job, coordinator: Coordinator | None = None) -> RendezvousClient:
-    """Connect to the coordinator of a job, once, and leave the job when the process ends; no other rank is waited for.
+    """Connect to the coordinator of a job once per process, and leave the job when the process ends.
+
+    Does not wait for other ranks.
 
     Args:
-        job: which one.
-        coordinator: of the job, if it lives in this process, which then ends after the last rank has left, or after the
-            job's timeout.
+        job: job to enter.
+        coordinator: coordinator of the job, if it runs in this process. The process then ends only after the last rank
+            has left the job, or after the job's timeout.
 
     Raises:
         ConnectionError: if the coordinator cannot be reached.
-        SparkdlError: if it has another secret, or is gone.
+        SparkdlError: if the coordinator has another secret, or has ended.
     """
     return _enter(job, coordinator).client
 
@@ -176,12 +179,12 @@ def join_job(job: Job, coordinator: Coordinator | None = None) -> Communicator:
     """Enter a job and open the communicator of all its ranks.
 
     Args:
-        job: which one.
-        coordinator: as of :func:`enter_job`.
+        job: job to join.
+        coordinator: see :func:`enter_job`.
 
     Raises:
         ConnectionError: if the coordinator cannot be reached.
-        SparkdlError: as :func:`~sparkdl.collective.opening.open_communicator`.
+        SparkdlError: see :func:`enter_job` and :func:`~sparkdl.collective.opening.open_communicator`.
     """
     membership = _enter(job, coordinator)
     membership.communicator = open_communicator(
@@ -204,15 +207,15 @@ def host_job(
     *,
     host: str | Sequence[str] | None = None,
 ) -> Communicator:
-    """Found a job among ranks that know each other already, and join it: rank 0 has the coordinator.
+    """Create a job of ranks that can already communicate, and join it; rank 0 runs the coordinator.
 
     Args:
         rank: number of this rank.
-        world_size: how many ranks there are.
-        spread: gives all ranks the bytes that it is called with on rank 0.
-        environ: where the user's choices are.
-        host: address or addresses of rank 0's machine at which the others reach it; what
-            :func:`~sparkdl.rendezvous.addresses.reachable_hosts` chooses when None.
+        world_size: number of ranks.
+        spread: function that returns, on every rank, the bytes that rank 0 passes to it.
+        environ: environment variables, with the user's choices.
+        host: address or addresses at which the other ranks reach the machine of rank 0; chosen by
+            :func:`~sparkdl.rendezvous.addresses.reachable_hosts` when None.
     """
     coordinator, invitation = None, b""
     if rank == 0:
@@ -251,11 +254,11 @@ def _enter(job: Job, coordinator: Coordinator | None) -> _Membership:
 
 
 class _Membership:
-    """What a rank holds of its job, until its process ends.
+    """Membership of this process in a job, until the process ends.
 
     Attributes:
-        client: its connection to the coordinator.
-        communicator: of all ranks, once it was opened.
+        client: connection to the coordinator.
+        communicator: communicator of all ranks; None until it is opened.
     """
 
     def __init__(self, job: Job, client: RendezvousClient, coordinator: Coordinator | None) -> None:
@@ -266,10 +269,10 @@ class _Membership:
 
     def leave(self) -> None:
         if os.getpid() != self._pid:
-            return  # a forked child ends
-        # What the interpreter has just printed as the reason of its end.
+            return  # the ending process is a forked child
+        # The exception that ends the program, which the interpreter has just printed.
         failure: BaseException | None = getattr(sys, "last_value", None)
-        # The errors: the coordinator, or the process that had it, has left already.
+        # Errors here mean that the coordinator, or the process that ran it, has already ended.
         with contextlib.suppress(CommunicatorError):
             if failure is not None:
                 self._publish(failure)
@@ -312,5 +315,5 @@ class _Membership:
 _memberships: dict[Job, _Membership] = {}
 _entering = threading.Lock()
 
-# A forked child has none of the threads of a client.
+# A forked child does not have the threads of the clients.
 os.register_at_fork(after_in_child=_memberships.clear)

@@ -1,8 +1,8 @@
-"""The parts of a message between two ranks that do not depend on the transport.
+"""Messages between two ranks: the parts that do not depend on the transport.
 
 Runs on ranks. Each end of a message has a deadline and a time at which to warn of a stall. Both ends describe the
 message in an envelope, and compare the envelopes to find out whether they agree. The error of a failed message names
-the failure of the communicator that it belongs to. Monitors count and record messages, in addition to a
+the failure of the communicator to which it belongs. Monitors count and record messages, in addition to a
 communicator's operations.
 """
 
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
 class PendingMessage:
     """One end of a message.
 
-    Its time runs from when it is the first of those with its direction and tag.
+    Its timeout begins when no earlier message with the same direction and tag is pending.
 
     Args:
-        what: the call, in words.
+        what: description of the call, for messages.
         kind: ``"send"`` or ``"recv"``.
-        peer: rank of the other end; -1 for any, until :meth:`comes_from` says which.
-        tag: the message's.
-        array: what is sent, or where it is received.
+        peer: rank of the other end; -1 for any rank, until :meth:`comes_from` sets it.
+        tag: tag of the message.
+        array: array that is sent, or into which the message is received.
         envelope: dtype and size at this end.
-        dtype: of the elements.
-        num_bytes: the array's size.
-        timeout_s: its deadline.
-        monitor: records it.
+        dtype: dtype of the elements.
+        num_bytes: size of the array in bytes.
+        timeout_s: seconds until the message fails.
+        monitor: monitor that records the message.
 
     Attributes:
-        handle: for the caller.
+        handle: handle for the caller.
     """
 
     def __init__(
@@ -90,34 +90,34 @@ class PendingMessage:
         self.peer = self.handle.source = peer
 
     def matched(self) -> None:
-        """Note that the other end has called as well."""
+        """Note that the other end has made its call as well."""
         self._timing.both_here()
         self._end_wait()
 
     def complete(self) -> None:
-        """Note that it has arrived."""
+        """Note that the message has arrived."""
         self._timing.end(is_ok=True)
         self._future.set_result(None)
         self._end_wait()
 
     def fail(self, error: Exception) -> None:
-        """Note that it has failed."""
+        """Note that the message has failed."""
         self._timing.end(is_ok=False)
         self._future.set_exception(error)
         self._end_wait()
 
     def late(self, name: str) -> CommunicatorTimeoutError:
-        """The error when its deadline has passed."""
+        """Return the error for a message whose deadline has passed."""
         why = "no rank has sent one" if self.peer < 0 else f"rank {self.peer} has not answered"
         return CommunicatorTimeoutError(
             f"{self.what} on {name!r} was not complete within {self.timeout_s:g} s: {why}"
         )
 
     def check_deadline(self, parent: Communicator) -> None:
-        """Warn of a stall if it is time for that.
+        """Warn of a stall if a warning is due.
 
         Raises:
-            CommunicatorTimeoutError: if its deadline has passed, or it has stalled for too long.
+            CommunicatorTimeoutError: if the deadline has passed, or the message has stalled for too long.
         """
         if self._deadline is None or self._stall is None:
             self._deadline, self._stall = Deadline(self.timeout_s), StallTimer(parent.stall_check)
@@ -129,7 +129,7 @@ class PendingMessage:
         if self._deadline.expired:
             raise self.late(parent.name)
         if self._timing.is_ready:
-            return  # it is under way
+            return  # both ends have called
         called = numbered(parent.name, parent.world_ranks)
         check_stall(self._stall, parent.stall_check, called, self.what, rank=parent.rank, peer=self.peer)
 
@@ -141,18 +141,18 @@ class PendingMessage:
 def check_stall(
     stall: StallTimer, check: StallCheck, communicator: str, what: str, *, rank: int, peer: int
 ) -> None:
-    """Warn of a message that its other end does not join, if it is time for that.
+    """Warn of a message whose other end does not join, if a warning is due.
 
     Args:
-        stall: of the message.
+        stall: timer of the message.
         check: when to warn, and when to give up.
-        communicator: what to call it.
-        what: the call, in words.
-        rank: of this end.
-        peer: of the other end; -1 for any.
+        communicator: name of the communicator in the warning.
+        what: description of the call.
+        rank: rank of this end.
+        peer: rank of the other end; -1 for any rank.
 
     Raises:
-        CommunicatorTimeoutError: if it is to be given up.
+        CommunicatorTimeoutError: if the message has stalled for too long.
     """
     missing = "no rank had sent one" if peer < 0 else f"rank {peer} had not joined"
     if stall.is_over:
@@ -168,7 +168,7 @@ Envelope = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def envelope_of(buffer: FlatBuffer | DeviceBuffer) -> Envelope:
-    """The dtype and number of elements of an array that is sent or received into."""
+    """Return the envelope of an array that is sent or received into."""
     return np.array([DTYPES.index(buffer.dtype), buffer.data.size], np.int64)
 
 
@@ -176,7 +176,7 @@ def check_peer(peer: int, rank: int, world_size: int) -> None:
     """Check that a rank can exchange messages with another.
 
     Raises:
-        ParamError: if there is no such rank, or it is this one.
+        ParamError: if ``peer`` does not exist, or is ``rank`` itself.
     """
     if not 0 <= peer < world_size or peer == rank:
         raise ParamError(f"rank {rank} of {world_size} cannot exchange messages with rank {peer}")
@@ -186,7 +186,7 @@ def compare(sent: Envelope, expected: Envelope, *, source: int, to: int, tag: in
     """Compare the envelopes of both ends of a message.
 
     Raises:
-        MismatchError: if they disagree; the same on both.
+        MismatchError: if they differ; the same error at both ends.
     """
     if sent.tolist() != expected.tolist():
         raise MismatchError(
@@ -201,22 +201,22 @@ def _describe(envelope: Envelope) -> str:
 
 
 NEWS_S = 3.0
-"""How long to wait for the communicator to notice by itself why a link failed."""
+"""How long to wait for the communicator itself to find out why a link failed."""
 
 _LOOK_S = 0.02
-"""Pause between two polls of its failure: a communicator raises it only in operations."""
+"""Pause between two polls of the communicator's failure, which only its operations raise."""
 
 
 def explain(
     message: PendingMessage, error: Exception, parent: Communicator | None, parent_name: str
 ) -> CommunicatorError:
-    """The error of a failed message; its communicator fails with it.
+    """Return the error of a failed message, and make its communicator fail as well.
 
     Args:
-        message: the failed one.
-        error: what its link failed with.
-        parent: the communicator, if it still exists.
-        parent_name: its name.
+        message: the failed message.
+        error: error with which the link failed.
+        parent: communicator of the message; None if it no longer exists.
+        parent_name: name of the communicator.
     """
     what = f"{message.what} on {parent_name!r}"
     late = isinstance(error, CommunicatorTimeoutError)
@@ -246,20 +246,20 @@ def _failed_by_itself(communicator: Communicator, timeout_s: float) -> bool:
 
 
 class MessageMonitor(OperationMonitor):
-    """Counts and records messages, many of which may be on their way at once."""
+    """Counts and records messages, many of which may be under way at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self._numbers = itertools.count()
 
     def begin(self, kind: str, *, tag: int, num_bytes: int, dtype: str) -> MessageTiming:
-        """Time a message from now on.
+        """Begin to time a message.
 
         Args:
             kind: ``"send"`` or ``"recv"``.
-            tag: the message's.
-            num_bytes: its size.
-            dtype: of its elements.
+            tag: tag of the message.
+            num_bytes: size of the message in bytes.
+            dtype: dtype of the elements.
         """
         return MessageTiming(self, kind, f"tag {tag}", num_bytes, dtype)
 
@@ -268,11 +268,11 @@ class MessageMonitor(OperationMonitor):
         return []
 
     def exposed_ns(self, now_ns: int) -> int:
-        """How long some thread has waited for messages until now."""
+        """Return for how long some thread has waited for messages, up to ``now_ns``."""
         return self._blocked_until(now_ns)
 
     def take(self, record: OperationRecord, exposed_ns: int) -> None:
-        """Count a message that has ended; its number is given here."""
+        """Count a message that has ended, and give its record a number."""
         self._note(record._replace(sequence=next(self._numbers)), exposed_ns)
 
 
@@ -327,11 +327,11 @@ class CombinedMonitor:
         return [*self._operations.totals(), *self._messages.totals()]
 
     def lateness(self) -> Sequence[tuple[int, int, int]]:
-        """See the contract; of operations alone."""
+        """See the contract; for operations only."""
         return self._operations.lateness()
 
     def arrivals(self) -> Sequence[tuple[int, int]]:
-        """See the contract; at operations alone."""
+        """See the contract; for operations only."""
         return self._operations.arrivals()
 
     def start_recording(self, max_records: int) -> None:

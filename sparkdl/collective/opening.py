@@ -1,7 +1,7 @@
-"""Opening a communicator by the chosen transport.
+"""Opening a communicator over the chosen transport.
 
-Runs on ranks. The only module that knows the transports; what they carry out is described by an
-:class:`~sparkdl.collective.process_sets.Opening`.
+Runs on ranks. The only module that chooses between the transports; each of them opens the communicator that an
+:class:`~sparkdl.collective.process_sets.Opening` describes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ WIRES = ("float32", "bfloat16", "float16")
 
 
 def check_transport(transport: str, wire: str = "float32") -> None:
-    """Refuse what :func:`open_communicator` would refuse.
+    """Check a transport and a wire format, as :func:`open_communicator` does.
 
     Raises:
-        ParamError: if there is no such transport or wire format, or not both together.
+        ParamError: if there is no such transport or wire format, or the two cannot be combined.
     """
     if transport not in TRANSPORTS:
         raise ParamError(f"transport={transport!r} is unknown; it may be one of {', '.join(TRANSPORTS)}")
@@ -43,12 +43,12 @@ def check_transport(transport: str, wire: str = "float32") -> None:
 
 
 def uses_mpi(transport: str) -> bool:
-    """Whether the ranks have to stand in one MPI world."""
+    """Whether the transport requires all ranks to be in one MPI world."""
     return transport in ("mpi", "hierarchical-mpi")
 
 
 def is_hierarchical(transport: str) -> bool:
-    """Whether CUDA tensors go by NCCL inside a host alone."""
+    """Whether CUDA tensors use NCCL only inside a host."""
     return transport in ("hierarchical", "hierarchical-mpi")
 
 
@@ -68,41 +68,42 @@ def open_communicator(
     telemetry: Telemetry | None = None,
     world_ranks: Sequence[int] | None = None,
 ) -> Communicator:
-    """Open a communicator; all its ranks call this with the same arguments but ``rank``.
+    """Open a communicator; all its ranks must call this, with the same arguments except ``rank``.
 
     Args:
-        rendezvous: the store in which the ranks find each other.
+        rendezvous: store in which the ranks find each other.
         rank: number of this rank.
-        world_size: how many ranks there are.
-        secret: the job's secret, with which ranks prove themselves to each other.
-        transport: ``"auto"`` and ``"native"``: shared memory inside a host and TCP across, where ``"auto"``
-            makes do with TCP, after a warning, on a host whose shared memory is too small; ``"shm"`` and
-            ``"tcp"``: only that; ``"mpi"``: mpi4py. ``"hierarchical"`` is ``"native"``, and
-            ``"hierarchical-mpi"`` is ``"mpi"``, for this communicator; :mod:`sparkdl.torch` then has CUDA tensors
-            go by NCCL inside a host, and by this transport across.
+        world_size: number of ranks.
+        secret: the job's secret, with which the ranks authenticate each other.
+        transport: ``"auto"`` and ``"native"`` use shared memory inside a host and TCP between hosts; on a host whose
+            shared memory is too small, ``"auto"`` logs a warning and uses TCP. ``"shm"`` and ``"tcp"`` use only that.
+            ``"mpi"`` uses mpi4py. For this communicator, ``"hierarchical"`` is the same as ``"native"``, and
+            ``"hierarchical-mpi"`` the same as ``"mpi"``; :mod:`sparkdl.torch` then communicates CUDA tensors by NCCL
+            inside a host, and by this transport between hosts.
         timeout_s: seconds for opening, and the default deadline of every operation.
-        name: what it is called; the same name may be opened again, as long as all ranks do so in the same
+        name: name of the communicator in messages. The same name may be opened again if all ranks do so in the same
             order.
-        host_of_rank: which ranks share a host, numbered by first appearance, where the caller knows; found
-            out by trying when None.
-        own_rendezvous: a part of the store for this opening alone, the same on all ranks, where the caller knows
-            one; found by counting the openings of the name when None.
-        wire: how sums and averages of float32 travel between hosts: ``"float32"``, or rounded to ``"bfloat16"`` or
-            ``"float16"``, which is half the bytes. They are added up in float32, and every rank gets the same bits;
-            each host that a sum passes rounds it once, by at most 2^-8 or 2^-11 of itself. float16 ends at 65504.
-            Inside a host nothing is rounded.
-        stall_check: when an operation that some ranks do not join is reported, and given up; a warning
+        host_of_rank: index of the host of every rank, numbered by first appearance; detected when None.
+        own_rendezvous: part of the store that only this opening uses, the same on all ranks; when None, the number of
+            openings of the name determines it.
+        wire: format in which sums and averages of float32 travel between hosts: ``"float32"``, or rounded to
+            ``"bfloat16"`` or ``"float16"``, which halves the bytes. They are added up in float32, and every rank gets
+            the same bits. Each host that a sum passes rounds it once, with a relative error of at most 2^-8 (bfloat16)
+            or 2^-11 (float16). The largest float16 is 65504. Inside a host nothing is rounded.
+        stall_check: when to report, and when to give up, an operation that some ranks do not join; a warning
             after 60 s when None.
-        telemetry: of another communicator of this process, to be measured together with it; its own when None.
-        world_ranks: the ranks, by their numbers in the first communicator of the telemetry; the same when None.
+        telemetry: telemetry of another communicator of this process, to be measured together with it; a new one when
+            None.
+        world_ranks: world rank of each rank, its number in the first communicator of the telemetry; equal to the rank
+            when None.
 
     Raises:
-        ParamError: if an argument has a value that cannot work.
+        ParamError: if an argument has an invalid value.
         MismatchError: if the ranks disagree about ``wire``.
         TransportUnavailableError: if the transport is not installed.
         CommunicatorTimeoutError: if some rank does not take part in time; the message names it.
         AuthenticationError: if some rank has another secret.
-        CommunicatorError: if the ranks cannot connect, or shared memory cannot be had where it was asked for.
+        CommunicatorError: if the ranks cannot connect, or requested shared memory is not available.
     """
     check_transport(transport, wire)
     check_timeout(timeout_s)
@@ -111,7 +112,7 @@ def open_communicator(
     deadline = Deadline(timeout_s)
     with answered_by(deadline):
         if own_rendezvous is None:
-            # A name that is opened again must not meet what the first opening left in the store.
+            # A second opening of a name must not read keys that the first one left in the store.
             count = rendezvous.add(f"communicator/{name}/openings/{rank}/{world_size}", 1)
             own_rendezvous = PrefixRendezvous(rendezvous, f"communicator/{name}/{count}")
         opening = Opening(

@@ -1,4 +1,4 @@
-"""The queue of a communicator whose operations Python carries out: one at a time, in the order of the calls."""
+"""Queue of a communicator whose operations run in Python, one at a time and in the order of the calls."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     Blocked = Callable[[], AbstractContextManager[Any]]
-    """Makes a context in which a thread waits."""
+    """Returns a context manager that a thread enters while it waits."""
 
 
 class FutureHandle:
-    """The handle of an operation that a thread of this process carries out."""
+    """Handle of an operation that runs on a thread of this process."""
 
     def __init__(self, future: Future[None], blocked: Blocked = nullcontext) -> None:
         self._future = future
@@ -41,15 +41,15 @@ class FutureHandle:
         return self._future.done()
 
     def when_done(self, action: Callable[[], None]) -> None:
-        """Call something, on any thread, as soon as the operation is complete; it must return at once."""
+        """Call ``action``, on any thread, as soon as the operation is complete; it must return at once."""
         self._future.add_done_callback(lambda _: action())
 
 
 class MessageHandle(FutureHandle):
-    """The handle of a message.
+    """Handle of a message.
 
     Attributes:
-        source: the rank that sent it, as far as that is known; -1 for a message from any rank that has not come yet.
+        source: rank that sends the message; for a message from any rank, -1 until the sender is known.
     """
 
     def __init__(self, future: Future[None], blocked: Blocked, source: int) -> None:
@@ -58,14 +58,15 @@ class MessageHandle(FutureHandle):
 
 
 class OperationQueue:
-    """One queue of operations and the one thread that works on it.
+    """Queue of operations, and the thread that runs them.
 
     Args:
-        name: of the communicator whose operations they are.
-        blocked: makes a context in which a thread waits.
+        name: name of the communicator.
+        blocked: returns a context manager that a thread enters while it waits.
 
     Attributes:
-        queued_ns: when the running operation was submitted; 0 if it runs on its caller's thread.
+        queued_ns: time at which the running operation was submitted, in nanoseconds of ``time.monotonic_ns()``; 0 if it
+            runs on its caller's thread.
     """
 
     def __init__(self, name: str, blocked: Blocked = nullcontext) -> None:
@@ -79,7 +80,7 @@ class OperationQueue:
         self.queued_ns = 0
 
     def run(self, operation: Callable[[], None]) -> None:
-        """Run ``operation`` after those that are queued; on the caller's thread if there are none."""
+        """Run ``operation`` after the queued ones; on the caller's thread if none is queued."""
         with self._submitting:
             at_once = self._num_pending == 0
             if at_once:
@@ -109,7 +110,7 @@ class OperationQueue:
             return FutureHandle(future, self._blocked)
 
     def close(self) -> None:
-        """Wait for everything that was submitted, and end the thread."""
+        """Wait for all submitted operations, and end the thread."""
         with self._submitting:
             self._closed = True
         self._executor.shutdown()

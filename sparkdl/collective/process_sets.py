@@ -1,7 +1,7 @@
 """Process sets, and the arguments that a communicator was opened with. Runs on ranks.
 
-A process set is a communicator of some ranks of another one, which opens it by the function that it was opened by
-itself. A rank that is not in the process set gets a :class:`NonMember` in place of the communicator.
+A process set is a communicator of some ranks of another communicator, opened by the same function as that one. A rank
+that is not in the process set gets a :class:`NonMember` in place of the communicator.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """One opening of a communicator, as :func:`~sparkdl.collective.opening.open_communicator` describes it.
+    """Arguments of one opening of a communicator; see :func:`~sparkdl.collective.opening.open_communicator`.
 
     Attributes:
-        rendezvous: the store that the communicator shows to its users.
-        own_rendezvous: the part of it that is for this opening alone.
+        rendezvous: store that the communicator offers to its users.
+        own_rendezvous: part of the store that only this opening uses.
         rank: number of this rank.
-        world_size: how many ranks there are.
+        world_size: number of ranks.
         secret: the job's secret.
-        transport: the one that was asked for; ``"auto"`` may end with another one.
-        deadline: of the opening.
-        timeout_s: the default deadline of every operation.
-        name: what the communicator is called in messages.
-        host_of_rank: which ranks share a host; found by trying when None.
-        wire: how sums and averages of float32 travel between hosts.
-        stall_check: when ranks that do not join are reported.
-        telemetry: collects the measurements of the communicator together with those of others.
-        world_ranks: the ranks' numbers in the first communicator of the telemetry.
-        open: opens another communicator, such as a process set.
+        transport: requested transport.
+        deadline: deadline of the opening.
+        timeout_s: default deadline of every operation, in seconds.
+        name: name of the communicator in messages.
+        host_of_rank: index of the host of every rank; detected when None.
+        wire: format in which sums and averages of float32 travel between hosts.
+        stall_check: when operations that some ranks do not join are reported.
+        telemetry: collects the measurements of this communicator and of related ones.
+        world_ranks: world rank of each rank, its number in the first communicator of the telemetry.
+        open: function that opens another communicator, such as a process set.
     """
 
     rendezvous: Rendezvous
@@ -65,7 +65,7 @@ class Opening:
     open: Callable[..., Communicator]
 
     def find_topology(self) -> Topology:
-        """Which ranks share a host: as the caller said, or found by trying, in which all ranks take part.
+        """Return which ranks share a host: from ``host_of_rank``, or detected, in which all ranks take part.
 
         Raises:
             CommunicatorTimeoutError: if some rank does not take part in time; the message names it.
@@ -82,15 +82,15 @@ class Opening:
 
 
 class NonMember:
-    """Stands for a process set on a rank that is not in it: can be closed, and refuses everything else.
+    """Placeholder for a process set on a rank that is not in it: can be closed; any other use raises an error.
 
     Args:
         rank: number of this rank in the communicator that was split.
-        name: of the process set.
-        members: its ranks, by their numbers there.
+        name: name of the process set.
+        members: ranks of the process set, by their numbers in the communicator that was split.
 
     Attributes:
-        is_member: False.
+        is_member: always False.
     """
 
     is_member = False
@@ -118,15 +118,16 @@ class Splittable(Observed):
 
     Attributes:
         is_member: True; False in a :class:`NonMember`.
-        topology: which ranks share a host, whatever the transport.
-        name: what the communicator is called in messages.
-        rendezvous: the store it was opened over.
+        topology: which ranks share a host, regardless of the transport.
+        name: name of the communicator in messages.
+        rendezvous: store over which the communicator was opened.
         secret: the job's secret.
-        requested_transport: the ``transport`` that it was opened with; what a process set should be opened with.
-        open_other: opens another communicator; takes what :func:`~sparkdl.collective.opening.open_communicator` takes.
+        requested_transport: ``transport`` with which the communicator was opened, also to be used for process sets.
+        open_other: function that opens another communicator, with the arguments of
+            :func:`~sparkdl.collective.opening.open_communicator`.
         timeout_s: default deadline of every operation, in seconds.
-        wire: how sums and averages of float32 travel between hosts.
-        stall_check: when ranks that do not join an operation are reported.
+        wire: format in which sums and averages of float32 travel between hosts.
+        stall_check: when operations that some ranks do not join are reported.
     """
 
     is_member = True
@@ -152,7 +153,7 @@ class Splittable(Observed):
 
     @property
     def world_size(self) -> int:
-        """How many ranks the communicator has."""
+        """Number of ranks of the communicator."""
         return self.topology.world_size
 
     def split(
@@ -163,7 +164,7 @@ class Splittable(Observed):
         Args:
             ranks: the members; their order gives their ranks in the process set.
             name: distinguishes process sets of the same ranks that are opened at the same time.
-            stall_check: when ranks that do not join are reported; as in this communicator when None.
+            stall_check: when operations that some ranks do not join are reported; this communicator's when None.
 
         Returns:
             The process set, to be closed by the caller. On a rank that is not a member, its ``is_member`` is False, and
@@ -209,5 +210,5 @@ class Splittable(Observed):
         return self._open_subset(all_ranks, name, stall_check=None, telemetry=None)
 
     def hosts_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """The hosts of some ranks of this communicator, numbered anew by first appearance."""
+        """Return the host indices of some ranks of this communicator, renumbered by first appearance."""
         return number_hosts([self.topology.host_of_rank[rank] for rank in ranks])

@@ -1,7 +1,8 @@
-"""The environment variables of ``torchrun``: set for the ranks of our jobs, and distinguished from ``torchrun``'s own.
+"""Environment variables of ``torchrun``, as set for the ranks of sparkdl and as set by ``torchrun`` itself.
 
-Each rank of ours has them beside its own variables, so that programs that read ``RANK``, ``LOCAL_RANK`` or
-``MASTER_ADDR`` need no change. :mod:`sparkdl.torch.registration` opens communicators where ``torchrun`` set them.
+Every rank of sparkdl has them in addition to sparkdl's own variables, so that programs that read ``RANK``,
+``LOCAL_RANK`` or ``MASTER_ADDR`` need no change. :mod:`sparkdl.torch.registration` opens communicators in processes
+that ``torchrun`` started.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ TORCHRUN_VARIABLES = (
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-"""What ``torchrun`` sets for a rank about its position, and :func:`torchrun_variables` too."""
+"""Variables that describe the position of a rank; set by ``torchrun`` and by :func:`torchrun_variables`."""
 
 _OWN_RUN = "sparkdl-"
-"""How the run ids of our jobs begin, which distinguishes them from those of ``torchrun``."""
+"""Prefix of the run ids of sparkdl's jobs, which distinguishes them from the run ids of ``torchrun``."""
 
 
 def torchrun_variables(
@@ -44,15 +45,15 @@ def torchrun_variables(
 ) -> dict[str, str]:
     """Return the environment variables of a rank of a job as ``torchrun`` sets them.
 
-    ``MASTER_ADDR`` and ``MASTER_PORT`` are those of the coordinator, which serves holders of the job's secret
-    alone: torch reaches it by :func:`sparkdl.torch.registration.rendezvous_by_environment`.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are the address of the coordinator, which serves only clients that have the
+    job's secret: torch connects to it through :func:`sparkdl.torch.registration.rendezvous_by_environment`.
 
     Args:
-        job: of the rank.
+        job: job of the rank, with the rank's number.
         topology: which ranks share a host.
-        is_alone: the rank sees none of what its host has but its own GPUs, as if it had the host to itself.
-        restart_count: how often the ranks have been started again.
-        max_restarts: how often they may be.
+        is_alone: whether the rank sees only its own GPUs, as if it were the only rank on its host.
+        restart_count: how often the ranks have been restarted.
+        max_restarts: how often the ranks may be restarted.
     """
     host, num_hosts = (job.rank, job.world_size) if is_alone else (topology.host, topology.num_hosts)
     values = (
@@ -70,14 +71,14 @@ def torchrun_variables(
         f"{_OWN_RUN}{job.coordinator.port}",
         restart_count,
         max_restarts,
-        # Where a program names another MASTER_PORT, its rank 0 has to serve the store there.
+        # If a program sets another MASTER_PORT, its rank 0 has to serve the store there.
         False,
     )
     return dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True))
 
 
 def names_job(environ: Mapping[str, str], job: Job) -> bool:
-    """Whether ``MASTER_ADDR`` and ``MASTER_PORT`` are those of a job's coordinator."""
+    """Whether ``MASTER_ADDR`` and ``MASTER_PORT`` are the address of a job's coordinator."""
     return job.is_at(environ.get("MASTER_ADDR"), environ.get("MASTER_PORT"))
 
 
@@ -88,5 +89,5 @@ def is_torchruns(environ: Mapping[str, str]) -> bool:
 
 
 def is_own_run(environ: Mapping[str, str]) -> bool:
-    """Whether the variables of ``torchrun`` are there because a rank of ours has them."""
+    """Whether sparkdl set the variables of ``torchrun``, for one of its ranks."""
     return environ.get(TORCHRUN_RUN_ID, "").startswith(_OWN_RUN)

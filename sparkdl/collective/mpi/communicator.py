@@ -1,10 +1,10 @@
-"""Communicators over MPI: their life, and how each operation is carried out. Runs on ranks.
+"""Communicators over MPI: opening, closing and carrying out operations. Runs on ranks.
 
-The ranks must already stand in one MPI world: started by ``mpiexec``, or by sparkdl through PMI (see
-``pmi``). Operations are non-blocking ones that are polled, so that each has a deadline and a death or an
-abort ends it at once. What MPI cannot do: after a rank is lost no communicator of that MPI world is of
-further use, so the processes have to be started again; and the ports that an MPI library opens between hosts
-are not authenticated.
+The ranks must already be in one MPI world: started by ``mpiexec``, or by sparkdl through PMI (see
+:mod:`sparkdl.rendezvous.pmi`). Operations use non-blocking calls of MPI, which are polled, so that each operation has a
+deadline and ends at once when a rank dies or aborts. MPI has two limits: after a rank is lost, no communicator of that
+MPI world can be used any more, so the processes have to be started again; and the ports that an MPI library opens
+between hosts are not authenticated.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _NAP_S = 2e-4
 """Pause between two polls: MPI's own waits have no deadline and cannot be aborted."""
 
 _NEWS_S = 0.5
-"""How long to wait for the notice that a rank has died after an error of MPI, which does not name it."""
+"""How long to wait, after an error of MPI, for the notice that a rank has died, as MPI does not name the rank."""
 
 
 class MpiCommunicator(MpiGroups):
-    """See :class:`~sparkdl.collective.communicator.Communicator`; made by :func:`open_mpi_communicator`."""
+    """A communicator over MPI; created by :func:`open_mpi_communicator`."""
 
     def __init__(self, comm: MPI.Intracomm, opening: Opening, topology: Topology) -> None:
         super().__init__(opening, topology)
@@ -56,7 +56,7 @@ class MpiCommunicator(MpiGroups):
         self._failure: CommunicatorError | None = None
         self._closed = False
         self._abandoned: list[object] = []
-        # From here on the MPI world is finalized only after this communicator was closed as it should.
+        # From here on, MPI is finalized only after this communicator was closed without failure.
         unfinished.add(self)
         self._watch = PeerWatch(
             opening.own_rendezvous,
@@ -66,7 +66,7 @@ class MpiCommunicator(MpiGroups):
         )
         self._operations = OperationMonitor()
         self._timing = OperationTiming()
-        """Of the running operation."""
+        """Timing of the running operation."""
         self._queue = OperationQueue(opening.name, self._operations.blocked)
         self._messages = MpiMessages(
             comm,
@@ -86,7 +86,7 @@ class MpiCommunicator(MpiGroups):
 
     @property
     def takes_device_memory(self) -> bool:
-        """See the contract; where the library says that it is CUDA-aware."""
+        """See the contract; true if the MPI library says that it is CUDA-aware."""
         return is_cuda_aware()
 
     @property
@@ -96,7 +96,7 @@ class MpiCommunicator(MpiGroups):
         return str(failure) if failure else None
 
     def join(self, *, timeout_s: float | None = None) -> int:
-        """See the contract; ``timeout_s`` is for each operation of the others, and for their joining."""
+        """See the contract; ``timeout_s`` applies to each operation of the other ranks, and to their joining."""
         last: list[int] = []
 
         def take_part() -> None:
@@ -150,11 +150,11 @@ class MpiCommunicator(MpiGroups):
             buffer.unpack()
 
     def _take_part(self, signature: Signature, last: list[int]) -> Steps:
-        """One operation of the others, as a rank that has joined; ``last`` is filled when all have."""
+        """Take part in one operation of the others; once all have joined, add the rank that joined last to ``last``."""
         try:
             agreed = yield from self._agreement.reach(signature, self._num_joined - 1)
         except MismatchError:
-            return  # theirs to fix; this rank continues waiting for them
+            return  # raised by the other ranks too; this rank continues to wait for their next operation
         self._timing.all_here()
         if agreed.kind == JOIN:
             last.append(last_joined(self._agreement.signatures))
@@ -164,7 +164,7 @@ class MpiCommunicator(MpiGroups):
             yield from self._reduce_zeros(agreed)
 
     def _drive(self, steps: Steps, signature: Signature, timeout_s: float | None) -> None:
-        """Take the steps of an operation, each as soon as the one before is complete."""
+        """Run the steps of an operation, each as soon as the one before is complete."""
         if self._closed:
             raise CommunicatorError(f"{signature}: communicator {self.name!r} is closed")
         self._check(signature)
@@ -253,11 +253,11 @@ class MpiCommunicator(MpiGroups):
 def open_mpi_communicator(opening: Opening) -> MpiCommunicator:
     """Open a communicator over MPI; see :func:`~sparkdl.collective.opening.open_communicator`.
 
-    The ranks' numbers in the MPI world may be others, and that world may have more ranks.
+    The ranks may have other numbers in the MPI world, and that world may have more ranks.
 
     Raises:
         TransportUnavailableError: if mpi4py or an MPI library is missing.
-        CommunicatorError: if the ranks do not stand in one MPI world.
+        CommunicatorError: if the ranks are not in one MPI world.
         CommunicatorTimeoutError: if some rank does not take part in time.
     """
     world = load_mpi().COMM_WORLD

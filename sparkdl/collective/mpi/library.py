@@ -1,4 +1,4 @@
-"""The MPI library of this process: the one module that imports mpi4py (others only name its types). Runs on ranks."""
+"""MPI library of this process: the only module that imports mpi4py (others only name its types). Runs on ranks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from sparkdl.rendezvous.deadline import Deadline
 
 _NUM_TAGS = 32768
-"""How many tags every MPI library allows at least."""
+"""Number of tags that every MPI library allows at least."""
 
 unfinished: set[object] = set()
-"""Communicators that are being made, open or failed: MPI_Finalize could hang while there is one."""
+"""Communicators that are being created, are open or have failed: MPI_Finalize could hang while there is one."""
 
 
 def load_mpi() -> ModuleType:
@@ -51,12 +51,12 @@ def load_mpi() -> ModuleType:
 
 
 def library_name() -> str:
-    """The name of the MPI library; it need not be initialized.
+    """Return the name of the MPI library, which need not be initialized.
 
     Raises:
         TransportUnavailableError: if mpi4py or an MPI library is missing.
     """
-    # What follows the version is on further lines with MPICH, and after a comma with Open MPI.
+    # After the version, MPICH adds further lines, and Open MPI a comma and further text.
     first_line = _import_mpi().Get_library_version().split("\n")[0]
     return " ".join(first_line.split(",")[0].replace("Version:", "").split())
 
@@ -78,7 +78,7 @@ def check_one_world(seen: list[tuple[int, int]]) -> list[int]:
         seen: MPI rank and size of the MPI world, as each rank sees them.
 
     Raises:
-        CommunicatorError: if they do not.
+        CommunicatorError: if they are not.
     """
     members = [mpi_rank for mpi_rank, _ in seen]
     sizes = sorted({size for _, size in seen})
@@ -92,19 +92,19 @@ def check_one_world(seen: list[tuple[int, int]]) -> list[int]:
 
 
 def create_group(members: list[int], name: str, deadline: Deadline) -> MPI.Intracomm:
-    """Make the communicator of some ranks of the MPI world; all of them take part.
+    """Create the MPI communicator of some ranks of the MPI world; all these ranks take part.
 
-    MPI has no non-blocking form of this, so it runs on a thread of its own. If a rank dies meanwhile, that thread stays
-    in MPI until the process ends; the caller does not.
+    MPI has no non-blocking form of this call, so it runs on a separate thread. If a rank dies meanwhile, that thread
+    stays in MPI until the process ends; the caller returns at the deadline.
 
     Args:
-        members: their ranks in the MPI world.
-        name: distinguishes communicators that are made at the same time.
-        deadline: until when.
+        members: ranks of the members in the MPI world.
+        name: distinguishes communicators that are created at the same time.
+        deadline: deadline of the call.
 
     Raises:
         CommunicatorTimeoutError: if some rank does not take part in time.
-        CommunicatorError: if MPI refuses.
+        CommunicatorError: if MPI reports an error.
     """
     mpi = load_mpi()
     world: MPI.Intracomm = mpi.COMM_WORLD
@@ -154,7 +154,7 @@ def _import_mpi() -> ModuleType:
 def _finalize() -> None:
     from mpi4py import MPI
 
-    # Nor after an exception: others may wait for this rank, and mpiexec ends them when it ends like this.
+    # Not after an exception either: others may wait for this rank, and mpiexec ends them if it does not finalize.
     has_failed = getattr(sys, "last_value", None) is not None
     if unfinished or has_failed:
         _remove_shared_memory()
@@ -163,9 +163,9 @@ def _finalize() -> None:
 
 
 def _remove_shared_memory() -> None:
-    """Remove the names of the memory that MPICH shares between this world's ranks, as only MPI_Finalize would.
+    """Remove the files of the memory that MPICH shares between this world's ranks, as only MPI_Finalize would.
 
-    Only what this process has mapped itself; other processes keep their mappings.
+    Removes only files that this process has mapped itself; other processes keep their mappings.
     """
     mapped = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
     for path in {path for path in mapped if path.startswith(f"{FOLDER}/mpich_")}:

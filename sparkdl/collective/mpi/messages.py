@@ -47,10 +47,10 @@ _entered = threading.local()
 
 
 def enter_gpu(gpu: int) -> None:
-    """Make a GPU the current one of this thread, as CUDA-aware libraries require of their caller.
+    """Make a GPU the current device of this thread, as CUDA-aware MPI libraries require.
 
     Raises:
-        CommunicatorError: if the driver refuses.
+        CommunicatorError: if the CUDA driver returns an error.
     """
     if getattr(_entered, "gpu", None) == gpu:
         return
@@ -67,7 +67,7 @@ def enter_gpu(gpu: int) -> None:
 
 @dataclass(frozen=True)
 class DeviceElements:
-    """Elements in GPU memory, seen as unsigned integers of their width: MPI moves them without knowing their type."""
+    """Elements in GPU memory, viewed as unsigned integers of the same width, as MPI only moves them."""
 
     pointer: int
     size: int
@@ -88,12 +88,12 @@ class DeviceElements:
 
 
 class DeviceBuffer:
-    """An array in GPU memory, with as much of :class:`~sparkdl.collective.buffers.FlatBuffer` as messages need.
+    """An array in GPU memory, with the part of :class:`~sparkdl.collective.buffers.FlatBuffer` that messages need.
 
     Attributes:
-        dtype: the array's.
-        data: its elements.
-        owner: the array, which keeps its memory.
+        dtype: dtype of the array.
+        data: elements of the array.
+        owner: the array, which keeps the memory alive.
     """
 
     def __init__(self, array: DeviceArray) -> None:
@@ -107,7 +107,7 @@ class DeviceBuffer:
         return self.data
 
     def enter(self) -> None:
-        """Prepare this thread for calls of MPI with the elements."""
+        """Prepare this thread for MPI calls with the elements."""
         if self.owner.gpu is not None:
             enter_gpu(self.owner.gpu)
 
@@ -120,11 +120,11 @@ _LONG_NAP_S = 2e-3
 
 @dataclass(kw_only=True)
 class _Message:
-    """One message on its way, at one of its ends."""
+    """One end of a message under way."""
 
     what: str
     peer: int
-    """-1 for any rank, until an envelope has come."""
+    """Rank of the other end; -1 for any rank, until an envelope has arrived."""
     steps: Generator[MPI.Request, MPI.Status, None]
     timeout_s: float
     timing: MessageTiming
@@ -140,16 +140,16 @@ class MpiMessages:
     """Sends and receives over one MPI communicator.
 
     Args:
-        comm: over all ranks; its tags are used for these messages only.
-        name: of the communicator, for errors.
-        check: raises if the communicator has failed.
-        fail: makes it fail.
-        stall_check: when an end that the other does not join is reported.
-        called: what those reports call the communicator.
-        world_ranks: the communicator's ranks, by their numbers in the world.
+        comm: MPI communicator of all ranks; its tags are used only for these messages.
+        name: name of the communicator, used in error messages.
+        check: function that raises an error if the communicator has failed; takes a description of the call.
+        fail: function that makes the communicator fail with an error.
+        stall_check: when a message whose other end does not join is reported.
+        called: name of the communicator in these reports.
+        world_ranks: world rank of each rank of the communicator.
 
     Attributes:
-        monitor: of the messages.
+        monitor: monitor of the messages.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class MpiMessages:
         self._mpi = load_mpi()
         highest = comm.Get_attr(self._mpi.TAG_UB)
         assert isinstance(highest, int), "MPI defines it for every communicator"
-        self._max_tag = (highest - 2) // 3  # three tags of MPI for each of ours
+        self._max_tag = (highest - 2) // 3  # three MPI tags for each tag of a message
         self._lines: dict[tuple[str, int, int], deque[_Message]] = {}
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -186,14 +186,14 @@ class MpiMessages:
         return self._queue("send", buffer, to, tag, what, timeout_s)
 
     def recv(self, array: Array, source: int | None, tag: int, timeout_s: float) -> MessageHandle:
-        """Queue the arrival of a message of rank ``source``, or of any; see the contract."""
+        """Queue a receive from rank ``source``, or from any rank when None; see the contract."""
         buffer = self._buffer_of(array, writes=True)
         whom = "any rank" if source is None else f"rank {source}"
         what = f"recv of {buffer.data.size} {buffer.dtype} from {whom} with tag {tag}"
         return self._queue("recv", buffer, source, tag, what, timeout_s)
 
     def close(self) -> None:
-        """Wait for what is on its way, and end the thread."""
+        """Wait for messages under way, and end the thread."""
         with self._news:
             self._closed = True
             self._news.notify()
@@ -301,7 +301,7 @@ class MpiMessages:
                 time.sleep(_SHORT_NAP_S if quiet_s < 1.0 else _LONG_NAP_S)
 
     def _advance(self, key: tuple[str, int, int], line: deque[_Message]) -> bool:
-        """Advance the first message of a line; return whether it made progress."""
+        """Advance the first message of a line; return whether the message made progress."""
         message = line[0]
         try:
             has_moved = self._step(message)
@@ -314,7 +314,7 @@ class MpiMessages:
         except CommunicatorError as error:
             self._give_up(key, line, error)
         except Exception as error:
-            # No error may end the thread that all messages wait for.
+            # No error may end the thread that advances all messages.
             failure = CommunicatorError(f"{message.what} failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._give_up(key, line, failure)

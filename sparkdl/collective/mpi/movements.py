@@ -1,4 +1,4 @@
-"""The operations of a communicator over MPI that move elements without reading them, of one array or several.
+"""Operations of a communicator over MPI that move elements, and all operations on groups of arrays with blocks.
 
 MPI takes one array. For an operation on several arrays with blocks of all ranks, each rank's blocks of all arrays are
 packed one after another, and unpacked afterwards.
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from sparkdl.collective.mpi.operations import Data, Steps
 
     Blocks = tuple[tuple[int, ...], ...]
-    """Elements of each rank's block of each array."""
+    """For each array, the number of elements of each rank's block."""
 
 
 class MpiMovements(MpiOperations):
-    """allgather, broadcast, gather, scatter, alltoall, and barrier, which moves nothing; see the contract."""
+    """Implements allgather, broadcast, gather, scatter, alltoall and barrier, which moves nothing; see the contract."""
 
     def _plan_allgather(
         self,
@@ -188,13 +188,13 @@ class MpiMovements(MpiOperations):
         _copy(_block(whole, blocks, self.rank), target.unread)
 
     def _alltoall(self, source: FlatBuffer, target: FlatBuffer, signature: Signature) -> Steps:
-        # Also for equal blocks: that they are equal everywhere is more than a rank knows.
+        # Ialltoallv also for equal blocks: a rank does not know whether they are equal on all ranks.
         sent = for_mpi(source.unread)
         with written_by_mpi(target.unread) as received:
             yield self._comm.Ialltoallv([sent, list(signature.sends)], [received, list(signature.receives)])
 
     def _gather_zeros(self, signature: Signature) -> Steps:
-        """Take part in an allgather of equal blocks that others agreed on, with zeros."""
+        """Take part, with zeros, in an allgather of equal blocks that the other ranks agreed on."""
         whole = zeros(signature.size * self.world_size, signature.dtype)
         return self._allgather(zeros(signature.size, signature.dtype), whole, signature)
 
@@ -215,7 +215,7 @@ class MpiMovements(MpiOperations):
         return Signature(kind=kind, name=name, dtype=block.dtype, size=size, blocks=blocks, root=root)
 
     def _flatten_on(self, root: int, array: Array | None, *, writes: bool = False) -> FlatBuffer | None:
-        """The array of all blocks, which counts on the root alone."""
+        """Return a view of the array of all blocks on the root; None on other ranks, whose ``array`` is ignored."""
         if self.rank != self._check_root(root):
             return None
         if array is None:
@@ -248,7 +248,7 @@ def _nothing_to_move() -> Steps:
 
 
 class MpiGroups(MpiMovements, MpiReductions):
-    """reduce_scatter_group and allgather_group; see the contract."""
+    """Implements reduce_scatter_group and allgather_group; see the contract."""
 
     def _plan_reduce_scatter_group(
         self,
@@ -377,7 +377,7 @@ def _signature(
 
 
 def _by_rank(wholes: Sequence[Data], array_blocks: Blocks) -> Iterator[Data]:
-    """The blocks of the first rank in all arrays, then of the second and so on."""
+    """Yield the blocks of the first rank in all arrays, then those of the second rank, and so on."""
     ends = [np.cumsum(blocks) for blocks in array_blocks]
     for rank in range(len(array_blocks[0])):
         for whole, blocks, end in zip(wholes, array_blocks, ends, strict=True):
@@ -385,7 +385,7 @@ def _by_rank(wholes: Sequence[Data], array_blocks: Blocks) -> Iterator[Data]:
 
 
 def _divide(packed: Data, parts: Sequence[Data]) -> None:
-    """Write what lies one after another in ``packed`` to the parts."""
+    """Copy consecutive elements of ``packed`` to the parts, in order."""
     start = 0
     for part in parts:
         part[:] = packed[start : start + part.size]

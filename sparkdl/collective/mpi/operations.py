@@ -1,11 +1,11 @@
-"""The common part of all operations of a communicator over MPI: signatures, plans, and the agreement of the ranks.
+"""Common part of all operations of a communicator over MPI: signatures, plans, and the agreement of the ranks.
 
-A signature describes one rank's call of an operation: all its arguments without the data. Signatures are made and
-compared without communication. A plan is an operation to carry out; each has a blocking and a queued form.
+A signature describes one rank's call of an operation: all its arguments except the data. Signatures are made and
+compared without communication. A plan is an operation to carry out; every operation has a blocking and a queued form.
 
 Before they carry out an operation, the ranks compare their signatures. They add up three numbers per rank, which costs
-one small allreduce, whatever the world's size. The signatures themselves are exchanged only if the sums show that the
-ranks do not agree.
+one small allreduce, regardless of the world size. The signatures themselves are exchanged only if the sums show that
+the ranks do not agree.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     Data = np.ndarray[Any, Any]
 
     Steps = Generator[MPI.Request, None, None]
-    """An operation: each step is a request to be completed before the next is taken. Holds its buffers."""
+    """An operation: each step is a request to complete before the next one is taken. Keeps its buffers alive."""
 
 
 MODULUS = 2**64
-"""Digests and balances are numbers below this, and added modulo this."""
+"""Digests and balances are numbers below this, and are added modulo this."""
 
 JOIN = "join"
-"""The kind of a rank that has no more data."""
+"""Kind of the signature of a rank that has no more data."""
 
 _WITHOUT_JOINED = ("allreduce", "reduce_scatter", "allgather", "barrier")
 """Operations in which joined ranks take part, if all blocks are equal."""
@@ -55,7 +55,7 @@ _OF_BLOCKS = ("reduce_scatter", "allgather", "gather", "scatter")
 """Operations whose size is that of one rank's block."""
 
 _SHOWN = 32
-"""How many sizes of a long list a message shows."""
+"""Number of sizes of a long list that a message shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +63,20 @@ class Signature:
     """One rank's call of an operation, without the data.
 
     Attributes:
-        kind: the method's name.
-        name: what the user calls it.
-        dtype: of the elements.
-        size: elements of the array, of all arrays of a group, or of one rank's block.
-        shape: of a named array that has more than one dimension; of rows, where the ranks have blocks.
-        arrays: elements of each array of a group.
-        blocks: elements of each rank's block, where they differ.
-        array_blocks: elements of each rank's block of each array of a group of arrays with blocks.
-        op: how to reduce.
-        prescale: factor of what goes in.
-        postscale: factor of what comes out.
-        root: the rank that gives or gets.
-        sends: elements for each rank, in an alltoall.
-        receives: elements from each rank, in an alltoall.
+        kind: name of the communicator's method.
+        name: the user's name of the operation.
+        dtype: dtype of the elements.
+        size: number of elements of the array, of all arrays of a group, or of one rank's block.
+        shape: shape of a named array that has more than one dimension; shape of a row if the ranks have blocks.
+        arrays: number of elements of each array of a group.
+        blocks: number of elements of each rank's block; empty if they are equal.
+        array_blocks: for each array of a group with blocks, the number of elements of each rank's block.
+        op: reduction.
+        prescale: factor by which the inputs are multiplied.
+        postscale: factor by which the results are multiplied.
+        root: root rank; -1 if the operation has none.
+        sends: number of elements for each rank, in an alltoall.
+        receives: number of elements from each rank, in an alltoall.
         joined_at: number of the operation at which the rank joined, for :data:`JOIN`.
     """
 
@@ -125,11 +125,11 @@ class Signature:
 
     @property
     def digest(self) -> int:
-        """64 bits that differ where ranks disagree. What each rank of an alltoall sends is not part of it."""
+        """64 bits that differ if ranks disagree. Does not cover the sizes that a rank of an alltoall sends or gets."""
         return _digest(replace(self, sends=(), receives=()) if self.sends else self)
 
     def num_bytes(self, world_size: int) -> int:
-        """Bytes of the array, or of the blocks of all ranks together."""
+        """Return the bytes of the array, or of the blocks of all ranks together."""
         if not self.dtype:
             return 0
         elements = sum(self.sends or self.blocks) or self.size * (
@@ -138,7 +138,7 @@ class Signature:
         return elements * item_bytes(self.dtype)
 
     def balance(self, rank: int) -> int:
-        """64 bits whose sum over all ranks is zero, modulo 2**64, if each receives what the others send to it."""
+        """Return 64 bits that add up to zero modulo 2**64 over all ranks if the sizes of sends and receives match."""
         if not self.sends:
             return 0
         world_size = len(self.sends)
@@ -148,12 +148,12 @@ class Signature:
         return (int(sent.sum()) - int(received.sum())) % MODULUS
 
     def to_bytes(self) -> bytes:
-        """Encode for other ranks."""
+        """Encode the signature for other ranks."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Signature:
-        """Decode what :meth:`to_bytes` made."""
+        """Decode the result of :meth:`to_bytes`."""
         values: dict[str, Any] = json.loads(data)
         for name, value in values.items():
             if isinstance(value, list):
@@ -162,14 +162,14 @@ class Signature:
 
 
 def agree(signatures: Sequence[Signature], number: int) -> Signature:
-    """The signature of all ranks that have not joined; if all have joined, that of the first.
+    """Return the signature on which all ranks that have not joined agree; the first rank's if all have joined.
 
     Args:
-        signatures: of all ranks, in order of rank.
-        number: of the operation, for the message.
+        signatures: signatures of all ranks, in order of rank.
+        number: number of the operation, for the error message.
 
     Raises:
-        MismatchError: if they disagree, or say what cannot be done while others have joined.
+        MismatchError: if the ranks disagree, or the operation is not possible while other ranks have joined.
     """
     active = [signature for signature in signatures if signature.kind != JOIN]
     if not active:
@@ -188,15 +188,15 @@ def agree(signatures: Sequence[Signature], number: int) -> Signature:
 
 
 def last_joined(signatures: Sequence[Signature]) -> int:
-    """The rank that joined last, the highest if there were several."""
+    """Return the rank that joined last, the highest if there were several."""
     return max(range(len(signatures)), key=lambda rank: (signatures[rank].joined_at, rank))
 
 
 def check_counts(counts: Sequence[int], world_size: int, what: str) -> tuple[int, ...]:
-    """The elements of each rank's block as plain numbers.
+    """Return the number of elements of each rank's block as Python integers.
 
     Raises:
-        ParamError: if there is not one for each rank, or one is negative.
+        ParamError: if there is not one number for each rank, or one is negative.
     """
     plain = tuple(int(count) for count in counts)
     if len(plain) != world_size or min(plain) < 0:
@@ -225,7 +225,7 @@ def _list(counts: Sequence[int]) -> str:
     )
 
 
-# Training repeats a few operations for ever.
+# Training repeats the same few operations.
 @lru_cache(maxsize=4096)
 def _digest(signature: Signature) -> int:
     said = repr([getattr(signature, field.name) for field in fields(signature)])
@@ -243,7 +243,7 @@ def _mix(keys: np.ndarray[Any, Any], counts: Sequence[int]) -> np.ndarray[Any, A
 P = ParamSpec("P")
 
 _PIECE = 1 << 28
-"""Elements in one call of MPI: libraries without MPI-4 count in 32 bits."""
+"""Largest number of elements in one call of MPI: libraries without MPI-4 count in 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,10 +251,10 @@ class Plan:
     """An operation to carry out.
 
     Attributes:
-        signature: what the ranks have to agree on.
-        steps: starts it, once they agree.
-        buffers: the arrays that it works on.
-        timeout_s: its deadline; the communicator's own when None.
+        signature: signature on which the ranks have to agree.
+        steps: function that starts the operation, once they agree.
+        buffers: arrays that the operation reads or writes.
+        timeout_s: seconds until the operation fails; the communicator's deadline when None.
 
     Raises:
         ParamError: if the timeout is not valid.
@@ -271,7 +271,7 @@ class Plan:
 
 
 class MpiOperations(Communicator):
-    """The common base of all operations over MPI."""
+    """Common base of all operations over MPI."""
 
     _comm: MPI.Intracomm
     _mpi: ModuleType
@@ -279,18 +279,18 @@ class MpiOperations(Communicator):
 
     @abstractmethod
     def _carry_out(self, plan: Plan) -> None:
-        """Agree with the other ranks, and take the steps."""
+        """Agree with the other ranks, and run the steps of the plan."""
 
     def _check_blocks(
         self, whole: FlatBuffer | None, block: FlatBuffer, counts: Sequence[int] | None
     ) -> tuple[int, ...]:
-        """Check that an array holds blocks of all ranks, and another one is this rank's.
+        """Check that ``whole`` holds the blocks of all ranks, and ``block`` is the block of this rank.
 
         Returns:
-            The elements of each block if they differ, none if all are like this rank's.
+            Number of elements of each block; empty if all blocks have the size of this rank's.
 
         Raises:
-            ParamError: if the arrays' elements differ, or they do not hold as many as they should.
+            ParamError: if the dtypes of the arrays differ, or their sizes do not match the blocks.
         """
         size, world_size = block.data.size, self.world_size
         blocks = (size,) * world_size if counts is None else check_counts(counts, world_size, "counts")
@@ -301,7 +301,7 @@ class MpiOperations(Communicator):
                 f"{whole.data.size} elements of {whole.dtype} are not {world_size} blocks of"
                 f" {sum(blocks)} elements of {block.dtype} together"
             )
-        # Equal blocks are the same operation however they were said.
+        # Equal blocks are the same operation with and without counts.
         return blocks if len(set(blocks)) > 1 else ()
 
     def _check_root(self, root: int) -> int:
@@ -313,7 +313,7 @@ class MpiOperations(Communicator):
 def both_forms(
     plan: Callable[Concatenate[Any, P], Plan],
 ) -> tuple[Callable[Concatenate[Any, P], Handle], Callable[Concatenate[Any, P], None]]:
-    """The method that queues what ``plan`` plans, and the one that carries it out on the caller's thread."""
+    """Return two methods for the operation of ``plan``: one queues it, the other blocks until it is complete."""
 
     @wraps(plan)
     def queue(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
@@ -328,23 +328,23 @@ def both_forms(
 
 
 def shape_to_agree_on(name: str, buffer: FlatBuffer, *, rows: bool = False) -> tuple[int, ...]:
-    """The dimensions that a named array must have on all ranks: all but the first where each has its own rows."""
+    """Return the dimensions that a named array must have on all ranks; without the first one if ``rows``."""
     if not name or len(buffer.shape) < 2:
         return ()
     return buffer.shape[1:] if rows else buffer.shape
 
 
 def for_mpi(data: Data) -> Data:
-    """The array as MPI takes it: a copy if its elements are not at multiples of their size."""
+    """Return the array as MPI takes it: a copy if its elements are not aligned to their size."""
     if not data.size:
-        # Empty arrays may share an address with others, which MPI takes for one buffer given twice.
+        # An empty array may have the address of another one, which MPI takes for one buffer passed twice.
         return np.empty(0, data.dtype)
     return data if data.flags.aligned else data.copy()
 
 
 @contextmanager
 def written_by_mpi(data: Data) -> Iterator[Data]:
-    """As :func:`for_mpi`, for an array that MPI writes; a copy is written back at the end."""
+    """Context manager like :func:`for_mpi`, for an array that MPI writes: a copy is written back at the end."""
     taken = for_mpi(data)
     yield taken
     if taken is not data:
@@ -352,7 +352,7 @@ def written_by_mpi(data: Data) -> Iterator[Data]:
 
 
 def pieces(data: Any) -> list[Any]:
-    """An array, or an object with size and slices, in pieces that MPI can count; empty for an empty one."""
+    """Split an array, or an object with size and slices, into pieces that MPI can count; empty for an empty array."""
     return [data[start : start + _PIECE] for start in range(0, data.size, _PIECE)]
 
 
@@ -360,7 +360,7 @@ class MpiAgreement:
     """Checks that all ranks call the same operation. Its buffers serve all operations, which run one at a time.
 
     Args:
-        comm: over all ranks.
+        comm: MPI communicator of all ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -371,20 +371,20 @@ class MpiAgreement:
         self.signatures: list[Signature] = []
 
     def reach(self, signature: Signature, number: int) -> Generator[MPI.Request, None, Signature]:
-        """The steps to the signature that all ranks share that have not joined; this rank's own if all have joined.
+        """Return, after some steps, the signature on which all ranks that have not joined agree; see :func:`agree`.
 
-        Each step is a request to be completed before the next is taken. After the last one ``signatures`` has what each
-        rank said, where the ranks did not say the same.
+        Each step is a request to complete before the next one is taken. If the signatures of the ranks differ,
+        ``signatures`` holds them afterwards.
 
         Raises:
-            MismatchError: on every rank, if they disagree.
+            MismatchError: on every rank, if the ranks disagree.
         """
         if self._world_size == 1:
             self.signatures = [signature]
             return signature
         self._mine[:] = signature.digest, signature.balance(self._rank), signature.kind == JOIN
         yield self._comm.Iallreduce(self._mine, self._sums)
-        # Equal digests add up to a multiple; others do so once in 2**64 mismatches.
+        # Equal digests add up to a multiple of the digest; different ones do so once in 2**64 mismatches.
         if self._sums.tolist() == [signature.digest * self._world_size % MODULUS, 0, 0]:
             return signature
         self.signatures = yield from self._exchange(signature)

@@ -1,6 +1,6 @@
-"""Notices about other ranks that MPI does not give: which rank died, failed and why, or is missing.
+"""Notices about other ranks that MPI does not provide: which rank died, which failed and why, and which is missing.
 
-They go through the rendezvous, where one thread per communicator waits for them.
+The notices are sent through the rendezvous; one thread per communicator waits for them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _WAIT_S = 600.0
 _ROLL_CALL_S = 2.0
 
 _ERRORS = {error.__name__: error for error in (CommunicatorAbortedError, CommunicatorTimeoutError)}
-"""The exception classes that other ranks raise, too; any other one becomes a :class:`CommunicatorError`."""
+"""Exception classes of a failed rank that the other ranks raise too; others become :class:`CommunicatorError`."""
 
 
 class PeerWatch:
     """Watches the peers of one communicator from its opening until all ranks have left it.
 
     Args:
-        rendezvous: of this communicator alone.
+        rendezvous: part of the rendezvous for this communicator only.
         rank: number of this rank.
-        world_size: how many ranks there are.
-        position: returns how many operations this rank has joined so far.
+        world_size: number of ranks.
+        position: function that returns the number of operations that this rank has joined so far.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PeerWatch:
         self._post("aborted", reason=reason)
 
     def pass_on(self, failure: CommunicatorError) -> None:
-        """Make every other rank fail as this one has, instead of waiting for it."""
+        """Make every other rank fail with the failure of this rank, instead of waiting for this rank."""
         self._post("failed", error=type(failure).__name__, reason=f"rank {self._rank}: {failure}")
 
     def hears_of_failure(self, timeout_s: float) -> bool:
@@ -72,7 +72,7 @@ class PeerWatch:
         return self._failed.wait(timeout_s)
 
     def roll_call(self) -> list[int]:
-        """Ask all ranks how many operations they have joined; return those behind this one, or without an answer."""
+        """Ask all ranks how many operations they have joined; return the ranks that are behind or do not answer."""
         number = post(self._rendezvous, "notices", self._notice("roll call"))
         deadline = Deadline(_ROLL_CALL_S)
         missing = []
@@ -98,7 +98,7 @@ class PeerWatch:
 
     def _watch(self) -> None:
         number = 1
-        # Also after a failure: the last rank to leave deletes the keys.
+        # Continues after a failure: the last rank to leave deletes the keys.
         while len(self._left | self._lost) < self._world_size:
             try:
                 notice = self._rendezvous.get(f"notices/{number}", _WAIT_S)

@@ -1,8 +1,8 @@
-"""The reductions of a communicator over MPI, in a wider type where MPI cannot reduce exactly enough.
+"""Reductions of a communicator over MPI, in a wider type where MPI's own reduction is not exact enough.
 
-Minima and maxima of floats are computed on integers of the same order. MPI leaves open what the minimum of a number
-and NaN is, and that of 0.0 and -0.0: its libraries return either operand, not always the same one on all ranks. As
-integers, NaN is below all numbers for a minimum and above them for a maximum, and -0.0 is below 0.0.
+Minima and maxima of floats are computed on integers of the same order. MPI does not define the minimum of a number and
+NaN, nor of 0.0 and -0.0: its libraries return either operand, and not always the same one on all ranks. As integers,
+NaN is below all numbers for a minimum and above them for a maximum, and -0.0 is below 0.0.
 
 Elements that MPI cannot add up, or not exactly enough, are copied to a wider type, reduced there and written back.
 """
@@ -39,11 +39,11 @@ Data = np.ndarray[Any, Any]
 
 
 def to_ordered(values: Data, op: str) -> Data:
-    """New signed integers of the width of the floats and in their order, -0.0 below 0.0.
+    """Convert floats to new signed integers of the same width and order, with -0.0 below 0.0.
 
     Args:
-        values: float16, float32 or float64.
-        op: ``"min"`` or ``"max"``; NaN becomes the integer that wins it against all numbers.
+        values: floats; float16, float32 or float64.
+        op: ``"min"`` or ``"max"``; NaN becomes the integer that is the result against every number.
     """
     ordered = _turn(values.view(f"i{values.itemsize}"))
     ends = np.iinfo(ordered.dtype)
@@ -52,14 +52,14 @@ def to_ordered(values: Data, op: str) -> Data:
 
 
 def from_ordered(ordered: Data) -> Data:
-    """The floats, in new memory, that :func:`to_ordered` made integers of; every NaN is quiet."""
+    """Convert the integers of :func:`to_ordered` back to floats, in new memory; every NaN is quiet."""
     return _turn(ordered).view(f"f{ordered.itemsize}")
 
 
 def _turn(integers: Data) -> Data:
-    """Floats are a sign and a magnitude: those below zero are in order when their magnitude is complemented.
+    """Complement the magnitude of negative numbers, which puts the bits of floats (sign and magnitude) in order.
 
-    It is its own inverse, and takes the least and the greatest integer to a NaN.
+    This function is its own inverse, and maps the least and the greatest integer to a NaN.
     """
     turned = integers >> (8 * integers.itemsize - 1)
     turned &= np.iinfo(integers.dtype).max
@@ -73,14 +73,14 @@ OPS = ("sum", "avg", "min", "max", "product")
 _EXTREMES = ("min", "max")
 
 _OF_BOOLS = {"sum": "max", "min": "min", "max": "max", "product": "min"}
-"""How the numbers 0 and 1 are reduced that stand for bools."""
+"""Operations on bools, and those that reduce them as the numbers 0 and 1."""
 
 _SATURATED = ("int8", "uint8", "int16", "uint16")
-"""Whose sums end at the limits of their type in Open MPI, where it adds with AVX, and wrap around everywhere else."""
+"""Dtypes whose sums saturate in Open MPI where it adds with AVX, and wrap around everywhere else."""
 
 
 def check_op(op: str, dtype: str) -> str:
-    """Return ``op``.
+    """Return ``op`` if elements of ``dtype`` can be reduced by it.
 
     Raises:
         ParamError: if it is not one of :data:`OPS`, or elements of this dtype cannot be reduced by it.
@@ -93,7 +93,7 @@ def check_op(op: str, dtype: str) -> str:
 
 
 def elementary_op(op: str, dtype: str) -> str:
-    """What to reduce the arrays of :func:`widen` by: ``"sum"``, ``"min"``, ``"max"`` or ``"product"``."""
+    """Return the operation that reduces the arrays of :func:`widen`: ``"sum"``, ``"min"``, ``"max"``, ``"product"``."""
     if dtype == "bool":
         return _OF_BOOLS[op]
     # An average is a sum that is divided afterwards.
@@ -101,11 +101,11 @@ def elementary_op(op: str, dtype: str) -> str:
 
 
 def widen(data: Data, dtype: str, op: str, prescale: float = 1.0) -> Data:
-    """The array in which to reduce ``data``: itself, or a wider or scaled copy.
+    """Return the array in which to reduce ``data``: ``data`` itself, or a wider or scaled copy.
 
-    bfloat16 (given as uint16) and float16 are reduced in float32; averages of integers in 64 bits, lest the sum
-    of narrower ones overflows; sums of integers of 8 and 16 bits in 32 bits; the least and the greatest of floats
-    as integers of their order, among which NaN and the sign of zero count, too (see ``ordered_bits``).
+    bfloat16 (given as uint16) and float16 are reduced in float32. Averages of integers are reduced in 64 bits, as the
+    sum could overflow a narrower type, and sums of integers of 8 and 16 bits in 32 bits. Minima and maxima of floats
+    are reduced as integers of the same order, which includes NaN and the sign of zero (see :func:`to_ordered`).
     """
     wide = data
     if dtype == "bfloat16":
@@ -132,7 +132,7 @@ def narrow_into(
     elif op in _EXTREMES and dtype in FLOAT_DTYPES:
         reduced = from_ordered(reduced)
     elif dtype in _SATURATED:
-        # Sums wrap around before they are scaled, as those of wider integers do.
+        # Sums wrap around before they are scaled, like sums of wider integers.
         reduced = reduced.astype(out.dtype, copy=False)
     if postscale != 1.0:
         reduced = _scale(reduced, dtype, postscale, out=reduced)
@@ -146,7 +146,7 @@ def _divide(values: Data, divisor: int) -> Data:
     if values.dtype.kind == "u":
         return values // np.uint64(divisor)
     if values.dtype.kind == "i":
-        # Toward zero, where // rounds toward minus infinity. The lowest number has no absolute value.
+        # Round toward zero; // rounds toward minus infinity. No abs(): the lowest number has no absolute value.
         quotients = values // divisor
         quotients += (values < 0) & (values % divisor != 0)
         return np.asarray(quotients)
@@ -158,10 +158,10 @@ def _scale(values: Data, dtype: str, factor: float, out: Data | None = None) -> 
         return np.asarray(np.multiply(values, values.dtype.type(factor), out=out))
     scaled = np.trunc(values.astype(np.float64) * factor)
     if dtype == "bool":
-        # 0 and 1 are all that fits.
+        # A bool can only be 0 or 1.
         return np.asarray(scaled >= 1, values.dtype)
     ends = np.iinfo(dtype)
-    # The upper end of 64 bits is no float64: the next one is just beyond.
+    # The largest integer of 64 bits is not a float64: the nearest float64 is just above it.
     within = np.where(scaled < float(ends.max), np.maximum(scaled, float(ends.min)), 0.0)
     limited = np.asarray(within.astype(values.dtype))
     limited[scaled >= float(ends.max)] = ends.max
@@ -170,15 +170,15 @@ def _scale(values: Data, dtype: str, factor: float, out: Data | None = None) -> 
 
 def _round_to_bfloat16(values: Data) -> Data:
     bits = values.view(np.uint32)
-    # To nearest, ties to even: add just under half of the last place that stays, and one more if that place
-    # is odd.
+    # Round to nearest, ties to even: add just under half of the last place that is kept, and one more if that
+    # place is odd.
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x40)
     return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
 
 
 class MpiReductions(MpiOperations):
-    """allreduce, allreduce_group, reduce_scatter and reduce; see the contract."""
+    """Implements allreduce, allreduce_group, reduce_scatter and reduce; see the contract."""
 
     def _plan_allreduce(
         self,
@@ -271,7 +271,7 @@ class MpiReductions(MpiOperations):
 
     def _allreduce(self, buffers: Sequence[FlatBuffer], signature: Signature) -> Steps:
         if len(buffers) == 1:
-            # Piece by piece, as a wider copy of the whole may be four times as large as it.
+            # Piece by piece, as a wider copy of the whole array may be four times its size.
             for data in pieces(buffers[0].data):
                 reduced = for_mpi(_widen(data, signature))
                 yield self._comm.Iallreduce(self._mpi.IN_PLACE, reduced, self._mpi_op(signature))
@@ -308,7 +308,7 @@ class MpiReductions(MpiOperations):
                 yield self._comm.Ireduce(reduced, None, self._mpi_op(signature), signature.root)
 
     def _reduce_zeros(self, signature: Signature) -> Steps:
-        """Take part in a reduction that others agreed on, with zeros."""
+        """Take part, with zeros, in a reduction that the other ranks agreed on."""
         if signature.kind == "reduce_scatter":
             block = zeros(signature.size, signature.dtype)
             return self._reduce_scatter(

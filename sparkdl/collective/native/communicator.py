@@ -1,10 +1,10 @@
 """Communicators on the native core: opening them, and the thread that reports the core's stalls.
 
-Opening finds the ranks that share a host and makes the segment and the connections; the data path is in
+Opening finds the ranks that share a host and creates the segment and the connections; the data path is in
 ``sparkdl._native``.
 
-The native core must not wait for Python, which may be busy or shutting down. It stores the news of a stall where
-Python can fetch it, and writes to a descriptor that the thread reads. The thread sleeps as long as there is no stall.
+The native core must not wait for Python, which may be busy or shutting down. It stores a description of the stall for
+Python to fetch, and writes to a descriptor that the thread reads. The thread sleeps as long as there is no stall.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StallWatcher:
     """Reports the stalls of all native communicators of this process.
 
     Attributes:
-        fd: an eventfd for the core to write to.
+        fd: eventfd to which the core writes when an operation stalls.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class StallWatcher:
         threading.Thread(target=self._run, name="sparkdl-stalls", daemon=True).start()
 
     def watch(self, communicator: Communicator, monitor: _native.Monitor) -> None:
-        """Report the stalls that ``monitor`` has, as long as ``communicator`` lives."""
+        """Report the stalls of ``monitor`` as long as ``communicator`` exists."""
         with self._lock:
             self._num_watched += 1
             called = numbered(communicator.name, communicator.world_ranks)
@@ -71,13 +71,13 @@ class StallWatcher:
 
 
 _watchers: dict[int, StallWatcher] = {}
-"""By process, as threads do not survive a fork."""
+"""Watchers by process id, as threads do not survive a fork."""
 
 _making = threading.Lock()
 
 
 def stall_watcher() -> StallWatcher:
-    """The watcher of this process, started at first use."""
+    """Return the stall watcher of this process, started at first use."""
     with _making:
         process = os.getpid()
         if process not in _watchers:
@@ -95,12 +95,12 @@ except ImportError as error:
 
 
 def _of_core(name: str) -> Any:
-    """The core's method of that name, found once per communicator: what it does needs no frame of Python around it."""
+    """The core's method of that name, looked up once per communicator, to save a Python frame in every call."""
     return cached_property(attrgetter(f"_core.{name}"))
 
 
 class NativeCommunicator(Communicator):
-    """The contract on the native core; made by :func:`open_native_communicator`."""
+    """A communicator on the native core; created by :func:`open_native_communicator`."""
 
     def __init__(
         self, core: _native.Communicator, opening: Opening, topology: Topology, memory: Topology
@@ -201,7 +201,7 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
         sockets = connect_rings(
             opening.own_rendezvous,
             topology=memory,
-            # Those of one host see each other's marks, and so have one loopback.
+            # Ranks of one host share a network namespace (see sparkdl.rendezvous.hosts), hence its loopback.
             listen_on=[LOOPBACK] if topology.num_hosts == 1 else None,
             secret=opening.secret,
             name=opening.name,
@@ -230,11 +230,11 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
 
 
 def _share_memory(opening: Opening, topology: Topology) -> tuple[Topology, int]:
-    """Open the host's segment, unless TCP was asked for or must do.
+    """Open the host's segment, unless TCP is requested or the only possibility.
 
     Returns:
-        The ranks grouped by the segment that they share, which is what the core takes for hosts, and the
-        segment's descriptor, -1 if this rank shares none.
+        Topology of the ranks by the segment that they share, which the core treats as hosts, and the segment's
+        descriptor; -1 if this rank shares no segment.
     """
     hosts, transport = topology.host_of_rank, opening.transport
     if transport == "tcp":

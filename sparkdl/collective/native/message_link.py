@@ -1,21 +1,22 @@
 """The link that carries all messages between this rank and one other.
 
-A link is two communicators of the two ranks, opened when the first message is sent or expected. On each of them one
-rank always sends and the other always receives: a link takes two threads, six descriptors and two segments, whatever
-the number of tags. The ranks exchange frames:
+A link consists of two communicators of the two ranks, opened when the first message is sent or expected. On each of
+them one rank always sends and the other always receives. A link takes two threads, six descriptors and two segments,
+regardless of the number of tags. The ranks exchange frames:
 
-* ``OFFER``: a message is there, with its tag and envelope. The other end keeps it until it is expected.
-* ``ACCEPT``: it is expected, with the envelope of the end that expects it. If they differ, the message fails at both
-  ends with the same :class:`~sparkdl.errors.MismatchError`, and the link can be used further.
-* ``DATA``: the message itself, which is written where it is expected.
-* ``BYE``: there will be no more messages; it is answered by the same.
+* ``OFFER``: announces a message, with its tag and envelope. The other end keeps the offer until the message is
+  expected.
+* ``ACCEPT``: says that the message is expected, with the envelope of the receiving end. If the envelopes differ, the
+  message fails at both ends with the same :class:`~sparkdl.errors.MismatchError`, and the link can still be used.
+* ``DATA``: the message itself, which is written directly to the receiver's array.
+* ``BYE``: there will be no more messages; the other end answers with ``BYE``.
 
-Before a message is expected only its envelope is kept, and no message waits for one with another tag. A message that
-is expected from any rank waits in :class:`~sparkdl.collective.native.point_to_point.AnySource` until the link to one
-of the ranks takes it for an offer.
+Until a message is expected, only its envelope is kept, and no message waits for one with another tag. A receive from
+any rank waits in :class:`~sparkdl.collective.native.point_to_point.AnySource` until the link to one of the ranks
+matches it with an offer.
 
-The communicators of a link are opened over a part of a rendezvous in which waiting ends when the communicator that
-the link belongs to fails or is dropped.
+The communicators of a link are opened over a part of a rendezvous in which waits end when the link's parent
+communicator fails or is dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class FrameKind(IntEnum):
-    """See :mod:`sparkdl.collective.native.message_link`."""
+    """Kind of a frame; see :mod:`sparkdl.collective.native.message_link`."""
 
     OFFER = 0
     ACCEPT = 1
@@ -63,11 +64,11 @@ class Frame:
     """One frame of a link.
 
     Attributes:
-        kind: what it is.
-        number: of the message, by its sender.
-        tag: of the message.
-        envelope: number of the dtype, and elements, at the sending end.
-        message: this end's message; not sent.
+        kind: kind of the frame.
+        number: number of the message, assigned by the sender of the message.
+        tag: tag of the message.
+        envelope: index of the dtype and number of elements, at the end that sends the frame.
+        message: this end's message; not part of the encoded frame.
     """
 
     kind: FrameKind
@@ -77,7 +78,7 @@ class Frame:
     message: PendingMessage | None = None
 
     def to_array(self) -> Words:
-        """Five int64."""
+        """Encode the frame as five int64."""
         return np.array([self.kind, self.number, self.tag, *self.envelope], np.int64)
 
     @classmethod
@@ -88,7 +89,7 @@ class Frame:
 
 
 def new_frame() -> Words:
-    """Memory for a frame to arrive in."""
+    """Return uninitialized memory for receiving a frame."""
     return np.empty(5, np.int64)
 
 
@@ -110,7 +111,7 @@ def check_alive(reference: weakref.ref[Communicator]) -> Communicator:
 
 
 class WatchedRendezvous(PrefixRendezvous):
-    """A part of a rendezvous in which waits end when a communicator fails."""
+    """A part of a rendezvous in which waits end when a communicator fails or is dropped."""
 
     def __init__(self, rendezvous: Rendezvous, communicator: weakref.ref[Communicator]) -> None:
         super().__init__(rendezvous, "messages")
@@ -162,14 +163,14 @@ class _ClosedError(CommunicatorError):
 
 
 class MessageLink:
-    """Sends to one rank, and receives from it.
+    """Sends messages to one rank, and receives messages from it.
 
     Args:
-        parent: the communicator of both.
-        rendezvous: of the parent alone.
+        parent: communicator of both ranks.
+        rendezvous: part of the rendezvous for the parent only.
         peer: the other rank.
-        timeout_s: seconds for opening.
-        any_source: what is expected from any rank.
+        timeout_s: seconds for opening the link.
+        any_source: receives from any rank that are not matched yet.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class MessageLink:
         timeout_s: float,
         any_source: AnySource,
     ) -> None:
-        # Weak: the threads must not keep a communicator alive that is used no more.
+        # Weak: the threads must not keep an unused communicator alive.
         self._parent = weakref.ref(parent)
         self._parent_name, self._rank, self._peer = parent.name, parent.rank, peer
         self._any_source = any_source
@@ -192,7 +193,7 @@ class MessageLink:
                 partial(
                     parent.open_other,
                     rendezvous=watched,
-                    # An opening happens once, so its part of the rendezvous is its own.
+                    # There is one opening per name, so no count of openings is needed.
                     own_rendezvous=PrefixRendezvous(watched, f"{speaker} to {listener}"),
                     rank=ranks.index(parent.rank),
                     world_size=2,
@@ -214,7 +215,7 @@ class MessageLink:
         self._lines: dict[tuple[str, int], deque[PendingMessage]] = {}
         """Messages under way, by kind and tag."""
         self._in_flight: PendingMessage | None = None
-        """What this rank is sending right now."""
+        """Message whose data this rank is sending right now."""
         self._num_offers = 0
         self._offered: dict[int, PendingMessage] = {}
         self._accepted: dict[int, PendingMessage] = {}
@@ -247,23 +248,23 @@ class MessageLink:
         message.fail(self._broken if is_closed else self._explain(message, self._broken))
 
     def take_for_any(self, tag: int) -> None:
-        """Match an offer with this tag, if there is one, with a message that is expected from any rank."""
+        """Match an offer with this tag, if there is one, with a receive from any rank."""
         with self._news:
             if self._broken is None and self._offers[tag]:
                 self._match_any(tag, self._offers[tag])
 
     def finish(self) -> None:
-        """Have the link close when no message is under way any more; returns at once."""
+        """Close the link when no message is under way any more; returns at once."""
         with self._news:
             self._is_closing = True
             self._news.notify_all()
 
     def join(self) -> None:
-        """Wait until it is closed."""
+        """Wait until the link is closed."""
         self._threads[1].join()
 
     def abort(self, reason: str) -> None:
-        """Have its messages fail here and at the other end; returns at once."""
+        """Make all messages of the link fail, at both ends; returns at once."""
         for pair in (self._speaking, self._listening):
             if pair is not None:
                 pair.abort(reason)
@@ -316,7 +317,7 @@ class MessageLink:
             if self._broken is None:
                 self._drop(message)
             elif not is_in_flight:
-                return  # it has failed
+                return  # the message has already failed
             self._news.notify_all()
         message.complete()
 
@@ -435,11 +436,11 @@ class MessageLink:
                 self._news.notify_all()
 
     def _rank_in_pair(self, rank: int) -> int:
-        """The rank's number in the pair."""
+        """Return the number that ``rank`` has in the communicators of the link."""
         return int(rank == max(self._rank, self._peer))
 
     def _break(self, error: Exception, culprit: PendingMessage | None = None) -> None:
-        """Make all messages fail, and all later ones."""
+        """Make all current and later messages fail."""
         with self._news:
             if self._broken is None:
                 self._broken = error
@@ -457,7 +458,7 @@ class MessageLink:
         if not isinstance(error, _PeerLeftError):
             self.abort(str(error))
         if threading.current_thread() is not self._threads[0]:
-            self._threads[0].join(NEWS_S)  # what it receives must not arrive after the error
+            self._threads[0].join(NEWS_S)  # it must not write to an array after the error was raised
         if culprit is not None and culprit in failed:
             failed.remove(culprit)
             culprit.fail(error)
@@ -468,7 +469,7 @@ class MessageLink:
         return explain(message, error, self._parent(), self._parent_name)
 
     def _leave(self) -> None:
-        """Close; after no failure with a ``BYE`` to the other end."""
+        """Close the link; without a failure, send ``BYE`` to the other end first."""
         is_peaceful = self._broken is None or isinstance(self._broken, _PeerLeftError)
         if self._speaking is not None and is_peaceful:
             bye = Frame(kind=FrameKind.BYE).to_array()

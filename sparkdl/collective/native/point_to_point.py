@@ -1,4 +1,4 @@
-"""Messages between two ranks of a native communicator, whose core has collectives only. Runs on ranks."""
+"""Messages between two ranks of a native communicator, whose core has only collectives. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 _MAX_TAG = 2**63 - 1
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.5
-"""Pauses between two polls for new senders while a message is expected from any rank."""
+"""Shortest and longest pause between two polls for new senders, while a message is expected from any rank."""
 
 
 class Messages:
-    """Sends and receives for the ranks of a communicator.
+    """Sends and receives messages for one rank of a communicator.
 
     Args:
-        communicator: whose ranks exchange messages.
-        rendezvous: of this communicator alone; links are opened over it.
+        communicator: communicator whose ranks exchange messages; kept weakly.
+        rendezvous: part of the rendezvous for this communicator only; links are opened over it.
 
     Attributes:
-        monitor: of the messages.
+        monitor: monitor of the messages.
     """
 
     def __init__(self, communicator: Communicator, rendezvous: Rendezvous) -> None:
-        # Weak, as the communicator holds this: descriptors are closed when it goes, not when garbage is collected.
+        # Weak, to avoid a reference cycle: descriptors are closed when the communicator is dropped, not by a later gc.
         self._communicator = weakref.ref(communicator)
         self._name, self._timeout_s = communicator.name, communicator.timeout_s
         self._rank, self._world_size = communicator.rank, communicator.world_size
@@ -62,11 +62,11 @@ class Messages:
     def recv_async(
         self, array: Array, source: int | None, tag: int = 0, timeout_s: float | None = None
     ) -> MessageHandle:
-        """Queue the arrival of a message of rank ``source``, or of any; see the contract."""
+        """Queue a receive from rank ``source``, or from any rank when None; see the contract."""
         return self._queue("recv", array, source, tag, timeout_s)
 
     def link_to(self, peer: int, timeout_s: float) -> MessageLink:
-        """The link to a rank, made at first use.
+        """Return the link to a rank, created at first use.
 
         Raises:
             CommunicatorError: if the communicator is closed.
@@ -82,12 +82,12 @@ class Messages:
         return link
 
     def links(self) -> dict[int, MessageLink]:
-        """The links so far, by rank."""
+        """Return the existing links, by rank."""
         with self._lock:
             return dict(self._links)
 
     def abort(self, reason: str) -> None:
-        """Have all messages fail with ``reason``, here and at their other ends; returns at once."""
+        """Make all messages fail with ``reason``, here and at their other ends; returns at once."""
         with self._lock:
             links = list(self._links.values())
         for link in links:
@@ -146,16 +146,16 @@ class Messages:
 
 
 class AnySource:
-    """Messages that are expected from any rank and have not come yet.
+    """Receives from any rank that have not been matched with a message yet.
 
-    A link to a rank exists once one of the two has sent something or expects it; the rank that begins leaves a note in
-    the rendezvous. While anything is expected from any rank, a thread looks for such notes and opens the links, which
-    take what waits here for the offers that come.
+    The link between two ranks is opened when one of them sends or expects a message; this rank leaves a note in the
+    rendezvous. While receives from any rank are pending, a thread polls for such notes and opens the links. The links
+    match the offers that arrive with the receives that wait here.
 
     Args:
-        messages: of the communicator; kept weakly.
-        communicator: the communicator; kept weakly.
-        rendezvous: of the communicator alone.
+        messages: messages of the communicator; kept weakly.
+        communicator: communicator that receives the messages; kept weakly.
+        rendezvous: part of the rendezvous for the communicator only.
     """
 
     def __init__(self, messages: Messages, communicator: Communicator, rendezvous: Rendezvous) -> None:
@@ -185,7 +185,7 @@ class AnySource:
             link.take_for_any(message.tag)
 
     def take(self, tag: int) -> PendingMessage | None:
-        """Remove and return the oldest message with a tag."""
+        """Remove and return the oldest message with a tag; None if there is none."""
         with self._lock:
             return self._waiting[tag].popleft() if self._waiting[tag] else None
 
@@ -197,7 +197,7 @@ class AnySource:
         try:
             yield
         finally:
-            # The rendezvous may be gone; each kind of store has its own error then.
+            # The rendezvous may already be closed, for which every kind of store has its own error.
             with contextlib.suppress(Exception):
                 self._notes.delete(key)
 
@@ -235,7 +235,7 @@ class AnySource:
         except CommunicatorTimeoutError as error:
             with self._lock:
                 if message not in self._waiting[message.tag]:
-                    return  # it has come meanwhile; its link checks the deadline
+                    return  # it has been matched meanwhile; its link checks the deadline
                 self._waiting[message.tag].remove(message)
             if communicator.failure is None:
                 communicator.abort(str(error))

@@ -1,7 +1,7 @@
-"""The sockets between ranks: rings of authenticated TCP connections, made here for the native core.
+"""Rings of authenticated TCP connections between ranks, for the native core.
 
-The *lifeline* ring goes around all ranks and detects lost ones; a *lane* ring goes around the hosts and carries
-data. Runs on every rank while a communicator opens; afterwards nothing listens any more.
+The *lifeline* ring connects all ranks and detects lost ones; a *lane* ring connects the hosts and carries data. Runs
+on every rank while a communicator opens; afterwards no rank listens for connections any more.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _FAILURE_KINDS: tuple[type[Exception], ...] = (
     CommunicatorTimeoutError,
     CommunicatorError,
 )
-"""From the special to the general."""
+"""From the most specific to the most general."""
 
 _POLL_S = 0.5
-"""How long a rank waits for its neighbour between two checks whether some rank has given up."""
+"""How long a rank waits for its neighbour before it checks whether some rank has given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Ring:
     """The neighbours of a rank in one ring.
 
     Attributes:
-        next: rank that this one connects to.
+        next: rank to which this one connects.
         previous: rank that connects to this one.
     """
 
@@ -65,16 +65,16 @@ class RingSockets:
     from_previous: socket.socket
 
     def detach(self) -> tuple[int, int]:
-        """Return the descriptors (to next, from previous), in blocking mode, to their new owner."""
+        """Return the descriptors (to next, from previous) in blocking mode; the caller then owns them."""
         for sock in (self.to_next, self.from_previous):
             sock.settimeout(None)
         return self.to_next.detach(), self.from_previous.detach()
 
 
 def plan_rings(topology: Topology) -> dict[str, Ring]:
-    """The rings that this rank belongs to: ``"lifeline"`` over all ranks, ``"lane"`` over the hosts.
+    """Return the rings to which this rank belongs: ``"lifeline"`` over all ranks, ``"lane"`` over the hosts.
 
-    Lane i is made of the ranks with local rank i, as many lanes as the smallest host has ranks.
+    Lane i connects the ranks with local rank i. There are as many lanes as the smallest host has ranks.
     """
     rings = {}
     if topology.world_size > 1:
@@ -95,20 +95,21 @@ def connect_rings(
     wire: str = "float32",
     listen_on: Sequence[str] | None = None,
 ) -> dict[str, RingSockets]:
-    """Connect this rank with its neighbours in the rings of :func:`plan_rings`; all ranks take part.
+    """Connect this rank to its neighbours in the rings of :func:`plan_rings`; all ranks take part.
 
     Args:
-        rendezvous: of this communicator alone.
-        topology: this rank's.
+        rendezvous: part of the rendezvous for this communicator only.
+        topology: topology of this rank.
         secret: the job's secret.
-        name: of the communicator.
-        timeout_s: seconds for all of it.
-        wire: how float32 is sent between hosts.
-        listen_on: addresses of this machine by which its neighbours reach it; those by which it and the rendezvous
-            reach each other when None.
+        name: name of the communicator.
+        timeout_s: seconds for the whole call.
+        wire: format in which sums and averages of float32 travel between hosts.
+        listen_on: addresses of this machine at which its neighbours reach it. When None,
+            :func:`~sparkdl.rendezvous.addresses.reachable_hosts` chooses them, and prefers those by which this machine
+            and the rendezvous reach each other.
 
     Raises:
-        MismatchError: on every rank, if they disagree about ``wire``, how float32 is sent.
+        MismatchError: on every rank, if the ranks disagree about ``wire``.
         AuthenticationError: if a neighbour has another secret.
         CommunicatorError: if a neighbour cannot be reached; the message lists what was tried.
         CommunicatorTimeoutError: if a neighbour does not connect in time; the message names it.
@@ -118,8 +119,8 @@ def connect_rings(
         return {}
     hosts = listen_on or reachable_hosts(hosts_here(rendezvous))
     with AuthenticatedListener(secret, purpose=_purpose(name, topology.rank), host=hosts) as listener:
-        # A rank publishes that it gives up before it closes its listener: else its neighbours would report a network
-        # error.
+        # A rank that gives up publishes this before it closes its listener; otherwise its neighbours would report a
+        # network error.
         try:
             deadline = Deadline(timeout_s)
             addresses = _exchange_addresses(rendezvous, listener.address, topology, wire, deadline)

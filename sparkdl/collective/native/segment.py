@@ -1,8 +1,9 @@
-"""The shared-memory segment of one host's ranks: made by one of them, which hands it to the others as a descriptor.
+"""Shared-memory segment of the ranks of a host: one rank creates it and passes its descriptor to the others.
 
-It has no name, so it cannot be left behind. The other ranks receive it over a Unix socket, to which every process of
-the host can connect; both ends therefore prove the job's secret. Its memory is reserved when it is made, so that too
-small a ``/dev/shm`` is an error at once instead of a SIGBUS later.
+The segment has no name, so it cannot be left behind. The other ranks receive the descriptor over a Unix socket. Every
+process of the host can connect to this socket; therefore both ends prove that they have the job's secret. The memory is
+reserved when the segment is created, so that a ``/dev/shm`` that is too small causes an error at once instead of a
+SIGBUS later.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 _PURPOSE = b"sparkdl segment"
 _BACKLOG = 1024
 _REFUSED = "refused"
-"""Published in place of a name when the handshake with the rank that has the segment failed."""
+"""Published in place of a name if the handshake with the rank that created the segment failed."""
 
 
 class SegmentError(CommunicatorError):
-    """The segment cannot be made or opened on some host; every rank of the communicator raises it.
+    """The segment cannot be created or opened on some host; every rank of the communicator raises this error.
 
     Attributes:
-        hosts: indices of the hosts concerned.
+        hosts: indices of the hosts on which it failed.
     """
 
     def __init__(self, message: str, *, hosts: frozenset[int]) -> None:
@@ -47,21 +48,21 @@ class SegmentError(CommunicatorError):
 def open_segment(
     rendezvous: Rendezvous, topology: Topology, *, secret: bytes, num_bytes: int, timeout_s: float
 ) -> int:
-    """Make and open the segment that this host's ranks share; all ranks of the communicator take part.
+    """Create and open the segment that this host's ranks share; all ranks of the communicator take part.
 
     Args:
-        rendezvous: of this communicator alone.
-        topology: this rank's.
+        rendezvous: part of the rendezvous for this communicator only.
+        topology: topology of this rank.
         secret: the job's secret.
-        num_bytes: size of the segment.
-        timeout_s: seconds for all of it.
+        num_bytes: size of the segment in bytes.
+        timeout_s: seconds for the whole call.
 
     Returns:
-        Its descriptor, the caller's to close; -1 if this rank is alone on its host.
+        Descriptor of the segment, to be closed by the caller; -1 if this rank is alone on its host.
 
     Raises:
         AuthenticationError: on every rank, if two ranks of a host have different secrets.
-        SegmentError: on every rank, if it failed on any host.
+        SegmentError: on every rank, if the segment cannot be created or opened on some host.
         CommunicatorTimeoutError: if some rank does not take part in time; the message names it.
     """
     deadline = Deadline(timeout_s)
@@ -134,7 +135,7 @@ def _make(num_bytes: int) -> tuple[int, str]:
 
 
 def _offer(fd: int, secret: bytes, stack: ExitStack) -> str:
-    """Serve the descriptor to processes that prove the secret, until the stack ends; return where."""
+    """Serve the descriptor to processes that prove the secret, until the stack closes; return the socket's name."""
     name = f"sparkdl-segment-{secrets.token_hex(16)}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -1,6 +1,6 @@
-"""Ranks with a GPU each that communicate by NCCL, beside the communicator that they were opened over.
+"""NCCL between ranks that have one GPU each, in addition to the communicator of these ranks.
 
-Begin with :mod:`~sparkdl.collective.nccl.opening`, which finds the library and has the ranks agree; ``group`` is what
-it gives. ``hierarchy`` is for several hosts: NCCL inside each, a process set across. Knows arrays in GPU memory, no
-torch. Runs on ranks.
+Begin with :mod:`~sparkdl.collective.nccl.opening`, which finds the library, makes the ranks agree and opens a
+``group``. ``hierarchy`` is for several hosts: NCCL inside each host, process sets across hosts. Takes arrays in GPU
+memory; does not depend on torch. Runs on ranks.
 """

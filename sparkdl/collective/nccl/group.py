@@ -1,11 +1,11 @@
-"""Groups of ranks with a GPU each that communicate by NCCL.
+"""Groups of ranks with one GPU each that communicate by NCCL.
 
-Arrays are in GPU memory and describe themselves, streams are integers. A batch holds the operations that NCCL runs at
-once.
+Arrays are in GPU memory, in any array library; streams are integers. A batch holds the operations that NCCL runs
+together.
 
-The communicator that a group was opened over supplies what NCCL does not report: which rank died, and which aborted
-and why. The two fail together. NCCL detects late or never that a peer has died, and cannot name it; the communicator
-does both. Aborting NCCL ends only the own rank's part; the communicator notifies the other ranks.
+The communicator over which a group was opened supplies what NCCL does not report: which rank died, and which one
+aborted and why. The two fail together. NCCL detects late or never that another rank has died, and cannot name it; the
+communicator does both. Aborting NCCL affects only the rank that aborts; the communicator notifies the other ranks.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _BITS = {"sum": "max", "max": "max", "product": "min", "min": "min"}
 
 
 class NcclBatch:
-    """Operations of an :class:`~sparkdl.collective.nccl.group.NcclGroup` that run at once, as NCCL's group calls.
+    """Operations of an :class:`~sparkdl.collective.nccl.group.NcclGroup` that run together, as NCCL's group calls.
 
-    Each method adds one and returns the batch; :meth:`run` puts them on a stream::
+    Each method adds an operation and returns the batch; :meth:`run` puts them on a stream::
 
         group.batch().send(mine, to=1).recv(theirs, source=1).run(stream=stream)
 
     Arrays are C-contiguous and in memory of the group's GPU (see :mod:`sparkdl.collective.buffers`). All element
     types can be moved. NCCL reduces float16, bfloat16, float32, float64, int8, int32, int64 and their unsigned forms;
-    the sum and the product of bools are their "or" and "and". It accumulates as NCCL does, which may be in the
-    element type.
+    the sum of bools is their logical "or", the product their logical "and". NCCL decides the type in which it
+    accumulates, which may be the element type.
     """
 
     def __init__(self, group: NcclGroup) -> None:
@@ -54,7 +54,7 @@ class NcclBatch:
         self._arrays: list[DeviceArray] = []
 
     def allreduce(self, array: Array, *, op: str = "sum", prescale: float = 1.0) -> NcclBatch:
-        """Reduce ``array`` over all ranks, in place. ``prescale`` multiplies what goes into a sum or an average."""
+        """Reduce ``array`` over all ranks, in place. ``prescale`` multiplies the inputs of a sum or an average."""
         taken = self._take(array, writes=True)
         dtype, op, factor = self._reduction(taken, op, prescale)
         return self._add(
@@ -73,7 +73,7 @@ class NcclBatch:
         )
 
     def reduce(self, array: Array, *, root: int, op: str = "sum", prescale: float = 1.0) -> NcclBatch:
-        """Reduce ``array`` over all ranks into rank ``root``'s; the other ranks keep theirs."""
+        """Reduce ``array`` over all ranks into the ``array`` of rank ``root``; other ranks keep their elements."""
         taken = self._take(array, writes=self._group.rank == root)
         dtype, op, factor = self._reduction(taken, op, prescale)
         return self._add(
@@ -88,20 +88,20 @@ class NcclBatch:
         return self._add(NcclOperation.allgather(block.pointer, taken.pointer, num_bytes, "uint8"))
 
     def broadcast(self, array: Array, *, root: int) -> NcclBatch:
-        """Copy rank ``root``'s ``array`` into that of every other rank."""
+        """Copy the ``array`` of rank ``root`` into the ``array`` of every other rank."""
         taken = self._take(array, writes=self._group.rank != root)
         num_bytes = taken.count * item_bytes(taken.dtype)
         return self._add(NcclOperation.broadcast(taken.pointer, taken.pointer, num_bytes, "uint8", root))
 
     def send(self, array: Array, *, to: int) -> NcclBatch:
-        """Send ``array`` to a rank, which must ``recv`` as many bytes; in order of sending."""
+        """Send ``array`` to rank ``to``, which must ``recv`` the same number of bytes; in the order of sending."""
         taken = self._take(array)
         return self._add(
             NcclOperation.send(taken.pointer, taken.count * item_bytes(taken.dtype), "uint8", to)
         )
 
     def recv(self, array: Array, *, source: int) -> NcclBatch:
-        """Receive into ``array`` what a rank sends."""
+        """Receive a message from rank ``source`` into ``array``."""
         taken = self._take(array, writes=True)
         num_bytes = taken.count * item_bytes(taken.dtype)
         return self._add(NcclOperation.recv(taken.pointer, num_bytes, "uint8", source))
@@ -112,10 +112,10 @@ class NcclBatch:
         """Send block r of ``array`` to rank r; ``out`` takes the blocks that the ranks send, in order of rank.
 
         Args:
-            array: the blocks for all ranks one after another.
-            out: the blocks of all ranks one after another; another memory.
-            send_counts: elements of each block of ``array``.
-            receive_counts: elements of each block of ``out``.
+            array: blocks for all ranks, one after another.
+            out: memory for the blocks from all ranks, one after another; must not overlap ``array``.
+            send_counts: number of elements of each block of ``array``.
+            receive_counts: number of elements of each block of ``out``.
         """
         sent, received = self._take(array), self._take(out, writes=True)
         size = item_bytes(sent.dtype)
@@ -131,11 +131,11 @@ class NcclBatch:
         return self
 
     def run(self, *, stream: int, timeout_s: float | None = None) -> NcclHandle:
-        """Put the operations on a stream and return, before they are done.
+        """Put the operations on a stream and return before they are complete.
 
         Args:
             stream: the ``cudaStream_t`` as an integer; 0 is the default stream.
-            timeout_s: by when they must be complete on the GPU, or the group fails; its own deadline when None.
+            timeout_s: seconds after which the group fails if they are not complete; the group's deadline when None.
 
         Raises:
             CommunicatorError: if the group has failed; the subclass says how.
@@ -166,7 +166,7 @@ class NcclBatch:
             )
 
     def _reduction(self, array: DeviceArray, op: str, prescale: float) -> tuple[str, str, bytes]:
-        """The dtype and operation that NCCL is given, and the factor of a sum."""
+        """Return the dtype and the operation for NCCL, and the factor of a sum; empty for no factor."""
         if array.dtype == "bool":
             if op not in _BITS or prescale != 1.0:
                 raise ParamError(f"bools can be reduced by {sorted(_BITS)} and are not scaled, got {op!r}")
@@ -194,16 +194,16 @@ _LOOK_S = 0.1
 """Pause between two checks of operations under way: NCCL has no deadlines and does not report errors by itself."""
 
 _NEWS_S = 1.0
-"""How long to wait for the communicator's notice of the rank that died."""
+"""How long to wait until the communicator reports the rank that died."""
 
 
 class NcclWatch:
-    """Aborts either when the other has failed, by a thread that sleeps while nothing is under way.
+    """Thread that aborts NCCL when the communicator has failed, and vice versa; sleeps while no operation runs.
 
     Args:
-        core: the NCCL communicator.
-        communicator: the communicator below.
-        name: what the group is called in messages.
+        core: NCCL communicator.
+        communicator: communicator over which NCCL was opened.
+        name: name of the group in messages.
     """
 
     def __init__(self, core: NcclCommunicator, communicator: Communicator, name: str) -> None:
@@ -225,9 +225,9 @@ class NcclWatch:
             raise self._communicators_error()
 
     def explain(self, error: CommunicatorError) -> CommunicatorError:
-        """The error to raise when NCCL gave this one: the communicator's where it knows more.
+        """Return the error to raise for an error of NCCL: the communicator's error if it has one.
 
-        Waits a moment for the communicator's own error, then aborts it, so that the other ranks fail, too.
+        Waits a moment for the communicator's own error, then aborts the communicator, so that the other ranks fail too.
         """
         deadline = Deadline(_NEWS_S)
         while self._communicator.failure is None and not deadline.expired:
@@ -260,7 +260,7 @@ class NcclWatch:
             self.explain(CommunicatorError(self._core.failure))
 
     def _communicators_error(self) -> CommunicatorError:
-        """What the communicator failed with, which every further operation raises."""
+        """Return the error with which the communicator failed, which every further operation raises."""
         try:
             self._communicator.barrier()
         except CommunicatorError as error:
@@ -270,7 +270,7 @@ class NcclWatch:
 
 
 class NcclHandle:
-    """Operations that were put on a stream. It keeps their arrays as long as it lives itself."""
+    """Handle of operations that were put on a stream; keeps their arrays alive as long as it exists."""
 
     def __init__(self, group: NcclGroup, number: int, arrays: Sequence[DeviceArray]) -> None:
         self._group = group
@@ -278,38 +278,40 @@ class NcclHandle:
         self._arrays = arrays
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Block the host until the GPU has done them; what comes after them on their stream waits by itself.
+        """Block the calling thread until the GPU has completed the operations.
+
+        Later work on their stream runs after them without this call.
 
         Args:
-            timeout_s: seconds to wait at most; the operations' own deadline when None.
+            timeout_s: seconds to wait at most; the group's deadline when None.
 
         Raises:
-            CommunicatorTimeoutError: if they are not done by then; they continue and can be waited for again.
-            CommunicatorError: what the group has failed with.
+            CommunicatorTimeoutError: if they are not complete in time; they continue and can be waited for again.
+            CommunicatorError: if the group has failed; the subclass says how.
         """
         self._group.wait(self._number, timeout_s)
 
     def done(self) -> bool:
-        """Whether the GPU has done them.
+        """Whether the GPU has completed the operations.
 
         Raises:
-            CommunicatorError: what the group has failed with.
+            CommunicatorError: if the group has failed; the subclass says how.
         """
         return self._group.is_done(self._number)
 
 
 class NcclGroup:
-    """An open NCCL communicator; made by :func:`~sparkdl.collective.nccl.opening.open_nccl_group`.
+    """An open NCCL communicator; created by :func:`~sparkdl.collective.nccl.opening.open_nccl_group`.
 
-    It shares the fate of the communicator below: when one of them fails, the other is aborted, on all ranks. A
-    context manager: closes on success, aborts on exception. NCCL wants the same operations in the same order on all
-    ranks and checks none of it.
+    It fails together with the communicator over which it was opened: when one of them fails, the other is aborted, on
+    all ranks. A context manager: closes on success, aborts on exception. NCCL requires the same operations in the same
+    order on all ranks, and does not check this.
 
     Attributes:
-        communicator: the communicator below, of the same ranks.
+        communicator: communicator over which the group was opened, of the same ranks.
         gpu: number of this rank's GPU in this process.
-        name: what the group is called in messages.
-        timeout_s: by when operations must be complete, in seconds, unless they say otherwise.
+        name: name of the group in messages.
+        timeout_s: default deadline of operations, in seconds.
     """
 
     def __init__(
@@ -338,24 +340,24 @@ class NcclGroup:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.communicator.world_size
 
     @property
     def failure(self) -> str | None:
-        """Why the group cannot be used any more; None as long as it can."""
+        """Why the group cannot be used any more; None while it can be used."""
         return self.communicator.failure or self._core.failure
 
     def check(self) -> None:
         """Return at once, unless the group has failed.
 
         Raises:
-            CommunicatorError: what it has failed with; the subclass says how.
+            CommunicatorError: if the group has failed; the subclass says how.
         """
         self.is_done(0)
 
     def error(self) -> CommunicatorError | None:
-        """What :meth:`check` raises, or None."""
+        """Return the error that :meth:`check` raises, or None."""
         try:
             self.check()
         except CommunicatorError as error:
@@ -363,7 +365,7 @@ class NcclGroup:
         return None
 
     def batch(self) -> NcclBatch:
-        """An empty batch of operations."""
+        """Return an empty batch of operations."""
         return NcclBatch(self)
 
     def run(
@@ -374,7 +376,7 @@ class NcclGroup:
         stream: int,
         timeout_s: float | None = None,
     ) -> NcclHandle:
-        """What :meth:`NcclBatch.run` does; nothing happens if there are no operations."""
+        """Put operations on a stream, as :meth:`NcclBatch.run` does; does nothing if there are none."""
         with self._errors():
             number = 0
             if operations:
@@ -383,17 +385,17 @@ class NcclGroup:
         return NcclHandle(self, number, arrays)
 
     def is_done(self, number: int) -> bool:
-        """Whether the GPU has done what has this number, and everything before it."""
+        """Whether the GPU has completed the operations with this number, and all earlier ones."""
         with self._errors():
             return self._core.done(number)
 
     def wait(self, number: int, timeout_s: float | None) -> None:
-        """Block the host until :meth:`is_done`."""
+        """Block the calling thread until :meth:`is_done`."""
         with self._errors():
             self._core.wait(number, self.timeout_s if timeout_s is None else timeout_s)
 
     def split(self, ranks: Sequence[int], name: str) -> NcclGroup | None:
-        """Open a process set by ``ncclCommSplit``. All ranks of the group make this call, with the same arguments.
+        """Open a process set by ``ncclCommSplit``. All ranks of the group must make this call with the same arguments.
 
         Args:
             ranks: the members; their order gives their ranks in the process set.
@@ -404,7 +406,7 @@ class NcclGroup:
 
         Raises:
             ParamError: if ``ranks`` cannot be a process set.
-            CommunicatorError: if it cannot be opened; the group is of no further use then.
+            CommunicatorError: if it cannot be opened; the group can then not be used any more.
         """
         communicator = self.communicator.split(ranks, name)
         full_name = f"{self.name}/{name}"
@@ -443,19 +445,19 @@ class NcclGroup:
             return core
 
     def abort(self, reason: str) -> None:
-        """Make every operation fail with ``reason``, here and on all peers; returns at once."""
+        """Make every operation fail with ``reason``, on this rank and on all others; returns at once."""
         self._core.abort(f"rank {self.rank} aborted: {reason}")
         self.communicator.abort(reason)
 
     def close(self) -> None:
-        """Wait for what is under way and leave. May be called again."""
+        """Wait for operations under way, and leave the group. May be called again."""
         if self._closed:
             return
         self._closed = True
         try:
             self._core.close()
         except CommunicatorError:
-            # The operation that a lost rank broke has raised already; NCCL may notice the loss only now.
+            # The operation in which a rank was lost has already raised an error; NCCL may notice the loss only now.
             if self.communicator.failure is None:
                 raise
         finally:

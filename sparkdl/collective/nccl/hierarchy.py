@@ -1,8 +1,8 @@
-"""Ranks with GPUs on several hosts: NCCL inside each host, a process set across hosts for each place in a host.
+"""Ranks with GPUs on several hosts: NCCL inside each host, and one process set across hosts per local rank.
 
-Runs on ranks; knows no torch. An array is divided into parts; the p-th rank of every host carries part p across, so
-that each byte leaves a host once, whatever the number of its ranks. Where hosts have different numbers of ranks, there
-are as many parts as the smallest host has ranks, and the further ranks of the others carry none.
+Runs on ranks; does not depend on torch. An array is divided into parts. The ranks with local rank p carry part p
+between the hosts, so that each byte leaves a host once, regardless of the number of its ranks. There are as many parts
+as the smallest host has ranks; on larger hosts, the ranks with higher local ranks carry no part.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from sparkdl.topology import Topology
 
 _LOOK_S = 0.1
-"""Pause between two checks whether one of the groups failed."""
+"""Pause between two checks for a failure of one of the groups."""
 
 _NEWS_S = 1.0
-"""How long to wait for the notice of all ranks' communicator of the rank that died."""
+"""How long to wait until the communicator of all ranks reports the rank that died."""
 
 _OUTCOME_S = 20.0
-"""Time after the deadline in which ranks exchange their results; longer than that of NCCL's own opening."""
+"""Time after the deadline in which ranks exchange their results; longer than the same time in ``opening``."""
 
 
 class Hierarchy:
-    """The groups of one rank, with one fate: if one of them fails, on any rank, all do, on all ranks.
+    """The groups of one rank, which fail together: if one of them fails on any rank, all of them fail on all ranks.
 
-    Made by :func:`open_hierarchy`.
+    Created by :func:`open_hierarchy`.
 
     Attributes:
-        all_ranks: all ranks; stays the caller's.
-        inside: the ranks of this host, over NCCL.
-        across: the ranks with this place in their host; None where this rank carries no part.
-        num_parts: into how many parts an array is divided.
-        is_even: whether all hosts have as many ranks.
-        takes_device_memory: whether ``across`` sends and receives arrays in GPU memory.
+        all_ranks: communicator of all ranks; the caller closes it.
+        inside: NCCL group of the ranks of this host.
+        across: process set of the ranks with this local rank on all hosts; None if this rank carries no part.
+        num_parts: number of parts into which an array is divided.
+        is_even: whether all hosts have the same number of ranks.
+        takes_device_memory: whether ``across`` sends and receives arrays in GPU memory, on all ranks.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class Hierarchy:
         self._thread.start()
 
     def rank_order(self) -> list[int]:
-        """All ranks by their place in their host, then by host; hosts must be even."""
+        """Return all ranks in order of local rank, then of host; all hosts must have the same number of ranks."""
         topology = self.all_ranks.topology
         by_host = [topology.ranks_on(host) for host in range(topology.num_hosts)]
         return [rank for ranks in zip(*by_host, strict=True) for rank in ranks]
 
     @contextmanager
     def one_fate(self) -> Iterator[None]:
-        """Watch all groups meanwhile, and raise the most precise error if one of them fails.
+        """Watch all groups during the ``with`` block, and raise the most precise error if one of them fails.
 
         Raises:
-            CommunicatorError: if one fails, or has failed before; the subclass says how.
+            CommunicatorError: if a group fails, or has failed before; the subclass says how.
         """
         if self.all_ranks.failure is not None:
             raise self._error_of_all()
@@ -100,14 +100,14 @@ class Hierarchy:
                 ) from error
             raise self._error_of_all() from error
         except BaseException as error:
-            # What was begun inside the host cannot be taken back: the ranks would no longer agree on what comes next.
+            # Operations begun inside the host cannot be undone: the ranks would no longer agree on the next operation.
             self._end_all(f"{type(error).__name__}: {error}")
             raise
         finally:
             self._is_under_way.clear()
 
     def close(self) -> None:
-        """Wait for what is under way and leave. May be called again."""
+        """Wait for operations under way, and close ``inside`` and ``across``. May be called again."""
         self._is_closed.set()
         self._is_under_way.set()
         self._thread.join()
@@ -131,7 +131,7 @@ class Hierarchy:
     def _end_all(self, reason: str) -> None:
         """Make all groups fail on all ranks.
 
-        The communicator of all ranks names a lost or aborting rank; wait a moment for its error.
+        First waits a moment for the error of the communicator of all ranks, which names a lost or aborting rank.
         """
         news = Deadline(_NEWS_S)
         while self.all_ranks.failure is None and not news.expired:
@@ -153,17 +153,18 @@ class Hierarchy:
 
 
 def open_hierarchy(all_ranks: Communicator, *, gpu: int, timeout_s: float | None = None) -> Hierarchy:
-    """Open NCCL inside each host and process sets across hosts; all ranks make this call.
+    """Open NCCL inside each host and process sets across hosts; all ranks must make this call.
 
     Args:
-        all_ranks: the ranks, on several hosts; shares the fate of what is opened. Its transport goes across.
-        gpu: number of this rank's GPU in this process; no two ranks of a host have the same.
-        timeout_s: seconds for opening, and the deadline of NCCL's operations; the communicator's when None.
+        all_ranks: communicator of the ranks, on several hosts. It fails together with the opened groups; its transport
+            carries the data between hosts.
+        gpu: number of this rank's GPU in this process; no two ranks of a host may have the same GPU.
+        timeout_s: seconds for opening, and the deadline of NCCL's operations; the communicator's deadline when None.
 
     Raises:
         SparkdlError: if NCCL cannot be opened on this host (see
             :func:`~sparkdl.collective.nccl.opening.open_nccl_group`).
-        CommunicatorError: if it cannot on another; the message names its ranks and says why.
+        CommunicatorError: if NCCL cannot be opened on another host; the message names the ranks there and the reason.
     """
     topology = all_ranks.topology
     deadline = Deadline(all_ranks.timeout_s if timeout_s is None else timeout_s)
@@ -205,5 +206,5 @@ def open_hierarchy(all_ranks: Communicator, *, gpu: int, timeout_s: float | None
 
 
 def host_sizes(topology: Topology) -> list[int]:
-    """How many ranks each host has."""
+    """Return the number of ranks of each host."""
     return [len(topology.ranks_on(host)) for host in range(topology.num_hosts)]

@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LIBRARY_VARIABLE = "SPARKDL_NCCL_LIBRARY"
-"""Environment variable with the path of the NCCL library to use where the caller names none."""
+"""Environment variable with the path of the NCCL library to use if the caller names none."""
 
 _SONAME = "libnccl.so.2"
 _DRIVER = "libcuda.so.1"
 
 
 def load_nccl(path: str | None = None) -> _native.NcclLibrary:
-    """Load NCCL: from a path if there is one, else from the ``nvidia-nccl-cu*`` wheel, else the system's.
+    """Load NCCL: from a path if one is given, else from the ``nvidia-nccl-cu*`` wheel, else the system's.
 
-    Loading it again gives the same library.
+    Another call for the same library returns the same object.
 
     Args:
-        path: the library file; by default what ``SPARKDL_NCCL_LIBRARY`` says.
+        path: path of the library file; the value of ``SPARKDL_NCCL_LIBRARY``, if that is set, when None.
 
     Raises:
         TransportUnavailableError: if it cannot be loaded or is too old, or there is no NVIDIA driver; the message says
@@ -74,7 +74,7 @@ def _load(candidates: tuple[str, ...]) -> _native.NcclLibrary:
 
 
 def _in_wheel() -> tuple[str, ...]:
-    """The library of the ``nvidia-nccl-cu*`` wheel, if that is installed."""
+    """Return the path of the library of the ``nvidia-nccl-cu*`` wheel, if that is installed."""
     try:
         spec = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:
@@ -88,7 +88,7 @@ _LOOK_S = 0.25
 """Pause between two checks for a failure of another rank, which NCCL does not report while it opens."""
 
 _OUTCOME_S = 15.0
-"""Time after the deadline in which ranks exchange their results: the last may have given up just then."""
+"""Time after the deadline in which ranks exchange their results, as the last rank may give up at the deadline."""
 
 
 def open_nccl_group(
@@ -99,15 +99,15 @@ def open_nccl_group(
     timeout_s: float | None = None,
     name: str = "nccl",
 ) -> NcclGroup:
-    """Open NCCL over the ranks of a communicator, each with a GPU of its own; all ranks make this call.
+    """Open NCCL over the ranks of a communicator, each with a GPU of its own; all ranks must make this call.
 
     Args:
-        communicator: the ranks, and where they exchange what NCCL needs. It stays the caller's, but shares the
-            group's fate from now on.
+        communicator: communicator of the ranks, over which they exchange what NCCL needs. The caller still closes it,
+            but it fails together with the group from now on.
         gpu: number of this rank's GPU in this process.
         library: path of the NCCL library; found by :func:`~sparkdl.collective.nccl.opening.load_nccl` when None.
-        timeout_s: seconds for opening, and the deadline of operations; the communicator's when None.
-        name: what the group is called in messages.
+        timeout_s: seconds for opening, and the deadline of operations; the communicator's deadline when None.
+        name: name of the group in messages.
 
     Raises:
         TransportUnavailableError: if some rank has no NCCL, no GPU or no driver; the message names the ranks.
@@ -140,10 +140,10 @@ def open_nccl_group(
 
 
 def find_shared_gpus(gpus: Sequence[str]) -> dict[str, list[int]]:
-    """The GPUs that more than one rank has, with these ranks.
+    """Return the GPUs that more than one rank has, with these ranks.
 
     Args:
-        gpus: the identity of every rank's GPU, in order of rank.
+        gpus: identity of every rank's GPU, in order of rank.
     """
     ranks_of: dict[str, list[int]] = {}
     for rank, gpu in enumerate(gpus):
@@ -152,7 +152,7 @@ def find_shared_gpus(gpus: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _look_at_own(gpu: int, library: str | None) -> tuple[NcclLibrary | None, dict[str, Any]]:
-    """This rank's library, and what the others need to know of it, such as its error."""
+    """Return this rank's library, and what to publish about it and the GPU; on failure None, and the error."""
     try:
         loaded = load_nccl(library)
         uuid, bus_id = loaded.gpu_id(gpu)
@@ -186,7 +186,7 @@ def _check_ranks(ranks: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _share_unique_id(communicator: Communicator, library: NcclLibrary, timeout_s: float) -> bytes:
-    """The id that rank 0 makes, or on all ranks the error that it met."""
+    """Return the id that rank 0 creates; if that fails, raise its error on all ranks."""
     published: dict[str, str] = {}
     if communicator.rank == 0:
         try:
@@ -211,9 +211,9 @@ def _begin(
     name: str,
     deadline: Deadline,
 ) -> tuple[NcclCommunicator | None, str]:
-    """Open NCCL on this rank: the open communicator, or None and what it failed with.
+    """Open NCCL on this rank; return the open communicator, or None and the error.
 
-    NCCL waits for all ranks; one that fails notifies the others through the rendezvous, so that they need not wait.
+    NCCL waits for all ranks. A rank that fails notifies the others through the rendezvous, so that they need not wait.
     """
     count = communicator.rendezvous.add(f"nccl/{name}/openings/{communicator.rank}", 1)
     news = PrefixRendezvous(communicator.rendezvous, f"nccl/{name}/{count}")
@@ -260,7 +260,7 @@ def _opening_error(failures: Sequence[str], timeout_s: float) -> CommunicatorErr
 
 
 def _per_rank(texts: Mapping[int, str]) -> str:
-    """``rank 1: ...; rank 2: ...``, ranks that say the same together."""
+    """Format texts as ``rank 1: ...; rank 2: ...``; ranks with the same text are named together."""
     ranks_of: dict[str, list[int]] = {}
     for rank, text in texts.items():
         ranks_of.setdefault(text, []).append(rank)

@@ -1,4 +1,4 @@
-"""How far this rank's clock is from rank 0's: hosts count ``time.monotonic_ns()`` from different beginnings.
+"""Offset between this rank's clock and rank 0's: ``time.monotonic_ns()`` has a different origin on each host.
 
 Runs on ranks.
 """
@@ -20,12 +20,12 @@ _NUM_ROUNDS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ClockOffset:
-    """What to add to this rank's clock to get rank 0's.
+    """Offset that, added to this rank's clock, gives rank 0's.
 
     Attributes:
-        at_ns: when it was measured, by this rank's clock.
-        offset_ns: what to add.
-        error_ns: how much it may be off.
+        at_ns: time of the measurement, by this rank's clock.
+        offset_ns: offset to add.
+        error_ns: largest possible error of the offset.
     """
 
     at_ns: int
@@ -38,7 +38,7 @@ def measure_offset(
 ) -> ClockOffset:
     """Measure the offset to rank 0's clock; collective over all ranks.
 
-    Rank 0 reads its clock after a barrier of all ranks, and broadcasts the time: on every rank that time lies between
+    Rank 0 reads its clock after a barrier of all ranks, and broadcasts the time. On every rank, this time lies between
     the beginning of the barrier and the end of the broadcast. The result is the intersection of these bounds over
     several rounds. Ranks on rank 0's host share its clock.
     """
@@ -64,14 +64,14 @@ class SharedClock:
 
     Attributes:
         first: the offset at the beginning.
-        last: the offset at the end; the same as ``first`` where it could not be measured again.
+        last: the offset at the end; the same as ``first`` if it was not measured again.
     """
 
     first: ClockOffset
     last: ClockOffset
 
     def to_shared(self, time_ns: int) -> int:
-        """Rank 0's time of a time on this rank; clocks are taken to drift apart steadily."""
+        """Convert a time of this rank's clock to rank 0's; the drift of the clocks is assumed to be constant."""
         between_ns = self.last.at_ns - self.first.at_ns
         drift_ns = self.last.offset_ns - self.first.offset_ns
         share = (time_ns - self.first.at_ns) / between_ns if between_ns > 0 else 0.0
@@ -79,5 +79,5 @@ class SharedClock:
 
     @property
     def error_ns(self) -> int:
-        """How much a shared time may be off."""
+        """Largest possible error of a converted time."""
         return max(self.first.error_ns, self.last.error_ns)

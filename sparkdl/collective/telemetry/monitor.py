@@ -1,9 +1,9 @@
 """The measurements of a communicator's operations: the monitor's contract, and the monitor of Python transports.
 
 The native core has a monitor of its own; transports in Python use
-:class:`~sparkdl.collective.telemetry.monitor.OperationMonitor`. Times are in nanoseconds, points in time those of
-``time.monotonic_ns()``. The monitors of a communicator and of the process sets made of it are measured together.
-Nothing here communicates.
+:class:`~sparkdl.collective.telemetry.monitor.OperationMonitor`. Times are in nanoseconds; points in time are those of
+``time.monotonic_ns()``. The monitors of a communicator and of its process sets are measured together. Nothing here
+communicates.
 """
 
 from __future__ import annotations
@@ -25,56 +25,56 @@ if TYPE_CHECKING:
 
 
 class OperationTotals(NamedTuple):
-    """The operations of one kind that succeeded; ``num_failed`` counts the others."""
+    """Totals of the operations of one kind that succeeded; ``num_failed`` counts the failed ones."""
 
     kind: str
     num_operations: int
     num_failed: int
     bytes: int
-    """Of the whole buffer, the blocks of all ranks together where there are blocks, as nccl-tests counts."""
+    """Size of the whole buffers; if every rank has a block, of the blocks of all ranks, as nccl-tests counts."""
     busy_ns: int
-    """From the beginning of each operation to its end."""
+    """Time from the beginning of each operation to its end."""
     waiting_ns: int
-    """Of that, for other ranks to join."""
+    """Part of ``busy_ns`` spent waiting for other ranks to join."""
     queued_ns: int
-    """Before the beginning, for earlier operations to end."""
+    """Time before the beginning, spent waiting for earlier operations to end."""
     exposed_ns: int
-    """Of ``busy_ns``, while a thread of the caller was blocked in an operation or in a handle's wait."""
+    """Part of ``busy_ns`` in which a thread of the caller was blocked in an operation or in a handle's wait."""
 
     def plus(self, other: OperationTotals) -> OperationTotals:
-        """The operations of both."""
+        """Return the sum of both."""
         return OperationTotals(self.kind, *map(add, self[1:], other[1:]))
 
     def minus(self, other: OperationTotals) -> OperationTotals:
-        """The operations that came after ``other``."""
+        """Return the part that was added since ``other``."""
         return OperationTotals(self.kind, *map(sub, self[1:], other[1:]))
 
 
 class Lateness(NamedTuple):
-    """How often one rank was the last that this rank waited for, and for how long in all."""
+    """Number of operations in which one rank was the last that this rank waited for, and the total waiting time."""
 
     rank: int
     num_operations: int
     waited_ns: int
 
     def plus(self, other: Lateness) -> Lateness:
-        """The operations of both."""
+        """Return the sum of both."""
         return Lateness(self.rank, *map(add, self[1:], other[1:]))
 
     def minus(self, other: Lateness) -> Lateness:
-        """The operations that came after ``other``."""
+        """Return the part that was added since ``other``."""
         return Lateness(self.rank, *map(sub, self[1:], other[1:]))
 
 
 class Arrival(NamedTuple):
-    """When this rank came to one operation, by the operation's number."""
+    """Number of one operation, and the time at which this rank joined it."""
 
     sequence: int
     time_ns: int
 
 
 class OperationRecord(NamedTuple):
-    """The record of one operation; a time that was not taken is 0."""
+    """The record of one operation; a time that was not measured is 0."""
 
     sequence: int
     kind: str
@@ -85,39 +85,39 @@ class OperationRecord(NamedTuple):
     queued_ns: int
     begun_ns: int
     arrived_ns: int
-    """When it began to wait for other ranks; 0 if it did not wait."""
+    """Time at which the rank began to wait for other ranks; 0 if it did not wait."""
     ready_ns: int
-    """When all ranks had joined."""
+    """Time at which all ranks had joined."""
     done_ns: int
     last: int
-    """The rank that came last; -1 if there was no wait, or it is not known."""
+    """Rank that joined last; -1 if this rank did not wait, or if that rank is not known."""
 
 
 class Monitor(Protocol):
     """Records operations. Its methods may be called at any time, by any thread, also after the communicator was closed.
 
-    The tuples have the fields of the named classes.
+    The tuples have the fields of the named tuples that the methods refer to.
     """
 
     def totals(self) -> Sequence[tuple[str, int, int, int, int, int, int, int]]:
-        """:class:`OperationTotals` of every kind that there was."""
+        """:class:`OperationTotals` of every kind of operation that was called."""
 
     def lateness(self) -> Sequence[tuple[int, int, int]]:
-        """:class:`Lateness` of the ranks that were waited for, where the transport knows them."""
+        """:class:`Lateness` of the ranks that this rank waited for, if the transport knows them."""
 
     def arrivals(self) -> Sequence[tuple[int, int]]:
-        """:class:`Arrival` at each of the latest operations, where the transport does not know who came last."""
+        """:class:`Arrival` at each of the latest operations, if the transport does not know which rank came last."""
 
     def start_recording(self, max_records: int) -> None:
-        """Record operations from now on, the latest ``max_records`` until they are taken."""
+        """Begin to record operations; the latest ``max_records`` are kept until they are taken."""
 
     def stop_recording(self) -> None:
-        """Record no more."""
+        """Stop recording operations."""
 
     def take_records(
         self,
     ) -> tuple[Sequence[tuple[int, str, str, int, str, bool, int, int, int, int, int, int]], int]:
-        """The recorded :class:`OperationRecord`, and how many earlier ones were dropped."""
+        """Remove and return the :class:`OperationRecord` of each recorded operation, and the number of dropped ones."""
 
 
 _NUM_ARRIVALS = 1024
@@ -150,11 +150,12 @@ class OperationMonitor:
         """Time one operation from its beginning to its end; an exception counts it as failed.
 
         Args:
-            kind: the contract's method, as ``"allreduce"``.
-            name: what the caller calls it.
+            kind: name of the communicator's method, such as ``"allreduce"``.
+            name: the caller's name of the operation.
             num_bytes: see :attr:`OperationTotals.bytes`.
-            dtype: of the elements.
-            queued_ns: when it was handed to the thread that runs it; 0 if the caller's thread runs it at once.
+            dtype: dtype of the elements.
+            queued_ns: time at which the operation was queued for the thread that runs it; 0 if the caller's thread
+                runs it at once.
         """
         sequence = self._next_sequence
         self._next_sequence += 1
@@ -187,7 +188,7 @@ class OperationMonitor:
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
-        """Count the time inside as time in which the caller was blocked."""
+        """Count the time inside the context as time in which the caller was blocked."""
         with self._lock:
             self._num_blocked += 1
             if self._num_blocked == 1:
@@ -274,12 +275,12 @@ class OperationTiming:
 
 
 class Watched(Protocol):
-    """The part of a communicator that is measured.
+    """The part of a communicator that its measurement needs.
 
     Attributes:
-        name: what it is called.
-        world_ranks: its ranks, by their numbers in the first communicator of the family.
-        monitor: of its operations.
+        name: name of the communicator.
+        world_ranks: world rank of each of its ranks, the number in the first communicator of the family.
+        monitor: monitor of its operations.
     """
 
     name: str
@@ -291,8 +292,8 @@ class CommunicatorKey(NamedTuple):
     """The identity of communicators in a family: process sets of different ranks may have the same name.
 
     Attributes:
-        name: of the communicator.
-        ranks: its ranks, by their numbers in the first communicator of the family.
+        name: name of the communicator.
+        ranks: world rank of each of its ranks, the number in the first communicator of the family.
     """
 
     name: str
@@ -300,7 +301,7 @@ class CommunicatorKey(NamedTuple):
 
 
 def label_communicators(keys: Iterable[CommunicatorKey]) -> dict[CommunicatorKey, str]:
-    """A label for each key: its name, and its ranks if another one has the same name."""
+    """Return a label for each key: the name, with the ranks if another key has the same name."""
     known = set(keys)
     num_named = Counter(key.name for key in known)
     return {
@@ -311,13 +312,13 @@ def label_communicators(keys: Iterable[CommunicatorKey]) -> dict[CommunicatorKey
 
 @dataclass(kw_only=True)
 class Measured:
-    """The measurements of the communicators of one identity; there may have been several, one after another.
+    """The measurements of the communicators with one key; there may have been several, one after another.
 
     Attributes:
-        key: of the communicators.
-        totals: by kind of operation.
-        lateness: by rank of the communicator.
-        arrivals: at the latest operations of the communicator that is open.
+        key: key of the communicators.
+        totals: totals of the operations, by kind.
+        lateness: lateness of the ranks, by rank of the communicator.
+        arrivals: arrivals of this rank at the latest operations of the open communicator.
     """
 
     key: CommunicatorKey
@@ -337,13 +338,13 @@ class Measured:
 
 @dataclass(kw_only=True)
 class Recorded:
-    """The latest operations of the communicators of one identity while a recording ran.
+    """The latest operations of the communicators with one key while a recording ran.
 
     Attributes:
-        key: of the communicators.
-        records: their operations.
-        num_dropped: how many earlier operations were dropped.
-        marks: the latest marks of :meth:`Telemetry.mark`, each with its time in nanoseconds.
+        key: key of the communicators.
+        records: records of their operations.
+        num_dropped: number of earlier operations that were dropped.
+        marks: the latest marks of :meth:`Telemetry.mark`: time in nanoseconds, and text.
     """
 
     key: CommunicatorKey
@@ -353,7 +354,7 @@ class Recorded:
 
 
 class Telemetry:
-    """The communicators of a family, and the measurements of those that were dropped.
+    """The communicators of a family, and the measurements of those that no longer exist.
 
     All methods may be called from several threads at once.
     """
@@ -382,10 +383,10 @@ class Telemetry:
         weakref.finalize(communicator, self._let_go, number).atexit = False
 
     def measure(self, *, reset: bool = False) -> tuple[list[Measured], float]:
-        """The measurements of every communicator, and the seconds that they cover.
+        """Return the measurements of every communicator, and the seconds that they cover.
 
         Args:
-            reset: count from zero again afterwards.
+            reset: whether to set the counts to zero afterwards.
         """
         with self._lock:
             found: dict[CommunicatorKey, Measured] = {}
@@ -402,10 +403,10 @@ class Telemetry:
             return list(found.values()), seconds
 
     def start_recording(self, max_records: int, *, has_news: bool = False) -> None:
-        """Record the operations of every communicator, also of later ones.
+        """Begin to record the operations of every communicator, including those added later.
 
         Args:
-            max_records: how many of each are kept, the latest ones.
+            max_records: number of records that are kept for each communicator, the latest ones.
             has_news: whether :meth:`take_news` will be called.
         """
         with self._lock:
@@ -418,8 +419,8 @@ class Telemetry:
         """Add a mark to the recording, if one runs.
 
         Args:
-            name: of the communicators whose operations it belongs to.
-            what: the mark's text.
+            name: name of the communicators to whose operations the mark belongs.
+            what: text of the mark.
         """
         with self._lock:
             if self._is_recording:
@@ -431,7 +432,7 @@ class Telemetry:
                             recorded.marks.popleft()
 
     def take_news(self) -> list[Recorded]:
-        """The records since the last call; :meth:`stop_recording` returns them again."""
+        """Return the records since the last call; :meth:`stop_recording` returns them again."""
         with self._lock:
             if self._is_recording:
                 for member in list(self._members.values()):
@@ -465,7 +466,7 @@ class Telemetry:
             recorded.num_dropped += num_dropped + excess
 
     def _recorded_at(self, key: CommunicatorKey) -> list[Recorded]:
-        """The records of the communicators of one identity."""
+        """Return the records of the communicators with one key: all of them, and those for :meth:`take_news`."""
         kept = [self._recorded] if self._news is None else [self._recorded, self._news]
         return [keys.setdefault(key, Recorded(key=key)) for keys in kept]
 

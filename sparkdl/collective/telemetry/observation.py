@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LAST_TIMELINE_S = 10.0
-"""How long a rank that closes waits for the others, which need not close."""
+"""How long a closing rank waits for the other ranks, which may not be closing."""
 
 
 class Observed:
     """The part of a :class:`~sparkdl.collective.communicator.Communicator` that can be observed.
 
     Attributes:
-        monitor: of this communicator's operations.
-        telemetry: the monitors of this communicator and of the process sets made of it.
-        world_ranks: the ranks' numbers in the communicator that all others of the family were split from; reports and
-            timelines name ranks by them.
+        monitor: monitor of this communicator's operations.
+        telemetry: the monitors of this communicator and of its process sets.
+        world_ranks: world rank of each rank, its number in the communicator from which all others of the family were
+            split. Reports and timelines use these numbers.
     """
 
     name: str
@@ -57,40 +57,41 @@ class Observed:
         """Open a communicator of the same ranks that is not observed; collective."""
 
     def report(self, *, reset: bool = False) -> CommunicationReport:
-        """The report of this rank about this communicator and the process sets made of it.
+        """Return the report of this rank on this communicator and its process sets.
 
-        Operations are always counted; no other rank is asked. :meth:`gather_report` returns the reports of all ranks.
+        Operations are always counted; the report needs no communication. :meth:`gather_report` returns the reports of
+        all ranks.
 
         Args:
-            reset: set the counts to zero afterwards.
+            reset: whether to set the counts to zero afterwards.
         """
         return make_report(self.world_ranks[self.rank], *self.telemetry.measure(reset=reset))
 
     def gather_report(self) -> WorldReport | None:
-        """On rank 0 the reports of all ranks and which ranks came last, elsewhere None. All ranks must call it."""
+        """Return the reports of all ranks on rank 0, with the ranks that came last; None elsewhere. Collective."""
         with self._open_duplicate("report") as duplicate:
             return gather_world_report(self, duplicate)
 
     @property
     def has_timeline(self) -> bool:
-        """A timeline was started on this communicator and runs."""
+        """Whether a timeline that was started on this communicator is running."""
         return self._timeline is not None
 
     def start_timeline(
         self, path: str | os.PathLike[str], *, max_events: int = 65536, is_live: bool = False
     ) -> None:
-        """Record the operations of this communicator and of the process sets made of it from now on.
+        """Begin to record the operations of this communicator and of its process sets.
 
         All ranks must call it. :meth:`stop_timeline`, or closing the communicator, writes one file for all ranks in the
         Trace Event Format, which https://ui.perfetto.dev opens.
 
         Args:
-            path: the file, on rank 0's machine; replaced if it is there.
-            max_events: how many operations of each communicator every rank keeps, the latest ones.
+            path: path of the file, on rank 0's machine; an existing file is replaced.
+            max_events: number of operations that every rank keeps for each communicator, the latest ones.
             is_live: whether rank 0 writes its own operations to the file many times a second while the timeline runs.
 
         Raises:
-            ParamError: if a timeline runs already, or rank 0 cannot write the file.
+            ParamError: if a timeline is already running, or rank 0 cannot write the file.
         """
         if self._timeline is not None:
             raise ParamError(f"a timeline of {self.name!r} runs already; stop it first")
@@ -111,10 +112,10 @@ class Observed:
         If ranks were lost meanwhile, the file has the records of the others, and a warning is logged.
 
         Args:
-            timeout_s: deadline of each step.
+            timeout_s: seconds for each step; the communicator's deadline when None.
 
         Raises:
-            ParamError: if no timeline runs, or rank 0 cannot write the file.
+            ParamError: if no timeline is running, or rank 0 cannot write the file.
         """
         timeline, self._timeline = self._timeline, None
         if timeline is None:

@@ -1,10 +1,10 @@
-"""The communication reports of one rank and of all ranks, and which ranks the others waited for.
+"""Communication reports of one rank and of all ranks, with the ranks that the others waited for.
 
-The report of a rank says how much it communicated, how fast, and how much of it kept the program waiting. Bandwidths
-are those of nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the algorithm bandwidth
-is the bytes of an operation over its time; the bus bandwidth corrects it by the number of bytes that the algorithm
-has to move, so that it can be compared with the hardware's and does not depend on the number of ranks. As nccl-tests
-starts all ranks at once, the time is that in which all ranks had joined.
+The report of a rank says how much it communicated, how fast, and for how long the program was blocked by it. Bandwidths
+are defined as in nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the algorithm
+bandwidth is the bytes of an operation divided by its time; the bus bandwidth corrects it by the number of bytes that
+the algorithm has to move, so that it can be compared with the hardware's and does not depend on the number of ranks. As
+nccl-tests starts all ranks at once, the time counts from when all ranks have joined.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ _RANK_HEADER = (
 
 @dataclass(frozen=True, kw_only=True)
 class OperationReport:
-    """The operations of one kind on one process set, as one rank saw them.
+    """The operations of one kind on one process set, as measured by one rank.
 
-    Of operations of up to 64 KiB that run on the caller's thread and inside a host, one of sixteen is timed and counts
-    for the others, but for long waits, which all count. Failed operations only count in ``num_failed``.
+    Of the operations of up to 64 KiB that run on the caller's thread and inside a host, one in sixteen is timed and
+    represents the others; long waits are counted for every operation. Failed operations count only in ``num_failed``.
 
     Attributes:
         process_set: name of the communicator.
-        ranks: its ranks, by their numbers in the world.
-        operation: the contract's method.
-        count: how many there were.
-        num_failed: how many failed besides.
-        bytes: of all their buffers; where each rank has a block, of the blocks of all ranks.
-        busy_s: from the beginning of each operation to its end.
-        waiting_s: of that, waiting for the slowest rank to join.
-        queued_s: how long asynchronous ones waited for their turn before.
-        exposed_s: of ``busy_s``, while some thread of the program was blocked in an operation or a handle's wait,
-            so that the communication was not hidden behind computation.
+        ranks: world rank of each of its ranks.
+        operation: name of the communicator's method.
+        count: number of operations that succeeded.
+        num_failed: number of operations that failed.
+        bytes: size of all buffers; if every rank has a block, of the blocks of all ranks.
+        busy_s: seconds from the beginning of each operation to its end.
+        waiting_s: part of ``busy_s`` spent waiting for the slowest rank to join.
+        queued_s: seconds that asynchronous operations waited in the queue before they began.
+        exposed_s: part of ``busy_s`` in which some thread of the program was blocked in an operation or a handle's
+            wait, so that the communication was not hidden behind computation.
     """
 
     process_set: str
@@ -76,23 +76,23 @@ class OperationReport:
 
     @property
     def key(self) -> CommunicatorKey:
-        """The process set."""
+        """Key of the process set."""
         return CommunicatorKey(self.process_set, self.ranks)
 
     @property
     def world_size(self) -> int:
-        """How many ranks the process set has."""
+        """Number of ranks of the process set."""
         return len(self.ranks)
 
     @property
     def algorithm_bandwidth(self) -> float:
-        """Bytes per second while all ranks were there."""
+        """Bytes per second, over the time in which all ranks had joined."""
         transfer_s = self.busy_s - self.waiting_s
         return self.bytes / transfer_s if transfer_s > 0 else 0.0
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes per second that the links carry for it."""
+        """Bytes per second that the links carry for the operations."""
         others = (self.world_size - 1) / self.world_size
         if self.operation == "allreduce":
             return self.algorithm_bandwidth * 2 * others
@@ -109,7 +109,7 @@ class OperationReport:
         return self.exposed_s / self.busy_s if self.busy_s > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """All attributes but the process set and the operation's name."""
+        """Return all figures, including bandwidths and shares, without the process set and the operation's name."""
         values = asdict(self)
         for name in ("process_set", "ranks", "operation"):
             del values[name]
@@ -120,14 +120,14 @@ class OperationReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LateRank:
-    """A rank that came last.
+    """A rank that joined operations last.
 
     Attributes:
         process_set: name of the communicator.
-        ranks: its ranks, by their numbers in the world.
-        rank: its number in the world.
-        count: for how many operations it came last.
-        waited_s: for how long this rank waited for it.
+        ranks: world rank of each rank of the communicator.
+        rank: world rank of the late rank.
+        count: number of operations that it joined last.
+        waited_s: seconds that the reporting rank waited for it; in a :class:`WorldReport`, the average of the others.
     """
 
     process_set: str
@@ -138,19 +138,19 @@ class LateRank:
 
     @property
     def key(self) -> CommunicatorKey:
-        """The process set."""
+        """Key of the process set."""
         return CommunicatorKey(self.process_set, self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommunicationReport:
-    """What one rank saw of its communication. ``str()`` gives :meth:`as_table`.
+    """Communication report of one rank. ``str()`` gives :meth:`as_table`.
 
     Attributes:
-        rank: whose report it is, by its number in the world: the first communicator, of which process sets were made.
-        seconds: the time that it is about.
-        operations: by process set and operation.
-        late_ranks: the ranks of its host that this rank waited for, worst first.
+        rank: world rank of the reporting rank, its number in the communicator from which all process sets were split.
+        seconds: length of the period that the report covers, in seconds.
+        operations: one report per process set and operation.
+        late_ranks: ranks on the same host that this rank waited for, the longest wait first.
     """
 
     rank: int
@@ -159,7 +159,7 @@ class CommunicationReport:
     late_ranks: tuple[LateRank, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Nested by process set and operation; times in seconds, bandwidths in bytes per second.
+        """Return the report as a dict by process set and operation; times in seconds, bandwidths in bytes per second.
 
         Process sets that share a name are distinguished by their ranks.
         """
@@ -182,11 +182,11 @@ class CommunicationReport:
         return {"rank": self.rank, "seconds": self.seconds, "process_sets": process_sets}
 
     def as_metrics(self, prefix: str = "communication") -> dict[str, float]:
-        """Metrics for MLflow: ``communication/world/allreduce/bus_gb_per_s`` and the like, all of them finite."""
+        """Return metrics for MLflow, such as ``communication/world/allreduce/bus_gb_per_s``; all values are finite."""
         metrics: dict[str, float] = {}
         labels = self._labels()
         for row in self.operations:
-            # Only characters that all of MLflow's stores accept; a slash makes a group of charts.
+            # Keep only characters that all of MLflow's stores accept; a slash groups the charts.
             key = "/".join(
                 re.sub(r"[^\w.\- ]", "_", part) for part in (prefix, labels[row.key], row.operation)
             )
@@ -202,7 +202,7 @@ class CommunicationReport:
         return metrics
 
     def as_table(self) -> str:
-        """A text table with a row per process set and operation, and the ranks that came last."""
+        """Return a text table with a row per process set and operation, followed by the ranks that came last."""
         labels = self._labels()
         rows = [_rank_cells(row, labels[row.key]) for row in self.operations]
         busy_s = sum(row.busy_s for row in self.operations)
@@ -221,7 +221,7 @@ class CommunicationReport:
 
 
 def make_report(rank: int, measured: Sequence[Measured], seconds: float) -> CommunicationReport:
-    """The report of the measurements on a rank."""
+    """Make the report of a rank from its measurements over ``seconds``."""
     late_ranks = [
         LateRank(
             process_set=found.key.name,
@@ -258,7 +258,7 @@ def make_report(rank: int, measured: Sequence[Measured], seconds: float) -> Comm
 
 
 def format_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lines of columns, the first two aligned to the left and the others to the right."""
+    """Format rows as lines with aligned columns: the first two to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -270,7 +270,7 @@ def format_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def format_late_ranks(late_ranks: Sequence[LateRank], labels: Mapping[CommunicatorKey, str]) -> list[str]:
-    """Lines with the ranks that came last; empty if there were none."""
+    """Format the ranks that came last as lines; empty if there are none."""
     if not late_ranks:
         return []
     rows = [
@@ -299,27 +299,26 @@ _WORLD_HEADER = ("process set", "operation", "count", "ms", "waiting", "least", 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldReport:
-    """What all ranks saw. ``str()`` gives :meth:`as_table`.
+    """Communication reports of all ranks. ``str()`` gives :meth:`as_table`.
 
     Attributes:
-        reports: by rank.
-        late_ranks: the ranks that came last, worst first: for how many operations, and for how long each other rank
-            waited for it on average. Inside a host this is about all operations; where a process set spans hosts,
-            or uses MPI, about the latest 1,024.
+        reports: reports of the ranks, in order of rank.
+        late_ranks: ranks that joined last, the longest wait first; the wait is the average of the other ranks. Covers
+            all operations inside a host, and the latest 1,024 of a process set that spans hosts or uses MPI.
     """
 
     reports: tuple[CommunicationReport, ...]
     late_ranks: tuple[LateRank, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The reports by rank, and the late ranks."""
+        """Return the reports in order of rank, and the late ranks."""
         return {
             "ranks": [report.as_dict() for report in self.reports],
             "late_ranks": [asdict(late) for late in self.late_ranks],
         }
 
     def as_table(self) -> str:
-        """A text table with a row per process set and operation, and the ranks that came last."""
+        """Return a text table with a row per process set and operation, followed by the ranks that came last."""
         rows: defaultdict[tuple[CommunicatorKey, str], list[tuple[int, OperationReport]]] = defaultdict(list)
         for report in self.reports:
             for row in report.operations:
@@ -333,11 +332,11 @@ class WorldReport:
 
 
 def gather_world_report(communicator: Observed, duplicate: Communicator) -> WorldReport | None:
-    """The reports of all ranks, on rank 0; None on the others. Collective.
+    """Return the reports of all ranks on rank 0; None on the others. Collective.
 
     Args:
-        communicator: the observed one.
-        duplicate: a communicator of the same ranks, so that the report is not about itself.
+        communicator: observed communicator.
+        duplicate: communicator of the same ranks for gathering the reports, so that this is not part of them.
     """
     measured, seconds = communicator.telemetry.measure()
     offset = measure_offset(duplicate)
@@ -379,7 +378,7 @@ def _report_from(values: Mapping[str, Any]) -> CommunicationReport:
 
 
 def _from_waits(reports: Sequence[CommunicationReport]) -> list[LateRank]:
-    """The late ranks that the ranks of each host noticed on their host."""
+    """Return the late ranks that other ranks on their host noticed."""
     seen: defaultdict[tuple[CommunicatorKey, int], list[LateRank]] = defaultdict(list)
     for report in reports:
         for late in report.late_ranks:
@@ -397,7 +396,7 @@ def _from_waits(reports: Sequence[CommunicationReport]) -> list[LateRank]:
 
 
 def _from_arrivals(seen: Sequence[Mapping[str, Any]]) -> list[LateRank]:
-    """Who came last to the operations that all ranks of a process set remember, by the shared clock."""
+    """Return the late ranks of the operations whose arrivals all ranks of a process set have, by the shared clock."""
     error_ns = max(part["clock_error_ns"] for part in seen)
     keys: defaultdict[CommunicatorKey, dict[int, dict[str, int]]] = defaultdict(dict)
     for part in seen:

@@ -1,10 +1,11 @@
-"""The stall inspector: warns of ranks that have not joined an operation, and lists what this process waits in.
+"""Stall inspector: warns of ranks that have not joined an operation, and lists the waits of this process.
 
-A rank that has waited in an operation for long finds out which ranks are missing and logs a warning, repeatedly; the
-operation continues, unless it is to be given up after some time.
+A rank that has waited long in an operation finds out which ranks are missing and logs a warning, repeatedly. The
+operation continues, unless a :class:`StallCheck` limits the time without progress.
 
-The list of the operations in which this process waits for other ranks at the moment, whatever transport carries the
-data, is for programs that observe the ranks from outside. Making it communicates nothing and ends no operation.
+:func:`pending_waits` lists the operations in which this process currently waits for other ranks, over any transport.
+The list is for programs that observe the ranks from outside. Listing the waits neither communicates nor ends an
+operation.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StallCheck:
-    """When an operation that some ranks do not join is reported, and given up.
+    """When to report, and when to give up, an operation that some ranks do not join.
 
     Attributes:
-        warn_after_s: seconds without progress until a warning, and between warnings; None for never.
-        abort_after_s: seconds without progress until the operation fails; None for its deadline alone.
+        warn_after_s: seconds without progress until a warning, and between warnings; None for no warnings.
+        abort_after_s: seconds without progress until the operation fails; when None, it fails only at its deadline.
     """
 
     warn_after_s: float | None = 60.0
@@ -50,13 +51,13 @@ class StallCheck:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> StallCheck:
-        """The stall check of Horovod's variables, with Horovod's defaults.
+        """Make a stall check from Horovod's environment variables, with Horovod's defaults.
 
-        They are ``HOROVOD_STALL_CHECK_DISABLE``, ``HOROVOD_STALL_CHECK_TIME_SECONDS`` and
-        ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, of which 0 stands for never.
+        The variables are ``HOROVOD_STALL_CHECK_DISABLE``, ``HOROVOD_STALL_CHECK_TIME_SECONDS`` and
+        ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``; 0 in the last one means never.
 
         Raises:
-            ParamError: if one of them is no number, or the time to the check is not positive.
+            ParamError: if one of them is not a number, or the time until the check is not positive.
         """
         if _number(environment, "HOROVOD_STALL_CHECK_DISABLE", 0.0) > 0:
             return cls(warn_after_s=None)
@@ -75,7 +76,7 @@ def _number(environment: Mapping[str, str], name: str, default: float) -> float:
 
 
 class StallTimer:
-    """For transports in Python: runs while an operation makes no progress."""
+    """Measures how long an operation has made no progress; for transports in Python."""
 
     def __init__(self, check: StallCheck) -> None:
         self._check = check
@@ -89,7 +90,7 @@ class StallTimer:
 
     @property
     def warning_is_due(self) -> bool:
-        """Whether it is time for a warning; says so once for each."""
+        """Whether a warning is due; true once per warning."""
         after_s = self._check.warn_after_s
         if after_s is None or self.waited_s < after_s * (self._num_warnings + 1):
             return False
@@ -104,11 +105,11 @@ class StallTimer:
 
 
 def numbered(name: str, world_ranks: Sequence[int]) -> str:
-    """The name of a communicator in warnings, with the world's numbers of its ranks if these differ.
+    """Return the name of a communicator for warnings, with the world ranks of its ranks if these differ.
 
     Args:
-        name: of the communicator.
-        world_ranks: its ranks, by their numbers in the world.
+        name: name of the communicator.
+        world_ranks: world rank of each of its ranks.
     """
     if list(world_ranks) == list(range(len(world_ranks))):
         return repr(name)
@@ -117,14 +118,14 @@ def numbered(name: str, world_ranks: Sequence[int]) -> str:
 
 
 def warn_of_stall(communicator: str, rank: int, operation: str, waited_s: float, who: str) -> None:
-    """Log that a rank has waited long.
+    """Log a warning that a rank has waited long in an operation.
 
     Args:
-        communicator: what to call it.
-        rank: the one that waits.
-        operation: the one that it waits in.
-        waited_s: for how long.
-        who: the missing ranks, in words.
+        communicator: name of the communicator, as :func:`numbered` returns it.
+        rank: waiting rank.
+        operation: description of the operation.
+        waited_s: seconds that the rank has waited.
+        who: description of the missing ranks.
     """
     logger.warning(
         "Rank %d has waited %.3g s in %s on %s: %s. Look at what those ranks are doing: all ranks have to call the"
@@ -138,19 +139,19 @@ def warn_of_stall(communicator: str, rank: int, operation: str, waited_s: float,
 
 
 class Wait(NamedTuple):
-    """One operation that does not continue."""
+    """A wait for other ranks in one operation."""
 
     communicator: str
-    """Its name; that of a process set begins with its parent's, as in ``world/pair``."""
+    """Name of the communicator; the name of a process set begins with its parent's, as in ``world/pair``."""
 
     ranks: tuple[int, ...]
-    """The communicator's ranks, by their numbers in the world."""
+    """World rank of each rank of the communicator."""
 
     operation: str
     waited_s: float
 
     timeout_s: float
-    """The operation's own deadline."""
+    """Timeout of the operation, in seconds."""
 
 
 _lock = threading.Lock()
@@ -159,13 +160,13 @@ _noted: set[NotedWait] = set()
 
 
 class NotedWait:
-    """A wait of code in Python, from its creation to :meth:`end`; also a context manager.
+    """A wait of Python code, from the creation of this object to :meth:`end`; also a context manager.
 
     Args:
         communicator: name of the communicator.
-        ranks: its ranks, by their numbers in the world.
-        operation: the one that is waited in, in words.
-        timeout_s: its deadline.
+        ranks: world rank of each of its ranks, or of the two ends of a message.
+        operation: description of the operation.
+        timeout_s: timeout of the operation, in seconds.
     """
 
     def __init__(self, communicator: str, ranks: Sequence[int], operation: str, timeout_s: float) -> None:
@@ -180,7 +181,7 @@ class NotedWait:
             _noted.discard(self)
 
     def snapshot(self) -> Wait:
-        """What it is, at this moment."""
+        """Return the wait as it is at this moment."""
         what, timeout_s = self._told
         return Wait(*what, time.monotonic() - self._since, timeout_s)
 
@@ -194,18 +195,18 @@ class NotedWait:
 
 
 def watch_native(communicator: Communicator, monitor: _native.Monitor) -> None:
-    """Include the waits of the native core of ``communicator``, as long as that exists."""
+    """Include the waits of ``communicator``'s native core in :func:`pending_waits`, until it is dropped."""
     with _lock:
         _native_ones[communicator] = monitor
 
 
 def pending_waits() -> list[Wait]:
-    """All waits of this process, the longest first."""
+    """Return all current waits of this process, the longest first."""
     with _lock:
         native_ones, noted = list(_native_ones.items()), list(_noted)
     waits = [wait.snapshot() for wait in noted]
     for communicator, monitor in native_ones:
         waits += [Wait(communicator.name, communicator.world_ranks, *wait) for wait in monitor.waits()]
-    # A thread that listens for messages does not wait for an operation.
+    # A thread that listens for messages, with the longest timeout, does not wait for an operation.
     waits = [wait for wait in waits if wait.timeout_s < MAX_TIMEOUT_S]
     return sorted(waits, key=lambda wait: -wait.waited_s)

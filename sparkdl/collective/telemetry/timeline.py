@@ -1,17 +1,17 @@
-"""The timeline: what every rank communicated when, in one file for all of them.
+"""Timeline: the operations of all ranks over time, in one file.
 
 Recorded operations become events of the Trace Event Format, which Perfetto and chrome://tracing open:
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. A rank is a process of the format, a
-communicator or process set a thread. Each operation is a slice that holds two others, waiting for the other ranks to
-join and the transfer; the time that it was queued before is an asynchronous event, as queued operations overlap. The
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. In this format, a rank is a process,
+and a communicator or process set is a thread. Each operation is a slice that contains two others: the wait for the
+other ranks to join, and the transfer. The time in the queue is an asynchronous event, as queued operations overlap. The
 categories are the names of Horovod's phases.
 
-A live timeline has rank 0 append its own operations to the file while it runs, without communication. Until the end
-the file is in the JSON Array Format, which needs no closing bracket, so that it can be opened at any time, also when
-the job was killed. At the end a file with the operations of all ranks replaces it.
+While a live timeline runs, rank 0 appends its own operations to the file, without communication. Until the end, the
+file is in the JSON Array Format, which needs no closing bracket, so that it can be opened at any time, even if the job
+was killed. At the end, a file with the operations of all ranks replaces it.
 
-The ranks gather the timeline over a communicator of its own, so that it does not come between the operations that are
-observed, and the other ranks' part can still be gathered when one of these operations fails.
+The ranks gather the timeline over a separate communicator. It does not interfere with the observed operations, and the
+records of the other ranks can still be gathered after one of these operations has failed.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ Event = dict[str, Any]
 
 
 def describe_rank(rank: int, label: str, recorded: Sequence[Recorded]) -> list[Event]:
-    """The events that name a rank's process and its threads.
+    """Return the events that name a rank's process and its threads.
 
     Args:
-        rank: the process.
-        label: what it is called.
-        recorded: a thread for each.
+        rank: number of the rank, used as the process id.
+        label: name of the process.
+        recorded: records of the communicators; each is a thread.
     """
     events = [
         _metadata("process_name", rank, 0, name=label),
@@ -68,12 +68,12 @@ def describe_rank(rank: int, label: str, recorded: Sequence[Recorded]) -> list[E
 def operation_events(
     rank: int, recorded: Sequence[Recorded], microseconds: Callable[[int], float]
 ) -> list[Event]:
-    """The events of a rank's operations and marks, and a note on each thread that has dropped operations.
+    """Return the events of a rank's operations and marks, and a note on each thread with dropped operations.
 
     Args:
-        rank: the process.
-        recorded: a thread for each.
-        microseconds: from a time of this rank to one of the file.
+        rank: number of the rank, used as the process id.
+        recorded: records of the communicators; each is a thread.
+        microseconds: converts a time of this rank, in nanoseconds, to a time of the file, in microseconds.
     """
     events: list[Event] = []
     labels = label_communicators(part.key for part in recorded)
@@ -159,10 +159,10 @@ class LiveTimeline:
     """Appends new records of a recording to a file periodically, until it is closed.
 
     Args:
-        path: the file; emptied.
-        telemetry: the recording one.
-        rank: of this process.
-        begin_ns: when the file's time begins.
+        path: path of the file, which is emptied.
+        telemetry: telemetry that records the operations.
+        rank: number of this rank.
+        begin_ns: time that is zero in the file.
     """
 
     def __init__(self, path: Path, telemetry: Telemetry, rank: int, begin_ns: int) -> None:
@@ -170,14 +170,14 @@ class LiveTimeline:
         self._telemetry = telemetry
         self._rank, self._begin_ns = rank, begin_ns
         self._keys: list[CommunicatorKey] = []
-        """The communicators so far, in the order of their threads."""
+        """Keys of the communicators so far, in the order of their threads."""
         path.write_text("[\n", encoding="utf-8")
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"timeline {path}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the writing."""
+        """Stop writing."""
         self._is_over.set()
         self._thread.join()
 
@@ -207,18 +207,18 @@ class LiveTimeline:
 
 
 _REST_S = 5.0
-"""How long rank 0 waits for the records of the others after a rank was lost."""
+"""How long rank 0 waits for the records of the other ranks after a rank was lost."""
 
 
 class Timeline:
-    """A timeline that runs. All ranks make it and stop it together.
+    """A running timeline. All ranks create it and stop it together.
 
     Args:
-        duplicate: a communicator of the ranks for the timeline alone, which closes it.
-        telemetry: of the communicators to observe.
-        path: the file, on rank 0's machine.
-        max_events: how many operations of each communicator are kept, the latest ones.
-        is_live: whether rank 0 writes its own operations meanwhile.
+        duplicate: communicator of the same ranks for the timeline only; the timeline closes it.
+        telemetry: telemetry of the observed communicators.
+        path: path of the file, on rank 0's machine.
+        max_events: number of operations that are kept for each communicator, the latest ones.
+        is_live: whether rank 0 writes its own operations to the file while the timeline runs.
 
     Raises:
         ParamError: on every rank, if rank 0 cannot write the file.
@@ -247,7 +247,7 @@ class Timeline:
         If ranks were lost, rank 0 writes the records of the others and logs a warning.
 
         Args:
-            timeout_s: deadline of each step; the communicator's own when None.
+            timeout_s: seconds for each step; the communicator's deadline when None.
 
         Raises:
             ParamError: on every rank, if rank 0 cannot write the file.
@@ -280,7 +280,7 @@ class Timeline:
 
     def _pack(self, recorded: list[Recorded], clock: SharedClock) -> bytes:
         def microseconds(time_ns: int) -> float:
-            # What began before the timeline is shown from its beginning.
+            # Operations that began before the timeline are shown from its beginning.
             return max(0, clock.to_shared(time_ns) - self._begin_ns) / 1000
 
         rank = self._world_rank(self._duplicate.rank)
@@ -294,7 +294,7 @@ class Timeline:
         return zlib.compress(json.dumps(seen, separators=(",", ":")).encode(), level=1)
 
     def _save_the_rest(self, seen: bytes, error: CommunicatorError) -> None:
-        """Gather the records of the remaining ranks by the rendezvous, which a lost rank does not break."""
+        """Gather the records of the remaining ranks through the rendezvous, which works without the lost ranks."""
         if self._duplicate.rank != 0:
             self._rendezvous.set(str(self._duplicate.rank), seen)
             return
@@ -313,7 +313,7 @@ class Timeline:
             logger.warning("The timeline %s is without %s: %s", self._path, name_ranks(ranks), error)
 
     def _write(self, gathered: list[bytes], missing: dict[int, str]) -> str:
-        """Write the file; return what failed, or an empty text."""
+        """Write the file; return the error, or an empty string."""
         present = [rank for rank in range(self._duplicate.world_size) if rank not in missing]
         seen = {
             f"rank {self._world_rank(rank)}": json.loads(zlib.decompress(part))

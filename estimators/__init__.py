@@ -1,8 +1,8 @@
-"""The Spark ML face of sparkdl: :class:`TorchEstimator`, ready-made estimators, and the models that they fit.
+"""The Spark ML interface of sparkdl: :class:`TorchEstimator`, ready-made estimators, and the models that they fit.
 
-Spark, the launcher and the training meet here. Runs on the *driver*, with these exceptions: predictions
+This package connects Spark, the launcher and the training. It runs on the *driver*, with these exceptions: predictions
 (``scoring.udf``), packing (``ready_made.language_rows``) and counting words (``ready_made.text``) run on *executors*.
-What ranks run is :func:`sparkdl.training.remote.fit_on_rank.fit_on_rank`.
+Ranks run :func:`sparkdl.training.remote.fit_on_rank.fit_on_rank`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Saves and loads the estimator and its model, on classic Spark and Spark Connect. Runs on the *driver*.
 
-Layout, which Spark's own pipelines read and write around::
+Layout of the folder; Spark's own pipelines read and write the same metadata::
 
     metadata/part-00000   one line of JSON: class, uid, Params (as DefaultParamsWriter of pyspark.ml)
     metadata/_SUCCESS
     module/               the module, see sparkdl.model.saved_model
     functions.pkl         Params that JSON cannot hold, such as loss and optimizer, by cloudpickle
 
-Paths and URLs are those of :func:`sparkdl.data.files.filesystems.open_location`. The driver reads and writes them,
-and Spark the metadata of pipelines around them: what is saved in a pipeline has to lie where both find it, which on
-Spark Connect is no local path unless the server runs on the same machine. Loading runs what is pickled: load only
-what you trust.
+Paths and URLs are those of :func:`sparkdl.data.files.filesystems.open_location`. The driver reads and writes the
+folder, and Spark the metadata of a pipeline around it: a pipeline has to be saved where both can reach it. On Spark
+Connect that excludes local paths, unless the server runs on the same machine. Loading runs pickled code: load only
+files that you trust.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ E = TypeVar("E", bound=MLReadable[Any])
 
 
 class FolderWriter(MLWriter, ABC):
-    """Builds a folder on the driver's disk and carries it to its place."""
+    """Builds a folder on the driver's disk and copies it to its destination."""
 
     def save(self, path: str) -> None:
-        """Write to a path or URL; an existing one is replaced after ``overwrite()`` only.
+        """Write to a path or URL; an existing one is replaced only after ``overwrite()``.
 
         Raises:
-            SavedModelError: if the path exists or cannot be written; what was there before stays.
-            SerializationError: if something cannot be pickled.
+            SavedModelError: if the path exists or cannot be written; existing content is kept.
+            SerializationError: if a part cannot be pickled.
         """
         self.saveImpl(path)
 
@@ -97,7 +97,7 @@ class TorchModelWriter(FolderWriter):
 
 
 class ParamsWriter(FolderWriter):
-    """Writer of an estimator that is nothing but its Params."""
+    """Writer of an estimator that consists only of its Params."""
 
     def __init__(self, estimator: Params) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class TorchEstimatorWriter(FolderWriter):
         self._estimator = estimator
 
     def build(self, folder: Path) -> None:
-        """Write metadata, the module that is to be trained, and the functions."""
+        """Write metadata, the module to train, and the functions."""
         estimator = self._estimator
         _write_params(estimator, folder, {})
         if estimator.isSet(estimator.model):
@@ -134,7 +134,7 @@ class TorchModelReader(MLReader[M]):
         """Read from a path or URL.
 
         Raises:
-            SavedModelError: if there is no such model, or it is damaged or of a newer version.
+            SavedModelError: if the path holds no such model, or a model that is damaged or of a newer version.
         """
         return cast("M", _with_local_folder(path, self._load))
 
@@ -163,7 +163,7 @@ class TorchEstimatorReader(MLReader[E]):
         """Read from a path or URL.
 
         Raises:
-            SavedModelError: if there is no such estimator, or it is damaged or of a newer version.
+            SavedModelError: if the path holds no such estimator, or one that is damaged or of a newer version.
         """
         return cast("E", _with_local_folder(path, self._load))
 
@@ -177,7 +177,7 @@ class TorchEstimatorReader(MLReader[E]):
 
 
 def _write_params(instance: Params, folder: Path, extra: dict[str, Any]) -> None:
-    """Write the metadata with the Params that JSON gives back as they are, and pickle the others; not the module."""
+    """Write the metadata with the Params that JSON preserves, and pickle the other Params, except the module."""
     params = {param.name: value for param, value in instance._paramMap.items() if param.name != "model"}
     defaults = {param.name: value for param, value in instance._defaultParamMap.items()}
     others = {name: value for name, value in params.items() if not _is_json(value)}
@@ -256,16 +256,16 @@ def _read_functions(folder: Path) -> dict[str, Any]:
 
 
 def carry(folder: Path, url: str, *, overwrite: bool, how: str = "write().overwrite().save(path)") -> None:
-    """Copy a local folder to a URL aside, then put it in its place; what was there goes only then.
+    """Copy a local folder to a temporary name beside its destination, then move it there and remove the old content.
 
     Args:
-        folder: the local folder.
-        url: its place.
-        overwrite: whether to replace what is there.
-        how: what a user calls for that.
+        folder: local folder.
+        url: URL of the destination.
+        overwrite: whether to replace existing content.
+        how: call by which a user overwrites, for the error message.
 
     Raises:
-        SavedModelError: if the place exists or cannot be written; what was there before stays.
+        SavedModelError: if the destination exists or cannot be written; existing content is kept.
     """
     there = open_location(url)
     filesystem, path = there.filesystem, there.path
@@ -298,12 +298,12 @@ def carry(folder: Path, url: str, *, overwrite: bool, how: str = "write().overwr
 
 
 def _put_back(filesystem: Any, path: str, *, aside: str, old: str, is_cleared: bool) -> None:
-    """Restore what was at ``path``, wherever the moving stopped.
+    """Restore what was at ``path``, whichever move failed.
 
-    A move is one step on some filesystems; others copy all files and then remove them.
+    A move is atomic on some filesystems; others copy all files and then remove the originals.
     """
     filesystem.invalidate_cache()
-    # Before the place was cleared, files are missing there only if their copies were complete.
+    # If the first move failed, files are missing at path only if all of them had been copied.
     is_moved = is_cleared or len(filesystem.find(path)) < len(filesystem.find(old))
     if is_moved and filesystem.exists(path):
         filesystem.rm(path, recursive=True)
@@ -317,7 +317,7 @@ def _put_back(filesystem: Any, path: str, *, aside: str, old: str, is_cleared: b
 
 
 def _with_local_folder(path: str, load: Callable[[Path], Any]) -> Any:
-    """Call ``load`` with the folder at a path or URL, copied to the driver's disk where it lies elsewhere."""
+    """Call ``load`` with the folder at a path or URL, which is copied to the driver's disk if it is not local."""
     url = absolute_url(path)
     there = open_location(url)
     if not there.filesystem.exists(there.path):

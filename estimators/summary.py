@@ -1,4 +1,4 @@
-"""What is known about the fit of a model, also as lines for people. Runs on the *driver*."""
+"""The summary of a model's fit, also as a printable table. Runs on the *driver*."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _NO_SECONDS = RankSeconds(reading=0.0, communicating=0.0, computing=0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSummary:
-    """What is known about the fit of a model. ``print`` shows it as a table.
+    """Summary of a model's fit. ``print`` shows it as a table.
 
     Attributes:
-        history: one record per epoch: loss, metrics, rows, seconds, and how each rank spent them.
-        model_epoch: number of the epoch that the model's weights are from: the best one where bestMetric was set, else
-            the last one; None where an older version of sparkdl did not note it.
-        run_id: MLflow's id of the run; None when the fit was not tracked.
-        model_uri: URI of the model in MLflow; None when the fit was not tracked or MLflow did not take the model.
+        history: one record per epoch: loss, metrics, rows, seconds, and how each rank spent its time.
+        model_epoch: number of the epoch that the model's weights are from: the best one if bestMetric was set, else
+            the last one; None if an older version of sparkdl did not record it.
+        run_id: ID of the MLflow run; None if the fit was not tracked.
+        model_uri: URI of the model in MLflow; None if the fit was not tracked or MLflow did not accept the model.
     """
 
     history: tuple[EpochRecord, ...] = ()
@@ -39,22 +39,22 @@ class TrainingSummary:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all epochs, without validation."""
+        """Total seconds of all epochs, without validation."""
         return sum(record.seconds for record in self.history)
 
     @property
     def validation_s(self) -> float:
-        """Seconds of validation in all epochs."""
+        """Total seconds of validation in all epochs."""
         return sum(record.validation_s or 0.0 for record in self.history)
 
     @property
     def rows_per_s(self) -> float:
-        """Rows that all ranks together were trained on per second, over all epochs; 0 for a model without history."""
+        """Training rows per second of all ranks together, over all epochs; 0 for a model without history."""
         return sum(record.rows for record in self.history) / self.seconds if self.seconds else 0.0
 
     @property
     def rank_seconds(self) -> tuple[RankSeconds, ...]:
-        """How each rank spent its time over the epochs it took part in; empty if an older version made it."""
+        """How each rank spent its time, over the epochs that it took part in; empty in models of older versions."""
         # After a restart there may be fewer ranks, or more.
         ranks = zip_longest(*(record.rank_seconds for record in self.history), fillvalue=_NO_SECONDS)
         return tuple(
@@ -67,12 +67,12 @@ class TrainingSummary:
         )
 
     def plot(self) -> Figure:
-        """Draw losses, metrics, learning rate and the use of time over the epochs, as a figure of matplotlib.
+        """Return a matplotlib figure of losses, metrics, learning rate and the use of time over the epochs.
 
-        In a notebook it shows itself; elsewhere use ``plot().savefig("fit.png")``.
+        A notebook displays the figure; elsewhere use ``plot().savefig("fit.png")``.
 
         Raises:
-            ImportError: if matplotlib, the extra ``plot``, is not installed.
+            ImportError: if matplotlib (the extra ``plot``) is not installed.
             ParamError: if the summary has no epochs.
         """
         if not self.history:
@@ -90,7 +90,7 @@ class TrainingSummary:
 
 
 def summary_table(summary: TrainingSummary) -> str:
-    """Lines with a row per epoch, and a row per rank that says how it spent its time."""
+    """Return a text with a row per epoch, and a row per rank with the shares of its time."""
     if not summary.history:
         return "No history: the model was not fitted by this version of sparkdl."
     seconds = f"{summary.seconds:.1f} s" + (

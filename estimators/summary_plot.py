@@ -1,4 +1,4 @@
-"""The history of a fit, drawn. Needs matplotlib (the extra ``plot``), as nothing else here does. On the *driver*."""
+"""Plots of the history of a fit. The only module here that needs matplotlib (the extra ``plot``). On the *driver*."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def plot_history(history: Sequence[EpochRecord], model_epoch: int | None = None)
     """Draw losses, metrics, learning rate and use of time over the epochs.
 
     Args:
-        history: one record at least.
-        model_epoch: the epoch that the model is from; a line is drawn there where it is not the last one.
+        history: records of the epochs, at least one.
+        model_epoch: number of the epoch that the model's weights are from; a line marks it if it is not the last one.
     """
     names = dict.fromkeys(name.removeprefix(_VAL) for record in history for name in record.metrics)
     metrics = [name for name in names if name != "loss"]
@@ -79,7 +79,7 @@ def _draw_rate(axes: Axes, history: Sequence[EpochRecord]) -> None:
 
 
 def _draw_time(axes: Axes, history: Sequence[EpochRecord]) -> None:
-    """Bars of how the ranks spent each epoch, on average; and validation above."""
+    """Draw a bar per epoch of how the ranks spent their time, on average, with validation on top."""
     epochs = [record.epoch for record in history]
     bottom = [0.0] * len(history)
     for part, color in _PARTS:
@@ -101,10 +101,10 @@ def _draw_time(axes: Axes, history: Sequence[EpochRecord]) -> None:
 
 
 class ShownFigure(Figure):
-    """A figure that needs no pyplot, which would keep it in memory."""
+    """A figure that notebooks display without pyplot, which would keep it in memory."""
 
     def _repr_png_(self) -> bytes:
-        """What IPython asks for: https://ipython.readthedocs.io/en/stable/config/integrating.html."""
+        """Return the PNG for IPython; see https://ipython.readthedocs.io/en/stable/config/integrating.html."""
         content = io.BytesIO()
         self.savefig(content, format="png")
         return content.getvalue()

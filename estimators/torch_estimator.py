@@ -1,6 +1,6 @@
-"""The Spark ML estimator, and what all estimators share. Runs on the *driver*; the training runs on the ranks.
+"""The Spark ML estimator, and the base of all estimators. Runs on the *driver*; the training runs on the ranks.
 
-Every estimator fits on DataFrames and files, under one Param map or several.
+Every estimator fits on DataFrames and files, with one or more Param maps.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ M = TypeVar("M", bound=TorchModel)
 class FittingEstimator(Estimator[M], CheckedParams):
     """An estimator whose ``fit`` trains on ranks.
 
-    A class of its own says by :meth:`check_values` which Params work, by :meth:`params_of_fit` what a fit goes by, and
-    by :meth:`model_class` what it returns.
+    A subclass defines :meth:`check_values`, which checks its Params, :meth:`params_of_fit`, which returns the Params of
+    a fit, and :meth:`model_class`, the class of the model that a fit returns.
     """
 
     @abstractmethod
     def check_values(self) -> None:
-        """Check what needs no data.
+        """Check all Params, as far as that needs no data.
 
         Raises:
-            ParamError: naming the Param, its value and what it may be.
+            ParamError: if a Param is missing or has a value that cannot work; the message says what it may be.
         """
 
     @abstractmethod
     def params_of_fit(self) -> _TorchEstimatorParams:
-        """Return the Params of one fit; what is missing in them is derived from the rows."""
+        """Return the Params of one fit; missing ones are derived from the rows by ``learn``."""
 
     def columns_of_fit(self) -> list[str]:
         """Return the columns of a DataFrame that a fit reads."""
@@ -80,12 +80,12 @@ class FittingEstimator(Estimator[M], CheckedParams):
         """Check that a DataFrame has these columns.
 
         Raises:
-            DataError: naming Param and column, and those there are.
+            DataError: if a column is missing; the message names Param and column, and the columns of the DataFrame.
         """
         check_columns(self.params_of_fit(), available)
 
     def planned(self, dataset: DataFrame) -> tuple[_TorchEstimatorParams, RowCounts | None]:
-        """Return the Params of a fit and about how many rows it trains on; None if these are the DataFrame's."""
+        """Return the Params of a fit, and estimated row counts; None if it trains on the DataFrame's own rows."""
         del dataset
         return self.params_of_fit(), None
 
@@ -102,11 +102,12 @@ class FittingEstimator(Estimator[M], CheckedParams):
     ) -> list[M]: ...
 
     def fit(self, dataset: DataFrame, params: Any = None) -> Any:
-        """Train on a DataFrame, or once for each of several Param maps.
+        """Train on a DataFrame, once or for each of several Param maps.
 
         Args:
-            dataset: of classic Spark or Spark Connect.
-            params: Param map that goes before the Params that are set, or a list of such maps, for a model each.
+            dataset: DataFrame of classic Spark or Spark Connect.
+            params: Param map whose values override those of the estimator, or a list of such maps, to fit one model
+                for each map.
 
         Returns:
             The model; with a list of maps, a list of models.
@@ -123,13 +124,13 @@ class FittingEstimator(Estimator[M], CheckedParams):
         return super().fit(dataset, params)
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> FittedModels[M]:
-        """Return a thread-safe iterator of ``(index, model)``, a model for each Param map, on rows written once.
+        """Return a thread-safe iterator of ``(index, model)``, with a model for each Param map; rows are written once.
 
-        A model is fitted when it is asked for. Fits that are asked for at once, from several threads, run side by
-        side as far as the cluster has slots for their ranks, and else one after the other.
+        Each call of ``next`` fits a model. If several threads call it at once, their fits run in parallel as far as the
+        cluster has slots for their ranks, and otherwise one after the other.
 
         Raises:
-            ParamError: if a map cannot work; it says which one.
+            ParamError: if a map has a value that cannot work; the message says which map.
         """
         check_rows_to_fit(dataset)
         check_maps(paramMaps)
@@ -137,13 +138,13 @@ class FittingEstimator(Estimator[M], CheckedParams):
         return FittedModels(dataset, estimators, nested_runs(estimators))
 
     def fit_on_parquet(self, path: str | os.PathLike[str]) -> M:
-        """Train on Parquet files where they lie, through the active Spark session.
+        """Train on Parquet files in place, with the active Spark session.
 
         Args:
-            path: a folder or URL that Spark reads, and the ranks by fsspec or pyarrow.
+            path: folder or URL that Spark can read, and ranks can read by fsspec or pyarrow.
 
         Raises:
-            As :meth:`fit`; LaunchError if there is no active session.
+            LaunchError: if there is no active session; for other errors see :meth:`fit`.
         """
         spark = active_session()
         with self._jobs(), spark_job(spark, "opening the rows"):
@@ -157,19 +158,19 @@ class FittingEstimator(Estimator[M], CheckedParams):
             return self._fit_rows(dataset, rows, place)
 
     def _fit_rows(self, dataset: DataFrame, rows: TrainingRows, place: PlaceOfFit) -> M:
-        """Fit on rows of a DataFrame that other fits may share; values of Params are checked already."""
+        """Fit on rows of a DataFrame that other fits may share; the Params have to be checked before."""
         with self._jobs():
             return fit_on_rows(
                 self.params_of_fit(), dataset.sparkSession, rows, self._make_model, place=place
             )
 
     def _jobs(self) -> AbstractContextManager[None]:
-        """What Spark's UI shows the jobs of a fit as."""
+        """Return the context that names the jobs of a fit in Spark's UI."""
         return jobs_of(f"fit {type(self).__name__}")
 
     def _make_model(self, saved: SavedModel, summary: TrainingSummary) -> M:
         model = self.model_class()(saved, summary)
-        # As all models of Spark ML have it: the estimator's Params are then the model's as well, in Param maps.
+        # As in all models of Spark ML: Param maps with the estimator's Params then apply to the model as well.
         model._resetUid(self.uid)
         return self._copyValues(model)
 
@@ -180,7 +181,7 @@ class TorchEstimator(
 ):
     """Trains a torch module on the machines of a Spark cluster; ``fit(df)`` returns a :class:`TorchModel`.
 
-    ``help(TorchEstimator)`` lists the arguments, which are the Params, with their defaults.
+    The arguments are the Params; ``help(TorchEstimator)`` lists them with their defaults.
     """
 
     @keyword_only
@@ -210,11 +211,11 @@ class TorchEstimator(
 
     @classmethod
     def read(cls) -> MLReader[TorchEstimator]:
-        """Return a reader; :meth:`load` is the shortcut."""
+        """Return a reader; :meth:`load` is a shortcut for ``read().load(path)``."""
         return TorchEstimatorReader(cls)
 
     def params_of_fit(self) -> TorchEstimator:
-        """Return what one fit goes by: this estimator."""
+        """Return the Params of one fit: this estimator."""
         return self
 
     def model_class(self) -> type[TorchModel]:

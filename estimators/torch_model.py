@@ -44,16 +44,17 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
     """A trained torch module as a Spark ML model.
 
     ``transform`` adds the column ``predictionCol``: the class as a double for a loss over classes, 0.0 or 1.0
-    for a binary loss, otherwise the module's output, a double or an array of doubles (in row-major order). Where the
-    label column held strings, booleans or numbers that were indexed, it is those; ``predictionType`` names another
-    type. Where ``probabilityCol`` and ``rawPredictionCol`` are named, it adds vectors with an entry for each class, in
-    the order of ``labels``, which says what they are called. With several label columns each of these is a struct with
-    a field for each, those two for each that predicts classes.
+    for a binary loss, otherwise the module's output, a double or an array of doubles (in row-major order). If labels
+    were indexed, because the label column held strings, booleans or other numbers, predictions are the original labels.
+    ``predictionType`` selects another type. If ``probabilityCol`` or ``rawPredictionCol`` is set, ``transform`` also
+    adds a vector with one entry per class, in the order of ``labels``, which returns the labels of the classes. With
+    several label columns each added column is a struct with a field per label column; in ``probabilityCol`` and
+    ``rawPredictionCol`` only label columns with classes have a field.
 
-    A row with a null among its features has null in all of them, and so has one with NaN that the module answers with
-    NaN; NaN for other rows is an error, as it is neither a class nor a number. Rows keep their order and all their
-    columns; the module runs once per row, in Spark's Python workers, each of which loads it once; no job runs before
-    the DataFrame is used. A streaming DataFrame stays one.
+    A row with a null among its features gets null in all added columns, and so does a row with NaN among its features
+    for which the module returns NaN. NaN for any other row is an error. Rows keep their order and all their columns.
+    The module runs once per row, in Spark's Python workers, each of which loads it once. No job runs before the
+    DataFrame is used. A streaming DataFrame stays a streaming DataFrame.
 
     Made by :meth:`sparkdl.estimators.TorchEstimator.fit` and by :meth:`load`.
     """
@@ -75,16 +76,16 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
 
     @property
     def saved(self) -> SavedModel:
-        """The module together with what it takes and gives."""
+        """The module together with its signature: its inputs and outputs."""
         return self._saved
 
     @property
     def labels(self) -> list[Any] | dict[str, list[Any] | None] | None:
         """The labels of the classes, in the order of ``probabilityCol`` and ``rawPredictionCol``.
 
-        Strings, booleans, or integers that were indexed. None where the column holds the numbers of the classes, so
-        that entry ``i`` belongs to the label ``i``, and where the model predicts no classes. With several label columns
-        a dict of that by their names.
+        They are strings, booleans, or integers that were indexed. None if the column holds the numbers of the classes,
+        so that entry ``i`` belongs to the label ``i``, or if the model does not predict classes. With several label
+        columns a dict of these values, by label column.
         """
         by_name = {
             output.name: None if output.classes is None else list(output.classes)
@@ -108,11 +109,11 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
 
     @classmethod
     def read(cls) -> MLReader[TorchModel]:
-        """Return a reader; :meth:`load` is the shortcut."""
+        """Return a reader; :meth:`load` is a shortcut for ``read().load(path)``."""
         return TorchModelReader(cls)
 
     def _logged_as(self: T, run_id: str | None, uri: str | None) -> T:
-        """Note the run of the fit, and where MLflow has this model."""
+        """Record the run of the fit and the URI of this model in MLflow in the summary."""
         self._summary = replace(self._summary, run_id=run_id, model_uri=uri)
         return self
 
@@ -135,7 +136,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
             scored = predict(packing.packed([field.name for field in fields]))
         if len(columns) == 1 and of_spark(columns[0], outputs, scored) is scored:
             return dataset.withColumn(columns[0].name, scored)
-        # The model runs once, for a column of its own, out of which Spark takes all others.
+        # The model runs once, for a temporary column, from which Spark takes all added columns.
         whole = f"_{self.uid}_scored"
         parts = {
             column.name: of_spark(
@@ -146,7 +147,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         return dataset.withColumn(whole, scored).withColumns(parts).drop(whole)
 
     def _feature_fields(self, dataset: DataFrame) -> list[StructField]:
-        """The feature columns, with the types that the model takes them in."""
+        """The fields of the feature columns, with the types that the model accepts."""
         names, expected = self.getFeaturesCols(), self._saved.signature.inputs.names
         if len(names) != len(expected):
             raise ParamError(
@@ -162,7 +163,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
             if num_columns[name] > 1:
                 raise ambiguous_column_error(name, num_columns[name])
             field = available[name]
-            if "number" in (trained.kind, *trained.element):  # as fits on decimals have them
+            if "number" in (trained.kind, *trained.element):  # a fit casts decimals to doubles, too
                 field = StructField(name, without_decimals(field.dataType))
             check_like(field, trained)
             fields.append(field)
@@ -170,13 +171,13 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
 
 
 def _row_by_row(dataset: DataFrame) -> DataFrame:
-    """Return the same rows such that Spark hands them on one by one and not as batches of columns.
+    """Return the same rows, such that Spark passes them on row by row and not as columnar batches.
 
-    Where a table comes as columns, out of the cache or of Parquet, Spark (since 4.2; measured on 4.3) makes rows of
-    them for a function of Python, and columns of its rows again: a quarter more time for the whole of ``transform``.
-    Columns of Arrow alone, which some connectors give, would continue without rows to a function that is given them as
-    they are. A filter takes rows. This one keeps them all, which Spark cannot know, and is compiled into what is
-    around it.
+    If a table is columnar, from the cache or from Parquet, Spark (since 4.2; measured on 4.3) converts it to rows for a
+    Python function, and its rows to columns again: ``transform`` as a whole takes a quarter more time. Only Arrow
+    columns, which some connectors provide, would go to a Python function without the conversion, if it takes them
+    unchanged. A filter works on rows. This filter keeps all rows, which Spark cannot know, and is compiled into the
+    surrounding stage.
     """
     return dataset.where(F.spark_partition_id() >= 0)
 
@@ -184,6 +185,6 @@ def _row_by_row(dataset: DataFrame) -> DataFrame:
 def _feature(dataset: DataFrame, field: StructField) -> Column:
     column = dataset[quoted(field.name)]
     if is_vector(field.dataType):
-        # Under a condition, as it fails on a null, which gives null in all added columns.
+        # Under a condition, because it fails on a null, which has to give null in all added columns.
         return F.when(column.isNotNull(), vector_to_array(column))
     return column.cast(field.dataType) if dataset.schema[field.name].dataType != field.dataType else column

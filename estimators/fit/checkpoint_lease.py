@@ -1,10 +1,10 @@
 """The lease that a fit holds on its folder of checkpoints, so that no other fit uses the folder at the same time.
 
-A fit keeps a lease in the folder as long as it runs, and looks for the leases of others once it has its own: of two
-fits that begin at once, each may refuse, but they never both continue. A fit whose process ended without removing its
-lease is detected at once on the same machine, and elsewhere when its lease is no longer renewed. A fit that was only
-suspended, or cut off from the folder, is treated as ended, too: it finds that out at the next renewal of its lease, and
-ends with an error.
+A fit keeps a lease in the folder as long as it runs, and looks for other leases once it has its own. If two fits begin
+at the same time, one or both of them fail, but they never both continue. If a fit's process ended without removing its
+lease, this is detected immediately on the same machine, and elsewhere when the lease is no longer renewed. A fit that
+was only suspended, or cut off from the folder, is treated as ended, too: it detects that at the next renewal of its
+lease, and ends with an error.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _INTERVAL_S = 0.5
 
 @contextmanager
 def held_alone(url: str, on_wait: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Hold the folder of checkpoints for one fit; give what raises once the fit holds it no longer, and costs nothing.
+    """Hold the folder of checkpoints for one fit; give a cheap function that raises once the fit has lost the folder.
 
     Args:
-        url: of the folder.
-        on_wait: called with a text if the fit has to wait for a lease whose holder may have ended.
+        url: URL of the folder.
+        on_wait: function that is called with a text if the fit has to wait for a lease whose holder may have ended.
 
     Raises:
-        CheckpointsInUseError: if another fit uses it, or may have used it before the end of this one.
-        StoreError: if it cannot be written or read.
+        CheckpointsInUseError: if another fit uses the folder, or may have used it before the end of this one.
+        StoreError: if the folder cannot be written or read.
     """
     location = open_location(url)
     try:
@@ -83,12 +83,12 @@ def _await_others(location: Location, lease: Lease, url: str, on_wait: Callable[
 
 
 def _await_end(location: Location, name: str, url: str, on_wait: Callable[[str], None]) -> None:
-    """Return when a lease is over, and remove it; raise when it is renewed."""
+    """Wait until a lease has expired, and remove it; raise CheckpointsInUseError if it is renewed."""
     holder = _read(location, name)
     is_alive = _is_alive(holder)
     told = False
     pause = threading.Event()
-    with suppress(FileNotFoundError):  # it ended meanwhile
+    with suppress(FileNotFoundError):  # the fit has ended and removed its lease meanwhile
         first = modified(location, name)
         while is_alive is None and store_time(location) - first < LEASE_S:
             if not told:
@@ -109,7 +109,7 @@ def _read(location: Location, name: str) -> dict[str, Any]:
     try:
         with location.filesystem.open(f"{location.path}/{name}", "rb") as file:
             content = json.loads(file.read())
-    except (OSError, ValueError):  # it ended, or is being written
+    except (OSError, ValueError):  # the lease was removed, or is being written
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -119,7 +119,7 @@ def _called(holder: dict[str, Any]) -> str:
 
 
 def _this_process() -> dict[str, Any]:
-    """What distinguishes this process from all others, of all machines and containers."""
+    """Return what distinguishes this process from all others, on all machines and in all containers."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -129,7 +129,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _is_alive(holder: dict[str, Any]) -> bool | None:
-    """Whether a process of this machine lives; None where that is not known, as for one of another machine."""
+    """Whether a process is alive; None if that is not known, such as for a process on another machine."""
     if not holder or holder["where"] is None or holder["where"] != _pids_from():
         return None
     pid = int(holder["pid"])
@@ -143,7 +143,7 @@ def _is_alive(holder: dict[str, Any]) -> bool | None:
 
 
 def _pids_from() -> str | None:
-    """What all processes have alike that see each other by their numbers; None where Linux does not report it."""
+    """Return an ID of the boot and PID namespace, which processes share that see each other's PIDs; None if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -152,9 +152,9 @@ def _pids_from() -> str | None:
 
 
 def _began(pid: int) -> str | None:
-    """When a process was started, in ticks of its machine; None if there is none, or only what is left of it."""
+    """Return the start time of a process, in clock ticks of its machine; None if it does not exist or is a zombie."""
     try:
-        # After the name, which may hold brackets itself.
+        # After the last ")": the process name, in brackets, may contain brackets.
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""Checks, before the ranks start, whether a fit resumes from its checkpoints or is done.
+"""Checks, before the ranks start, whether a fit resumes from its checkpoints or is already finished.
 
 Fits that run at the same time must not use the same ``checkpointDir``: :mod:`.checkpoint_lease` locks it.
 """
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 
 MAX_BYTES_ON_DRIVER = 64 << 20
-"""How large a model may be for the driver itself to read it from a checkpoint, for which it takes it in twice."""
+"""Maximum size of a model that the driver itself reads from a checkpoint, which takes memory for two copies."""
 
 
 @dataclass(frozen=True)
 class FinishedFit:
-    """What a fit left that had no epoch left to do.
+    """Result of a finished fit.
 
     Attributes:
         module: the trained module, on CPU.
         history: one record per epoch.
-        model_epoch: number of the epoch that the module is from.
+        model_epoch: number of the epoch that the module's weights are from.
     """
 
     module: nn.Module
@@ -53,17 +53,18 @@ class FinishedFit:
 def checkpoints_of(
     params: _TorchEstimatorParams, on_wait: Callable[[str], None]
 ) -> Iterator[tuple[str | None, Callable[[], None]]]:
-    """Give the URL where a fit has its checkpoints, alone, or None for none; and what raises once it is not alone.
+    """Give the URL of a fit's folder of checkpoints, and a function that raises once the fit has lost the folder.
 
-    The URL is as the Param says, or in the Store until the fit ends if it may be restarted.
+    The URL is that of Param ``checkpointDir``; if it is not set and the fit may be restarted, a temporary folder in the
+    Store; else None, for no checkpoints.
 
     Args:
-        params: of the fit.
-        on_wait: is called with what the fit has to wait for.
+        params: Params of the fit.
+        on_wait: function that is called with a text if the fit has to wait.
 
     Raises:
         CheckpointsInUseError: if another fit uses the folder, or may have used it before the end of this one.
-        StoreError: if it cannot be written.
+        StoreError: if the folder cannot be written.
     """
     url = params.getCheckpointDir()
     if url is None:
@@ -81,11 +82,11 @@ def checkpoints_of(
 
 
 def _do_nothing() -> None:
-    """A folder that is made for one fit is not shared."""
+    """Do nothing: a temporary folder belongs to one fit."""
 
 
 def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str | None) -> TrainingSpec:
-    """Return the spec with checkpoints at a URL; without any for None."""
+    """Return the spec with checkpoints at a URL; unchanged if the URL is None."""
     if url is None:
         return spec
     plan = CheckpointPlan(
@@ -98,11 +99,11 @@ def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str
 
 
 def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | None:
-    """Look at the newest checkpoint: return the model of a fit that is done, None where ranks have to say more.
+    """Return the result of a finished fit from its newest checkpoint; None if ranks have to start or to load it.
 
     Raises:
-        CheckpointError: if it is of another model, of another dataset or of other Params, or has come further.
-        StoreError: if it cannot be read.
+        CheckpointError: if the checkpoint is of another model, dataset or Params, or has more epochs than this fit.
+        StoreError: if the checkpoint cannot be read.
     """
     if spec.checkpoints is None:
         return None
@@ -113,8 +114,8 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
             check_progress(folder.url, manifest, identity, spec.epochs)
             if not manifest.finished or manifest.epoch < spec.epochs:
                 return None
-            # Rank 0 puts the best weights in, which lie elsewhere, and large ones, of which the driver would hold
-            # copies; it trains no further either.
+            # In these cases rank 0 loads the model, without further training: the best weights are in another part of
+            # the checkpoint, and of large weights the driver would hold copies.
             is_on_meta = any(each.is_meta for each in spec.model.parameters())
             if spec.best is not None or is_on_meta or _num_bytes(spec.model) > MAX_BYTES_ON_DRIVER:
                 return None
@@ -122,12 +123,12 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
                 folder.check(name, manifest)
                 return _load(folder, name, spec, is_divided=manifest.is_divided)
             except DamagedFileError:
-                return None  # rank 0 will say so, and continue from the one before
+                return None  # rank 0 will log this, and continue from the checkpoint before
     return None
 
 
 def newest_place(spec: TrainingSpec) -> str:
-    """Return in words from where a fit continues when its ranks are started again."""
+    """Return a text that says from where a fit continues when its ranks are started again."""
     if spec.checkpoints is not None:
         for _, manifest in CheckpointFolder(spec.checkpoints.url).newest_first():
             if isinstance(manifest, Manifest):
@@ -144,7 +145,7 @@ def _load(folder: CheckpointFolder, name: str, spec: TrainingSpec, *, is_divided
     structure, tensors = split_module(spec.model)
     module = join_module(structure, {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()})
     if is_divided:
-        from sparkdl.parallel import load_whole  # otherwise the driver does without parallelism
+        from sparkdl.parallel import load_whole  # the driver needs parallelism only here
 
         try:
             load_whole(f"{folder.url}/{name}", module)

@@ -1,6 +1,6 @@
-"""One fit, from its rows to the trained model, and fits of one DataFrame under several Param maps.
+"""One fit, from its rows to the trained model, and fits on one DataFrame with several Param maps.
 
-The second part is what ``fitMultiple`` and ``fit`` check and return.
+The second part holds the checks of ``fit`` and ``fitMultiple``, and the iterator that ``fitMultiple`` returns.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def fit_on_rows(
     """Run a fit whose Params have been checked, on rows that other fits may share, and return its model.
 
     Raises:
-        SparkdlError: whatever :meth:`sparkdl.estimators.TorchEstimator.fit` raises.
+        SparkdlError: as :meth:`sparkdl.estimators.TorchEstimator.fit`.
     """
     check_columns(params, rows.available)
     check_picklable(params)
@@ -114,13 +114,13 @@ def fit_on_rows(
 
 
 def _prepare(params: _TorchEstimatorParams) -> Callable[[int], None] | None:
-    """What tasks that write the rows do for the ranks that follow."""
+    """Return the function that tasks call when they write the rows, to prepare for the ranks; None for GPU ranks."""
     if params.getGpusPerWorker():
         return None
     num_ranks, modules = params.getNumWorkers(), IMPORTED_FIRST
 
     def prepare(task: int) -> None:
-        from sparkdl.launch import prepare_in_task  # the driver does without it
+        from sparkdl.launch import prepare_in_task  # the driver does not need it
 
         prepare_in_task(task, num_ranks=num_ranks, modules=modules)
 
@@ -177,7 +177,7 @@ def _train(
 
 @contextmanager
 def _progress(*, show: bool) -> Iterator[ProgressLine]:
-    """The progress of a fit, which leaves the terminal in order and says when the user stopped it."""
+    """Give the progress line of a fit; close it at the end, and print a message if the user interrupts the fit."""
     with closing(ProgressLine(is_shown=show)) as progress:
         try:
             yield progress
@@ -190,11 +190,11 @@ E = TypeVar("E", bound="FittingEstimator[Any]")
 
 
 class FittedModels(Iterator[tuple[int, M]], Generic[M]):
-    """Gives ``(index, model)`` for each Param map, the model being fitted when it is asked for.
+    """Iterator of ``(index, model)`` for each Param map; each call of ``next`` fits a model.
 
-    Several threads may ask at once, each for another model, as ``CrossValidator`` does with a ``parallelism``. The
-    rows are written once, with the columns of all maps, and held until the last model is fitted or the iterator is
-    dropped. In MLflow each fit is a run of its own, all of them nested under one.
+    Several threads may call ``next`` at once, each for another model, as ``CrossValidator`` does with ``parallelism``.
+    The rows are written once, with the columns of all maps, and kept until the last model is fitted or the iterator is
+    dropped. In MLflow each fit has its own run, nested under one parent run.
     """
 
     def __init__(
@@ -221,24 +221,24 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
             raise
 
     def next(self) -> tuple[int, M]:
-        """Do what ``next(iterator)`` does, as iterators of pyspark have it too."""
+        """Return ``next(self)``; iterators of pyspark have this method, too."""
         return self.__next__()
 
 
 def check_rows_to_fit(dataset: Any) -> None:
-    """Check that what is to be fitted on is a DataFrame of Spark that ends.
+    """Check that a dataset is a Spark DataFrame that is not a stream.
 
     Raises:
-        DataError: if it is something else, or a stream.
+        DataError: if it is another object, or a streaming DataFrame.
     """
     check_frame(dataset, "fit", of_streams="; the model's transform takes streams")
 
 
 def with_param_maps(estimator: E, maps: Sequence[dict[Any, Any]]) -> list[E]:
-    """Return a checked copy of an estimator for each Param map; each of several keeps checkpoints of its own.
+    """Return a checked copy of an estimator for each Param map; several copies get separate folders of checkpoints.
 
     Raises:
-        ParamError: saying which map cannot work, and why.
+        ParamError: if a map cannot work; the message says which map, and why.
     """
     copies = []
     for index, param_map in enumerate(maps):
@@ -256,10 +256,10 @@ def with_param_maps(estimator: E, maps: Sequence[dict[Any, Any]]) -> list[E]:
 
 
 def check_maps(maps: Any) -> None:
-    """Check that it is a sequence of Param maps.
+    """Check that an argument is a list or tuple of Param maps.
 
     Raises:
-        ParamTypeError: if it is something else.
+        ParamTypeError: if it is not.
     """
     if not isinstance(maps, (list, tuple)) or not all(isinstance(each, dict) for each in maps):
         raise ParamTypeError(

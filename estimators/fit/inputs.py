@@ -1,7 +1,7 @@
 """Checks everything that a fit needs, and builds its spec, before the ranks start.
 
-In the order of the code: the features, which are the columns that Params name, as the model is called with them; the
-weights of the rows; the spec; and the columns that a DataFrame lacks, each reported with the Param that names it.
+In the order of the code: the features, and how the model is called with them; the weights of the rows; the spec; and
+the check that the DataFrame has all columns, which reports a missing column with the Param that names it.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ _OTHER_WAYS = {
 
 
 def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> ModelInputs:
-    """Return the inputs of a fit; their dtypes are found out later.
+    """Return the inputs of a fit; their dtypes are determined later.
 
     Raises:
-        DataError: if a column holds what only prepareFeatures can make numbers of, or no part of a matrix.
-        ParamError: if prepareFeatures and a matrix are wanted.
+        DataError: if a column holds values that only prepareFeatures can convert to numbers, or arrays that cannot be
+            part of a matrix.
+        ParamError: if prepareFeatures is set and the features are to be passed as a matrix.
     """
     columns = tuple(dataset.column(name) for name in params.getFeaturesCols())
     if params.getPaddingValue() is not None:
@@ -93,10 +94,12 @@ def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> Model
 
 
 def check_names(inputs: Iterable[str], params: _TorchEstimatorParams) -> None:
-    """Check that an input that is no column is not called like a label or the weights, beside which it lies.
+    """Check that a matrix or an input of prepareFeatures does not have the name of a label or weight column.
+
+    Inputs, labels and weights are in one dict by name.
 
     Raises:
-        ParamError: if something is.
+        ParamError: if an input does.
     """
     is_matrix = params.getPassFeaturesBy() == "matrix"
     if params.getPrepareFeatures() is None and not is_matrix:
@@ -113,10 +116,10 @@ def check_names(inputs: Iterable[str], params: _TorchEstimatorParams) -> None:
 
 
 def check_indexed_features(inputs: ModelInputs, heads: Iterable[Head]) -> None:
-    """Check that no column goes to the model as it is and is indexed as a label.
+    """Check that no column is both passed to the model unchanged and indexed as a label.
 
     Raises:
-        ParamError: if one is.
+        ParamError: if a column is.
     """
     for head in heads:
         if head.label.classes is not None and inputs.prepare is None and head.label.name in inputs.names:
@@ -127,7 +130,7 @@ def check_indexed_features(inputs: ModelInputs, heads: Iterable[Head]) -> None:
 
 
 def _as_ragged(column: Column) -> Column:
-    """A column of arrays that had one length so far, where others may come."""
+    """Return a column of arrays of one length as a column of arrays that may differ in length."""
     return replace(
         column,
         dtype="object",
@@ -165,7 +168,7 @@ def check_row_weights(dataset: ParquetDataset, name: str) -> None:
     """Check that a column holds one finite number of at least 0 per row, and not only zeros. Reads the column.
 
     Raises:
-        DataError: naming the column and what it holds.
+        DataError: if it does not; the message names the column and what it holds.
     """
     shape = dataset.column(name).shape
     if shape:
@@ -186,12 +189,12 @@ def check_row_weights(dataset: ParquetDataset, name: str) -> None:
 
 @dataclass(frozen=True)
 class FitInputs:
-    """A fit that may start.
+    """Everything that a fit needs to start, checked.
 
     Attributes:
-        spec: what goes to the ranks.
-        signature: what the trained model will take and give.
-        example: one row, columns of shape ``(1, *shape)``.
+        spec: spec of the fit, for the ranks.
+        signature: signature of the trained model: its inputs and outputs.
+        example: one row of the data, columns of shape ``(1, *shape)``.
     """
 
     spec: TrainingSpec
@@ -200,17 +203,17 @@ class FitInputs:
 
 
 def column_names(params: _TorchEstimatorParams) -> list[str]:
-    """Return the columns that a fit reads: features, labels and, where they are set, weight and indicator."""
+    """Return the columns that a fit reads: features, labels, and weight and indicator columns if they are set."""
     others = (params.weight_column(), validation_column(params))
     names = [*params.getFeaturesCols(), *params.label_names(), *(name for name in others if name is not None)]
     return list(dict.fromkeys(names))
 
 
 def check_picklable(params: _TorchEstimatorParams) -> None:
-    """Check that what has to travel to the ranks can be pickled.
+    """Check that the Params that are sent to the ranks can be pickled.
 
     Raises:
-        SerializationError: naming the Param that cannot.
+        SerializationError: if a Param cannot; the message names it.
     """
     apart = (params.model, params.metrics, params.callbacks)
     if params.isSet(params.model):
@@ -238,11 +241,11 @@ def _check_function(name: str, value: object) -> None:
 
 
 def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitInputs:
-    """Try model, losses, optimizer and scheduler on the first row and build the spec.
+    """Try model, losses, optimizer and scheduler on the first row, and build the spec.
 
     Raises:
         ShardingError: if there are fewer rows than ranks.
-        DataError: if features do not fit the model or labels a loss, or weights are no weights.
+        DataError: if features do not fit the model or labels a loss, or the weight column does not hold valid weights.
         ParamError: if the model's outputs, the optimizer, the scheduler, a metric, or a loss with weights cannot be
             used, or validationFraction leaves no rows.
     """
@@ -276,7 +279,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     spec = replace(_make_spec(params, found, heads), training_rows=training, validation_rows=validation)
     gradients = try_step(spec, dataset) or found.gradients
     _check_sparse(params, gradients)
-    # Other rows may take another way through a step of the user's own than those that were tried.
+    # In a user's training step, other rows may use other parameters than the rows that were tried.
     spec = replace(spec, has_unused_parameters=gradients.lack_some or spec.user_step is not None)
     signature = _signature(found, heads)
     check_scored_columns(scored_columns_of(params), signature.outputs)
@@ -285,7 +288,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
 
 def _signature(found: ProbeResult, heads: Sequence[Head]) -> ModelSignature:
     shapes = found.prediction_shapes
-    if any(head.loss is None for head in heads) or not heads:  # a step of the user's own
+    if any(head.loss is None for head in heads) or not heads:  # a user's training step
         values = tuple(ModelOutput(name=name, kind="value", shape=shape) for name, shape in shapes.items())
         return ModelSignature(inputs=found.inputs, outputs=values)
     outputs = tuple(
@@ -357,7 +360,7 @@ def _check_initial_weights(params: _TorchEstimatorParams) -> None:
     given = params.getInitialWeights()
     if given is None:
         return
-    from sparkdl.parallel.weights import check_drawable, check_weights  # which few fits need
+    from sparkdl.parallel.weights import check_drawable, check_weights  # needed by few fits
 
     try:
         if given == DRAWN:
@@ -369,7 +372,7 @@ def _check_initial_weights(params: _TorchEstimatorParams) -> None:
 
 
 def _check_pipeline(params: _TorchEstimatorParams) -> None:
-    """Check what a pipeline of small batches cannot compute, or would compute otherwise than one process."""
+    """Refuse settings that a pipeline of microbatches cannot compute, or with another result than one process."""
     model = params.getModel()
     norms = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     if norms:
@@ -399,7 +402,7 @@ def _check_sparse(params: _TorchEstimatorParams, gradients: Gradients) -> None:
 
 
 def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[Head, ...]) -> TrainingSpec:
-    """The one place where Spark's Params become the fields of the spec."""
+    """Build the spec; the only place where Spark's Params become the fields of the spec."""
     names = params.metric_names()
     best = best_goal_of(params, names)
     return TrainingSpec(
@@ -426,7 +429,8 @@ def check_columns(params: _TorchEstimatorParams, available: Sequence[str]) -> No
     """Check that a DataFrame has the columns that Params name.
 
     Raises:
-        DataError: naming Param and column, and those there are; or a name that several columns have.
+        DataError: if a column is missing, or several columns have its name; the message names Param and column, and the
+            columns of the DataFrame.
     """
     others = (
         (params.weightCol, params.weight_column()),
@@ -443,7 +447,7 @@ def check_columns(params: _TorchEstimatorParams, available: Sequence[str]) -> No
 def check_named_columns(
     params: Params, named: Iterable[tuple[Param[Any], Sequence[str]]], available: Sequence[str]
 ) -> None:
-    """Check that a DataFrame has the columns that each of some Params names; see :func:`check_columns`."""
+    """Check that a DataFrame has the columns that the given Params name; see :func:`check_columns`."""
     num_columns = Counter(available)
     for param, names in named:
         for name in names:

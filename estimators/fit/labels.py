@@ -1,6 +1,6 @@
 """The labels of a fit: checks of their values, the heads that Params describe, and the classes of labels.
 
-Checks that the Parquet footers cannot answer read one column of the training rows again.
+Checks that the Parquet footers cannot decide read a column of the training rows again.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def stored_values(dataset: ParquetDataset, name: str) -> Iterator[np.ndarray]:
-    """Yield the numbers of a column part by part, those of arrays one after the other.
+    """Yield the values of a column in flat parts; arrays are concatenated.
 
     Raises:
-        DataError: if a file cannot be read; it names file, row group and column.
+        DataError: if a file cannot be read; the message names file, row group and column.
     """
     with data.ParquetFeed(dataset, columns=[name], batch_size=_ROWS_AT_ONCE, shuffle=False) as feed:
         for batch in feed.epoch(0):
@@ -51,20 +51,21 @@ def stored_values(dataset: ParquetDataset, name: str) -> Iterator[np.ndarray]:
 
 
 _MAX_EXACT = 2**53
-"""Up to which a double holds every whole number."""
+"""Largest whole number up to which a double represents every whole number exactly."""
 
 
 def named_classes(
     dataset: ParquetDataset, name: str, labels: Sequence[Any], loss: LossFunction, num_classes: int | None
 ) -> tuple[Any, ...] | None:
-    """Return the classes of labels that the user named; None where they are the numbers from 0 in their order.
+    """Return the classes for labels given in Param ``labels``; None if they are the numbers from 0 in their order.
 
-    The column is not read for others: for integers the footers show whether the least and the greatest are among them,
-    and ranks report the first label that is not. For the numbers from 0 :func:`check_class_labels` decides.
+    The column is not read to find other labels: for integers the Parquet footers show whether the least and the
+    greatest are among the classes, and ranks report the first label that is not. Numbers from 0 are checked by
+    :func:`check_class_labels`.
 
     Raises:
-        ParamError: if the loss or the column can have no such labels.
-        DataError: if the column holds other labels, or the model has more classes or fewer.
+        ParamError: if the loss or the column cannot have such labels.
+        DataError: if the column holds other labels, or the model has more or fewer classes.
     """
     column = dataset.column(name)
     if prediction_kind(loss) == "value" or column.shape:
@@ -105,10 +106,10 @@ def named_classes(
 
 
 def check_magnitudes(classes: Sequence[int], name: str) -> None:
-    """Check that doubles hold the labels.
+    """Check that doubles represent the labels exactly.
 
     Raises:
-        DataError: naming one that they do not.
+        DataError: if they do not; the message names a label.
     """
     largest = max(map(abs, classes))
     if largest > _MAX_EXACT:
@@ -121,11 +122,11 @@ def check_magnitudes(classes: Sequence[int], name: str) -> None:
 def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ignored: int | None) -> None:
     """Check that labels are whole numbers in ``[0, num_classes)``, or the one label that the loss ignores.
 
-    Integers are judged by the footers of the files. Doubles, as Spark ML writes labels, arrays, and integers beside a
-    label that is ignored are read.
+    Integers are checked by the footers of the files. The column is read for doubles, in which Spark ML writes labels,
+    for arrays, and if the loss ignores a label.
 
     Raises:
-        DataError: naming the column and what it holds.
+        DataError: if they are not; the message names the column and a value.
     """
     column = dataset.column(name)
     if not column.shape and "int" in column.dtype and ignored is None:
@@ -157,11 +158,11 @@ def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ign
 
 
 def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[Head, ...]:
-    """Return the heads of a fit; dtypes and classes of labels are found out later.
+    """Return the heads of a fit; dtypes and classes of labels are determined later.
 
     Raises:
         ParamError: if there are not as many losses or weights as label columns.
-        DataError: if a label column cannot be held against its loss, or given to a trainStep.
+        DataError: if a label column does not fit its loss, or cannot be passed to a trainStep.
     """
     names = params.label_names()
     if params.getTrainStep() is not None:
@@ -206,7 +207,7 @@ def _head_of_step(column: Column) -> Head:
 
 
 def _check_divisor(loss: LossFunction, column: Column) -> None:
-    """Refuse a loss of several whose mean is taken over something else than the rows; see check_like_weights."""
+    """Refuse one of several losses if its mean is not taken over the rows; see check_like_weights."""
     if needs_global_weight(loss, weighted=False, label_is_scalar=not column.shape):
         raise ParamError(
             f"The loss of label column {column.name!r} divides by the labels or the weights of classes that count, and "
@@ -218,9 +219,9 @@ def _check_divisor(loss: LossFunction, column: Column) -> None:
 def trial_labels(
     heads: Sequence[Head], dataset: ParquetDataset, row: Mapping[str, Any], named: Container[str] = ()
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return labels to try losses with: those of a row, or the number of the first class where they may be indexed.
+    """Return labels to try losses with: the labels of a row, or 0, the first class, if labels may be indexed.
 
-    So may those of the ``named`` columns, whose labels the user named.
+    That includes the ``named`` columns, whose labels are given in Param ``labels``.
     """
     return {
         head.label.name: np.zeros(1, np.int64)
@@ -236,11 +237,13 @@ def with_classes(
     dataset: ParquetDataset,
     named: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[Head, ...]:
-    """Return the heads with the classes of labels that are not numbers from 0: those ``named``, or those of the rows.
+    """Return the heads with the classes of labels that are not numbers from 0.
+
+    Classes are the labels in ``named``, or the distinct labels of the rows.
 
     Raises:
-        DataError: if labels are no classes, or there are more of them than the model has.
-        ParamError: if labels were named where there are no classes.
+        DataError: if labels are not classes, or their number differs from the number of the model's classes.
+        ParamError: if labels were given for a column without classes.
     """
     known = named or {}
     return tuple(
@@ -276,7 +279,7 @@ def _with_classes(
         return head
     if _is_out_of_range(column, num_classes) and ignored_label(loss) is None:
         classes = _distinct(dataset, column, num_classes)
-        # The label that torch leaves out is no class by itself; who means it as one names it in Param labels.
+        # The label that torch ignores is not taken for a class, unless the user gives it in Param labels.
         is_telling = classes is not None and not (TORCH_IGNORE_INDEX in classes and ignores_by_default(loss))
         if classes is not None and is_telling and len(classes) == num_classes:
             check_magnitudes(classes, column.name)
@@ -293,7 +296,7 @@ def _is_out_of_range(column: Column, num_classes: int) -> bool:
 
 
 def _distinct(dataset: ParquetDataset, column: Column, most: int) -> tuple[Any, ...] | None:
-    """The values of a column in ascending order; None if there are more than ``most``. Reads the column."""
+    """Return the distinct values of a column in ascending order; None if there are more than ``most``."""
     found: set[Any] = set()
     for values in stored_values(dataset, column.name):
         found.update(values.tolist() if column.kind == "string" else np.unique(values).tolist())

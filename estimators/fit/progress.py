@@ -1,7 +1,7 @@
 """The progress of a fit: in a terminal, in a notebook, or as printed lines, and as metrics of an MLflow run.
 
-In a terminal it is a line that is rewritten, in the output of a notebook's cell a bar, elsewhere a few lines. IPython
-is used only here.
+A terminal shows one line that is overwritten, a notebook a progress bar in the cell's output, other streams get a few
+lines. IPython is used only here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def is_in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, as of Jupyter or Databricks; a terminal's IPython is none."""
+    """Whether this process is a notebook kernel, such as Jupyter's or Databricks'; IPython in a terminal is not."""
     library = sys.modules.get("IPython")  # a kernel has imported it
     shell = library.get_ipython() if library is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 class NotebookBar:
-    """One output of the cell that runs, which is replaced whenever there is something new to show."""
+    """A progress bar in the output of the running cell, which is replaced at each update."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -38,15 +38,15 @@ class NotebookBar:
         """Show a text beside a bar.
 
         Args:
-            text: one line.
-            share: how much of the bar is filled, from 0 to 1; None where that is not known.
+            text: one line of text.
+            share: filled share of the bar, from 0 to 1; None if it is not known.
         """
         value = "" if share is None else f' value="{share:.4f}"'
         bar = f'<progress style="width: 16em"{value}></progress>'
         self._put({"text/plain": text, "text/html": f"{bar} <code>{html.escape(text)}</code>"})
 
     def close(self) -> None:
-        """Take the bar away; the lines below it stay."""
+        """Remove the bar; printed lines stay."""
         if self._handle is not None:
             self._put({"text/plain": "", "text/html": ""})
 
@@ -66,19 +66,19 @@ _CLEAR_TO_END = "\x1b[K"
 class ProgressLine:
     """Writes the events of rank 0 (:mod:`sparkdl.training.history`) to a stream. Runs on the *driver*.
 
-    In a session on this machine Spark draws a bar of its own over the same line, whenever a task starts or ends
-    and once a minute: the line is therefore cleared before each writing, and wins within a quarter of a second.
+    With a local session, Spark draws its own progress bar over the same line, whenever a task starts or ends and once a
+    minute. The line is therefore cleared at each update, and is visible again within a quarter of a second.
 
     Args:
-        stream: where to write; when None stderr, or in a notebook the output of the cell, with a bar that moves. A
-            terminal gets one line that is written over, anything else a line per epoch and one every ten seconds.
-        is_shown: whether to show progress; what :meth:`print` is given is written in any case.
+        stream: stream to write to; None for stderr, or in a notebook for the output of the cell, with a progress bar. A
+            terminal gets one line that is overwritten, any other stream a line per epoch and a line every ten seconds.
+        is_shown: whether to show progress; texts given to :meth:`print` are written in any case.
     """
 
     def __init__(self, stream: TextIO | None = None, *, is_shown: bool = True) -> None:
         self._bar = NotebookBar() if stream is None and is_shown and is_in_notebook() else None
         if stream is None:
-            stream = sys.stderr if self._bar is None else sys.stdout  # red on stderr, where nothing is wrong
+            stream = sys.stderr if self._bar is None else sys.stdout  # notebooks show stderr in red
         self._stream = stream
         self._is_terminal = self._stream.isatty()
         self._is_shown = is_shown
@@ -105,7 +105,7 @@ class ProgressLine:
             self._written_at = time.monotonic()
 
     def status(self, text: str) -> None:
-        """Say what is being done before and after the steps."""
+        """Show the current phase of the fit, before and after the steps."""
         if not self._is_shown or not text:
             return
         if self._is_terminal or self._bar is not None:
@@ -114,13 +114,13 @@ class ProgressLine:
             self.print(text)
 
     def print(self, text: str) -> None:
-        """Write a line that stays, in the place of the one that moves."""
+        """Write a line that stays, in place of the line that is overwritten."""
         self._stream.write(f"\r{text}{_CLEAR_TO_END}\n" if self._is_terminal else f"{text}\n")
         self._stream.flush()
         self._is_open = False
 
     def close(self) -> None:
-        """Leave the stream at the start of a line, and a notebook without the bar."""
+        """End the current line of the stream, and remove a notebook's bar."""
         if self._bar is not None:
             self._bar.close()
         if self._is_open:
@@ -146,7 +146,7 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.show(text, share)
             return
-        # A line that the terminal wraps cannot be written over.
+        # A line that the terminal wraps cannot be overwritten.
         self._stream.write(f"\r{text[: _columns(self._stream) - 1]}{_CLEAR_TO_END}")
         self._stream.flush()
         self._is_open = True
@@ -179,14 +179,14 @@ _SHARE_OF_FIT = 1 / 300
 
 
 class StepSampler:
-    """Which steps are logged to MLflow: one a second at first, then fewer, so that a week makes some 4,000 of them."""
+    """Selects the steps that are logged to MLflow: one per second at first, then fewer, about 4,000 in a week."""
 
     def __init__(self) -> None:
         self._started: float | None = None
         self._next_at = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Return whether a step that ends now is logged; ``now`` in seconds of any clock that continues."""
+        """Return whether a step that ends now is logged; ``now`` is in seconds of any monotonic clock."""
         if self._started is None:
             self._started = self._next_at = now
         if now < self._next_at:
@@ -196,20 +196,19 @@ class StepSampler:
 
 
 class FitListener:
-    """Hands the events of rank 0 to the progress line and the run.
+    """Passes the events of rank 0 to the progress line and the MLflow run.
 
-    A fit that was restarted comes to the epochs after its checkpoint again, and the run, which keeps all that is
-    logged, has each of them once. Only a loss or metric that has changed, as on fewer ranks, is logged again:
-    what MLflow shows of an epoch is what came later, and so what the model comes from. Durations and rates stay those
-    of the first time.
+    A restarted fit repeats the epochs after its checkpoint, and MLflow keeps every value that is logged, so each epoch
+    is logged only once. A loss or metric that has changed, as may happen on fewer ranks, is logged again: MLflow shows
+    the later value, which is the value of the returned model. Durations and rates are logged only the first time.
 
     Args:
-        run: of MLflow.
-        progress: line.
-        check: is called with each event, and ends the fit by what it raises.
+        run: MLflow run of the fit.
+        progress: progress line of the fit.
+        check: function that is called at each event; an exception that it raises ends the fit.
 
     Attributes:
-        progress: of the fit.
+        progress: progress line of the fit.
     """
 
     def __init__(self, run: FitRun, progress: ProgressLine, check: Callable[[], object]) -> None:
@@ -220,8 +219,8 @@ class FitListener:
         self.progress = progress
 
     def hear(self, rank: int, event: Mapping[str, Any]) -> None:
-        """Take an event of :class:`~sparkdl.training.history.ProgressReporter`, or of a host's watch."""
-        del rank  # what concerns a host names it
+        """Handle an event of :class:`~sparkdl.training.history.ProgressReporter` or of a host watch."""
+        del rank  # events of a host name the host
         self._check()
         self.progress.update(event)
         kind = event.get("kind")
@@ -233,7 +232,7 @@ class FitListener:
             self._track_host(event["metrics"])
 
     def track(self, record: Mapping[str, Any]) -> None:
-        """Log an epoch to the run, by the fields of its record, unless it has it."""
+        """Log the fields of an epoch's record to the run, unless they are logged already."""
         epoch = int(record["epoch"])
         learned = {"loss": float(record["loss"]), **record["metrics"]}
         logged = self._tracked.get(epoch)
@@ -251,7 +250,7 @@ class FitListener:
             self._run.log_metrics(epoch, metrics)
 
     def _track_host(self, metrics: Mapping[str, float]) -> None:
-        """Log a host, by its samples' number in this fit: its ranks begin anew at a restart."""
+        """Log a sample of a host, numbered over the whole fit; the ranks' own numbers begin at 0 after a restart."""
         host = next(iter(metrics), "").rpartition("/")[0]
         number = self._num_samples.get(host, 0)
         self._num_samples[host] = number + 1

@@ -29,12 +29,12 @@ class RowsNeeded:
 
     Attributes:
         columns: names of the columns.
-        store_url: the Store.
-        keep_for: how long rows stay there after their last use.
-        vector_dtype: of the elements of vectors.
+        store_url: URL of the Store.
+        keep_for: how long rows stay in the Store after their last use.
+        vector_dtype: dtype in which elements of vectors are written.
         allow_ragged: whether arrays may differ in length.
-        numbers: those of the columns that have to be numbers.
-        doubles: those of the columns whose decimals become doubles.
+        numbers: names of the columns that have to hold numbers.
+        doubles: names of the columns whose decimals become doubles.
         keeps_decimals: whether decimals among the features stay decimals.
     """
 
@@ -49,7 +49,7 @@ class RowsNeeded:
 
 
 def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
-    """Return what the fit of an estimator needs; its Params are checked already."""
+    """Return the columns that a fit writes, and how; the Params have to be checked before."""
     store = params.getStore()
     keeps_decimals = params.keeps_decimals()
     weight = params.weight_column()
@@ -70,8 +70,8 @@ def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
 class TrainingRows:
     """The rows of one DataFrame for a known number of fits, which may use them at once, from several threads.
 
-    They are written, found in the Store or read where they lie when the first fit uses them, and held there until
-    the last one has; with a fit that fails they are let go, and obtained anew should another one follow.
+    When the first fit uses the rows, they are written, found in the Store, or read in place. They are kept until the
+    last fit has used them. If a fit fails, they are released, and obtained again if another fit follows.
     """
 
     def __init__(self, dataset: DataFrame, needed: RowsNeeded, *, num_fits: int) -> None:
@@ -91,7 +91,7 @@ class TrainingRows:
 
     @property
     def source(self) -> InputFiles | None:
-        """The files that the DataFrame reads; None where it reads none, or the driver cannot see them."""
+        """The files that the DataFrame reads; None if it reads no files, or the driver cannot see them."""
         return input_files(self._df)
 
     @contextmanager
@@ -101,12 +101,13 @@ class TrainingRows:
         """Give the rows to one fit.
 
         Args:
-            on_write: is called before they are written, by the fit that has that done.
-            in_tasks: is called then in the tasks that write them, with the number of the partition.
+            on_write: function that is called before the rows are written; not called if nothing has to be written.
+            in_tasks: function that the tasks that write the rows call with the number of their partition; None for
+                none.
 
         Raises:
             DataError: if the columns cannot be used.
-            StoreError: if the Store cannot.
+            StoreError: if the Store cannot be used.
         """
         with self._lock:
             if self._dataset is None:
@@ -126,7 +127,7 @@ class TrainingRows:
                     self._let_go()
 
     def let_go(self) -> None:
-        """Hold the rows no longer, for fits that will not come; doing so again does nothing."""
+        """Release the rows, if no more fits will use them; further calls do nothing."""
         with self._lock:
             self._let_go()
 
@@ -154,7 +155,7 @@ class TrainingRows:
 
 
 def share_rows(dataset: DataFrame, fits: Iterable[_TorchEstimatorParams]) -> list[TrainingRows]:
-    """Return the rows for each of several fits: one object, with the columns of all, for those that need like rows."""
+    """Return the rows for each of several fits; fits with compatible needs share one object, with all their columns."""
     each = [rows_needed(params) for params in fits]
     alike: dict[RowsNeeded, list[RowsNeeded]] = {}
     for needed in each:
@@ -167,12 +168,12 @@ def share_rows(dataset: DataFrame, fits: Iterable[_TorchEstimatorParams]) -> lis
 
 
 def _kind(needed: RowsNeeded) -> RowsNeeded:
-    """What has to be alike so that fits can share rows."""
+    """Return the needs that have to be equal for fits to share rows."""
     return replace(needed, columns=(), numbers=(), doubles=())
 
 
 def _union(kind: RowsNeeded, members: Iterable[RowsNeeded]) -> RowsNeeded:
-    """What several fits need together."""
+    """Return the joined needs of several fits."""
     needs = list(members)
 
     def union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

@@ -3,9 +3,9 @@
 Fits belong together if they come from one call of ``fit(df, maps)`` or ``fitMultiple``, or from one search of
 ``CrossValidator`` or ``TrainValidationSplit``. A search calls ``fitMultiple`` once per fold, then ``fit`` for the
 best map, and passes no reference to itself. So the search is found in the call stack, as the object whose ``_fit`` is
-running. :class:`PlaceOfFit` says whether a fit is alone, or one of several Param maps or of the folds of a search.
+running. :class:`PlaceOfFit` says whether a fit is alone, or belongs to several Param maps or to the folds of a search.
 
-What MLflow did not accept is kept in the folder ``unsent-runs`` of the Store, beside its datasets.
+Data that MLflow did not accept are kept in the folder ``unsent-runs`` of the Store, beside its datasets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOLDER = "unsent-runs"
 
 
 class UnsentRuns:
-    """Folders of a Store; a :class:`sparkdl.tracking.Shelf`."""
+    """Folders of unsent runs in a Store; implements :class:`sparkdl.tracking.Shelf`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -87,10 +87,10 @@ class UnsentRuns:
             raise store_error(f"{self._path}/{name} cannot be read: {explain_failure(error)}") from error
 
     def get(self, name: str, into: Path) -> None:
-        """Copy a folder to a local one that exists.
+        """Copy a folder into an existing local folder.
 
         Raises:
-            StoreError: if it cannot be read.
+            StoreError: if the folder cannot be read.
         """
         try:
             self._location.filesystem.get(f"{self._path}/{name}/", f"{into}/", recursive=True)
@@ -98,10 +98,10 @@ class UnsentRuns:
             raise store_error(f"{self._path}/{name} cannot be read: {explain_failure(error)}") from error
 
     def remove(self, name: str) -> None:
-        """Remove a folder, and the one around it with the last.
+        """Remove a folder; with the last one also its parent folder.
 
         Raises:
-            StoreError: if it cannot be removed.
+            StoreError: if the folder cannot be removed.
         """
         filesystem = self._location.filesystem
         try:
@@ -115,11 +115,11 @@ class UnsentRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOfFit:
-    """The group and the tags of the run of a fit, which may be one of a search.
+    """The group and the tags of a fit's MLflow run.
 
     Attributes:
-        group: of the runs that the fit's run is one of; None of a fit that is alone, or not tracked.
-        tags: that distinguish its run from the others.
+        group: group to which the fit's run belongs; None if the fit is alone, or not tracked.
+        tags: tags that distinguish the fit's run from other runs of the group.
     """
 
     group: RunGroup | None = None
@@ -130,11 +130,11 @@ ALONE = PlaceOfFit()
 
 
 class NestedRuns:
-    """The runs of several Param maps, on one fold of a search or without one.
+    """The MLflow runs of several Param maps, on one fold of a search or without a search.
 
     Args:
-        group: of the runs.
-        fold: number from 0 of the fold; None without a search. The group then ends with this object.
+        group: group of the runs.
+        fold: number of the fold, from 0; None without a search, in which case the group is closed with this object.
     """
 
     def __init__(self, group: RunGroup, fold: int | None) -> None:
@@ -143,14 +143,14 @@ class NestedRuns:
             weakref.finalize(self, group.close)
 
     def place(self, index: int) -> PlaceOfFit:
-        """Return the place of the fit of a Param map, by its index."""
+        """Return the group and tags of the fit of a Param map, by its index."""
         tags = {"sparkdl.param_map": str(index)}
         if self._fold is not None:
             tags["sparkdl.fold"] = str(self._fold)
         return PlaceOfFit(group=self._group, tags=tags)
 
     def end_as_failed(self) -> None:
-        """End the run above them, as a fit has failed and with it what it was part of."""
+        """End the parent run as failed, because a fit has failed and with it the search or call that it belongs to."""
         with _lock:
             _searches[:] = [each for each in _searches if each.group is not self._group]
         self._group.note_failure()
@@ -158,10 +158,10 @@ class NestedRuns:
 
 
 class _Search:
-    """A search at work: its frame, which distinguishes it from others, and the group of its runs.
+    """A running search: its frame, which distinguishes it from other searches, and the group of its runs.
 
-    The frame holds its DataFrames and models, so a search is forgotten when a fit of it fails, with its last fit, or
-    where it broke off otherwise (in its evaluator, say) at the beginning of the next fit.
+    The frame keeps the search's DataFrames and models alive. A search is therefore removed when one of its fits fails
+    or after its last fit; if it ended with another error (in its evaluator, for example), at the start of the next fit.
     """
 
     def __init__(self, frame: FrameType, group: RunGroup) -> None:
@@ -173,10 +173,10 @@ _lock = threading.Lock()
 
 
 def nested_runs(estimators: Sequence[FittingEstimator[Any]]) -> NestedRuns | None:
-    """Return the runs for the fits of several Param maps; None where they are not tracked, or there is one alone.
+    """Return the runs for the fits of several Param maps; None if they are not tracked, or for a single fit.
 
     Args:
-        estimators: one for each map.
+        estimators: one estimator for each map.
     """
     frame = _frame_of_search()
     if not estimators or (frame is None and len(estimators) == 1):
@@ -201,7 +201,7 @@ def nested_runs(estimators: Sequence[FittingEstimator[Any]]) -> NestedRuns | Non
 
 @contextmanager
 def place_of_single_fit() -> Iterator[PlaceOfFit]:
-    """Give the place of a fit on its own: alone, or the last one of a search, which fits the best map once more."""
+    """Give the place of a single fit: alone, or the last fit of a search, which fits the best map once more."""
     frame = _frame_of_search()
     with _lock:
         _end_those_that_broke_off()
@@ -245,7 +245,7 @@ def _frame_of_search() -> FrameType | None:
 
 
 def _end_those_that_broke_off() -> None:
-    """End the runs of searches that have left their ``_fit`` without a last fit: something failed there."""
+    """End the runs of searches whose ``_fit`` has ended without a last fit, because of an error there."""
     at_work: set[int] = set()
     for top in sys._current_frames().values():
         frame: FrameType | None = top

@@ -1,6 +1,6 @@
-"""Splits the rows of a fit into those to train on and those to validate on.
+"""Splits the rows of a fit into training rows and validation rows.
 
-Validation rows can be marked by a column of booleans.
+Validation rows are drawn at random, or marked by a column of booleans.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class RowCounts:
     """The number of rows, and their size in memory.
 
     Attributes:
-        num_rows: of all rows.
-        num_marked: of the rows marked for validation by a column; None if there is no such column.
-        bytes_per_row: of the columns that are read, the average of the first rows.
-        is_exact: whether the rows were counted; else they are estimated.
+        num_rows: total number of rows.
+        num_marked: number of rows marked for validation by a column; None if there is no such column.
+        bytes_per_row: average size in memory of the columns that are read, over the first rows.
+        is_exact: whether the rows were counted; False if the numbers are estimates.
     """
 
     num_rows: int
@@ -43,10 +43,10 @@ class RowCounts:
 
 
 def marked_rows(dataset: ParquetDataset, name: str) -> tuple[RowFilter, RowFilter]:
-    """Return the rows in which a column is true, and those in which it is false; reads the column to count them.
+    """Return the rows in which a column is true, and the rows in which it is false; reads the column to count them.
 
     Raises:
-        DataError: if the column is not one of booleans, or cannot be read.
+        DataError: if the column does not hold booleans, or cannot be read.
     """
     column = dataset.column(name)
     if column.dtype != "bool" or column.shape:
@@ -78,12 +78,12 @@ def _not_marked(name: str, values: Values) -> npt.NDArray[np.bool_]:
 def split_rows(
     params: _TorchEstimatorParams, dataset: ParquetDataset
 ) -> tuple[RowChoice | None, RowChoice | None]:
-    """Return the rows to train on, None for all of them, and those to validate on, None without validation.
+    """Return the training rows, None for all rows, and the validation rows, None without validation.
 
     Raises:
-        ParamError: if validationFraction leaves no rows on either side.
-        DataError: if validationIndicatorCol is no column of booleans, or true or false throughout.
-        ShardingError: if there are fewer rows to train on than ranks.
+        ParamError: if validationFraction leaves no training rows or no validation rows.
+        DataError: if validationIndicatorCol does not hold booleans, or holds the same value in all rows.
+        ShardingError: if there are fewer training rows than ranks.
     """
     fraction, name = params.getValidationFraction(), validation_column(params)
     training: RowChoice | None = None
@@ -116,7 +116,7 @@ def split_rows(
 
 
 def num_training_rows(training: RowChoice | None, dataset: ParquetDataset) -> int:
-    """Return how many rows are trained on."""
+    """Return the number of training rows."""
     return dataset.num_rows if training is None else sum(training.counts or ())
 
 

@@ -1,4 +1,4 @@
-"""Logs a fit to MLflow: the model with its signature, data, reports, pictures, and Params.
+"""Logs a fit to MLflow: the model with its signature, dataset, reports, plot, and Params.
 
 The metrics are logged by :mod:`sparkdl.estimators.fit.progress`.
 """
@@ -53,15 +53,15 @@ _logger = logging.getLogger(__name__)
 def save_for_mlflow(
     model: TorchModel, folder: str | os.PathLike[str], example: Mapping[str, Any] | None = None
 ) -> LoggedModelSpec:
-    """Save a model below a local folder and return what MLflow should know about it.
+    """Save a model below a local folder, and return its description for MLflow.
 
     Args:
         model: the model.
-        folder: that exists.
-        example: one row, columns of shape ``(1, *shape)``.
+        folder: existing local folder.
+        example: one row as input example, columns of shape ``(1, *shape)``; None for no example.
 
     Raises:
-        SerializationError: if something of the model cannot be pickled.
+        SerializationError: if a part of the model cannot be pickled.
     """
     there = Path(folder) / DATA_FOLDER
     model.write().save(str(there))
@@ -89,7 +89,7 @@ def save_for_mlflow(
 
 
 def _example(example: Mapping[str, Any] | None, columns: Sequence[Column]) -> dict[str, Any] | None:
-    """One row by the columns of the model; None where the rows were made of others, as packed texts are."""
+    """Return a row with the model's columns; None if the row lacks them, as rows of packed texts do."""
     if example is None or any(column.name not in example for column in columns):
         return None
     return {column.name: example[column.name][0] for column in columns}
@@ -122,7 +122,7 @@ def _kind(kind: str, dtype: str) -> str:
 def run_of_fit(
     params: _TorchEstimatorParams, group: RunGroup | None, tags: Mapping[str, str]
 ) -> AbstractContextManager[FitRun]:
-    """Open the run of a fit as its Params say, in a group of runs if there is one."""
+    """Open the MLflow run of a fit according to its Params, in a group of runs if there is one."""
     return open_run(
         cast("TrackingMode", params.getTracking()),
         shelf=lambda: UnsentRuns(params.getStore()),
@@ -137,7 +137,7 @@ def run_of_fit(
 def describe_dataset(
     params: _TorchEstimatorParams, dataset: ParquetDataset, source: InputFiles | None
 ) -> LoggedDataset:
-    """Return what is logged to MLflow about the rows: where they come from, their hash, columns and number."""
+    """Return the description of the rows for MLflow: their source, hash, columns and number."""
     names = column_names(params)
     columns = [dataset.column(name) for name in names]
     schema = [{"type": _type_of(column), "name": column.name, "required": True} for column in columns]
@@ -145,7 +145,7 @@ def describe_dataset(
         name=(source.folder if source is not None else dataset.url).rstrip("/").rpartition("/")[2],
         digest=dataset_digest(dataset, names),
         source_type="spark" if source is not None else "local",
-        # As MLflow's own source of Spark DataFrames; without files, the copy in the Store is all there is.
+        # In the format of MLflow's own source of Spark DataFrames; without input files, the source is the Store's copy.
         source=json.dumps(
             {"path": source.folder, "num_files": len(source.paths), "is_delta": source.is_delta}
             if source is not None
@@ -157,7 +157,7 @@ def describe_dataset(
 
 
 def log_reports(run: FitRun, history: Sequence[EpochRecord], communication: WorldReport | None) -> None:
-    """Write down how the ranks communicated and were fed; ``communication`` is None of a fit that did not train."""
+    """Log reports on communication, feed and history; ``communication`` is None if the fit did not train."""
     if communication is not None:
         run.log_metrics(len(history), communication.reports[0].as_metrics())
         run.log_file("reports/communication.txt", f"{communication}\n".encode())
@@ -178,7 +178,7 @@ def log_reports(run: FitRun, history: Sequence[EpochRecord], communication: Worl
 
 
 def log_picture(run: FitRun, model: TorchModel) -> None:
-    """Write down ``summary.plot()``; nothing without matplotlib, which is an extra."""
+    """Log ``summary.plot()``; do nothing without matplotlib, which is an extra."""
     try:
         figure = model.summary.plot()
     except ImportError as error:
@@ -199,16 +199,16 @@ def log_outcome(
     folder: Path,
     checkpoints: str | None,
 ) -> None:
-    """Write down what a fit leaves, and wait until all is sent; what cannot be described costs a warning.
+    """Log the results of a fit, and wait until they are sent; an error is logged as a warning.
 
     Args:
-        run: of the fit.
-        params: of the fit.
-        model: that it made.
-        communication: report of the ranks.
-        example: one row, columns of shape ``(1, *shape)``.
-        folder: local folder that stays until the run is closed.
-        checkpoints: URL of the checkpoints.
+        run: MLflow run of the fit.
+        params: Params of the fit.
+        model: model of the fit.
+        communication: communication report of the ranks; None if the fit did not train.
+        example: one row as input example, columns of shape ``(1, *shape)``.
+        folder: local folder that exists until the run is closed.
+        checkpoints: URL of the checkpoints; None for no checkpointDir.
     """
     if not run.is_tracked:
         return
@@ -235,7 +235,7 @@ def _registration(params: _TorchEstimatorParams) -> Registration | None:
 
 
 def _fetched(url: str, folder: Path) -> Path:
-    """A local copy of a folder, as it may be emptied by the next fit before all is sent."""
+    """Return a local copy of a folder, because the next fit may empty the folder before everything is sent."""
     there = open_location(url)
     there.filesystem.get(f"{there.path}/", f"{folder}/", recursive=True)
     return folder
@@ -252,7 +252,7 @@ def _type_of(column: Any) -> str:
 
 
 def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dict[str, object]:
-    """Return Params by name, objects by what they are called, and the sizes of model and rows."""
+    """Return the Params by name, with objects replaced by their names, and the numbers of parameters and rows."""
     objects = params.object_params()
     plain = {param.name: value for param, value in params.extractParamMap().items() if param not in objects}
     names = {

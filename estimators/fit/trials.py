@@ -1,7 +1,7 @@
 """Tries the metrics and one training step on the first rows, before the ranks start.
 
-The metrics are computed on the outputs of the untrained model. The step is tried where functions of the user take
-part in it: the step itself, changes of batches, or metrics.
+The metrics are computed on the outputs of the untrained model. The step is tried if functions of the user take part in
+it: a trainStep, augment, or metrics.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
 _NUM_BATCHES = 4
-"""Number of batches on which a metric that fails on one row is tried again: most that fail on few rows work then."""
+"""Number of batches on which a metric that fails on one row is tried again; most such metrics then work."""
 
 Evaluated: TypeAlias = tuple[Evaluation, int]
-"""What a model made of a batch, and of how many rows."""
+"""The evaluation of a batch, and its number of rows."""
 
 
 def try_metrics(
@@ -53,21 +53,22 @@ def try_metrics(
     whole_batches: Callable[[], Iterable[Evaluated]],
     num_rows: int,
 ) -> None:
-    """Have each metric take in the first rows and, as at the end of an epoch, be computed.
+    """Update each metric with the first rows and compute it, as at the end of an epoch.
 
-    Many metrics cannot be computed from a row or two (R2Score wants two, others both classes), or do not take them in.
-    One that fails is therefore tried again on whole batches, until it can be computed. A ValueError may even then be
-    about the rows, as where a metric wants a thousand of them: unless those were all the rows there are, it is a
-    warning, and the ranks will find out. Any other error is of the metric, and so is a value that is not one number.
+    Many metrics cannot be updated or computed with one or two rows (R2Score needs two, others both classes). A metric
+    that fails is therefore tried again on whole batches, until it can be computed. Even then a ValueError may be due to
+    the rows, for example if a metric needs a thousand of them. Unless those were all rows, a ValueError leads only to a
+    warning, and the fit starts. Any other error is a fault of the metric, and so is a value that is not one number.
 
     Args:
-        metrics: by name.
-        first: one row or two.
-        whole_batches: gives the rows from the first on; asked for where a metric cannot be computed.
-        num_rows: that there are.
+        metrics: metrics by name.
+        first: evaluation of the first one or two rows.
+        whole_batches: function that yields evaluations of whole batches, from the first row on; called only if a metric
+            fails on the first rows.
+        num_rows: total number of rows.
 
     Raises:
-        ParamError: if a metric cannot be used, naming it.
+        ParamError: if a metric cannot be used; the message names it.
     """
     if metrics and first[0].outputs is None:
         raise ParamError(
@@ -99,24 +100,24 @@ def try_metrics(
 
 
 class _Trial:
-    """A metric by itself, so that one that fails keeps no other from being tried."""
+    """The trial of one metric, separate from others, so that all metrics are tried even if one fails."""
 
     def __init__(self, name: str, metric: Metric) -> None:
         self._metrics = {name: metric}
         self.begin()
 
     def begin(self) -> None:
-        """Forget all that was taken in."""
+        """Reset the metric."""
         self._running = EpochMetrics(self._metrics, _CPU)
 
     def failure(self, batch: Evaluated) -> TrainingError | None:
-        """Have the metric take in a batch; return why it cannot be computed then, or None if it can.
+        """Update the metric with a batch; return the error if it cannot be updated or computed, else None.
 
         Raises:
-            ParamError: if it cannot be used whatever the rows are.
+            ParamError: if the metric cannot be used, whatever the rows are.
         """
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is said of a few rows is true of no epoch
+            warnings.simplefilter("ignore")  # warnings about few rows do not apply to an epoch
             try:
                 self._running.add(*batch)
             except TrainingError as error:
@@ -141,23 +142,23 @@ T = TypeVar("T")
 
 
 def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
-    """Have a copy of the untrained model take a step as ranks will, where functions of the user take part.
+    """Take a training step with a copy of the untrained model, as ranks will, if functions of the user take part.
 
     Returns:
-        What gradients the user's own step left; None where losses find them.
+        The gradients that the user's own step left; None without such a step.
 
     Raises:
-        ParamError: if one of the functions fails, naming the Param.
+        ParamError: if one of the functions fails; the message names the Param.
     """
     if not (spec.metrics or spec.user_step or spec.augment):
         return None
-    # Copies, as all may lie on a GPU; in full precision, as not every processor computes in a lower one.
+    # Copies, because model and losses may be on a GPU; in float32, because not every CPU supports a lower precision.
     (model, heads), shared = trial_copy((spec.model, spec.heads), spec.model)
     model.to(_CPU)
     versions = [parameter._version for parameter in shared]
     trial = replace(spec, model=model, heads=heads, precision="float32")
     objective = Objective(trial, precision=Precision("float32", _CPU), device=_CPU)
-    # Of two rows where a step may compare them with each other.
+    # Two rows for a user's step, which may compare rows with each other.
     num_rows = min(2, spec.batch_size) if spec.user_step else 1
     with data.ParquetFeed(dataset, columns=spec.columns(), batch_size=num_rows, shuffle=False) as feed:
         rows = next(iter(feed.epoch(0)))
@@ -206,7 +207,7 @@ def _try_user_step(
 def _whole_batches(
     spec: TrainingSpec, dataset: ParquetDataset, objective: Objective, model: nn.Module
 ) -> Iterator[Evaluated]:
-    """Yield what the model makes of the rows from the first on, in batches as a rank has them, without another step."""
+    """Yield evaluations of batches of a rank's size, from the first row on, without further updates of weights."""
     with data.ParquetFeed(dataset, columns=spec.columns(), batch_size=spec.batch_size, shuffle=False) as feed:
         for step, rows in enumerate(feed.epoch(0), start=1):
             batch = _try("augment", partial(objective.prepare, rows, position=StepPosition(0, 1, step, 0)))

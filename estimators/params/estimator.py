@@ -1,4 +1,4 @@
-"""The Params of the estimator and its model, combined from the groups of the table, and the checks across Params."""
+"""The Params of the estimator and its model, combined from the groups of the table; checks across Params."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _SharedParams(
     HasTracking,
     CheckedParams,
 ):
-    """Params that all estimators and their models share; each can be written as JSON."""
+    """Params that all estimators and their models share; their values can be written as JSON."""
 
 
 class _TorchParams(HasScoredColumns, HasLabelColumns, _SharedParams):
@@ -119,40 +119,40 @@ class ClassArguments(SharedArguments, total=False):
 
 
 class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjective, HasFunctions):
-    """Params of the estimator: the shared ones, how the model is called, and those that hold Python objects."""
+    """Params of the estimator: the shared Params, how the model is called, and Params that hold Python objects."""
 
     def weight_column(self) -> str | None:
         """Return the column of row weights, if one is set."""
         return (self.getWeightCol() or None) if self.isSet(self.weightCol) else None
 
     def label_names(self) -> list[str]:
-        """Return the label columns; with a trainStep those alone that were set, as it may need none."""
+        """Return the label columns; with a trainStep only if they were set, because it may need none."""
         if self.getTrainStep() is not None and not self.isSet(self.labelCol):
             return []
         return self.getLabelCols()
 
     def object_params(self) -> list[Param[Any]]:
-        """Return the Params that hold a Python object, such as a module or a function, where they are set."""
+        """Return the Params that are set and hold a Python object, such as a module or a function."""
         return [entry for entry in entries_of(self) if entry.holds_object and self.isSet(entry)]
 
     def prepares_features(self) -> bool:
-        """Whether a function makes the model's inputs of the feature columns."""
+        """Whether a function makes the model's inputs from the feature columns."""
         return self.getPrepareFeatures() is not None
 
     def keeps_decimals(self) -> bool:
-        """Whether decimals among the features stay decimals, rather than being cast to doubles."""
+        """Whether decimals among the features stay decimals instead of being cast to doubles."""
         return self.prepares_features()
 
     def vector_dtype(self) -> str:
-        """Return the dtype in which vectors of Spark ML are stored: that of the model's weights."""
+        """Return the dtype in which Spark ML vectors are stored: float64 if the model's weights are, else float32."""
         dtype = dtype_name(parameter_dtype(self.getModel()))
         return "float64" if dtype == "float64" else "float32"
 
     def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> None:
-        """Set what is made of the rows, once they are there; nothing, where the user has set all."""
+        """Set the Params that are derived from the written rows; ready-made estimators override it."""
 
     def further_params(self) -> dict[str, object]:
-        """Return by name what is logged to MLflow beside the Params."""
+        """Return values by name that are logged to MLflow besides the Params."""
         return {}
 
     def metric_names(self) -> list[str]:
@@ -162,19 +162,19 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         return [*names, *(f"val_{name}" for name in names)] if has_validation else names
 
     def check_values(self) -> None:
-        """Check what needs no data.
+        """Check all Params, as far as that needs no data.
 
         Raises:
-            ParamError: naming the Param, its value and what it may be.
+            ParamError: if a Param is missing or has a value that cannot work; the message says what it may be.
         """
         self._check_presence()
         self.check_settings()
 
     def check_settings(self) -> None:
-        """Check the Params that are set, each by itself and some together.
+        """Check the Params that are set, individually and in combination.
 
         Raises:
-            ParamError: naming the Param, its value and what it may be.
+            ParamError: if a value cannot work; the message names the Param, its value and what it may be.
         """
         check_entries(self)
         if self.isSet(self.model) and self.getInitialWeights() is None:

@@ -1,4 +1,4 @@
-"""Entries of the table of Params for columns: features, labels, weights, rows to validate on, and predictions."""
+"""Entries of the table of Params for columns: features, labels, weights, validation rows, and predictions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PASSED_BY: tuple[str, ...] = get_args(GivenBy)
 
 
 def _to_names(value: Any) -> str | list[str]:
-    """Convert to the name of a column, or to a list of names, each once."""
+    """Convert to the name of a column, or to a list of distinct names."""
     if isinstance(value, str):
         return value
     names = list(value) if isinstance(value, list | tuple) else []
@@ -48,14 +48,14 @@ def _as_list(value: str | Sequence[str]) -> list[str]:
 
 
 Labels: TypeAlias = Sequence[Any]
-"""Labels of classes: strings, booleans or whole numbers."""
+"""Class labels: strings, booleans or whole numbers."""
 
 
 _LISTS = (list, tuple, range, np.ndarray)
 
 
 def _to_labels(value: Any) -> Sequence[Any]:
-    """Convert to a list of labels, or to a list of such lists, with None for a column whose labels are not named."""
+    """Convert to a list of labels, or to a list of such lists, with None for a column whose labels are not given."""
     if isinstance(value, _LISTS) and any(one is None or isinstance(one, _LISTS) for one in value):
         return [None if one is None else _to_list(one) for one in value]
     return _to_list(value)
@@ -74,7 +74,7 @@ def _to_list(value: Any) -> list[Any]:
 
 
 class HasFeatureColumns(HasFeaturesCol):
-    """Param ``featuresCol``, of pyspark, for one column or several."""
+    """pyspark's Param ``featuresCol``, for one or more columns."""
 
     featuresCol: Entry[Any] = Entry(
         _to_names,
@@ -85,7 +85,7 @@ class HasFeatureColumns(HasFeaturesCol):
     )
 
     def getFeaturesCols(self) -> list[str]:
-        """Return the feature columns, a list also of one."""
+        """Return the feature columns, always as a list."""
         return _as_list(self.getOrDefault(self.featuresCol))
 
     def setFeaturesCol(self: ParamsT, value: str | Sequence[str]) -> ParamsT:
@@ -94,7 +94,7 @@ class HasFeatureColumns(HasFeaturesCol):
 
 
 class HasLabelColumns(HasLabelCol):
-    """Params ``labelCol``, of pyspark, for one column or several, and ``lossWeights``."""
+    """pyspark's Param ``labelCol``, for one or more columns, and ``lossWeights``."""
 
     labelCol: Entry[Any] = Entry(
         _to_names,
@@ -112,7 +112,7 @@ class HasLabelColumns(HasLabelCol):
     )
 
     def getLabelCols(self) -> list[str]:
-        """Return the label columns, a list also of one."""
+        """Return the label columns, always as a list."""
         return _as_list(self.getOrDefault(self.labelCol))
 
     def setLabelCol(self: ParamsT, value: str | Sequence[str] | None) -> ParamsT:
@@ -133,7 +133,7 @@ class HasLabels(Params):
 
 
 class HasRowColumns(HasWeightCol, HasValidationIndicatorCol):
-    """Params for columns about rows: weights, and which rows to validate on."""
+    """Params for row weights, and for the rows to validate on."""
 
     weightCol = Entry(
         TypeConverters.toString, "column of non-negative row weights; default: all rows count alike"
@@ -154,7 +154,7 @@ class HasRowColumns(HasWeightCol, HasValidationIndicatorCol):
 
 
 class HasModelInputs(Params):
-    """Params for how a model of the user is called with the features."""
+    """Params for how the user's model is called with the features."""
 
     passFeaturesBy, getPassFeaturesBy, setPassFeaturesBy = param(
         cast("Callable[[Any], GivenBy]", one_of(*PASSED_BY)),
@@ -184,10 +184,10 @@ class HasModelInputs(Params):
 
 
 class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol):
-    """Params ``predictionCol``, ``probabilityCol`` and ``rawPredictionCol``, of pyspark, and ``predictionType``.
+    """pyspark's Params ``predictionCol``, ``probabilityCol`` and ``rawPredictionCol``, and ``predictionType``.
 
-    As everywhere in Spark ML, a column whose name is the empty string is not added. pyspark's mixins come in the order
-    in which its ``Classifier`` has them, from which classes here derive as well.
+    As everywhere in Spark ML, a column whose name is the empty string is not added. pyspark's mixins are in the same
+    order as in its ``Classifier``, from which classes of sparkdl derive as well.
     """
 
     predictionType, getPredictionType, setPredictionType = param(
@@ -213,7 +213,7 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
     )
 
     def setRawPredictionCol(self: ParamsT, value: str) -> ParamsT:
-        """Set the column of class scores that transform adds; with an empty name it adds none."""
+        """Set the column of class scores that transform adds; none if the name is empty."""
         return self._set(rawPredictionCol=value)
 
 
@@ -234,10 +234,10 @@ class HasPrediction(HasPredictionCol):
 
 
 def labels_by_column(given: Sequence[Any] | None, names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the labels that the Param names by label column; a column whose labels are not named is left out.
+    """Return the labels given by Param ``labels``, by label column; columns without given labels are left out.
 
     Raises:
-        ParamError: if they are those of more or fewer columns.
+        ParamError: if labels are given for more or fewer columns than ``names``.
     """
     if given is None:
         return {}
@@ -251,10 +251,10 @@ def labels_by_column(given: Sequence[Any] | None, names: Sequence[str]) -> dict[
 
 
 def check_validation(params: HasRowColumns) -> None:
-    """Check that one Param alone says which rows to validate on.
+    """Check that at most one Param selects the rows to validate on.
 
     Raises:
-        ParamError: if two do.
+        ParamError: if both Params are set.
     """
     fraction = params.getValidationFraction()
     if fraction is not None and params.isSet(params.validationIndicatorCol):
@@ -268,7 +268,7 @@ def scored_columns_of(params: HasScoredColumns) -> tuple[ScoredColumn, ...]:
     """Return the columns that transform adds, in Spark's order.
 
     Raises:
-        ParamError: if there are none, or two of one name.
+        ParamError: if there are none, or two have the same name.
     """
     columns = (
         ScoredColumn(name=params.getRawPredictionCol(), answer="rawPrediction"),

@@ -99,19 +99,19 @@ class HasRanks(Params):
     )
 
     def getParallelism(self) -> Parallelism | None:
-        """Return how ranks share the model; None where each has a replica."""
+        """Return how the model is divided among ranks; None for a replica on each rank."""
         if not self.isSet(self.parallelism):
             return None
         given: dict[str, Any] = self.getOrDefault(self.parallelism)
         return _parallelism(given)
 
     def setParallelism(self: ParamsT, value: Parallelism | Mapping[str, Any] | None) -> ParamsT:
-        """Set how ranks share the model."""
+        """Set how the model is divided among ranks."""
         return self._set(parallelism=value)
 
 
 class HasRows(Params):
-    """Params for where the training rows lie and how long they stay."""
+    """Params for where the training rows are stored, and how long."""
 
     cache, getCache, setCache = param(
         one_of("off", "memory", "disk"),
@@ -140,11 +140,11 @@ class HasRows(Params):
         return Store(store.url, keep_for=timedelta(seconds=self.getKeepRowsSeconds()))
 
     def setStore(self: ParamsT, value: Store | str | None) -> ParamsT:
-        """Set the Store, by object, path or URL."""
+        """Set the Store, as an object, path or URL."""
         return self._set(store=value)
 
     def getKeepRowsSeconds(self) -> float:
-        """Return how long the training rows stay in the Store after their last use."""
+        """Return the seconds that the training rows stay in the Store after their last use."""
         if self.isSet(self.keepRowsSeconds):
             return self.getOrDefault(self.keepRowsSeconds)
         return KEEP_FOR.total_seconds()
@@ -200,18 +200,18 @@ class HasCheckpoints(Params):
     )
 
     def getMinWorkers(self) -> int:
-        """Return the fewest ranks with which a fit restarts."""
+        """Return the minimum number of ranks with which a fit restarts."""
         if self.isSet(self.minWorkers):
             return self.getOrDefault(self.minWorkers)
         return int(self.getOrDefault("numWorkers"))
 
     def setMinWorkers(self: ParamsT, value: int | None) -> ParamsT:
-        """Set the fewest ranks with which a fit restarts."""
+        """Set the minimum number of ranks with which a fit restarts."""
         return self._set(minWorkers=value)
 
 
 class HasTracking(Params):
-    """Params for MLflow, and for the progress that the driver shows."""
+    """Params for MLflow, and for the progress display on the driver."""
 
     tracking, getTracking, setTracking = param(
         one_of("auto", "on", "off"), "MLflow: auto (on when it is installed), on or off", default="auto"

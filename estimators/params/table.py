@@ -1,4 +1,4 @@
-"""The entries of the table of Params, and what is made of them.
+"""The entries of the table of Params, and what is derived from them.
 
 An entry is one statement in the body of a class of Params::
 
@@ -6,9 +6,9 @@ An entry is one statement in the body of a class of Params::
         TypeConverters.toInt, "how often every row is visited", default=1, check=at_least(1), field="epochs"
     )
 
-It makes the Param of pyspark, its getter and setter, its default, the check of its value before a fit, its line in the
+It defines the pyspark Param, its getter and setter, its default, the check of its value before a fit, its line in the
 documentation of every estimator that has it, and the field of the :class:`~sparkdl.training.spec.TrainingSpec` that
-takes it.
+gets its value.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ P = TypeVar("P", bound=Params)
 T = TypeVar("T", bound=type)
 
 Check: TypeAlias = Callable[[Param[Any], Any], None]
-"""Called with a Param and its value before a fit; raises ParamError where the value cannot work."""
+"""Called with a Param and its value before a fit; raises ParamError if the value cannot work."""
 
 _WIDTH = 116
 
 
 class AsGiven(Generic[V]):
-    """Stands in an entry for the converter of a Param that holds an object, which is not converted."""
+    """Placeholder for the converter in the entry of a Param that holds an object, which is not converted."""
 
     def __call__(self, value: Any) -> V:
         """Return the value."""
@@ -42,14 +42,15 @@ class AsGiven(Generic[V]):
 
 
 class Entry(Param[V]):
-    """A Param with everything that is known of it; its name is that of the class attribute.
+    """A Param with its default, check and documentation; its name is the name of the class attribute.
 
     Args:
-        kind: converts a value, and raises TypeError or ValueError for what the Param does not take.
-        doc: noun phrase or clause for ``explainParams`` and for errors.
-        default: of estimators and models, None for no default; a class may have another in its ``_own_defaults``.
-        check: of a value, before a fit.
-        field: of the spec that takes the value.
+        kind: converter of values, which raises TypeError or ValueError for a value that the Param does not accept.
+        doc: noun phrase or clause for ``explainParams`` and for error messages.
+        default: default for estimators and models, None for no default; a class may override it in its
+            ``_own_defaults``.
+        check: check of the value before a fit; None for no check.
+        field: name of the spec's field that gets the value; None if there is none.
         more: sentences for the documentation of the class, after ``doc`` and the default.
     """
 
@@ -78,7 +79,7 @@ class Entry(Param[V]):
 
     @property
     def holds_object(self) -> bool:
-        """Whether it holds a Python object, such as a module or a function, as it was given."""
+        """Whether the Param holds a Python object, such as a module or a function, without conversion."""
         return self.typeConverter is TypeConverters.identity
 
     def accessor(self, verb: str) -> str:
@@ -86,10 +87,10 @@ class Entry(Param[V]):
         return f"{verb}{self.name[0].upper()}{self.name[1:]}"
 
     def checked(self, instance: Params) -> V:
-        """Return the value for an instance.
+        """Return the value for an instance, after the check.
 
         Raises:
-            ParamError: if it cannot work.
+            ParamError: if the value cannot work.
         """
         value = instance.getOrDefault(self)
         if self.check is not None:
@@ -105,13 +106,13 @@ class Entry(Param[V]):
         return cast("Setter[V]", setter)
 
     def explanation(self, default: Any) -> str:
-        """Return what the documentation of a class says about the Param."""
+        """Return the text about the Param for the documentation of a class."""
         shown = "" if default is None else f"; default {_shown(default)}"
         return f"{self.doc}{shown}.{' ' if self.more else ''}{self.more}"
 
 
 class Getter(Generic[V]):
-    """The type of a getter, for type checkers; it is a function."""
+    """The type of a getter, for type checkers; at run time a getter is a function."""
 
     @overload
     def __get__(self, instance: None, owner: type) -> Callable[[Any], V]: ...
@@ -122,7 +123,7 @@ class Getter(Generic[V]):
 
 
 class Setter(Generic[V]):
-    """The type of a setter, for type checkers; it is a function."""
+    """The type of a setter, for type checkers; at run time a setter is a function."""
 
     @overload
     def __get__(self, instance: None, owner: type) -> Callable[[Any, V | None], Any]: ...
@@ -141,7 +142,7 @@ def param(
     field: str | None = None,
     more: str = "",
 ) -> tuple[Entry[V], Getter[V], Setter[V]]:
-    """Return a Param, its getter and its setter; for the arguments see :class:`Entry`."""
+    """Return a Param, its getter and its setter; see :class:`Entry` for the arguments."""
     entry = Entry(kind, doc, default=default, check=check, field=field, more=more)
 
     def getter(self: Params) -> V:
@@ -158,7 +159,10 @@ def optional(
     field: str | None = None,
     more: str = "",
 ) -> tuple[Entry[V], Getter[V | None], Setter[V]]:
-    """Return a Param without a default, whose getter returns None as long as it is not set; see :class:`Entry`."""
+    """Return a Param without a default, its getter, which returns None if it is not set, and its setter.
+
+    See :class:`Entry` for the arguments.
+    """
     entry = Entry(kind, doc, check=check, field=field, more=more)
 
     def getter(self: Params) -> V | None:
@@ -168,13 +172,13 @@ def optional(
 
 
 def entries_of(owner: type | Params) -> list[Entry[Any]]:
-    """Return the entries of a class or an instance, in the order of their names."""
+    """Return the entries of a class or an instance, sorted by name."""
     each = (getattr(owner, name, None) for name in dir(owner if isinstance(owner, type) else type(owner)))
     return [entry for entry in each if isinstance(entry, Entry)]
 
 
 def default_values(owner: type) -> dict[str, Any]:
-    """Return the defaults of a class by the names of its Params: those of the table, then ``_own_defaults``."""
+    """Return the defaults of a class by Param name: the defaults of the table, overridden by ``_own_defaults``."""
     values = {entry.name: entry.default for entry in entries_of(owner) if entry.default is not None}
     for base in reversed(owner.__mro__):
         values.update(vars(base).get("_own_defaults", {}))
@@ -182,7 +186,7 @@ def default_values(owner: type) -> dict[str, Any]:
 
 
 def spec_fields(params: Params) -> dict[str, Any]:
-    """Return the fields of the spec that Params of an instance fill."""
+    """Return the fields of the spec that are set by Params, with their values."""
     return {
         entry.field: getattr(params, entry.accessor("get"))()
         for entry in entries_of(params)
@@ -194,7 +198,7 @@ def check_entries(params: Params) -> None:
     """Check the value of each Param that has one.
 
     Raises:
-        ParamError: naming the Param, its value and what it may be.
+        ParamError: if a value cannot work; the message names the Param, its value and what it may be.
     """
     for entry in entries_of(params):
         if params.isDefined(entry):
@@ -202,17 +206,17 @@ def check_entries(params: Params) -> None:
 
 
 def at_least(least: float) -> Check:
-    """Return a check that a number, or each of a list, is not smaller than some number."""
+    """Return a check that a number, or each number of a list, is at least ``least``."""
     return partial(_check_range, low=least, has_low=True)
 
 
 def above(limit: float) -> Check:
-    """Return a check that a number, or each of a list, is larger than some number."""
+    """Return a check that a number, or each number of a list, is greater than ``limit``."""
     return partial(_check_range, low=limit)
 
 
 def between(low: float, high: float, *, has_low: bool = False) -> Check:
-    """Return a check that a number lies between two others, of which it may be the lower one if ``has_low``."""
+    """Return a check that a number is above ``low`` and below ``high``; with ``has_low`` it may equal ``low``."""
     return partial(_check_range, low=low, high=high, has_low=has_low)
 
 
@@ -227,7 +231,7 @@ def _check_range(
 
 
 def among(*choices: int) -> Check:
-    """Return a check that a number is one of a few."""
+    """Return a check that a number is one of ``choices``."""
     return partial(_check_choice, choices=choices)
 
 
@@ -238,14 +242,14 @@ def _check_choice(param: Param[Any], value: Any, *, choices: tuple[int, ...]) ->
 
 
 def with_arguments(shared: Any, **differing: str) -> Callable[[T], T]:
-    """Return a decorator for a class with Params whose constructor takes its own and those of a TypedDict.
+    """Return a decorator for a class with Params whose constructor takes arguments of its own and of a TypedDict.
 
-    The class gets an ``Args:`` section made of the table, and its constructor a signature that names every argument,
-    for ``help()`` and editors.
+    The class gets an ``Args:`` section that is made from the table, and its constructor a signature that names every
+    argument, for ``help()`` and editors.
 
     Args:
         shared: TypedDict of the constructor's ``**params``.
-        differing: by name what this class says about a Param in place of the table.
+        differing: texts about Params of this class, by name, in place of the texts of the table.
     """
 
     def decorate(made: T) -> T:

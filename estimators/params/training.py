@@ -1,4 +1,4 @@
-"""Entries of the table of Params for the training: what is trained, the updates of its weights, and its best epoch."""
+"""Entries of the table of Params for the training: model, loss, updates of the weights, and the best epoch."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from sparkdl.training.update import PRECISIONS
 
 _NAME = re.compile(r"[A-Za-z][\w.\- ]*")
 EPOCH_METRICS = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate", "validation_s")
-"""What is logged to MLflow for an epoch beside the metrics, by names that these cannot have."""
+"""Names of the values that are logged to MLflow per epoch besides the metrics; metrics cannot have these names."""
 
 
 def check_module(param: Param[Any], given: object) -> None:
     """Check that a Param holds a module.
 
     Raises:
-        ParamError: if it holds something else.
+        ParamError: if it holds another object.
     """
     if not isinstance(given, nn.Module):
         raise ParamError(f"Param {param.name} is a {type(given).__name__}, not a torch.nn.Module.")
 
 
 def check_losses(param: Param[Any], given: object) -> None:
-    """Check a loss, or each of a list.
+    """Check a loss, or each loss of a list.
 
     Raises:
-        ParamError: naming what is no function.
+        ParamError: if a loss is not a function; the message names it.
     """
     for loss in given if isinstance(given, list | tuple) else [given]:
         check_callable(param, loss)
@@ -50,7 +50,7 @@ def check_callbacks(param: Param[Any], given: object) -> None:
     """Check a list of callbacks.
 
     Raises:
-        ParamError: naming what is no callback.
+        ParamError: if an item is not a callback; the message names it.
     """
     if not isinstance(given, list | tuple):
         raise ParamError(
@@ -70,7 +70,7 @@ def check_metrics(param: Param[Any], given: object) -> None:
     """Check the names of metrics, and that they can be called.
 
     Raises:
-        ParamError: naming the metric and what is wrong with it.
+        ParamError: if a metric cannot be used; the message names it and says why.
     """
     if not isinstance(given, Mapping):
         raise ParamError(
@@ -97,7 +97,7 @@ def check_metrics(param: Param[Any], given: object) -> None:
 
 
 class HasObjective(Params):
-    """Params for the module to train and how its loss is computed: those that ready-made estimators fill themselves."""
+    """Params for the module to train and how its loss is computed; ready-made estimators set them themselves."""
 
     model, getModel, setModel = param(
         AsGiven[Any](),
@@ -136,17 +136,17 @@ class HasObjective(Params):
     )
 
     def getLoss(self) -> LossFunction | Sequence[LossFunction]:
-        """Return the loss, or those of several label columns."""
+        """Return the loss, or a list of one loss per label column."""
         loss: LossFunction | Sequence[LossFunction] = self.getOrDefault(self.loss)
         return loss
 
     def setLoss(self: ParamsT, value: LossFunction | Sequence[LossFunction] | None) -> ParamsT:
-        """Set the loss, or those of several label columns."""
+        """Set the loss, or a list of one loss per label column."""
         return self._set(loss=value)
 
 
 class HasFunctions(Params):
-    """Params of all estimators that hold functions and objects: scheduler, metrics and callbacks."""
+    """Params of all estimators that hold functions or objects: scheduler, metrics and callbacks."""
 
     scheduler, getScheduler, setScheduler = optional(
         AsGiven[SchedulerFactory](),
@@ -172,7 +172,7 @@ class HasFunctions(Params):
     )
 
     def getMetrics(self) -> dict[str, Metric]:
-        """Return the metrics by name, if there are any."""
+        """Return the metrics by name; an empty dict if they are not set."""
         return dict(self.getOrDefault(self.metrics)) if self.isSet(self.metrics) else {}
 
     def setMetrics(self: ParamsT, value: Mapping[str, Metric] | None) -> ParamsT:
@@ -180,7 +180,7 @@ class HasFunctions(Params):
         return self._set(metrics=value)
 
     def getCallbacks(self) -> tuple[Callback, ...]:
-        """Return the callbacks, none where they are not set."""
+        """Return the callbacks; an empty tuple if they are not set."""
         return tuple(self.getOrDefault(self.callbacks)) if self.isSet(self.callbacks) else ()
 
     def setCallbacks(self: ParamsT, value: Sequence[Callback] | None) -> ParamsT:
@@ -189,7 +189,7 @@ class HasFunctions(Params):
 
 
 class HasTraining(HasSeed):
-    """Params for the epochs of a fit, its updates of the weights, and which epoch's weights it returns."""
+    """Params for the epochs of a fit, the updates of the weights, and the epoch whose weights a fit returns."""
 
     batchSize, getBatchSize, setBatchSize = param(
         TypeConverters.toInt,
@@ -305,20 +305,20 @@ class HasTraining(HasSeed):
 
 
 def patience_of(params: HasTraining) -> Patience | None:
-    """Return when to end early, as ranks take it."""
+    """Return the early-stopping settings for the spec; None if they are not set."""
     epochs = params.getEarlyStoppingPatience()
     return None if epochs is None else Patience(epochs=epochs, min_delta=params.getEarlyStoppingMinDelta())
 
 
 def best_goal_of(params: HasTraining, available: Sequence[str]) -> Goal | None:
-    """Return what makes an epoch the best, as ranks take it; None where the last one counts.
+    """Return the metric that selects the best epoch, for the spec; None if the fit returns the last epoch's weights.
 
     Args:
-        params: of the estimator.
-        available: names of losses and metrics that a fit with the other Params has.
+        params: Params of the estimator.
+        available: names of the losses and metrics that a fit with these Params has.
 
     Raises:
-        ParamError: if there is no such metric, or it is not clear what is better.
+        ParamError: if there is no such metric, or it is not known whether it is minimized or maximized.
     """
     metric, mode = params.getBestMetric(), params.getBestMode()
     if metric is None:

@@ -1,5 +1,5 @@
-"""Estimators that make their own networks of what they find in the columns. Run on the *driver*.
+"""Estimators that build their networks from the content of the columns. Run on the *driver*.
 
-Each learns from the rows that a fit reads anyway (scales, categories, classes), builds a network of
-:mod:`sparkdl.networks`, and has a :class:`sparkdl.estimators.TorchEstimator` train it.
+Each learns scales, categories and classes from the rows of the fit, builds a network of :mod:`sparkdl.networks`, and
+trains it with a :class:`sparkdl.estimators.TorchEstimator`.
 """

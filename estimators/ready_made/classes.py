@@ -1,4 +1,4 @@
-"""How many classes a label column has. Runs on the *driver*."""
+"""Counts the classes of a label column. Runs on the *driver*."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from sparkdl.data import ParquetDataset
 
 MOST = 1000
-"""More classes than these are taken for a mistake, such as the labels of a regression."""
+"""Maximum number of classes; more are taken for a mistake, such as the labels of a regression."""
 
 
 def count_classes(dataset: ParquetDataset, name: str) -> int:
-    """Return how many classes there are, 2 at least.
+    """Return the number of classes, at least 2.
 
-    Labels that are whole numbers from 0 are the classes' numbers, as in Spark ML: the largest one says how many there
-    are. Strings, booleans and other integers count as they differ.
+    Labels that are whole numbers from 0 are the numbers of the classes, as in Spark ML: the number of classes is the
+    largest label plus 1. Of strings, booleans and other integers the distinct values are counted.
 
     Raises:
-        DataError: if the column holds what are no classes, one class alone, or more than 1000.
+        DataError: if the column holds values that cannot be classes, only one string, or more than 1000 classes.
     """
     column = dataset.column(name)
     if column.shape or column.kind not in ("number", "string"):

@@ -1,8 +1,8 @@
 """The base of all ready-made estimators, predictions for one row, and the models that the estimators return.
 
-The base does what all ready-made estimators have in common: fits, Param maps, saving. Predictions for one row need no
-DataFrame, as in models of Spark ML, and run anywhere. The models run on the driver; their predictions for a DataFrame
-run on the *executors*.
+The base implements what all ready-made estimators have in common: fits, Param maps, saving. Predictions for one row
+need no DataFrame, as in models of Spark ML, and run anywhere. The models run on the *driver*; their predictions for a
+DataFrame run on the *executors*.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MadeModel:
-    """What a ready-made estimator makes of the rows.
+    """The model of a ready-made estimator for some rows, with its loss.
 
     Attributes:
-        network: to train.
-        prepare: makes its inputs of the feature columns; None where it takes the columns as they are.
-        loss: that it is trained with.
-        augment: changes batches in training; None for no changes.
+        network: network to train.
+        prepare: function that makes the network's inputs from the feature columns; None if the network takes the
+            columns unchanged.
+        loss: loss of the training.
+        augment: function that changes batches in training; None for no changes.
     """
 
     network: nn.Module
@@ -65,7 +66,7 @@ class MadeModel:
 
 
 class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any], MLWritable):
-    """A :class:`TorchEstimator` that makes its model itself, of what is in the rows."""
+    """Base of estimators that make their model themselves, from the content of the rows."""
 
     def setFeaturesCol(self: ParamsT, value: str | Sequence[str]) -> ParamsT:
         """Set the feature column, or several."""
@@ -75,28 +76,28 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any],
     def make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
     ) -> MadeModel:
-        """Make the network for rows that are written already.
+        """Make the model for rows that are already written.
 
         Args:
-            dataset: all rows.
-            training: those that are trained on, from which scales are learned; None for all.
-            spark: whose executors may help to look at many rows; without it the driver does all.
+            dataset: dataset of all rows.
+            training: training rows, from which scales are learned; None for all rows.
+            spark: session whose executors may read many rows; None to read all rows on the driver.
 
         Raises:
             DataError: if the columns cannot be used.
         """
 
     def check_values(self) -> None:
-        """Check what needs no data.
+        """Check all Params, as far as that needs no data.
 
         Raises:
-            ParamError: naming the Param, its value and what it may be.
+            ParamError: if a value cannot work; the message names the Param, its value and what it may be.
         """
         self.check_ranges()
         self.params_of_fit().check_values()
 
     def params_of_fit(self) -> TorchEstimator:
-        """Return the estimator that a fit goes by, which makes the model once the rows are there."""
+        """Return the estimator that runs the fit; it makes the model once the rows are written."""
         return _LearningEstimator(self)
 
     def write(self) -> MLWriter:
@@ -105,12 +106,12 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any],
 
     @classmethod
     def read(cls) -> MLReader[Any]:
-        """Return a reader; :meth:`load` is the shortcut."""
+        """Return a reader; :meth:`load` is a shortcut for ``read().load(path)``."""
         return TorchEstimatorReader(cls)
 
 
 class _LearningEstimator(TorchEstimator):
-    """The Params of one fit of a ready-made estimator, which makes model and loss once the rows are written."""
+    """The estimator of one fit of a ready-made estimator; it makes model and loss once the rows are written."""
 
     def __init__(self, of: ReadyMadeEstimator[Any]) -> None:
         super().__init__(
@@ -148,16 +149,16 @@ _IMAGE = (
 
 
 def answer_row(saved: SavedModel, value: Any, answer: Answer) -> Any:
-    """Return the prediction for one row, or a vector of Spark ML with an entry for each class.
+    """Return the prediction for one row, or a Spark ML vector of its probabilities or scores, with an entry per class.
 
     Args:
         saved: the model.
-        value: the features of the row: what the column holds, or by the names of the columns a dict or a Row of Spark,
-            which may have others beside them.
-        answer: what is asked.
+        value: features of the row: the value of the feature column, or a dict or a Spark Row of the feature columns,
+            which may have further columns.
+        answer: whether to return the prediction, the probabilities or the class scores.
 
     Raises:
-        DataError: if a column is missing, null, of another shape than in training, or holds what it does not take.
+        DataError: if a feature column is missing, null, of another shape than in training, or of an unsuitable type.
     """
     from pyspark.ml.linalg import Vectors
 
@@ -179,7 +180,7 @@ def answer_row(saved: SavedModel, value: Any, answer: Answer) -> Any:
 
 
 def _by_name(value: Any, columns: tuple[Column, ...]) -> Mapping[str, Any]:
-    """The features of a row by the names of their columns."""
+    """Return the features of a row by the names of their columns."""
     from pyspark.sql import Row
 
     named = value.asDict() if isinstance(value, Row) and hasattr(value, "__fields__") else value
@@ -192,14 +193,14 @@ def _by_name(value: Any, columns: tuple[Column, ...]) -> Mapping[str, Any]:
             )
         return named
     (column,) = columns
-    # A row of Spark's image source is the value of a column, also as a dict.
+    # A row of Spark's image source is the value of one column, even if it is a dict.
     if isinstance(named, Mapping) and (column.kind != "image" or column.name in named):
         return named
     return {column.name: value}
 
 
 def _one(value: Any, column: Column) -> npt.NDArray[Any]:
-    """An array of one row; strings, bytes and images stay objects."""
+    """Return a value as an array of one row; strings, bytes and images stay objects."""
     if value is None:
         raise DataError(
             f"Column {column.name!r} is null in this row, for which nothing can be predicted; transform gives null."
@@ -221,7 +222,7 @@ def _object(value: Any, column: Column) -> Any:
     if not isinstance(value, bytes | bytearray | memoryview):
         remedy = " Give what is in the file, not its path." if isinstance(value, str) else ""
         raise _not_taken(value, column, "bytes", remedy)
-    return bytes(value)  # which Spark gives as a bytearray
+    return bytes(value)  # Spark returns bytes as a bytearray
 
 
 def _numbers(value: Any, column: Column) -> npt.NDArray[Any]:
@@ -243,13 +244,13 @@ def _numbers(value: Any, column: Column) -> npt.NDArray[Any]:
 
 
 def _pixels(value: Any, column: Column) -> npt.NDArray[np.uint8]:
-    """An image as the feed gives it, of a row of Spark's image source or such an array."""
+    """Return an image as an array, as the feed does, from a row of Spark's image source or from an array."""
     if isinstance(value, np.ndarray):
         return value
     try:
         shape = value["height"], value["width"], value["nChannels"]
         return np.frombuffer(value["data"], np.uint8).reshape(shape)
-    except (TypeError, KeyError, ValueError) as error:  # a Row says ValueError of a field that it has not
+    except (TypeError, KeyError, ValueError) as error:  # a Row raises ValueError for a missing field
         is_row = isinstance(value, Mapping) or hasattr(value, "__fields__")
         reason = f" {type(error).__name__}: {error}" if is_row else ""
         raise _not_taken(value, column, _IMAGE, reason) from error
@@ -262,11 +263,11 @@ def _not_taken(value: Any, column: Column, wanted: str, more: str = "") -> DataE
 
 
 class _ReadyMadeModel(TorchModel):
-    """What models of Spark ML offer beside ``transform``."""
+    """Members of Spark ML's models in addition to ``transform``."""
 
     @property
     def numFeatures(self) -> int:
-        """Features of a row: one for each scalar, number or category, and for each element of an array.
+        """Number of features of a row: one for each number or category, and one for each element of an array.
 
         -1 for texts and for encoded images, which have no number of features.
         """
@@ -277,7 +278,7 @@ class _ReadyMadeModel(TorchModel):
         return sum(math.prod(column.shape) for column in inputs.columns)
 
     def predict(self, value: Any) -> Any:
-        """Return the prediction for one row: its features, or by the names of the columns a dict or a Row of them."""
+        """Return the prediction for one row: the value of its feature column, or a dict or Row of the columns."""
         return answer_row(self.saved, value, "prediction")
 
     def setFeaturesCol(self: ParamsT, value: str | Sequence[str]) -> ParamsT:
@@ -286,10 +287,10 @@ class _ReadyMadeModel(TorchModel):
 
 
 class TorchClassificationModel(_ReadyMadeModel, ClassificationModel):
-    """What :class:`TorchClassifier` returns: a :class:`TorchModel` that is a ``ClassificationModel`` of Spark ML.
+    """The model of :class:`TorchClassifier`: a :class:`TorchModel` that is a ``ClassificationModel`` of Spark ML.
 
-    ``transform`` adds ``probabilityCol`` and ``rawPredictionCol`` beside ``predictionCol``, so that evaluators and
-    ``OneVsRest`` take it.
+    ``transform`` adds ``probabilityCol`` and ``rawPredictionCol`` in addition to ``predictionCol``, as evaluators and
+    ``OneVsRest`` need them.
     """
 
     @property
@@ -309,4 +310,4 @@ class TorchClassificationModel(_ReadyMadeModel, ClassificationModel):
 
 
 class TorchRegressionModel(_ReadyMadeModel, RegressionModel[Any]):
-    """What :class:`TorchRegressor` returns: a :class:`TorchModel` that is a ``RegressionModel`` of Spark ML."""
+    """The model of :class:`TorchRegressor`: a :class:`TorchModel` that is a ``RegressionModel`` of Spark ML."""

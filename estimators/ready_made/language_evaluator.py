@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 class PerplexityEvaluator(Evaluator, DefaultParamsReadable[Any], DefaultParamsWritable):
-    """The exponential of the mean negative log-likelihood of the tokens of all texts; less is better.
+    """Evaluates the perplexity: the exponential of the mean negative log-likelihood of all tokens; lower is better.
 
-    It takes what a model of :class:`LanguageModel` with ``output="logLikelihood"`` writes, so that ``CrossValidator``
-    and ``TrainValidationSplit`` choose among such estimators. Only models with the same tokens can be compared.
+    It reads the column that a model of :class:`LanguageModel` with ``output="logLikelihood"`` writes, so that
+    ``CrossValidator`` and ``TrainValidationSplit`` can choose among such estimators. Only models with the same
+    tokenizer can be compared.
     """
 
     predictionCol: Param[str] = Param(
@@ -50,7 +51,7 @@ class PerplexityEvaluator(Evaluator, DefaultParamsReadable[Any], DefaultParamsWr
         return self
 
     def isLargerBetter(self) -> bool:
-        """Return False."""
+        """Return False: a lower perplexity is better."""
         return False
 
     def _evaluate(self, dataset: DataFrame) -> float:
@@ -73,5 +74,5 @@ class PerplexityEvaluator(Evaluator, DefaultParamsReadable[Any], DefaultParamsWr
             raise DataError("No text has two tokens, so there is no perplexity.")
         try:
             return math.exp(-row["sum"] / row["count"])
-        except OverflowError:  # of a model that is of no use
+        except OverflowError:  # a useless model
             return math.inf

@@ -1,4 +1,4 @@
-"""The Params of :class:`~sparkdl.estimators.LanguageModel` beside those of all estimators."""
+"""The Params of :class:`~sparkdl.estimators.LanguageModel` in addition to the Params of all estimators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HasGeneration(Params):
-    """Params for what a language model is asked about texts."""
+    """Params for the output of a language model for texts."""
 
     output, getOutput, setOutput = param(
         one_of(*ANSWERS),
@@ -138,10 +138,10 @@ class HasCorpora(Params):
     )
 
     def check_corpora(self) -> None:
-        """Check that the Params go together.
+        """Check that the Params are consistent.
 
         Raises:
-            ParamError: if one is set without another.
+            ParamError: if a Param is set without another one that it needs.
         """
         if (self.getCorpusCol() is None) != (self.getCorpusWeights() is None):
             alone, other = ("corpusCol", "corpusWeights")

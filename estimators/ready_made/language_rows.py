@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PACKED_TYPE = "tokens array<bigint>, documents array<bigint>, labels array<bigint>"
-"""What packed rows are for Spark."""
+"""Spark schema of packed rows."""
 
 _PARTITION_BYTES = 128 << 20
 """Approximate size of a partition of blended rows."""
@@ -33,10 +33,10 @@ Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 def holds_tokens(dataset: DataFrame, name: str) -> bool:
-    """Return whether a column holds token arrays; else it holds texts.
+    """Return whether a column holds token arrays; if not, it holds texts.
 
     Raises:
-        DataError: if there is no such column, or it holds something else.
+        DataError: if there is no such column, or it holds neither texts nor token arrays.
     """
     if name not in dataset.columns:
         raise missing_column_error(name, dataset.columns)
@@ -53,12 +53,12 @@ def holds_tokens(dataset: DataFrame, name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """Takes the tokens of the texts out of a column, on an *executor*.
+    """Yields the tokens of a column of texts or token arrays, on an *executor*.
 
     Attributes:
-        column: its name.
-        tokenizer: of texts; None for a column of token arrays.
-        num_tokens: how many tokens there are.
+        column: name of the column.
+        tokenizer: tokenizer of the texts; None for a column of token arrays.
+        num_tokens: size of the vocabulary.
     """
 
     column: str
@@ -69,7 +69,7 @@ class Texts:
         """Yield the tokens of each row.
 
         Raises:
-            DataError: if a row holds no text, or a token that there is not.
+            DataError: if a row holds null, or a token that is not in the vocabulary.
         """
         if self.tokenizer is None:
             yield from self._arrays(values)
@@ -92,7 +92,7 @@ class Texts:
 
 
 HELD_OUT = "held_out"
-"""Column of booleans of blended rows: which ones are for validation."""
+"""Name of the column of blended rows that is true for validation rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +100,11 @@ class Blend:
     """How texts of several corpora become an epoch of rows.
 
     Attributes:
-        column: says which corpus a text is of.
-        weights: of the corpora, by their names.
-        num_rows: of an epoch; None for so many that every row is in it.
-        held_out: part of the rows of each corpus that is for validation.
-        seed: of what is drawn.
+        column: name of the column that holds the name of each text's corpus.
+        weights: weights of the corpora, by their names.
+        num_rows: number of rows of an epoch; None for as many as are needed to include every row.
+        held_out: fraction of the rows of each corpus that is held out for validation.
+        seed: seed of the rows that are drawn.
     """
 
     column: str
@@ -114,7 +114,7 @@ class Blend:
     seed: int
 
     def corpora(self, dataset: DataFrame) -> list[tuple[DataFrame, float]]:
-        """Return the texts of each corpus, and how large a part of all they shall be.
+        """Return the texts of each corpus, and the corpus's share of the rows of an epoch.
 
         Raises:
             DataError: if the column is missing, or does not hold strings.
@@ -139,7 +139,9 @@ class Blend:
 def blended_rows(
     dataset: DataFrame, texts: Texts, blend: Blend, *, length: int, end: int | None
 ) -> Iterator[DataFrame]:
-    """Give an epoch of packed rows of several corpora, each row with texts of one; kept as long as the block lasts.
+    """Give an epoch of packed rows of several corpora, each row with texts of one corpus.
+
+    The packed rows are cached on disk within this context.
 
     Raises:
         DataError: if a corpus has no rows.
@@ -180,7 +182,7 @@ def blended_rows(
 
     columns = [F.col(quoted(texts.column)), F.col(quoted(blend.column)), F.spark_partition_id()]
     rows = dataset.select(*(column.alias(f"c{index}") for index, column in enumerate(columns)))
-    # Counted before they are drawn, and the same then.
+    # Persisted, so that the rows that are drawn are the rows that were counted.
     kept = rows.mapInArrow(pack, f"{PACKED_TYPE}, {CORPUS_COLUMNS}").persist(StorageLevel.DISK_ONLY)
     try:
         with spark_job(dataset.sparkSession, "packing texts"):
@@ -222,13 +224,13 @@ def packed(dataset: DataFrame, texts: Texts, *, length: int, end: int | None) ->
 
 
 PLANNED_TEXTS = 2_000
-"""First texts of each corpus by whose tokens rows are estimated."""
+"""Number of first texts of each corpus from whose tokens the number of rows is estimated."""
 
 
 def estimated_rows(
     dataset: DataFrame, texts: Texts, blend: Blend | None, *, length: int, end: int | None
 ) -> RowCounts:
-    """Estimate how many packed rows a fit has, by the number of all texts and the tokens of the first ones.
+    """Estimate the number of packed rows of a fit from the number of all texts and the tokens of the first texts.
 
     Raises:
         DataError: if there are no texts, or a corpus has none.

@@ -1,7 +1,7 @@
-"""The decoder of a language model before a fit, on the *driver*: without weights, where ranks can draw or read them.
+"""The decoder of a language model before a fit, on the *driver*: without weights, if ranks can draw or read them.
 
-A decoder that is made from sizes, or whose folder of Hugging Face holds its weights as they are, has no weights on the
-driver: each rank draws or reads its part. Other folders are read whole, and a warning says why.
+A decoder that is made from sizes, or from a Hugging Face folder whose weights need no conversion, has no weights on the
+driver: each rank draws or reads its part. Any other folder is read completely, and a warning says why.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """What a fit begins with.
+    """The network at the beginning of a fit.
 
     Attributes:
-        network: that is trained.
-        weights: that ranks begin with: :data:`~sparkdl.training.spec.DRAWN`, or a local folder on the driver; None for
-            those of the network.
+        network: network to train.
+        weights: initial weights: :data:`~sparkdl.training.spec.DRAWN`, or a local folder on the driver; None for the
+            weights of the network.
     """
 
     network: LanguageNetwork
@@ -40,10 +40,10 @@ class Beginning:
 
     @contextmanager
     def reachable_weights(self, store: Store) -> Iterator[str | None]:
-        """Give what ranks take for ``weights``, as long as the block lasts: a folder is copied to the Store.
+        """Give the value of ``weights`` for ranks; within this context a local folder is copied to the Store.
 
         Raises:
-            StoreError: if it cannot be copied.
+            StoreError: if the folder cannot be copied.
         """
         if self.weights is None or self.weights == DRAWN:
             yield self.weights
@@ -56,7 +56,7 @@ class Beginning:
 
 
 def beginning_of_sizes(sizes: DecoderSizes) -> Beginning:
-    """Return a decoder of ours, whose weights ranks draw by the seed of the fit."""
+    """Return a decoder of sparkdl, whose weights ranks draw with the seed of the fit."""
     from sparkdl.parallel import on_meta
 
     with on_meta():
@@ -66,7 +66,7 @@ def beginning_of_sizes(sizes: DecoderSizes) -> Beginning:
 def beginning_of_folder(
     folder: str, *, lora_rank: int | None, seed: int
 ) -> tuple[FolderTokenizer, Beginning]:
-    """Return the tokenizer and the model of a folder.
+    """Return the tokenizer and the network of a folder.
 
     For arguments and exceptions see :func:`sparkdl.networks.language_folder.load_language_folder`.
     """

@@ -1,6 +1,6 @@
-"""The columns that ``transform`` adds: what each answers, of which type, and as Arrow arrays.
+"""The columns that ``transform`` adds: their content, their types, and their Arrow arrays.
 
-Described on the *driver*, filled in Spark's Python workers on the *executors*.
+Defined on the *driver*, computed in Spark's Python workers on the *executors*.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class ScoredColumn:
     """A column that a model adds.
 
     Attributes:
-        name: of the column.
-        answer: what it predicts.
-        type: one of :data:`PREDICTION_TYPES`; scores and probabilities are vectors.
+        name: name of the column.
+        answer: content of the column: predictions, probabilities or class scores.
+        type: type of predictions, one of :data:`PREDICTION_TYPES`; scores and probabilities are always vectors.
     """
 
     name: str
@@ -43,25 +43,25 @@ class ScoredColumn:
 
     @property
     def param(self) -> str:
-        """Name of the Param that asks for it."""
+        """Name of the Param that adds the column."""
         return f"{self.answer}Col"
 
 
 PREDICTION = (ScoredColumn(name="prediction"),)
-"""The prediction alone."""
+"""Only the column of predictions."""
 
 
 def answering(column: ScoredColumn, outputs: Sequence[ModelOutput]) -> tuple[ModelOutput, ...]:
-    """Return the outputs of a model that a column shows: scores and probabilities exist for classes only."""
+    """Return the outputs of a model that a column contains: scores and probabilities exist only for classes."""
     has_answer = {"probability": has_probabilities, "rawPrediction": has_scores}.get(column.answer)
     return tuple(each for each in outputs if has_answer is None or has_answer(each))
 
 
 def check_scored_columns(columns: Sequence[ScoredColumn], outputs: Sequence[ModelOutput]) -> None:
-    """Check that the outputs of a model can answer.
+    """Check that the columns can be computed from the outputs of a model.
 
     Raises:
-        ParamError: naming the Param that asks for something else.
+        ParamError: if a column cannot; the message names its Param.
     """
     for column in columns:
         if column.answer == "prediction":
@@ -107,10 +107,10 @@ def _predicted(output: ModelOutput) -> str:
 
 
 def result_type(columns: Sequence[ScoredColumn], outputs: Sequence[ModelOutput]) -> str:
-    """Return Spark's type of what :func:`to_arrow` makes: of one column, or a struct with a field for each.
+    """Return the Spark type of the result of :func:`to_arrow`: of one column, or a struct with a field per column.
 
-    A column has the type of its output, or where the model has several is a struct with a field for each that answers.
-    What is a vector in the end comes as an array of doubles.
+    A column has the type of the model's output; if the model has several outputs, it is a struct with a field for each
+    output that the column contains. Vectors are returned as arrays of doubles, which :func:`of_spark` converts.
     """
     types = [
         _struct([(each.name, _type_of(column, each)) for each in answering(column, outputs)], len(outputs))
@@ -121,7 +121,7 @@ def result_type(columns: Sequence[ScoredColumn], outputs: Sequence[ModelOutput])
 
 
 def _struct(fields: Sequence[tuple[str, str]], most: int) -> str:
-    """A struct of the fields, or the one that there is where there could not be more."""
+    """Return the struct type of the fields, or the type of the only field if ``most`` is 1."""
     if most == 1:
         return fields[0][1]
     return f"struct<{', '.join(f'{quoted(name)}: {kind}' for name, kind in fields)}>"
@@ -147,10 +147,10 @@ def to_arrow(
     """Return the columns of one batch, of the type :func:`result_type`.
 
     Args:
-        columns: the columns.
-        outputs: of the model.
-        answers: of its outputs by name, for the rows without a null.
-        absent: which rows have a null, and so a null in every column; None where none has.
+        columns: columns to add.
+        outputs: outputs of the model.
+        answers: answers for the rows without a null, by the name of the output and the content of the column.
+        absent: boolean mask of the rows that get null in every column; None if there are none.
     """
     mask = None if absent is None else pa.array(absent)
 
@@ -192,14 +192,14 @@ def _values(
 
 
 def _numbered(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[np.float64]:
-    """Return the numbers of classes whose labels are strings, and other labels themselves."""
+    """Return the numbers of the classes if labels are strings, else the labels as numbers."""
     if output.classes is None or isinstance(output.classes[0], str):
         return predictions
     return called(predictions, output).astype(np.float64)
 
 
 def _spread(values: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None, *, is_list: bool) -> pa.Array:
-    """An Arrow array with a null where rows are absent."""
+    """Return values as an Arrow array, with null in absent rows."""
     num_rows = len(values) if absent is None else len(absent)
     if is_list:
         width = math.prod(values.shape[1:])
@@ -215,14 +215,14 @@ def _spread(values: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None, *, i
 
 
 def _spread_tokens(values: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """An Arrow array of arrays of tokens, with a null where rows are absent."""
+    """Return token arrays as an Arrow array of lists, with null in absent rows."""
     rows = np.full(len(values) if absent is None else len(absent), None, object)
     rows[slice(None) if absent is None else ~absent] = values
     return pa.array(list(rows), pa.list_(pa.int64()))
 
 
 def of_spark(column: ScoredColumn, outputs: Sequence[ModelOutput], scored: Column) -> Column:
-    """Return a column of Spark with vectors where there are to be vectors, of what :func:`to_arrow` made for it."""
+    """Return the Spark column from the result of :func:`to_arrow`, with arrays converted to vectors where needed."""
     if column.answer == "prediction" and column.type != "vector":
         return scored
     if len(outputs) == 1:
@@ -238,4 +238,4 @@ def _vector(array: Column) -> Column:
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql import functions as F
 
-    return F.when(array.isNotNull(), array_to_vector(array))  # which fails on null
+    return F.when(array.isNotNull(), array_to_vector(array))  # array_to_vector fails on null

@@ -1,10 +1,10 @@
 """Packs a trained module for the executors, once for a model and all its copies. Runs on the *driver*.
 
-Large weights go to the executors as a file, beside the plans that use them. On classic Spark a function above 1 MiB
-travels as a broadcast, which is pickled as a whole and then held in the memory of the driver's JVM as a whole; Spark
-streams a file from the disk instead. A Connect client has no broadcasts: the function would be part of every plan; a
-plan above 128 MiB is refused, and one of 100 MiB exhausted a server with 1 GiB of memory. An artifact goes to the
-server once per session and in pieces, and from there to the executors. Such files cannot be removed before the
+Large weights go to the executors as a file, separately from the plans that use them. On classic Spark a function above
+1 MiB travels as a broadcast, which is pickled as a whole and then held as a whole in the memory of the driver's JVM;
+a file is streamed from disk instead. A Connect client has no broadcasts: the function would be part of every plan; a
+plan above 128 MiB is refused, and a plan of 100 MiB exhausted a server with 1 GiB of memory. An artifact goes to the
+server once per session and in chunks, and from there to the executors. Such files cannot be removed before the
 session ends, so small weights are not sent this way.
 """
 
@@ -39,7 +39,7 @@ MAX_BYTES_IN_BROADCAST = 64 << 20
 
 _sent: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 _until_exit = ExitStack()
-"""Holds the folders out of which a classic driver serves its executors, later ones too."""
+"""Holds the folders from which a classic driver serves files to its executors, including later ones."""
 atexit.register(_until_exit.close)
 
 
@@ -49,12 +49,12 @@ def travels_as_file(num_bytes: int, spark: SparkSession) -> bool:
 
 
 def send_weights(tensors: Mapping[str, Tensor], name: str, spark: SparkSession) -> None:
-    """Have executors find tensors as a file of Spark by its name; those that were sent already are not sent again.
+    """Send tensors to a session's executors as a Spark file; a name that was already sent is not sent again.
 
     Args:
-        tensors: of a module; they are written as they are now.
-        name: of the file, which stands for these tensors and no others.
-        spark: whose executors they are.
+        tensors: tensors of a module, with their current values.
+        name: name of the file, which must be unique to these tensors.
+        spark: session whose executors get the file.
     """
     receiver: Any = spark if is_connect(spark) else spark.sparkContext
     names = _sent.setdefault(receiver, set())
@@ -74,11 +74,11 @@ def send_weights(tensors: Mapping[str, Tensor], name: str, spark: SparkSession) 
 
 
 class ScoringModels:
-    """Packs a module when it is first asked for, and gives the same object for the same batch size ever after.
+    """Packs a module when it is first needed, and returns the same object for the same batch size from then on.
 
-    Copies of a model share it, as they share the trained module: ``transform(df, params)`` works on a copy, and
-    executors keep loaded modules by the object's key. Large weights are not packed: they are sent to the executors
-    as a file.
+    Copies of a model share this object, as they share the trained module: ``transform(df, params)`` works on a copy,
+    and executors cache loaded modules by the key of the :class:`ScoringModel`. Large weights are not packed, but sent
+    to the executors as a file.
     """
 
     def __init__(self, saved: SavedModel) -> None:
@@ -93,7 +93,7 @@ class ScoringModels:
         return ScoringModels, (self._saved,)
 
     def for_session(self, spark: SparkSession, batch_size: int) -> ScoringModel:
-        """Return what an executor of a session needs to predict so many rows at once, besides the files it has."""
+        """Return what an executor of a session needs to predict batches of ``batch_size`` rows, besides Spark files."""
         with self._lock:
             if self._split is None:
                 self._split = split_module(self._saved.module)

@@ -1,12 +1,12 @@
-"""Predictions for a Spark column. Made on the *driver*, run in Spark's Python workers on the *executors*.
+"""Predictions as a Spark UDF. Made on the *driver*, run in Spark's Python workers on the *executors*.
 
-Before Spark 4.1, Spark takes only functions on pandas; a function on Arrow arrays is wrapped as one there.
+Before version 4.1, Spark accepts only pandas functions; there the function on Arrow arrays is wrapped in a pandas UDF.
 
-Only the feature columns go to Python; all others stay in the JVM. Several feature columns of numbers are packed into
-one array in the plan, on the driver, and unpacked in Python on the executors: a row of 28 doubles takes Spark's JVM
-about a quarter less time in one array than in 28 columns, and less still as floats.
+Only the feature columns go to Python; all other columns stay in the JVM. Several feature columns of numbers are packed
+into one array by the plan that the driver makes, and unpacked in Python on the executors: a row of 28 doubles takes
+Spark's JVM about a quarter less time in one array than in 28 columns, and even less as floats.
 
-A worker process keeps the models that it has loaded, so that a model is loaded once per process and not once per
+A worker process caches the models that it has loaded, so that a model is loaded once per process and not once per
 task.
 """
 
@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import (
     Callable,
     Iterator,
-)  # at run time, as Spark reads the annotations of the functions it runs
+)  # imported at run time, because Spark reads the annotations of the functions that it runs
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -58,16 +58,16 @@ ScoreArrays = Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]]
 def udf_on_pandas(
     score_arrays: ScoreArrays, returned: str, packing: Packing | None
 ) -> Callable[..., SparkColumn]:
-    """Return what makes a column of feature columns.
+    """Return a function that makes a prediction column from feature columns, by a pandas UDF.
 
-    pandas has one word for null and NaN, so that which rows have a null travels as a column of its own, and a NaN among
-    features stays one. A null inside an array becomes NaN, and a prediction that is NaN becomes null, as pandas
-    has one value for both. A function on pandas cannot return a struct that is null; it returns arrays of one or none.
+    pandas has one value for null and NaN. Therefore an extra column marks the rows with a null, so that a NaN among the
+    features stays NaN. A null inside an array becomes NaN, and a prediction that is NaN becomes null. A pandas function
+    cannot return a null struct; it returns arrays of one struct or none.
 
     Args:
-        score_arrays: of batches of columns, the predictions of each.
-        returned: Spark's type of them.
-        packing: how all feature columns go to Python as one, if they do.
+        score_arrays: function that yields the predictions of each batch of feature columns.
+        returned: Spark type of the predictions.
+        packing: how the feature columns are packed into one column; None if they are not.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.functions import pandas_udf
@@ -96,7 +96,7 @@ def udf_on_pandas(
 
 
 def _to_arrow(columns: tuple[pd.Series | pd.DataFrame, ...], *, is_packed: bool) -> tuple[pa.Array, ...]:
-    """The feature columns of a batch; the last of what comes says which rows have a null."""
+    """Return the feature columns of a batch as Arrow arrays; the last of ``columns`` marks the rows with a null."""
     *features, flags = columns
     absent = flags.to_numpy(dtype=bool)
     if is_packed:
@@ -106,7 +106,7 @@ def _to_arrow(columns: tuple[pd.Series | pd.DataFrame, ...], *, is_packed: bool)
 
 
 def _column(column: pd.Series | pd.DataFrame, absent: npt.NDArray[np.bool_]) -> pa.Array:
-    """A column with null in the rows that are absent; Spark gives a struct as a DataFrame."""
+    """Return a column as an Arrow array with null in absent rows; Spark passes a struct as a pandas DataFrame."""
     if isinstance(column, pd.Series):
         return pa.array(column.to_numpy(), mask=absent, from_pandas=False)
     fields = [pa.Array.from_pandas(column[name]) for name in column.columns]
@@ -114,7 +114,7 @@ def _column(column: pd.Series | pd.DataFrame, absent: npt.NDArray[np.bool_]) -> 
 
 
 def _numbers_of_rows(rows: pd.Series, absent: npt.NDArray[np.bool_]) -> pa.Array:
-    """Arrays of equally many numbers, which are all null in the rows that are absent."""
+    """Return arrays of equal length as an Arrow array, with all numbers null in absent rows."""
     matrix = np.stack(rows.to_numpy()) if len(rows) else np.zeros((0, 1))
     width = matrix.shape[1]
     numbers = pa.array(matrix.reshape(-1), mask=np.repeat(absent, width), from_pandas=False)
@@ -132,27 +132,29 @@ _DIRECTLY = {"float32": "float", "float64": "double"}
 
 @dataclass(frozen=True)
 class Packing:
-    """How feature columns go to Python as one.
+    """How feature columns are packed into one column for Python.
 
     Attributes:
-        element: Spark's name of the type of number that they become.
+        element: Spark's name of the numeric type to which the columns are cast.
     """
 
     element: str
 
     def packed(self, names: Sequence[str]) -> SparkColumn:
-        """Return one column of arrays that holds columns.
+        """Return one column of arrays that holds the named columns.
 
-        As one text: made of Columns, ten thousand of them would take more than a hundred thousand calls to the JVM.
+        It is built as one SQL expression: with Column objects, ten thousand columns would take more than a hundred
+        thousand calls to the JVM.
         """
         return F.expr(f"array({', '.join(f'cast({quoted(name)} as {self.element})' for name in names)})")
 
     def unpacked(
         self, packed: pa.Array, inputs: ModelInputs
     ) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.bool_] | None]:
-        """Return feature columns by name, of the rows without a null, and which rows have one; None where none has.
+        """Return the feature columns of the rows without a null, and a mask of the rows with a null.
 
-        Where the model is called with their matrix, it is that.
+        The columns are returned by name, or as a matrix if the model is called with one. The mask is None if no row has
+        a null.
         """
         values, width, absent = packed.flatten(), len(inputs.columns), None
         if values.null_count:
@@ -161,15 +163,19 @@ class Packing:
         numbers = values.to_numpy(zero_copy_only=False).reshape(-1, width)
         if inputs.given_by == "matrix":
             return {MATRIX: numbers}, absent
-        columns = np.array(numbers.T, order="C")  # one after the other, in memory of their own
+        columns = np.array(numbers.T, order="C")  # a copy, with contiguous columns
         return dict(zip(inputs.names, columns, strict=True)), absent
 
 
 def packing_of(types: Sequence[DataType], inputs: ModelInputs) -> Packing | None:
-    """Return how columns of these types, in which a DataFrame has the feature columns, can be one; None where not.
+    """Return how feature columns of these types can be packed into one column; None if they cannot.
 
-    Where all enter the model as numbers of one floating type, Spark makes them that; a function of the user's own
-    looks at them first as they are, and then they have to be of one type.
+    If all columns enter the model as numbers of one floating type, Spark casts them to it. With prepareFeatures the
+    user's function gets the columns unchanged, so all have to be of one type.
+
+    Args:
+        types: types of the feature columns in the DataFrame.
+        inputs: inputs of the model.
     """
     if len(types) < 2 or not inputs.come_as_numbers or not all(map(_is_plain_number, types)):
         return None
@@ -193,10 +199,10 @@ class ScoringModel:
 
     Attributes:
         module: the module as bytes.
-        signature: what it takes and gives.
-        batch_size: rows per forward pass.
-        key: distinguishes models in a worker process.
-        weights_file: name of the file of Spark that holds the weights, where ``module`` does not.
+        signature: inputs and outputs of the model.
+        batch_size: number of rows per forward pass.
+        key: unique key, by which a worker process caches loaded models.
+        weights_file: name of the Spark file that holds the weights; None if ``module`` holds them.
     """
 
     module: PackedModule
@@ -211,12 +217,12 @@ def prediction_udf(
     wanted: tuple[ScoredColumn, ...] = PREDICTION,
     packing: Packing | None = None,
 ) -> Any:
-    """Return a Spark function of the feature columns that gives wanted columns, of the type :func:`result_type`.
+    """Return a Spark UDF that computes the wanted columns from the feature columns; see :func:`result_type`.
 
-    With a ``packing`` they go to Python as the one column that it makes of them.
+    With a ``packing`` the UDF takes the one column into which it packs the feature columns.
 
-    It is marked as not deterministic, which it is: Spark would otherwise compute it again for a filter on its
-    result, and for each field that is taken out of a struct.
+    The UDF is marked as nondeterministic because Spark would otherwise compute it again for a filter on its result, and
+    for each field that is taken from a struct.
     """
     returned = result_type(wanted, model.signature.outputs)
 
@@ -247,14 +253,13 @@ def score_columns(
     wanted: tuple[ScoredColumn, ...] = PREDICTION,
     packing: Packing | None = None,
 ) -> Iterator[pa.Array]:
-    """Yield what is wanted for each batch of feature columns.
+    """Yield the wanted columns of each batch of feature columns. Runs on an *executor*.
 
-    A row with a null has null in all of it, and so has one with NaN that the module answers with NaN. Runs on an
-    *executor*.
+    A row with a null gets null in all wanted columns, and so does a row with NaN for which the module returns NaN.
 
     Raises:
-        DataError: if rows have another shape than the model was trained on, or hold a null inside, or if the module
-            answers rows without NaN with NaN.
+        DataError: if rows have another shape than the model was trained on, or hold a null within an array, or if the
+            module returns NaN for rows without NaN.
     """
     predictor = load_predictor(model)
     for columns in batches:
@@ -266,7 +271,7 @@ def score_columns(
 
 
 def load_predictor(model: ScoringModel) -> Predictor:
-    """Return this process's predictor for a model, loading it the first time."""
+    """Return the predictor for a model, which is loaded at the first call in a process and cached."""
     if model.key not in _loaded:
         _limit_threads()
         saved = SavedModel(_load_module(model), model.signature)
@@ -274,9 +279,9 @@ def load_predictor(model: ScoringModel) -> Predictor:
         gc.unfreeze()
         while len(_loaded) > _MAX_LOADED:
             _loaded.popitem(last=False)
-        gc.collect()  # what is garbage now would stay for good, and so would a model that refers to itself
-        # Spark's worker collects garbage after every task, and looks for 0.1 s through what torch imports. Cycles that
-        # the user's own functions hold now are freed when another model is loaded, and not before.
+        gc.collect()  # otherwise gc.freeze() would keep present garbage for good, such as a model that refers to itself
+        # Spark's worker collects garbage after every task, which takes 0.1 s for the objects that torch imports. Cycles
+        # that the user's own functions hold now are freed only when another model is loaded.
         gc.freeze()
     _loaded.move_to_end(model.key)
     return _loaded[model.key]
@@ -293,7 +298,7 @@ def _load_module(model: ScoringModel) -> nn.Module:
 def score_batch(
     predictor: Predictor, columns: tuple[pa.Array, ...], wanted: tuple[ScoredColumn, ...] = PREDICTION
 ) -> pa.Array:
-    """Return what is wanted for one batch of Arrow arrays, those of the feature columns in their order."""
+    """Return the wanted columns for one batch of Arrow arrays, which are the feature columns in their order."""
     signature = predictor.signature
     nulls = [column.is_null().to_numpy(zero_copy_only=False) for column in columns if column.null_count]
     absent = reduce(np.logical_or, nulls) if nulls else None
@@ -313,9 +318,10 @@ def score_features(
     absent: npt.NDArray[np.bool_] | None,
     wanted: tuple[ScoredColumn, ...],
 ) -> pa.Array:
-    """Return what is wanted for feature columns by name, or their matrix, with null for rows that are absent there.
+    """Return the wanted columns for feature columns by name, or for their matrix, with null in absent rows.
 
-    Null too for rows with NaN among their features that the module answers with NaN.
+    ``features`` holds only the rows that are not absent. Rows with NaN among their features for which the module
+    returns NaN get null, too.
     """
     outputs = predictor.signature.outputs
     of_each = {
@@ -333,7 +339,7 @@ def score_features(
 
 
 def _to_numpy(column: pa.Array, expected: Column) -> npt.NDArray[Any]:
-    # Rows may come in another type of number than those that the model was trained on.
+    # Rows may have another numeric type than the rows that the model was trained on.
     kind, dtype, _ = describe_type(expected.name, column.type)
     if expected.kind == kind == "number":
         expected = replace(expected, dtype=dtype)
@@ -348,7 +354,7 @@ def _trained_on_one_length(column: Column, level: int) -> str:
 
 
 def _limit_threads() -> None:
-    """Give torch the cores of this task; it would take all of the machine's, in every task at once."""
+    """Limit torch to the cores of this task; otherwise every task would use all cores of the machine."""
     import torch
     from pyspark import TaskContext
 
@@ -357,7 +363,7 @@ def _limit_threads() -> None:
 
 
 def _device() -> str:
-    """Return the GPU that Spark assigned to this task, or the CPU; a GPU that was not assigned belongs to others."""
+    """Return the GPU that Spark assigned to this task, or the CPU; GPUs that are not assigned belong to other tasks."""
     import torch
     from pyspark import TaskContext
 

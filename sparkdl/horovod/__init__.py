@@ -1,7 +1,7 @@
-"""Horovod's face on sparkdl's communicators: for programs that were written against ``horovod.torch``.
+"""Horovod's API on sparkdl's communicators, for programs that were written against ``horovod.torch``.
 
-:mod:`sparkdl.horovod.torch` has Horovod's API; ``log_to_driver``, which is that of Databricks' ``sparkdl.horovod``,
-carries messages of a rank to the driver's output. Runs on the *rank*.
+:mod:`sparkdl.horovod.torch` is the API. ``log_to_driver``, the function of Databricks' ``sparkdl.horovod``, prints a
+message of a rank on the driver. Runs on the *rank*.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ __all__ = ["log_to_driver", "provide_driver_log"]
 _MAX_CHARS = 4000
 
 _write: list[Callable[[str], None]] = [print]
-"""Holds what carries a message; ``print`` until it is given."""
+"""The function that carries a message to the driver, as the only entry; ``print`` until another one is provided."""
 
 
 def log_to_driver(message: str) -> None:
-    """Print a message on the driver, also where nothing else that the ranks print is shown.
+    """Print a message on the driver, even if other output of the ranks is not shown there.
 
     Args:
-        message: of at most 4000 characters; what is longer is cut off.
+        message: message to print; it is cut off after 4000 characters.
     """
     _write[0](str(message)[:_MAX_CHARS])
 
 
 def provide_driver_log(write: Callable[[str], None]) -> None:
-    """Have messages of this process carried by ``write``; for what starts the ranks."""
+    """Set the function that carries messages of this process to the driver. For launchers of ranks."""
     _write[:] = [write]

@@ -1,7 +1,7 @@
 """Tensors as the buffers that a communicator takes: flat, contiguous, of an element type that it can reduce.
 
-Runs on the *rank*. A tensor that already is such a buffer is passed on as it lies; any other is copied into a
-staging buffer first and, where the collective writes to it, copied back afterwards.
+Runs on the *rank*. A tensor that already is such a buffer is passed on without a copy; any other is copied into a
+staging buffer first and, if the collective writes to it, copied back afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ELEMENT_DTYPES = frozenset(getattr(torch, name) for name in DTYPES)
-"""The element types that a communicator knows."""
+"""The element types that a communicator supports."""
 
 FLOAT_DTYPES = frozenset(dtype for dtype in ELEMENT_DTYPES if dtype.is_floating_point)
 
@@ -31,7 +31,7 @@ PLAIN_OPS: dict[Any, str] = {
     dist.ReduceOp.MAX: "max",
     dist.ReduceOp.PRODUCT: "product",
 }
-"""The operations of c10d that a communicator has by themselves, and its names for them."""
+"""The operations of c10d that a communicator has, too, and its names for them."""
 
 _BITWISE_OPS: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     dist.ReduceOp.BAND: torch.bitwise_and,
@@ -41,7 +41,7 @@ _BITWISE_OPS: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
 
 
 _TELLS_OF_ITSELF = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-"""Whether the native communicator sees by itself where a tensor lies, as from torch 2.10 on."""
+"""Whether the native communicator can read a tensor's address by itself (torch 2.10 and later)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ class Reduction:
     """A c10d ``ReduceOp`` in the communicator's terms.
 
     Attributes:
-        op: the communicator's name of the operation, or None where the operation is bitwise.
-        prescale: what every rank multiplies its input by first (``PREMUL_SUM``).
-        bitwise: the element-wise function of a bitwise operation, or None.
+        op: communicator's name of the operation; None if the operation is bitwise.
+        prescale: factor by which every rank multiplies its input first (``PREMUL_SUM``).
+        bitwise: element-wise function of a bitwise operation, or None.
     """
 
     op: str | None
@@ -63,7 +63,7 @@ def reduction_of(reduce_op: dist.ReduceOp) -> Reduction:
     """Translate a c10d ``ReduceOp``.
 
     Raises:
-        ParamError: if the operation is none that c10d documents.
+        ParamError: if the operation is not one that c10d documents.
     """
     kind, factor = _parts(reduce_op)
     if kind in _BITWISE_OPS:
@@ -78,7 +78,7 @@ def reduction_of(reduce_op: dist.ReduceOp) -> Reduction:
 
 
 def _parts(reduce_op: Any) -> tuple[Any, Any]:
-    """The kind of an operation and its factor, which torch shows in the operation's pickled state alone."""
+    """The kind of an operation and its factor, which torch shows only in the operation's pickled state."""
     if isinstance(reduce_op, dist.ReduceOp.RedOpType):
         return reduce_op, None
     kind, factor = reduce_op.__getstate__()
@@ -86,10 +86,10 @@ def _parts(reduce_op: Any) -> tuple[Any, Any]:
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor in order, one-dimensional: a view where it lies so, else a copy."""
+    """The elements of a tensor in order, one-dimensional: a view if it is contiguous, else a copy."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    # By its stride, too: a contiguous tensor of one element or none may have any, as a column of a one-row matrix has,
-    # and a view of it as bytes is refused then.
+    # With a stride of 1: a contiguous tensor of at most one element may have any stride, as a column of a one-row
+    # matrix has, and torch then refuses to view it as bytes.
     return flat.as_strided((flat.numel(),), (1,))
 
 
@@ -101,7 +101,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def movable(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor in order, one-dimensional, in a type that a communicator moves: a view or a copy.
 
-    Complex numbers become pairs, and types that the communicator does not know become bytes.
+    Complex numbers become pairs, and types that the communicator does not support become bytes.
     """
     flat = flatten(tensor)
     if flat.dtype in ELEMENT_DTYPES:
@@ -110,7 +110,7 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def elements_per_element(tensor: torch.Tensor) -> int:
-    """How many elements :func:`movable` makes of one."""
+    """Number of elements that :func:`movable` makes of one element."""
     if tensor.dtype in ELEMENT_DTYPES:
         return 1
     return 2 if tensor.is_complex() else tensor.element_size()
@@ -120,7 +120,7 @@ def reducible(tensor: torch.Tensor, op: str) -> torch.Tensor:
     """The elements of a tensor, contiguous, in a type that the communicator reduces: a view or a copy.
 
     Raises:
-        ParamError: if no such type stands for the tensor's, or if its order is undefined for ``op``.
+        ParamError: if the communicator cannot reduce the tensor's type; complex tensors allow only ``sum`` and ``avg``.
     """
     if tensor.dtype in ELEMENT_DTYPES:
         return flatten(tensor)
@@ -130,17 +130,17 @@ def reducible(tensor: torch.Tensor, op: str) -> torch.Tensor:
 
 
 def export(tensor: torch.Tensor) -> Any:
-    """The tensor as the array that a communicator takes up fastest, over the same memory."""
+    """The tensor as the type of array that a communicator accepts fastest, over the same memory."""
     return tensor if _TELLS_OF_ITSELF or tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def is_flat(tensor: torch.Tensor) -> bool:
-    """The communicator can read and write this tensor where it lies."""
+    """Whether the communicator can read and write this tensor in place."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def restore(buffer: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Write back what :func:`movable` or :func:`reducible` made of a tensor; a view needs no writing back."""
+    """Copy a buffer made by :func:`movable` or :func:`reducible` back to its tensor, unless it is a view of it."""
     if buffer.data_ptr() == tensor.data_ptr() and is_flat(tensor):
         return
     if buffer.dtype != tensor.dtype:

@@ -1,8 +1,8 @@
 """Data parallelism on the CPU: gradients are averaged in place while the backward pass still runs.
 
-Unlike ``torch.nn.parallel.DistributedDataParallel`` it works on a communicator alone: without a process group,
-buckets that gradients are copied to, or a search for unused parameters. The gradients of the module's parameters,
-which must be on the CPU, are laid out in memory that collectives reduce without copies, divided into buckets.
+Unlike ``torch.nn.parallel.DistributedDataParallel`` it needs only a communicator: it has no process group, no copies of
+gradients to buckets, and no search for unused parameters. The gradients of the module's parameters, which must be on
+the CPU, lie in memory that is divided into buckets and that collectives reduce without copies.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 _ALIGNMENT_BYTES = 64
-"""Gradients begin at cache lines, so that no two ranks write the same one."""
+"""Gradients begin at cache lines, so that no two ranks write to the same line."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Gradients that are reduced as one.
+    """Gradients that are reduced as one operation.
 
     Attributes:
-        elements: all of them, flat, and behind them ``presence``.
-        gradients: a view of ``elements`` for each parameter, of its shape.
-        presence: a view of ``elements`` with one for each parameter: what is averaged of ones for ranks that have the
-            gradient, and zeros for ranks that have none, shows whether any has it, without a collective of its own.
+        elements: all gradients, flat, followed by ``presence``.
+        gradients: view of ``elements`` for each parameter, of the parameter's shape.
+        presence: view of ``elements`` with one entry per parameter: one if this rank has the gradient, else zero. The
+            average over the ranks shows whether any rank has the gradient, without another collective.
     """
 
     elements: Tensor
@@ -50,13 +50,13 @@ class Bucket:
 def make_buckets(
     parameters: Iterable[nn.Parameter], communicator: Communicator, *, bucket_bytes: int
 ) -> list[Bucket]:
-    """Lay out a gradient for each parameter, in reverse order, which is about that of the backward pass.
+    """Lay out a gradient for each parameter, in reverse order, which is roughly that of the backward pass.
 
     All ranks call this with parameters of the same shapes and dtypes.
 
     Raises:
         ParamError: if a parameter is not on the CPU.
-        CommunicatorError: if the memory cannot be had.
+        CommunicatorError: if the memory cannot be allocated.
     """
     by_dtype: dict[torch.dtype, list[nn.Parameter]] = defaultdict(list)
     for parameter in reversed(list(parameters)):
@@ -106,11 +106,11 @@ def _aligned(count: int, unit: int) -> int:
 
 
 _BUCKET_BYTES = 4 << 20
-"""Small enough that most of the gradients travel while others are still computed."""
+"""Small enough that most of the gradients are sent while others are still computed."""
 
 
 class _BackwardPass:
-    """State of a backward pass, apart from the module: to set an attribute of a module takes long."""
+    """State of a backward pass. Apart from the module, as setting an attribute of a module is slow."""
 
     __slots__ = ("_num_gradients", "handles", "has_begun", "num_missing")
 
@@ -125,26 +125,26 @@ class _BackwardPass:
 
 
 class DataParallel(nn.Module):
-    """Wraps a module so that the backward pass leaves every rank with the average of the ranks' gradients.
+    """Wraps a module so that after the backward pass every rank has the average of the ranks' gradients.
 
-    Rank 0's parameters and buffers become everyone's when it is made, and its buffers again before each forward
-    pass in training. A parameter that took part on no rank keeps the gradient that it had, or none.
+    The constructor broadcasts rank 0's parameters and buffers to all ranks; each forward pass in training broadcasts
+    the buffers again. A parameter that took part on no rank keeps the gradient that it had, or None.
 
     Gradients lie in memory that the ranks share, if all are on one host. ``zero_grad(set_to_none=False)`` leaves
-    them there; where they were set to None, autograd makes new ones, which cost one copy.
+    them there; if they were set to None, autograd creates new ones, which costs one copy.
 
-    Until :meth:`close` it acts on whatever backward pass reaches the module's parameters.
+    Until :meth:`close` it averages the gradients of every backward pass that reaches the module's parameters.
 
     Args:
-        module: on the CPU, of the same architecture on every rank.
-        communicator: open over the ranks; stays the caller's.
-        bucket_bytes: about so many bytes of gradients are reduced as one.
+        module: module on the CPU, of the same architecture on every rank.
+        communicator: open communicator of the ranks; the caller closes it.
+        bucket_bytes: approximate number of bytes of gradients that are reduced as one operation.
         broadcast_buffers: whether rank 0's buffers are sent before each forward pass in training.
 
     Raises:
-        ParamError: if a parameter is not on the CPU; from a backward pass, if it makes a gradient that is sparse, as
-            ``nn.Embedding(sparse=True)`` does.
-        CommunicatorError: if the memory for the gradients cannot be had.
+        ParamError: if a parameter is not on the CPU; from a backward pass, if a gradient is sparse, as that of
+            ``nn.Embedding(sparse=True)`` is.
+        CommunicatorError: if the memory for the gradients cannot be allocated.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class DataParallel(nn.Module):
         self._buckets = make_buckets(trained, communicator, bucket_bytes=bucket_bytes)
         self._layers = tuple(module.modules())
         self._pass = _BackwardPass(self._buckets)
-        # Autograd keeps hooks where the garbage collector does not look: one that held this object for good, and with
-        # it the parameter, would keep them all for good. So it is held from a forward pass to the end of the backward
-        # pass alone.
+        # The garbage collector does not see the hooks that autograd holds: a hook with a permanent reference to this
+        # object would keep it and the parameters alive for ever. So hooks refer to it only from a forward pass to the
+        # end of the backward pass.
         self._held: list[DataParallel] = []
         take = partial(_call, WeakMethod(self._take), self._held)
         self._hooks = [
@@ -178,7 +178,7 @@ class DataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output."""
-        if self._pass.has_begun:  # and has failed
+        if self._pass.has_begun:  # a backward pass that has failed
             self._pass.reset()
         if torch.is_grad_enabled():
             self._held[:] = [self]
@@ -187,14 +187,14 @@ class DataParallel(nn.Module):
         return self.module(*args, **kwargs)
 
     def close(self) -> None:
-        """Leave the module's gradients to itself from now on, so that it may be wrapped again."""
+        """Stop averaging the module's gradients, so that the module may be wrapped again."""
         for hook in self._hooks:
             hook.remove()
         self._held.clear()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes within only add up this rank's gradients; the next one after it averages the sums."""
+        """Backward passes within only accumulate this rank's gradients; the next one afterwards averages the sums."""
         self._averages = False
         try:
             yield
@@ -202,12 +202,12 @@ class DataParallel(nn.Module):
             self._averages = True
 
     def _buffers_of_layers(self) -> list[Tensor]:
-        """``module.buffers()``, without looking for the layers again."""
+        """``module.buffers()``, without another search for the layers."""
         buffers = (buffer for layer in self._layers for buffer in layer._buffers.values())
         return list({id(buffer): buffer for buffer in buffers if buffer is not None}.values())
 
     def _take(self, index: int) -> None:
-        """Autograd has the gradient of a parameter in the bucket of this index."""
+        """Handle a gradient that autograd has computed, of a parameter in the bucket of this index."""
         if not self._averages:
             return
         current = self._pass
@@ -219,8 +219,8 @@ class DataParallel(nn.Module):
             self._start_what_is_complete(current)
 
     def _start_what_is_complete(self, current: _BackwardPass) -> None:
-        # In order, which is the same on all ranks, whatever the order of the gradients. Not the last one, as nothing is
-        # left then to compute meanwhile: _finish reduces it in its own thread, and spares waking another one.
+        # In the order of the buckets, which is the same on all ranks, whatever the order of the gradients. Not the last
+        # bucket, as nothing is left to compute meanwhile: _finish reduces it on its own thread and wakes no other one.
         while (index := len(current.handles)) < len(self._buckets) - 1 and current.num_missing[index] <= 0:
             self._settle(self._buckets[index])
             self._start(self._buckets[index], current)
@@ -229,7 +229,7 @@ class DataParallel(nn.Module):
         try:
             return _settle(bucket)
         except RuntimeError:
-            # Sparse tensors have no memory of their own. To look for them beforehand would cost every gradient.
+            # Sparse tensors have no data pointer. Looking for them beforehand would cost time for every gradient.
             self._refuse_sparse(bucket)
             raise
 
@@ -246,7 +246,7 @@ class DataParallel(nn.Module):
         current.handles.append(self._communicator.allreduce_async(bucket.elements, op="avg"))
 
     def _finish(self) -> None:
-        """The backward pass is over: reduce what was not complete, and wait for all."""
+        """End the backward pass: reduce the remaining buckets, and wait for all reductions."""
         lacking: list[Bucket] = []
         current = self._pass
         for index in range(len(current.handles), len(self._buckets)):
@@ -270,9 +270,9 @@ class DataParallel(nn.Module):
 
 
 def _settle(bucket: Bucket) -> bool:
-    """Have all gradients lie in their bucket, zeros for those that are not there; whether all are.
+    """Move all gradients into their bucket, with zeros for missing ones; return whether none is missing.
 
-    A backward pass without averaging may have left some, too.
+    Gradients may also be left from a backward pass without averaging.
     """
     has_all = True
     bucket.presence.fill_(1)

@@ -40,7 +40,7 @@ class Movements(Submission):
 
     @recorded("all_gather", 1)
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
-        """Lay the tensors of all ranks one after another into ``output``; ``tensor`` may be a slice of it."""
+        """Concatenate the tensors of all ranks in ``output``; ``tensor`` may be a slice of it."""
         if (other := self._group_of(tensor)) is not None:
             return other._allgather_base(output, tensor, opts)
         return self._allgather_pairs([output], [tensor], opts)
@@ -163,7 +163,7 @@ class Movements(Submission):
 
 
 def restoring_parts(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[Finish]:
-    """Finishes that copy what lies in ``buffer``, as :func:`movable` lays it, to tensors of the same elements."""
+    """Finishes that copy the parts of ``buffer``, laid out as by :func:`movable`, to the tensors."""
     finishes = []
     start = 0
     for tensor in tensors:
@@ -181,7 +181,7 @@ class Exchanges(Submission):
     def gather(
         self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
-        """Copy the input of every rank to the root's list of tensors, of one size."""
+        """Copy the input of every rank to the root's list of tensors, all of one size."""
         tensor = inputs[0]
         if (other := self._group_of(tensor)) is not None:
             return other.gather(output_lists, inputs, opts)
@@ -199,7 +199,7 @@ class Exchanges(Submission):
     def scatter(
         self, outputs: Sequence[torch.Tensor], input_lists: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> Any:
-        """Give every rank its entry of the root's list of tensors, of one size."""
+        """Give every rank its entry of the root's list of tensors, all of one size."""
         output = outputs[0]
         if (other := self._group_of(output)) is not None:
             return other.scatter(outputs, input_lists, opts)
@@ -221,7 +221,7 @@ class Exchanges(Submission):
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Any:
-        """Send block r of a tensor to rank r; sizes count rows, and are equal where none are given."""
+        """Send block r of a tensor to rank r; split sizes count rows, and are equal if none are given."""
         if (other := self._group_of(tensor)) is not None:
             return other.alltoall_base(output, tensor, output_split_sizes, input_split_sizes, opts)
         world_size = self._communicator.world_size
@@ -269,7 +269,7 @@ class Exchanges(Submission):
 
 
 def _elements_per_rank(tensor: torch.Tensor, split_sizes: Sequence[int] | None, world_size: int) -> list[int]:
-    """Elements, as they travel, of each rank's block of a tensor that is split by rows."""
+    """Number of elements, as :func:`movable` makes them, of each rank's block of a tensor that is split by rows."""
     num_rows = tensor.shape[0]
     if not split_sizes:
         if num_rows % world_size:
@@ -285,7 +285,7 @@ def _elements_per_rank(tensor: torch.Tensor, split_sizes: Sequence[int] | None, 
 
 @called_as_it_is
 class Messages(Submission):
-    """send and recv; torch's ``isend`` and ``irecv`` are these, and its ``send`` and ``recv`` wait for them."""
+    """send and recv. torch's ``isend`` and ``irecv`` call these, and its ``send`` and ``recv`` also wait for them."""
 
     _message_completer: FutureCompleter
 

@@ -1,8 +1,8 @@
-"""The c10d process group of the backend ``"sparkdl"``: its name, its devices, its life and its errors.
+"""The c10d process group of the backend ``"sparkdl"``: its name, its devices, its lifetime and its errors.
 
 The collectives are in :mod:`sparkdl.torch.reductions` and :mod:`sparkdl.torch.movements`;
-:mod:`sparkdl.torch.registration` creates groups. The errors of collectives have sparkdl's own classes, also where
-c10d passes on only their text.
+:mod:`sparkdl.torch.registration` creates groups. Errors of collectives have sparkdl's own classes, even where c10d
+passes on only their text.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
 BACKEND_NAME = "sparkdl"
 
 _FAREWELL_S = 5.0
-"""How long callbacks may take at most at the end of a process that failed."""
+"""The longest time for callbacks at the end of a process that failed."""
 
 _open_groups: WeakSet[SparkdlProcessGroup] = WeakSet()
 """The groups that ``shutdown`` has not ended."""
 
-# A forked child has none of their threads.
+# A forked child has none of the groups' threads.
 os.register_at_fork(after_in_child=_open_groups.clear)
 
 
-@called_as_it_is
-class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.ProcessGroup):  # type: ignore[misc]  # torch renames methods
+@called_as_it_is  # mypy: the bases' methods differ, as torch renames some
+class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.ProcessGroup):  # type: ignore[misc]
     """A process group whose CPU tensors travel over a communicator.
 
     Args:
-        communicator: open, of the group's ranks in the group's order.
-        store: the group's c10d store.
-        rendezvous: where process sets find each other; the same store, or what lies below it.
-        timeout_s: deadline of a collective that names none.
-        owns_communicator: ``shutdown`` closes the communicator.
-        base_store: the store below ``store``, to be kept as long as the group, or None.
-        accelerator: what serves tensors on the GPU (see :mod:`sparkdl.torch.gpu.accelerator`), or None to refuse them.
+        communicator: open communicator of the group's ranks, in the group's order.
+        store: c10d store of the group.
+        rendezvous: rendezvous by which process sets open communicators; the same store, or the one below it.
+        timeout_s: default deadline of a collective, in seconds.
+        owns_communicator: whether ``shutdown`` closes the communicator.
+        base_store: store below ``store``, which is kept alive as long as the group, or None.
+        accelerator: backend of tensors on the GPU (see :mod:`sparkdl.torch.gpu.accelerator`), or None to refuse them.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         base_store: Store | None = None,
         accelerator: Any = None,
     ) -> None:
-        # The constructor that takes the store makes no subclassable object; only this form of it does.
+        # Only this form of the constructor, not the one that takes the store, makes an object of a subclass.
         super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]  # the stub lacks it
         self._communicator = communicator
         self._store = store
@@ -87,51 +87,52 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         self._group_description = "undefined"
         self._sequence_number = 0
         if not _open_groups:
-            # Again for each first group, to run before what closes the communicator of the job.
+            # Again for each first group, so that it runs before the handler that closes the job's communicator.
             atexit.unregister(_leave_groups)
             atexit.register(_leave_groups)
         _open_groups.add(self)
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator below."""
+        """The communicator on which the group runs."""
         return self._communicator
 
     @property
     def timeout_s(self) -> float:
-        """The deadline of collectives that name none."""
+        """The default deadline of collectives, in seconds."""
         return self._timeout_s
 
     @property
     def failure(self) -> Exception | None:
-        """The first error that an asynchronous operation of this group had."""
+        """The first error of an asynchronous operation of this group; None if there was none."""
         own = self._completer.failure or self._message_completer.failure
         return own or getattr(self._accelerator, "failure", None)
 
     @property
     def accelerator(self) -> Any:
-        """What serves tensors on the GPU."""
+        """The backend of tensors on the GPU, or None."""
         return self._accelerator
 
     def shutdown(self) -> None:
-        """Complete what is under way and close what the group opened. Idempotent."""
+        """Complete the operations in progress and close what the group opened. Idempotent."""
         if self._accelerator is not None:
             self._accelerator.shutdown()
             self._accelerator = None
         self._end(self._timeout_s)
 
     def leave(self, failure: BaseException | None) -> None:
-        """End the group's threads at the end of the process, which they would make a crash.
+        """End the group's threads at the end of the process, as they would make it crash.
 
-        Python ends a thread that comes back from native code then, and C++ ends the process for it. The accelerator is
-        left to its library.
+        At that time Python ends a thread that returns from native code, and C++ then aborts the process. The
+        accelerator is left to its library.
 
         Args:
-            failure: what the process ends with; what is under way need not be completed then.
+            failure: error that the process ends with, or None; after an error, operations in progress need not be
+                completed.
         """
         if failure is not None:
             if not self._owns_communicator:
-                return  # the job's own, which is aborted next
+                return  # the job's communicator, which is aborted next
             self._communicator.abort(
                 f"rank {self._communicator.rank} failed: {type(failure).__name__}: {failure}"
             )
@@ -151,7 +152,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         self._communicator.abort(f"rank {self._communicator.rank} aborted the process group")
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the deadline of collectives that name none."""
+        """Set the default deadline of collectives."""
         self._timeout_s = to_seconds(timeout)
 
     _set_default_timeout = set_timeout
@@ -167,7 +168,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     getBackendName = name  # noqa: N815  # what C++ looks for
     _get_backend_name = name
 
-    # c10d keeps a group's name in its backends, and this group is its own.
+    # c10d keeps a group's name in its backends, and this group is its own backend.
     @property
     def group_name(self) -> str:  # type: ignore[override]  # C++ looks for this spelling
         """The name by which functional collectives find the group."""
@@ -178,7 +179,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
 
     @property
     def group_desc(self) -> str:
-        """What the group is for, as its maker said."""
+        """The description that was given when the group was created."""
         return self._group_description
 
     def _set_group_desc(self, desc: str) -> None:
@@ -189,13 +190,13 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         return [torch.device("cpu"), *([torch.device("cuda")] if self._accelerator is not None else [])]
 
     def _get_backend(self, device: torch.device) -> Any:
-        """What serves a device; unless that is torch's own, the group itself, which answers what torch asks."""
+        """The backend of a device: torch's own if the accelerator is that, else the group itself."""
         if torch.device(device).type != "cpu" and isinstance(self._accelerator, dist.ProcessGroup):
             return self._accelerator._get_backend(device)
         return self
 
     def supports_tensor_alloc(self, _: torch.device) -> bool:
-        """FSDP asks whether buffers should come from the backend; they need not."""
+        """False: FSDP, which asks for this, need not allocate its buffers from the backend."""
         return False
 
     supports_splitting = False
@@ -209,7 +210,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
             self._accelerator._start_coalescing(device)
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        """One work for all that was started in between, which torch has forgotten by now."""
+        """One work for all operations since :meth:`_start_coalescing`, whose own works torch has dropped."""
         if torch.device(device).type != "cpu" and isinstance(self._accelerator, dist.ProcessGroup):
             return self._accelerator._end_coalescing(device)
         works, self._coalesced = self._coalesced or [], None
@@ -226,8 +227,8 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
 
 
 def _leave_groups() -> None:
-    """Leave the groups that a program has not destroyed, as torch lets it; process sets before what is below them."""
-    # What the interpreter has just printed as the reason of its end.
+    """Leave the groups that a program has not destroyed, which torch allows; first those that own a communicator."""
+    # The exception that the interpreter has just printed before it ends.
     failure: BaseException | None = getattr(sys, "last_value", None)
     for group in sorted(_open_groups, key=lambda group: not group._owns_communicator):
         with contextlib.suppress(CommunicatorError):
@@ -236,13 +237,13 @@ def _leave_groups() -> None:
 
 @contextmanager
 def collective_errors(group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Raise the error of a failed collective itself, where torch raises a ``RuntimeError`` that quotes it.
+    """Raise the error of a failed collective itself instead of torch's ``RuntimeError`` that quotes it.
 
     ``DistributedDataParallel`` waits on c10d futures in C++, which keep only the text of an error. Around
-    ``loss.backward()`` this gives, say, the ``RankLostError`` that the allreduce raised. Other errors pass.
+    ``loss.backward()`` this raises, for example, the ``RankLostError`` of the allreduce. Other errors pass.
 
     Args:
-        group: the process group; the default group if None.
+        group: process group; None for the default group.
 
     Raises:
         CommunicatorError: if a collective of the group failed; the subclass says how.

@@ -50,14 +50,15 @@ def allreduce_sparse(
     """Add up a sparse tensor over the ranks, in place; every rank ends with the same entries, coalesced.
 
     Args:
-        communicator: of the ranks.
-        tensor: of layout ``torch.sparse_coo``, with the same shape, dtype and number of sparse dimensions everywhere.
-        reduction: a sum or an average.
-        timeout_s: deadline of each of the operations.
+        communicator: communicator of the ranks.
+        tensor: tensor of layout ``torch.sparse_coo``, with the same shape, dtype and number of sparse dimensions on
+            every rank.
+        reduction: reduction, which is a sum or an average.
+        timeout_s: deadline of each of the operations, in seconds.
 
     Raises:
-        ParamError: if the layout is another one, or the reduction.
-        MismatchError: on every rank, if they do not all have such a tensor.
+        ParamError: if the tensor has another layout, or the reduction is another one.
+        MismatchError: on every rank, if the ranks' tensors differ in shape, dtype or sparse dimensions.
     """
     if tensor.layout is not torch.sparse_coo or reduction.op not in ("sum", "avg"):
         raise ParamError(
@@ -81,14 +82,14 @@ def allreduce_sparse(
     if reduction.op == "avg":
         is_integer = not (values.is_floating_point() or values.is_complex())
         total.values().div_(communicator.world_size, rounding_mode="trunc" if is_integer else None)
-    with torch.no_grad():  # a detached one would not see that there are other entries
+    with torch.no_grad():  # copying to a detached tensor would not change the entries of this one
         tensor.copy_(total)
 
 
 def _gather(
     communicator: Communicator, rows: torch.Tensor, counts: list[int], what: str, timeout_s: float
 ) -> torch.Tensor:
-    """The rows of all ranks, of which each has so many."""
+    """The rows of all ranks; ``counts`` has the number of rows of each rank."""
     gathered = rows.new_empty((sum(counts), *rows.shape[1:]))
     width = gathered[:1].numel() * elements_per_element(rows)
     communicator.allgather(
@@ -101,8 +102,8 @@ def _gather(
     return gathered
 
 
-# By their hashes, which distinguish c10d's operations: to look up the objects, or ask them for their kinds, takes
-# a tenth of an allreduce that is queued.
+# By hashes, which distinguish c10d's operations: looking up the objects, or reading their kinds, would take a tenth of
+# the time to queue an allreduce.
 _PLAIN_OPS = {hash(dist.ReduceOp(kind)): op for kind, op in PLAIN_OPS.items()}
 
 
@@ -127,7 +128,7 @@ class Reductions(Submission):
         return self._allreduce_any(tensors, opts)
 
     def _allreduce_plainly(self, tensor: torch.Tensor, opts: Any) -> CollectiveWork | CompletedWork | None:
-        """What :meth:`allreduce` usually is asked for, in few instructions; None if it is something else."""
+        """The fast path for usual calls of :meth:`allreduce`; None if it does not apply."""
         op = _PLAIN_OPS.get(hash(opts.reduceOp))
         if (
             op is None
@@ -184,7 +185,7 @@ class Reductions(Submission):
         opts: Any,
         handles: list[Handle],
     ) -> Finish:
-        """Start a bitwise reduction into ``output``, which costs an allgather: communicators have none."""
+        """Start a bitwise reduction into ``output``, by an allgather, as communicators have no bitwise reductions."""
         assert reduction.bitwise is not None
         function, source = reduction.bitwise, movable(tensor)
         gathered = source.new_empty((self._communicator.world_size, source.numel()))
@@ -193,7 +194,7 @@ class Reductions(Submission):
 
     @recorded("reduce")
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
-        """Reduce over the ranks into the root's tensors; the others keep theirs."""
+        """Reduce over the ranks into the root's tensors; the other ranks keep theirs."""
         tensors = as_list(tensors)
         if (other := self._group_of(tensors[0])) is not None:
             return other.reduce(tensors, opts)
@@ -275,7 +276,7 @@ class Reductions(Submission):
         counts: Sequence[Sequence[int]],
         opts: Any,
     ) -> Any:
-        """Reduce tensors, of each of which every rank gets a block of so many elements: one operation per dtype."""
+        """Reduce tensors and give every rank its block, of the sizes in ``counts``; one operation per dtype."""
         reduction = reduction_of(opts.reduceOp)
         handles: list[Handle] = []
         finishes: list[Finish] = []

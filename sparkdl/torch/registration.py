@@ -1,11 +1,11 @@
 """Registration of the backend with torch.distributed, the stores of its rendezvous, and the default group.
 
 ``RendezvousStore`` lets torch.distributed keep its keys at sparkdl's coordinator, which authenticates its clients, so
-that no ``TCPStore`` listens. ``StoreRendezvous`` opens communicators over a store that torch already has: that of a
-process set, or the one that ``init_process_group("sparkdl", ...)`` was given.
+that no ``TCPStore`` listens. ``StoreRendezvous`` opens communicators over a store that torch already has: the store of
+a process set, or the one given to ``init_process_group("sparkdl", ...)``.
 
-Ranks can find each other by the variables of ``torchrun``. Ranks of ``torchrun``, or of any other launcher that sets
-its variables, exchange the job's secret through torch's store: the secret is as safe as that store. Ranks of
+Ranks can find each other by the environment variables of ``torchrun``. Ranks of ``torchrun``, or of any other launcher
+that sets its variables, exchange the job's secret through torch's store: the secret is as safe as that store. Ranks of
 sparkdl's launchers have the same variables. For them torch's ``env://``, and ``tcp://`` with the same address, return
 a store whose keys are at sparkdl's coordinator, which serves only holders of the job's secret.
 
@@ -73,13 +73,13 @@ _LONGEST_PAUSE_S = 0.05
 
 
 class RendezvousStore(Store):
-    """A c10d store whose keys lie in a rendezvous. Values are bytes; ``str`` values are encoded as UTF-8.
+    """A c10d store whose keys are in a rendezvous. Values are bytes; ``str`` values are encoded as UTF-8.
 
-    C++ keeps only its half of a store: a caller that hands one to torch keeps the object, too.
+    C++ keeps only its half of a store: a caller that passes one to torch must keep the Python object, too.
 
     Args:
-        rendezvous: where the keys lie.
-        timeout_s: how long ``get`` and ``wait`` wait for a key, unless they are given a timeout.
+        rendezvous: rendezvous with the keys.
+        timeout_s: seconds that ``get`` and ``wait`` wait for a key, unless they are given a timeout.
     """
 
     def __init__(self, rendezvous: Rendezvous, *, timeout_s: float) -> None:
@@ -101,7 +101,7 @@ class RendezvousStore(Store):
         return self._rendezvous.add(key, value)
 
     def compare_set(self, key: str, expected_value: bytes | str, desired_value: bytes | str) -> bytes:
-        """Set a key if it holds ``expected_value``, or is unset and that is empty; return its value."""
+        """Set a key if it holds ``expected_value``, or is unset and ``expected_value`` is empty; return its value."""
         return self._rendezvous.compare_set(key, _encode(expected_value), _encode(desired_value))
 
     def delete_key(self, key: str) -> bool:
@@ -109,11 +109,11 @@ class RendezvousStore(Store):
         return self._rendezvous.delete(key)
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """Number of keys."""
         return self._rendezvous.num_keys()
 
     def check(self, keys: list[str]) -> bool:
-        """All of the keys are set."""
+        """Whether all of the keys are set."""
         return self._rendezvous.check(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
@@ -127,16 +127,16 @@ class RendezvousStore(Store):
         return False
 
     def clone(self) -> RendezvousStore:
-        """A store over the same keys that another thread may use: this one, as a rendezvous serves any thread."""
+        """Return this store, which another thread may use, too: a rendezvous serves any thread."""
         return self
 
-    # The names by which C++ looks for two of them.
+    # The names of two of the methods in C++.
     deleteKey = delete_key  # noqa: N815 - C++ names
     getNumKeys = num_keys  # noqa: N815 - likewise
 
 
 class StoreRendezvous:
-    """A rendezvous whose keys lie in a c10d store, all of them below one prefix."""
+    """A rendezvous whose keys are in a c10d store, below one prefix."""
 
     def __init__(self, store: Store, prefix: str = "") -> None:
         self._store = store
@@ -144,7 +144,7 @@ class StoreRendezvous:
 
     def set(self, key: str, value: bytes) -> None:
         """Set a key."""
-        self._store.set(self._prefix + key, value)  # type: ignore[arg-type]  # bytes are welcome
+        self._store.set(self._prefix + key, value)  # type: ignore[arg-type]  # bytes are accepted
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """The value of a key, waiting until it is set.
@@ -152,8 +152,8 @@ class StoreRendezvous:
         Raises:
             CommunicatorTimeoutError: if it is still unset after ``timeout_s``.
         """
-        # Asked again and again rather than by the store's own `wait`: a TCPStore serves one caller at a time, and
-        # communicators wait on a thread of theirs while others set keys.
+        # Polled instead of the store's own `wait`: a TCPStore serves one caller at a time, and communicators wait on
+        # their own threads while other threads set keys.
         deadline = Deadline(timeout_s)
         pause_s = _FIRST_PAUSE_S
         while not self._store.check([self._prefix + key]):
@@ -170,8 +170,8 @@ class StoreRendezvous:
         return int(self._store.add(self._prefix + key, amount))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set a key if it holds ``expected``, or is unset and that is empty; return its value."""
-        return bytes(self._store.compare_set(self._prefix + key, expected, desired))  # type: ignore[arg-type]  # likewise
+        """Set a key if it holds ``expected``, or is unset and ``expected`` is empty; return its value."""
+        return bytes(self._store.compare_set(self._prefix + key, expected, desired))  # type: ignore[arg-type]  # ditto
 
     def delete(self, key: str) -> bool:
         """Delete a key; True if there was one."""
@@ -186,7 +186,7 @@ class StoreRendezvous:
         raise NotImplementedError("A c10d store cannot count keys below a prefix; ask for keys by name.")
 
     def hosts_here(self) -> tuple[str, ...]:
-        """See :class:`~sparkdl.rendezvous.store.Located`: known of a ``TCPStore``, whose host all ranks reach."""
+        """See :class:`~sparkdl.rendezvous.store.Located`; known only for a ``TCPStore``, whose host all ranks reach."""
         store = self._store
         while isinstance(store, PrefixStore):
             store = store.underlying_store
@@ -201,7 +201,7 @@ class StoreRendezvous:
         )
 
     def check(self, keys: Sequence[str]) -> bool:
-        """All of the keys are set."""
+        """Whether all of the keys are set."""
         return bool(self._store.check([self._prefix + key for key in keys]))
 
 
@@ -213,7 +213,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MEET_TIMEOUT = timedelta(seconds=300)
 _KEY = "sparkdl/invitation"
 
-# The store of rank 0 serves the others as long as it lives.
+# Keeps the stores alive: that of rank 0 serves the other ranks.
 _stores: list[Store] = []
 
 _met = [False]
@@ -221,10 +221,10 @@ _met = [False]
 
 
 class JobStore(RendezvousStore):
-    """The store that ``env://``, or ``tcp://`` and the coordinator's address, gives in a rank of ours.
+    """The store that ``env://``, or ``tcp://`` with the coordinator's address, returns in a rank of a sparkdl launcher.
 
     Attributes:
-        job: the job at whose coordinator its keys lie.
+        job: job whose coordinator has the keys.
     """
 
     def __init__(self, job: Job, rank: int, world_size: int, *, timeout_s: float) -> None:
@@ -239,10 +239,10 @@ def find_torchrun(environ: Mapping[str, str]) -> Callable[[], Communicator] | No
     """A function that opens the communicator of the ranks that ``torchrun`` started; None if it did not start this one.
 
     Raises:
-        LaunchError: if variables are missing that it sets.
+        LaunchError: if some of the variables that ``torchrun`` sets are missing.
     """
     if is_own_run(environ):
-        return None  # a rank of ours finds its own job; what a rank of a Runner has started is no rank
+        return None  # a rank of sparkdl finds its own job; a process that a rank of a Runner has started is not a rank
     if not is_torchruns(environ) and find_mpi_world(environ) is not None:
         return None  # scripts for mpiexec set some of these for torch
     found = find_all(environ, _VARIABLES, "Start ranks by torchrun, which sets all of them.")
@@ -258,9 +258,9 @@ def register_rendezvous() -> None:
 def rendezvous_by_environment(
     url: str, timeout: timedelta = _MEET_TIMEOUT, **kwargs: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """Handle torch's ``env://``: a :class:`JobStore` in a rank whose ``MASTER_ADDR`` and ``MASTER_PORT`` are ours.
+    """Handle torch's ``env://``: a :class:`JobStore` if ``MASTER_ADDR`` and ``MASTER_PORT`` name our coordinator.
 
-    Elsewhere, and where a program has set another address, torch's own handler does its work.
+    Otherwise, also if a program has set another address, use torch's own handler.
     """
     job = current_job()
     if job is None or not names_job(os.environ, job):
@@ -277,9 +277,9 @@ def rendezvous_by_environment(
 def rendezvous_by_address(
     url: str, timeout: timedelta = _MEET_TIMEOUT, **kwargs: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """Handle torch's ``tcp://``: a :class:`JobStore` where the address is that of ``MASTER_ADDR`` and ``MASTER_PORT``.
+    """Handle torch's ``tcp://``: a :class:`JobStore` if the address is that of our coordinator.
 
-    Elsewhere torch's own handler does its work.
+    Otherwise use torch's own handler.
     """
     job, parts = current_job(), urlparse(url)
     given = dict(parse_qsl(parts.query))
@@ -293,7 +293,7 @@ def rendezvous_by_address(
 
 
 def rendezvous_by_file(url: str, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
-    """Handle torch's ``file://``, as its own handler does."""
+    """Handle torch's ``file://`` by its own handler."""
     job = current_job()
     if job is not None:
         _note_elsewhere(job)
@@ -305,7 +305,7 @@ HANDLERS = {
     "tcp": rendezvous_by_address,
     "file": rendezvous_by_file,
 }
-"""By the schemes of torch's URLs."""
+"""The handlers, by the scheme of torch's URLs."""
 
 
 def _job_store(job: Job, rank: int, world_size: int, timeout: timedelta) -> JobStore:
@@ -321,17 +321,17 @@ def has_met() -> bool:
 
 
 def job_of(store: Any) -> Job | None:
-    """The job at whose coordinator the keys of a store lie; None if it is none of ours."""
+    """The job whose coordinator has the keys of a store; None if there is no such job."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store.job if isinstance(store, JobStore) else None
 
 
 def _note_elsewhere(job: Job) -> None:
-    """Report to the launcher that the ranks meet at an address of the program's own."""
+    """Report to the launcher that the ranks meet at an address that the program has chosen."""
     _met[0] = True
     if is_own_run(os.environ):
-        with suppress(SparkdlError, ConnectionError):  # what comes now goes without our coordinator
+        with suppress(SparkdlError, ConnectionError):  # the ranks now meet without our coordinator
             job_rendezvous(job)
 
 
@@ -348,22 +348,22 @@ def _open_for_job(environ: Mapping[str, str]) -> Communicator:
 
 
 def _where_rank_0_is_reached(environ: Mapping[str, str], world_size: int) -> Sequence[str]:
-    """On rank 0: the addresses of this machine at which the other ranks find its coordinator."""
+    """The addresses of rank 0's machine at which the other ranks reach its coordinator; only rank 0 uses them."""
     if environ.get("LOCAL_WORLD_SIZE") == str(world_size):
         return [LOOPBACK]
-    # The others reach the store there, too.
+    # The other ranks reach the store there, too.
     return reachable_hosts(hosts_of_name(environ["MASTER_ADDR"]))
 
 
 DEFAULT_TIMEOUT_S = 300.0
 
-# The communicator that the default group is being made over; torch hands plug-in backends no argument of
-# their own.
+# The communicator of the default group that is being created; torch passes no further arguments to plug-in
+# backends.
 _given: list[tuple[Communicator, Rendezvous, RendezvousStore]] = []
 
 _num_inits: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
 
-# What worlds were asked to serve CUDA tensors by, and their process sets with them; None to leave CUDA alone.
+# The CUDA backend that was asked for, by world; also for its process sets. None to leave CUDA alone.
 _cuda_backends: WeakKeyDictionary[Communicator, str | None] = WeakKeyDictionary()
 
 
@@ -380,22 +380,20 @@ def init_process_group(
 ) -> None:
     """Initialize torch.distributed over an open communicator, whose rendezvous also becomes c10d's store.
 
-    CPU tensors travel over the communicator; CUDA tensors over NCCL where every rank has a GPU of its own, and
-    through host memory where ranks share one. The communicator stays the caller's: :func:`destroy_process_group`
-    leaves it open.
+    CPU tensors travel over the communicator; CUDA tensors over NCCL if every rank has a GPU of its own, and through
+    host memory if ranks share one. :func:`destroy_process_group` leaves the communicator open; the caller closes it.
 
     Args:
-        communicator: the world; every rank of it makes this call. When None, that of the job which this process is
-            a rank of, as ``sparkdl run``, ``mpiexec`` or ``torchrun`` started it.
-        timeout_s: deadline of a collective that names none, 300 s by default.
-        cuda: whether CUDA tensors are to travel, too, or by what: ``"auto"``, which True stands for, ``"torch"``,
-            ``"sparkdl"``, ``"hierarchical"`` or ``"host"``; see :mod:`sparkdl.torch.gpu.accelerator`. Finding out a
-            rank's GPU initializes CUDA there and takes hundreds of MiB of its memory; False leaves the GPUs alone. The
-            same on every rank.
+        communicator: communicator of the world, every rank of which makes this call. None for the communicator of the
+            job of which this process is a rank, as started by ``sparkdl run``, ``mpiexec`` or ``torchrun``.
+        timeout_s: default deadline of a collective, in seconds; None for 300 s.
+        cuda: backend of CUDA tensors: ``"auto"`` or True, ``"torch"``, ``"sparkdl"``, ``"hierarchical"`` or ``"host"``;
+            see :mod:`sparkdl.torch.gpu.accelerator`. False to refuse CUDA tensors and leave the GPUs alone: identifying
+            a rank's GPU initializes CUDA there and takes hundreds of MiB of its memory. The same on every rank.
 
     Raises:
-        ParamError: if torch.distributed is initialized already, ``cuda`` cannot be had, or no communicator is given
-            and none is found.
+        ParamError: if torch.distributed is initialized already, the backend of ``cuda`` is unknown or not available,
+            or no communicator is given and none is found.
     """
     backend = ("auto" if cuda else None) if isinstance(cuda, bool) else cuda
     if backend is not None and backend not in CUDA_BACKENDS:
@@ -433,7 +431,7 @@ def destroy_process_group() -> None:
 
 
 def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
-    """What torch calls to make a group; ``options`` is c10d's ``DistributedBackendOptions``."""
+    """Create a group; torch calls this with c10d's ``DistributedBackendOptions``."""
     timeout = options.timeout
     timeout_s = to_seconds(timeout) if isinstance(timeout, timedelta) else float(timeout)
     given = _given.pop() if _given else None
@@ -465,13 +463,13 @@ def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
 
 
 def _is_whole_job(options: Any, timeout_s: float) -> bool:
-    """Whether a default group that ``env://`` made has the ranks of this process's job, and by their numbers.
+    """Whether a default group made by ``env://`` has the ranks of this process's job, with the same numbers.
 
-    Collective among the ranks of the group: it has them on all ranks or on none.
+    Collective among the ranks of the group; the result is the same on all of them.
     """
     job, own = job_of(options.store), current_job()
     if job is None and own is not None and _world() is None:
-        _note_elsewhere(own)  # in a store of the program's own
+        _note_elsewhere(own)  # the ranks meet in a store that the program has chosen
     if job is None or options.global_ranks_in_group or options.group_size != job.world_size:
         return False
     numbers = all_gather_bytes(
@@ -486,7 +484,7 @@ def _is_whole_job(options: Any, timeout_s: float) -> bool:
 
 
 def _group_rendezvous(options: Any) -> Rendezvous:
-    """The keys of a group that was given no communicator: below the world's, or in the store that torch brought."""
+    """The rendezvous of a group without a given communicator: below the world's, or in the store that torch passed."""
     world = _world()
     if world is None:
         return StoreRendezvous(options.store, "sparkdl/")
@@ -524,13 +522,13 @@ def _open_for_group(options: Any, rendezvous: Rendezvous, timeout_s: float) -> C
 
 
 def _world() -> SparkdlProcessGroup | None:
-    """The default group, if it is ours."""
+    """The default group if its backend is ``"sparkdl"``, else None."""
     group = dist.group.WORLD if dist.is_initialized() else None
     return group if isinstance(group, SparkdlProcessGroup) else None
 
 
 def _cuda_backend(communicator: Communicator) -> str | None:
-    """By what the default group that this communicator makes or belongs to was asked to serve CUDA tensors."""
+    """The CUDA backend asked for by the default group that this communicator belongs to, or that is being created."""
     world = _world()
     return _cuda_backends.get(communicator if world is None else world.communicator, "auto")
 
@@ -545,7 +543,7 @@ def _fresh_keys(communicator: Communicator) -> Rendezvous:
 
 
 def _shared_secret(rendezvous: Rendezvous, rank: int, timeout_s: float) -> bytes:
-    """A secret that the group's first rank makes and the store spreads: as safe as the user's store."""
+    """A secret that the group's first rank makes and shares through the store; it is as safe as the user's store."""
     if rank == 0:
         rendezvous.set("secret", new_secret())
     return rendezvous.get("secret", timeout_s)

@@ -1,4 +1,4 @@
-"""How a process group hands operations to its communicator.
+"""The submission of a process group's operations to its communicator.
 
 Runs on the *rank*. Operations with ``asyncOp`` are queued to the communicator's progress thread; the others
 run on the caller's thread before the call returns. While torch's profiler runs on that thread, each call is an event:
@@ -34,11 +34,11 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def recorded(name: str, argument: int = 0) -> Callable[[Method], Method]:
-    """Make the calls of a method events of torch's profiler, while it runs.
+    """Decorate a method so that torch's profiler, while it runs, records each call as an event.
 
     Args:
-        name: the event's, after ``sparkdl:``.
-        argument: place of the argument whose tensors the event shows the shapes of.
+        name: name of the event, without the prefix ``sparkdl:``.
+        argument: position of the argument whose tensors' shapes the event shows.
     """
     event = f"sparkdl:{name}"
 
@@ -56,10 +56,10 @@ def recorded(name: str, argument: int = 0) -> Callable[[Method], Method]:
 
 
 def called_as_it_is(kind: Kind) -> Kind:
-    """Decorate a class whose methods ``torch.compile`` calls without compiling them and what they call.
+    """Decorate a class so that ``torch.compile`` calls its methods without compiling them or what they call.
 
-    It does so with torch's own groups, as their methods are C++. What ``torch.compiler.disable`` does would take the
-    import of the compiler, a second, in every rank.
+    It treats torch's own groups in the same way, as their methods are C++. ``torch.compiler.disable`` would import the
+    compiler, which takes a second in every rank.
     """
     for method in vars(kind).values():
         if isinstance(method, FunctionType):
@@ -84,7 +84,7 @@ def _tensors_in(argument: Any) -> list[torch.Tensor]:
 
 
 class Submission:
-    """What every collective of a process group begins and ends with."""
+    """The first and last steps of every collective of a process group."""
 
     _communicator: Communicator
     _completer: FutureCompleter
@@ -118,7 +118,7 @@ class Submission:
     def _work(
         self, outputs: Sequence[torch.Tensor], handles: Sequence[Handle], finishes: Sequence[Finish] = ()
     ) -> CollectiveWork | CompletedWork:
-        """What torch gets for operations under way, or complete where there are no handles."""
+        """The ``Work`` of operations in progress, or of complete ones if there are no handles."""
         if not handles:
             for finish in finishes:
                 finish()
@@ -129,7 +129,7 @@ class Submission:
         return work
 
     def _group_of(self, tensor: torch.Tensor) -> Any:
-        """None where the tensor is ours, on the CPU; else the group that serves the accelerator."""
+        """None for a tensor on the CPU, which this group serves itself; else the group of the accelerator."""
         if tensor.is_cpu:
             return None
         if self._accelerator is None:
@@ -141,10 +141,10 @@ class Submission:
 
 
 def as_list(tensors: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What torch gives as a list, and its users sometimes as one tensor."""
+    """The argument as a list: torch passes lists, users sometimes a single tensor."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def restoring(buffer: torch.Tensor, tensor: torch.Tensor) -> Finish:
-    """A finish that writes back what :func:`sparkdl.torch.buffers.movable` or ``reducible`` made of a tensor."""
+    """A finish that copies a buffer of :func:`sparkdl.torch.buffers.movable` or ``reducible`` back to its tensor."""
     return lambda: restore(buffer, tensor)

@@ -1,7 +1,8 @@
 """Batch normalization with the statistics of all ranks' rows. Runs on the *rank*, on tensors of any device.
 
-One sum over the ranks for the means, one for the variances, and one back, of two numbers per channel; in training
-alone, so that ranks may look at different numbers of batches elsewhere.
+In training, a forward pass computes one sum over the ranks for the means and one for the variances, and a backward pass
+one sum of two numbers per channel. In evaluation there are none, so that ranks may evaluate different numbers of
+batches.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ AddUp: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Takes the place of ``torch.nn.BatchNorm1d``, ``2d`` and ``3d``, with the same arguments.
+    """Replaces ``torch.nn.BatchNorm1d``, ``2d`` and ``3d``, with the same arguments.
 
     The input has shape ``(rows, num_features, ...)``; the number of rows may differ between ranks. The ranks are those
     of torch.distributed's default group.
 
     Attributes:
-        counts_rows: whether this rank's rows count; one that only takes part, as the others wait for it, adds nothing.
+        counts_rows: whether this rank's rows count; False on a rank that takes part only because others wait for it.
     """
 
     counts_rows = True
@@ -42,11 +43,11 @@ class SyncBatchNorm(_BatchNorm):
         return tensor
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalize; in training with the statistics of all ranks, which also move the running ones.
+        """Normalize the input; in training with the statistics of all ranks, which also update the running statistics.
 
-        Outside of training no rank waits for another, also where there are no running statistics: like torch's layers
-        it then takes those of its own rows. In training one value per channel, on all ranks together, has no variance:
-        the running statistics normalize it and stay as they are.
+        In evaluation no rank waits for another, even without running statistics: like torch's layers, each rank then
+        uses the statistics of its own rows. In training, a single value per channel on all ranks together has no
+        variance: the running statistics normalize it and are not updated.
         """
         self._check_input_dim(input)
         if self._num_ranks() == 1 or not self.training:
@@ -71,7 +72,7 @@ class SyncBatchNorm(_BatchNorm):
 
 @contextmanager
 def synchronized_batch_norms(module: nn.Module) -> Iterator[None]:
-    """Inside, the BatchNorms in a module are synchronized ones, with the same parameters, buffers and names."""
+    """Within this context, a module's BatchNorms are synchronized, with the same parameters, buffers and names."""
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
@@ -90,7 +91,7 @@ def _synchronized(layer: _BatchNorm) -> SyncBatchNorm:
     twin = SyncBatchNorm(
         layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
     )
-    # The very tensors, so that both are trained.
+    # The same tensor objects, so that both layers are trained.
     twin._parameters, twin._buffers, twin.training = layer._parameters, layer._buffers, layer.training
     return twin
 
@@ -134,9 +135,9 @@ class _Normalize(torch.autograd.Function):
         axes = _all_but_channels(grad)
         grad_bias, grad_weight = grad.sum(axes), (grad * normalized).sum(axes)
         centred = grad
-        if ctx.has_statistics:  # or not, on all ranks alike
+        if ctx.has_statistics:  # the same on all ranks
             sums = ctx.add_up(torch.stack([grad_bias, grad_weight])) / ctx.count
-            # Rows that did not count have moved neither mean nor variance.
+            # Rows that did not count have not changed the mean or the variance.
             centred = grad - ctx.share * (
                 _along_channels(sums[0], grad) + normalized * _along_channels(sums[1], grad)
             )
@@ -157,7 +158,7 @@ def _joint_statistics(
 ) -> tuple[int, torch.Tensor, torch.Tensor]:
     """Count, mean and biased variance per channel over the rows of all ranks.
 
-    The variance is taken around the joint mean: a difference of large sums would lose its digits.
+    The variance is computed around the joint mean: a difference of large sums would lose precision.
     """
     own_count = rows.numel() // rows.shape[1]
     sums = torch.cat([rows.sum(axes).double(), torch.tensor([float(own_count)], device=rows.device)])

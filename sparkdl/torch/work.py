@@ -1,4 +1,4 @@
-"""What a collective returns to torch: a ``Work`` over the communicator's handles, and futures of it.
+"""The ``Work`` that a collective returns to torch, over the communicator's handles, and its futures.
 
 Runs on the *rank*. Waiting on a ``Work`` waits on the handle on the caller's own thread. Futures are often waited for
 in C++, as in the reducer of ``DistributedDataParallel``, so threads of the process group complete them; see
@@ -34,19 +34,19 @@ _NO_TIMEOUT = timedelta(0)
 
 
 class UnawaitedWorks:
-    """Works that were dropped before anything waited for them, kept because C++ may still do so.
+    """Works that were dropped before anything waited for them, kept because C++ may still wait for them.
 
-    torch finds the methods of a ``Work`` that is written in Python by its Python object, but does not keep that
-    alive: once it is gone, ``wait`` in C++ waits for a condition that nothing signals. ``DistributedDataParallel``
-    under ``join`` hands a work to its reducer and drops it. C++ does not say when it drops its own reference, so the
-    oldest works are given up when there are too many.
+    torch finds the methods of a ``Work`` that is written in Python through its Python object, but does not keep this
+    object alive: once it is gone, ``wait`` in C++ waits for a condition that is never signalled.
+    ``DistributedDataParallel`` under ``join`` passes a work to its reducer and drops it. C++ does not report when it
+    drops its own reference, so the oldest works are dropped when there are too many.
     """
 
     MAX_WORKS = 1000
     MAX_BYTES = 16 << 20
 
     def __init__(self) -> None:
-        # Works are dropped anywhere, also by the garbage collector while this is locked by the same thread.
+        # Works are dropped anywhere, also by the garbage collector while the same thread holds this lock.
         self._lock = threading.RLock()
         self._works: deque[tuple[LastingWork, int]] = deque()
         self._num_bytes = 0
@@ -68,7 +68,7 @@ class UnawaitedWorks:
                 self._num_bytes -= given_up[-1][1]
 
     def close(self) -> None:
-        """Give all of them up, and keep no more."""
+        """Drop all works, and keep no more."""
         with self._lock:
             self._is_closed = True
             works, self._works = self._works, deque()
@@ -76,16 +76,16 @@ class UnawaitedWorks:
 
 
 class LastingWork(Work):
-    """A ``Work`` whose Python object lasts as long as C++ may ask it for something.
+    """A ``Work`` whose Python object lives as long as C++ may call its methods.
 
     Attributes:
-        is_awaited: whether ``wait`` has returned its result or error; it can be dropped then.
+        is_awaited: whether ``wait`` has returned its result or error; the work can be dropped then.
     """
 
     __slots__ = ("_unawaited", "is_awaited")
 
     def __init__(self, unawaited: UnawaitedWorks) -> None:
-        Work.__init__(self)  # super() would be a quarter of what making a work takes
+        Work.__init__(self)  # super() would take a quarter of the time to make a work
         self.is_awaited = False
         self._unawaited = unawaited
 
@@ -95,7 +95,7 @@ class LastingWork(Work):
 
 
 class CompletedWork(Work):
-    """A collective that was complete, and well, before its call returned."""
+    """A collective that completed successfully before its call returned."""
 
     def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -106,15 +106,15 @@ class CompletedWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     def is_success(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     def exception(self) -> Exception | None:
-        """None."""
+        """None: the collective has not failed."""
         return None
 
     def result(self) -> list[torch.Tensor]:
@@ -132,10 +132,10 @@ class CompletedWork(Work):
 
 
 class CollectiveWork(LastingWork):
-    """A collective under way.
+    """A collective in progress.
 
-    The ``finishes`` run once, after the last handle completed and before anyone sees the result: they copy
-    out of staging buffers. They must not call collectives.
+    The ``finishes`` run once, after the last handle has completed and before the result is available: they copy out of
+    staging buffers. They must not call collectives.
     """
 
     # With hundreds of works queued, cache misses take most of the time to make one; a dict would add a fifth.
@@ -158,7 +158,7 @@ class CollectiveWork(LastingWork):
         finishes: Sequence[Callable[[], None]] = (),
         sender: Callable[[], int] | None = None,
     ) -> None:
-        Work.__init__(self)  # what LastingWork would do, without the frame
+        Work.__init__(self)  # as in LastingWork, without another call frame
         self.is_awaited = False
         self._unawaited = completer.unawaited
         self._outputs = outputs
@@ -174,7 +174,7 @@ class CollectiveWork(LastingWork):
         """Wait until the outputs hold the result.
 
         Args:
-            timeout: how long to wait at most; None or zero is as long as the operation's own deadline.
+            timeout: longest time to wait; None or zero for the operation's own deadline.
 
         Raises:
             CommunicatorError: if the collective failed; the subclass says how.
@@ -192,7 +192,7 @@ class CollectiveWork(LastingWork):
             if self._finish_lock is not None:
                 self._finish_once(self._finish_lock)
         except Exception as error:
-            if self.is_completed():  # else it was only this wait that ran out of time
+            if self.is_completed():  # else only this wait has timed out
                 self._failure = error
                 self._completer.failure = self._completer.failure or error
                 self.is_awaited = True
@@ -201,11 +201,11 @@ class CollectiveWork(LastingWork):
         return True
 
     def is_completed(self) -> bool:
-        """The collective is complete or has failed; ``wait`` would not block."""
+        """Whether the collective is complete or has failed, so that ``wait`` would not block."""
         return all(handle.done() for handle in self._handles)
 
     def is_success(self) -> bool:
-        """The collective is complete and did not fail."""
+        """Whether the collective is complete and did not fail."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
@@ -228,21 +228,21 @@ class CollectiveWork(LastingWork):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the output tensors; it holds this work, and so the buffers, until it is complete.
 
-        Callbacks of the future run on a thread of the process group; see :class:`FutureCompleter` for their order. A
-        failure arrives through it as a ``RuntimeError`` that quotes ours: c10d's futures keep only the text. See
-        :func:`sparkdl.torch.collective_errors`.
+        Callbacks of the future run on a thread of the process group; see :class:`FutureCompleter` for their order. The
+        future reports a failure as a ``RuntimeError`` that quotes sparkdl's error: c10d's futures keep only the text.
+        See :func:`sparkdl.torch.collective_errors`.
         """
         if self._future is None:
             self._future = self._completer.future_of(self)
         return self._future
 
     def when_done(self, action: Callable[[], None]) -> None:
-        """Call something, on any thread, as soon as a message is complete; it must return at once."""
+        """Call ``action``, on any thread, as soon as a message is complete; it must return at once."""
         (handle,) = self._handles
         handle.when_done(action)  # type: ignore[attr-defined]  # the handles of messages have it
 
     def _source_rank(self) -> int:
-        """The rank that sent what a ``recv`` received, once it is complete; -1 for everything else."""
+        """The rank that sent the message of a completed ``recv``; -1 for any other operation."""
         return -1 if self._sender is None else self._sender()
 
     source_rank = _source_rank
@@ -261,7 +261,7 @@ class CollectiveWork(LastingWork):
 
 
 class _WorkHandle:
-    """A work as a handle of another."""
+    """A work, used as a handle of another work."""
 
     def __init__(self, work: CollectiveWork) -> None:
         self._work = work
@@ -280,10 +280,10 @@ def joined(works: Sequence[CollectiveWork], *, completer: FutureCompleter) -> Co
 
 
 class Awaitable(Protocol):
-    """What :class:`FutureCompleter` asks of a work."""
+    """The methods of a work that :class:`FutureCompleter` uses."""
 
     def wait(self) -> bool:
-        """Wait until it is complete; raise what it failed with."""
+        """Wait until the work is complete; raise its error if it has failed."""
 
     def is_completed(self) -> bool:
         """Whether ``wait`` would not block."""
@@ -295,12 +295,12 @@ class Awaitable(Protocol):
 class FutureCompleter:
     """Completes futures of works, and thereby runs their callbacks, on threads that start with the first future.
 
-    Futures complete in the order in which they were asked for, which is that of the collectives of one process group.
-    Their callbacks run one after another, so that ranks on which they start collectives start these in the same order.
+    Futures complete in the order in which they were requested, which is that of the collectives of one process group.
+    Their callbacks run one after another, so that collectives which they start begin in the same order on all ranks.
 
-    * A callback may ask for further futures and wait for them. What is asked for on a thread that runs callbacks
-      is completed by another thread, of its own, before the next callback of the first one begins.
-    * A callback may wait for anything else, such as a future that comes later. When it has not run for a while, another
+    * A callback may request further futures and wait for them. Another thread completes the futures that are requested
+      on a thread that runs callbacks, before that thread's next callback begins.
+    * A callback may wait for anything else, such as a future that comes later. If it has not run for a while, another
       thread continues with the futures that follow; only then do two callbacks run at the same time.
 
     A callback runs on the thread that attaches it if the future is already complete, else on a thread of this class.
@@ -308,12 +308,12 @@ class FutureCompleter:
     start collectives on this process group must not start others meanwhile.
 
     Args:
-        name: of the threads.
-        in_order: whether the works complete in the order in which futures of them are asked for. Otherwise a future
+        name: name of the threads.
+        in_order: whether the works complete in the order in which their futures are requested. Otherwise a future
             completes as soon as its own work does.
 
     Attributes:
-        failure: the first error that any work of the process group had.
+        failure: first error of any work of the process group, or None.
         unawaited: works that were dropped before anything waited for them.
     """
 
@@ -333,8 +333,8 @@ class FutureCompleter:
         """A future that takes the outputs or the error of ``work`` as soon as it has them.
 
         Args:
-            work: complete or under way.
-            source: a new future, of which to derive it; one for values on the CPU if None.
+            work: work that is complete or in progress.
+            source: new future from which to derive it; None for one whose values are on the CPU.
         """
         source = torch.futures.Future() if source is None else source
 
@@ -352,14 +352,14 @@ class FutureCompleter:
         return future
 
     def finish_alone(self, work: Awaitable) -> None:
-        """Complete a work that its caller has dropped, so that its results are written."""
+        """Complete a work that the caller has dropped, so that its results are written."""
         self._submit(work, torch.futures.Future())
 
     def close(self, timeout_s: float) -> None:
-        """End the threads once every future asked for is complete.
+        """End the threads once every requested future is complete.
 
         Args:
-            timeout_s: how long callbacks may take at most; a thread that is still in one then is left behind.
+            timeout_s: longest time for callbacks, in seconds; a thread that is still in a callback then is left behind.
         """
         self.unawaited.close()
         with self._lock:
@@ -382,7 +382,7 @@ class FutureCompleter:
             work.when_done(lambda: line.put(work, source))
 
     def _line_of_this_thread(self) -> _Line | None:
-        """The line that completes the futures that this thread asks for; None once this is closed."""
+        """The line that completes the futures that this thread requests; None once this completer is closed."""
         below: dict[FutureCompleter, _Line] | None = getattr(_running, "lines", None)
         line = self._line if below is None else below.get(self)
         if line is None:
@@ -403,7 +403,7 @@ class FutureCompleter:
 
 
 _running = threading.local()
-"""Has ``lines`` on a thread that runs callbacks: by completer, the line for futures that the callbacks ask for."""
+"""Has ``lines`` on a thread that runs callbacks: by completer, the line for futures that the callbacks request."""
 
 _LOOK_S = 0.2
 """A callback whose thread has used no processor time for so long counts as waiting."""
@@ -412,7 +412,7 @@ _DRAINED_S = 10.0
 """How long to wait for the end of a thread that has no more work."""
 
 _MAX_THREADS = 64
-"""Per line: the limit of callbacks that wait for later futures."""
+"""Limit of the callbacks per line that wait for later futures."""
 
 
 class _Line:
@@ -429,7 +429,7 @@ class _Line:
         self._is_closed = False
         self._num_callbacks = 0
         self._clock: int | None = None
-        """Of the owner's time on a processor, while it runs callbacks."""
+        """Clock of the owner's processor time, while it runs callbacks."""
         self._seen: tuple[int, int] | None = None
         self.is_drained = True
 
@@ -455,7 +455,7 @@ class _Line:
             done.wait()
 
     def close(self) -> None:
-        """End the thread when everything that was put is complete; returns at once."""
+        """End the thread once all futures that were put are complete; returns at once."""
         with self._lock:
             self._is_closed = True
             if self._owner is not None:
@@ -603,7 +603,7 @@ _watch = _Watch()
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """A c10d timeout in seconds, or None where it is zero or negative, by which c10d means "the default"."""
+    """A c10d timeout in seconds; None if it is zero or negative, by which c10d means "the default"."""
     if timeout is None or timeout <= _NO_TIMEOUT:
         return None
     return to_seconds(timeout)

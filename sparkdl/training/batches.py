@@ -1,11 +1,11 @@
-"""Copies batches to a GPU ahead of the training loop, through pinned memory and on a CUDA stream of its own.
+"""Copies batches to a GPU ahead of the training loop, through pinned memory and on a separate CUDA stream.
 
 A thread takes batches from the feed, copies them to pinned memory and starts their copy to the device, while the loop
-computes on earlier ones; the batches that wait there are bounded in bytes. Batches that may not be made on another
+computes on earlier ones; the total size of the waiting batches is limited. Batches that must not be made on another
 thread take the same path without it. On the CPU batches stay as they are: tensors can share their memory.
 
-:func:`read_timeout_s` is how long a rank waits for a row group. :func:`single_rows_allowed` is for batches of one row,
-which the last step of an epoch may have, in models with BatchNorm.
+:func:`read_timeout_s` returns how long a rank waits for a row group. :func:`single_rows_allowed` is for batches of one
+row in models with BatchNorm; the last step of an epoch may have such a batch.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 
 Copy: TypeAlias = tuple[dict[str, Tensor], Any]
-"""A batch on the device, and the event after which it is there."""
+"""A batch on the device, and the CUDA event that completes when the copy is done."""
 
 _MAX_BATCHES_AHEAD = 8
 _AHEAD_BYTES = READ_AHEAD_BYTES // 4
-"""What batches take at most in pinned memory, and as much on the device, that wait there or are being copied."""
+"""Maximum bytes in pinned memory of batches that wait or are being copied; they take as much on the device."""
 
 
 def batches_for(
     device: torch.device, batches: Generator[Arrays, None, None], *, ahead: bool = True
 ) -> Generator[Batch, None, None]:
-    """Return the batches in their order, on the device; a consumer that stops early closes the generator.
+    """Return the batches in their order, on the device; a consumer that stops early has to close the generator.
 
     Args:
-        device: of the module.
-        batches: as arrays of numbers.
-        ahead: whether they may be made on a thread beside the training, before it asks for them.
+        device: device of the module.
+        batches: batches as arrays of numbers.
+        ahead: whether batches may be made ahead, on a thread beside the training.
     """
     if device.type != "cuda":
         return batches
@@ -60,7 +60,7 @@ def _one_by_one(device: torch.device, batches: Generator[Arrays, None, None]) ->
 
 
 def copied_ahead(copies: Generator[Copy, None, None], max_bytes: int = _AHEAD_BYTES) -> ReadAhead[Copy]:
-    """Have batches copied in a thread of their own: as many ahead as fit, one at least."""
+    """Copy batches in a separate thread: as many ahead as fit into ``max_bytes``, at least one."""
     return ReadAhead(
         copies,
         _MAX_BATCHES_AHEAD,
@@ -78,7 +78,7 @@ def _on_gpu(device: torch.device, batches: Generator[Arrays, None, None]) -> Gen
             current = torch.cuda.current_stream(device)
             current.wait_event(copied)
             for tensor in tensors.values():
-                # Their memory is the other stream's; it must not take it back before this one is done with it.
+                # The memory belongs to the copying stream, which must not reuse it before this stream is done with it.
                 tensor.record_stream(current)
             yield tensors
     finally:
@@ -100,7 +100,7 @@ def _copies(
 
 
 def _pinned(array: npt.NDArray[Any]) -> Tensor:
-    # torch keeps pinned memory for later use, and does not give it out before copies from it are done.
+    # torch caches pinned memory, and does not reuse it before copies from it are done.
     return torch.from_numpy(np.require(array, requirements=["W"])).pin_memory()
 
 
@@ -108,20 +108,20 @@ _MOST_S = 600.0
 
 
 def read_timeout_s(communicator: Communicator) -> float:
-    """Return the seconds to wait for a row group: half of those that the others wait for this rank, at most 600.
+    """Return the seconds to wait for a row group: half of the communicator's timeout, at most 600.
 
-    While a rank reads, the others wait for it in a collective. It has to give up before they do, as it alone can say
-    which file it waits for.
+    While a rank reads, the other ranks wait for it in a collective. It has to give up before they do, as only this
+    rank can report which file it waits for.
     """
     return min(_MOST_S, communicator.timeout_s / 2)
 
 
 @contextmanager
 def single_rows_allowed(module: nn.Module) -> Iterator[None]:
-    """Inside, a BatchNorm that gets one value per channel normalizes it by its running statistics.
+    """Within this context a BatchNorm that gets one value per channel normalizes it by its running statistics.
 
-    One value has no variance, and torch refuses it in training. Any number of rows has to finish, and dropping the row
-    would leave it out of the training. Layers that normalize over ranks (SyncBatchNorm) see to it themselves.
+    One value has no variance, and torch refuses it in training. A fit has to work for any number of rows, and dropping
+    the row would leave it out of the training. Layers that normalize over ranks (SyncBatchNorm) handle this themselves.
     """
     frozen: set[nn.Module] = set()
 

@@ -1,7 +1,7 @@
-"""Callbacks of a fit, and what else happens around its epochs: the best weights and early stopping.
+"""Callbacks of a fit, the weights of its best epoch, and early stopping.
 
 Callbacks are called on every *rank*. The weights of the best epoch are kept on rank 0, whose model a fit returns.
-Early stopping ends a fit that no longer improves; every rank decides on the same numbers.
+Early stopping ends a fit that no longer improves; every rank decides by the same values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Whether a callback on this rank has asked for the fit to end."""
+    """Records whether a callback on this rank has asked to end the fit."""
 
     def __init__(self) -> None:
         self.is_made = False
@@ -38,23 +38,24 @@ class StopRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class FitContext:
-    """What a callback is given: the fit on its rank.
+    """State of the fit on one rank, passed to callbacks.
 
     Attributes:
-        rank: the number of this process.
+        rank: rank of this process.
         world_size: number of ranks.
-        epochs: the number of epochs of the fit.
-        steps_per_epoch: the number of steps of an epoch, the same on every rank.
+        epochs: total number of epochs of the fit.
+        steps_per_epoch: number of steps of an epoch, the same on every rank.
         module: the model on this rank's device. A callback that changes weights or buffers has to change them
             equally on all ranks.
-        optimizer: of its parameters.
+        optimizer: optimizer of the model's parameters.
         epoch: number of the epoch, from 1; 0 before the first.
         step: number of the step in the epoch, from 1; 0 before the first.
-        loss: mean loss of this rank's rows in the step, on the device: to ask for its value waits for a GPU. None
+        loss: mean loss of this rank's rows in the step, a tensor on the device; reading its value waits for a GPU. None
             outside of ``on_step_end``.
-        record: of the epoch, with its metrics, the same on every rank; in ``on_fit_end`` of the last epoch. None
-            elsewhere.
-        model_epoch: in ``on_fit_end`` the epoch that the weights are from: the best one's are on rank 0 then.
+        record: record of the epoch with its metrics, the same on every rank: in ``on_epoch_end`` of this epoch, in
+            ``on_fit_end`` of the last epoch. None elsewhere.
+        model_epoch: number of the epoch that rank 0's weights are from, in ``on_fit_end``; None elsewhere. Only rank 0
+            has the weights of the best epoch, unless each rank has a part of the module.
     """
 
     rank: int
@@ -71,14 +72,14 @@ class FitContext:
     _request: StopRequest = field(default_factory=StopRequest, repr=False)
 
     def stop(self) -> None:
-        """Ask for the fit to end after this epoch. One rank's wish is enough: all of them then stop together."""
+        """Ask to end the fit after this epoch. One rank's request is enough: all ranks then stop together."""
         self._request.is_made = True
 
 
 class Callback:
-    """Base of callbacks: override what you need. ``TorchEstimator(callbacks=[...])`` takes instances.
+    """Base class of callbacks: override the methods you need. ``TorchEstimator(callbacks=[...])`` takes instances.
 
-    Each rank gets a copy of its own, made by pickling; what it remembers stays there and does not come back. All
+    Each rank gets its own copy, made by pickling; the attributes of the copies do not come back to the driver. All
     ranks call the same methods in the same order::
 
         on_fit_start
@@ -87,28 +88,28 @@ class Callback:
           on_epoch_end               after validation, with the record
         on_fit_end                   with the weights that the fit returns
 
-    A method that raises ends the fit on all ranks, with the callback's name. A method that calls torch.distributed
-    has to do so on all ranks. A resumed fit begins with ``on_fit_start`` again, and gives
-    callbacks the states that they returned.
+    A method that raises ends the fit on all ranks, with an error that names the callback. A method that calls
+    torch.distributed has to do so on all ranks. A resumed fit restores the states of the callbacks from the checkpoint,
+    and then calls ``on_fit_start`` again.
     """
 
     def on_fit_start(self, context: FitContext) -> None:
-        """Before the first epoch."""
+        """Called before the first epoch."""
 
     def on_epoch_start(self, context: FitContext) -> None:
-        """Before the first step of an epoch."""
+        """Called before the first step of an epoch."""
 
     def on_step_end(self, context: FitContext) -> None:
-        """After a step."""
+        """Called after a step."""
 
     def on_epoch_end(self, context: FitContext) -> None:
-        """After an epoch and its validation."""
+        """Called after an epoch and its validation."""
 
     def on_fit_end(self, context: FitContext) -> None:
-        """After the last epoch; not when the fit has failed."""
+        """Called after the last epoch; not if the fit has failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint shall keep; it is rank 0's, for all ranks."""
+        """Return the state to save in checkpoints. Rank 0's state is saved, and restored on all ranks."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -116,11 +117,11 @@ class Callback:
 
 
 class Callbacks:
-    """Calls callbacks in their order, and names one that fails.
+    """Calls callbacks in their order; an error names the callback that failed.
 
     Args:
-        callbacks: of this rank.
-        settings: of the fit; see :class:`FitContext`.
+        callbacks: callbacks of this rank.
+        settings: attributes of :class:`FitContext` that are the same in all calls.
     """
 
     def __init__(self, callbacks: Sequence[Callback], **settings: Any) -> None:
@@ -129,12 +130,12 @@ class Callbacks:
         self._request = StopRequest()
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any callbacks."""
         return bool(self._callbacks)
 
     @property
     def want_to_stop(self) -> bool:
-        """Whether one of them has asked for the end of the fit on this rank."""
+        """Whether a callback on this rank has asked to end the fit."""
         return self._request.is_made
 
     @want_to_stop.setter
@@ -145,7 +146,7 @@ class Callbacks:
         """Call a method of all callbacks.
 
         Raises:
-            TrainingError: if one of them fails.
+            TrainingError: if a callback fails.
         """
         callbacks = [each for each in self._callbacks if _overrides(each, method)]
         if not callbacks:
@@ -163,11 +164,11 @@ class Callbacks:
                 ) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all of them; what one has asked for is the rank's own."""
+        """Return the states of all callbacks; a request to stop is not among them, as it is a state of the rank."""
         return {"states": [callback.state_dict() for callback in self._callbacks]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; another number of callbacks starts without states."""
+        """Restore what :meth:`state_dict` returned; nothing is restored if the number of callbacks has changed."""
         if len(state["states"]) == len(self._callbacks):
             for callback, own in zip(self._callbacks, state["states"], strict=True):
                 callback.load_state_dict(own)
@@ -178,28 +179,28 @@ def _overrides(callback: Callback, method: str) -> bool:
 
 
 class BestWeights:
-    """A copy of the module's state after the best epoch, in the host's memory: as much as the module takes, once.
+    """A copy of the module's state after the best epoch, in host memory; it takes as much memory as the module.
 
     Args:
-        goal: what makes an epoch the best; of equal ones it is the first.
-        module: whose state is kept.
-        is_keeper: whether this rank keeps the weights, or its part of them; the others only note which epoch is the
+        goal: metric by which epochs are compared; of equal epochs the first one is the best.
+        module: module whose state is kept.
+        is_keeper: whether this rank keeps the weights, or its part of them; other ranks only record which epoch is the
             best.
-        is_divided: whether each rank has a part.
+        is_divided: whether the module is divided among ranks.
 
     Attributes:
-        epoch: number of the best epoch; None before any.
+        epoch: number of the best epoch; None before the first.
     """
 
     def __init__(self, goal: Goal, module: nn.Module, *, is_keeper: bool, is_divided: bool = False) -> None:
         self._goal, self._module, self._is_keeper, self._is_divided = goal, module, is_keeper, is_divided
         self._kept: dict[str, dict[str, Any]] = {}
-        """What :func:`~sparkdl.training.checkpoint.state.module_state` says, copied."""
+        """Copy of what :func:`~sparkdl.training.checkpoint.state.module_state` returned."""
         self._best: float | None = None
         self.epoch: int | None = None
 
     def offer(self, record: EpochRecord) -> None:
-        """Keep the module as it is if the epoch that it comes from is the best so far."""
+        """Copy the module's state if the epoch of the record is the best so far."""
         value = self._goal.value(record)
         if not self._goal.is_better(value, self._best):
             return
@@ -211,9 +212,9 @@ class BestWeights:
             }
 
     def restore(self) -> int | None:
-        """Give the module of the rank that keeps them the best weights, and return their epoch.
+        """Load the best weights into the module on ranks that keep them, and return their epoch.
 
-        None, with a warning, where the metric was in no epoch a number; the module then stays as it is.
+        If the metric was NaN in all epochs, return None, with a warning; the module then keeps its last weights.
         """
         if self.epoch is None:
             if self._is_keeper:
@@ -227,14 +228,14 @@ class BestWeights:
         return self.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept; without weights on ranks that do not keep them, or share them."""
+        """Return the best value, its epoch, and the weights, if this rank keeps all of them."""
         weights = {} if self._is_divided else self._kept
         return {"best": self._best, "epoch": self.epoch, "weights": weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned on the rank that keeps the weights.
 
-        Where it left out the weights, :meth:`tensors` are to be overwritten by them.
+        If it left out the weights, the caller has to copy them into :meth:`tensors`.
         """
         self._best, self.epoch = state["best"], state["epoch"]
         self._kept = {}
@@ -250,12 +251,12 @@ class BestWeights:
             }
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is kept, by names of their own."""
+        """Return the tensors that are kept, by unique names."""
         return {f"{kind}/{name}": part for kind, parts in self._kept.items() for name, part in parts.items()}
 
 
 def _kept(part: Any, before: Any) -> Any:
-    """A copy of a part of a state on the host, in the memory of the one before where it fits."""
+    """Copy an entry of a state to the host, into the memory of the previous copy if that fits."""
     if not isinstance(part, Tensor):
         return copy.deepcopy(part)  # the extra state of a module
     if is_part(part):  # stays on its device, where it can be gathered for a checkpoint
@@ -270,8 +271,8 @@ class Patience:
     """How long a fit continues without an improvement.
 
     Attributes:
-        epochs: in a row without an improvement, after which it ends.
-        min_delta: by more than which a value has to be better to count.
+        epochs: number of consecutive epochs without an improvement after which the fit ends.
+        min_delta: minimum change that counts as an improvement: a value has to be better by more than this.
     """
 
     epochs: int
@@ -282,12 +283,12 @@ class EarlyStopping:
     """Counts epochs without an improvement over the best value so far.
 
     Args:
-        goal: what is to become better.
-        patience: how long to wait for it.
+        goal: metric that has to improve.
+        patience: how long to wait for an improvement.
 
     Attributes:
-        best: the value with which later ones are compared; None before the first that is a number.
-        num_epochs: that have passed since.
+        best: best value so far, with which later ones are compared; None before the first value that is not NaN.
+        num_epochs: number of epochs since the last improvement.
     """
 
     def __init__(self, goal: Goal, patience: Patience) -> None:
@@ -297,11 +298,11 @@ class EarlyStopping:
 
     @property
     def is_over(self) -> bool:
-        """Whether the fit is to end."""
+        """Whether the fit should end."""
         return self.num_epochs >= self._patience.epochs
 
     def observe(self, record: EpochRecord) -> None:
-        """Take in an epoch."""
+        """Update the counts with the record of an epoch."""
         value = self._goal.value(record)
         if self._goal.is_better(value, self.best, by=self._patience.min_delta):
             self.best, self.num_epochs = value, 0
@@ -309,7 +310,7 @@ class EarlyStopping:
             self.num_epochs += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it stands."""
+        """Return the best value and the number of epochs since."""
         return {"best": self.best, "num_epochs": self.num_epochs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -318,15 +319,15 @@ class EarlyStopping:
 
 
 class FitControl:
-    """Callbacks, early stopping and the best weights of a fit: whether it continues, on which all ranks agree.
+    """Callbacks, early stopping and the best weights of a fit; all ranks agree on whether the fit continues.
 
     Args:
-        spec: of the fit.
-        communicator: open over all ranks.
-        module: that is trained.
-        optimizer: of its parameters.
-        steps_per_epoch: on every rank.
-        is_divided: whether each rank has a part of the module.
+        spec: spec of the fit.
+        communicator: communicator of all ranks, open.
+        module: module that is trained.
+        optimizer: optimizer of the module's parameters.
+        steps_per_epoch: number of steps of an epoch, the same on every rank.
+        is_divided: whether the module is divided among ranks.
     """
 
     def __init__(
@@ -363,12 +364,12 @@ class FitControl:
 
     @property
     def should_continue(self) -> bool:
-        """Whether there is to be another epoch; all ranks agree."""
+        """Whether another epoch follows; the same on all ranks."""
         return not self._has_ended
 
     @property
     def best_epoch(self) -> int | None:
-        """The best epoch so far, where the best weights are kept."""
+        """Number of the best epoch so far; None if best weights are not kept."""
         return None if self._best is None else self._best.epoch
 
     @property
@@ -378,7 +379,7 @@ class FitControl:
 
     @property
     def wants_to_stop(self) -> bool:
-        """Whether a callback has asked for the end of the fit on this rank, which is what one of them needs."""
+        """Whether a callback on this rank has asked to end the fit."""
         return self._callbacks.want_to_stop
 
     @wants_to_stop.setter
@@ -386,11 +387,11 @@ class FitControl:
         self._callbacks.want_to_stop = wish
 
     def begin(self, history: Sequence[EpochRecord] = (), *, in_epoch: bool = False) -> None:
-        """Begin the fit, or resume it after the epochs of a history. Collective where a fit may end early.
+        """Begin the fit, or resume it after the epochs of a history. Collective if the fit may end early.
 
         Args:
-            history: records of the epochs that are done.
-            in_epoch: whether the next one is under way, at whose end wishes to stop count.
+            history: records of the completed epochs.
+            in_epoch: whether the fit resumes within an epoch; requests to stop then count at the end of that epoch.
         """
         if history:
             self._last = history[-1]
@@ -398,15 +399,15 @@ class FitControl:
         self._callbacks.call("on_fit_start")
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch, counted from 1."""
+        """Call the callbacks at the start of an epoch, counted from 1."""
         self._callbacks.call("on_epoch_start", epoch=epoch)
 
     def end_step(self, epoch: int, step: int, loss: Tensor) -> None:
-        """A step is done, counted from 1."""
+        """Call the callbacks after a step, counted from 1."""
         self._callbacks.call("on_step_end", epoch=epoch, step=step, loss=loss)
 
     def end_epoch(self, record: EpochRecord) -> None:
-        """An epoch is done, and validated. Collective where a fit may end early."""
+        """Process the record of an epoch, after its validation. Collective if the fit may end early."""
         self._last = record
         if self._best is not None:
             self._best.offer(record)
@@ -416,7 +417,7 @@ class FitControl:
         self._has_ended = self._agreed_to_stop()
 
     def end(self) -> int:
-        """End the fit, with the best weights where they are kept; return the epoch that rank 0's weights are from."""
+        """End the fit: restore the best weights if they are kept; return the epoch that rank 0's weights are from."""
         assert self._last is not None, "a fit has an epoch"
         best = None if self._best is None else self._best.restore()
         epoch = self._last.epoch if best is None else best
@@ -424,7 +425,7 @@ class FitControl:
         return epoch
 
     def _agreed_to_stop(self) -> bool:
-        """Whether any rank wants to stop: all of them then do, whatever rounding made of their numbers."""
+        """Whether any rank wants to stop: all ranks then stop, even if their values differ by rounding."""
         if not self._callbacks and self._stopping is None:
             return False
         wish = self._callbacks.want_to_stop or (self._stopping is not None and self._stopping.is_over)
@@ -434,12 +435,12 @@ class FitControl:
         return bool(wishes[0])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to resume from; that of rank 0 is for every rank."""
+        """Return the state to resume from; rank 0's state is used on every rank."""
         parts = {"best": self._best, "stopping": self._stopping, "callbacks": self._callbacks}
         return {name: part.state_dict() for name, part in parts.items() if part is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from what :meth:`state_dict` returned on rank 0; parts that it lacks start anew."""
+        """Resume from what :meth:`state_dict` returned on rank 0; parts that are missing there start fresh."""
         parts = {"best": self._best, "stopping": self._stopping, "callbacks": self._callbacks}
         for name, part in parts.items():
             if part is not None and name in state:

@@ -1,6 +1,7 @@
-"""How the ranks of a fit share its module: each has a replica, or a part as a Parallelism describes.
+"""The distribution of a fit's module over the ranks: each has a replica, or a part as a Parallelism describes.
 
-Runs on every *rank*. A rank is a *reader* of rows; those of a tensor or context group are the same reader.
+Runs on every *rank*. A *reader* reads rows of its own: a rank, or all ranks that work on the same rows, such as those
+of a tensor or context group.
 """
 
 from __future__ import annotations
@@ -33,22 +34,23 @@ if TYPE_CHECKING:
 
 
 class ModelDistribution(ABC):
-    """What a rank has of the module of a fit, and how the ranks compute with it.
+    """The part of a fit's module on this rank, and how the ranks compute with it.
 
     Attributes:
-        module: that is trained.
-        called: what a training step calls: the module, or what wraps it.
-        evaluated: what is called without gradients.
-        rank: of this process.
-        num_ranks: of the fit.
-        reader: the number of this rank among those that read rows of their own.
-        num_readers: how many there are.
-        counts_rows: whether this rank counts its rows; of ranks with the same rows one does.
-        counts_outputs: whether this rank counts what the module made of its rows.
-        num_averaged: over how many ranks gradients are averaged.
-        num_generator: makes the seed of this rank's random numbers differ from those of other ranks.
-        name: of the layout; fits of the same one continue with each rank's own state.
-        is_divided: whether a rank has only a part of the module, so that what is done to the whole is collective.
+        module: module on this rank, or its part of the module.
+        called: module that a training step calls: ``module``, or its wrapper.
+        evaluated: module that is called without gradients.
+        rank: rank of this process.
+        num_ranks: number of ranks of the fit.
+        reader: number of this rank's reader, from 0; see the module's docstring.
+        num_readers: number of readers.
+        counts_rows: whether this rank counts its rows; among ranks with the same rows one does.
+        counts_outputs: whether this rank updates metrics with the module's outputs.
+        num_averaged: number of ranks over which gradients are averaged.
+        num_generator: number in the seed of this rank's random numbers; ranks with different numbers draw different
+            ones.
+        name: name of the layout; if it is the same when a fit resumes, each rank continues with its own state.
+        is_divided: whether each rank has only a part of the module, so that operations on the whole are collective.
     """
 
     is_divided = False
@@ -72,13 +74,13 @@ class ModelDistribution(ABC):
         scaled: Callable[[LossTerm], Tensor],
         check: Callable[[Tensor], None] = lambda _: None,
     ) -> Evaluation:
-        """Apply the module to a batch, and add the gradients of its loss. Collective where ranks share the module.
+        """Apply the module to a batch, and accumulate the gradients of its loss. Collective if the module is divided.
 
         Args:
-            objective: of the fit.
-            batch: prepared, of one row at least.
-            scaled: scales a loss before its backward pass.
-            check: is given the mean loss.
+            objective: objective of the fit.
+            batch: prepared batch of at least one row.
+            scaled: function that scales the loss for the backward pass.
+            check: function that is called with the mean loss before the backward pass.
         """
         found = objective.evaluate(self.called, batch)
         check(found.term.mean)
@@ -86,48 +88,48 @@ class ModelDistribution(ABC):
         return found
 
     def evaluate(self, objective: Objective, batch: Batch) -> Evaluation:
-        """Apply the module to a batch without gradients. Collective where ranks share the module."""
+        """Apply the module to a batch without gradients. Collective if the module is divided."""
         return objective.evaluate(self.evaluated, batch)
 
     def share_buffers(self, buffers: Iterable[Tensor]) -> None:
-        """Give all ranks what is in rank 0's buffers. Collective."""
+        """Broadcast rank 0's values of the buffers to all ranks. Collective."""
         if self.num_ranks > 1:
             for buffer in buffers:
                 torch.distributed.broadcast(buffer, 0)
 
     @property
     def parts(self) -> nn.Module | list[nn.Module]:
-        """What this rank has of the module."""
+        """This rank's part of the module; with a pipeline, the stages of this rank."""
         return self.module
 
     def open_checkpoints(self, url: str) -> ShardedCheckpoints | None:
-        """Open the checkpoints of the parts of a module; None where ranks have none. Collective."""
+        """Open the checkpoints of a divided module; None for replicas. Collective."""
         del url
         return None
 
     def clip_gradients(self, max_norm: float) -> None:
-        """Scale the gradients so that their joint norm is at most this."""
+        """Scale the gradients so that their joint norm is at most ``max_norm``."""
         nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
 
     @abstractmethod
     def without_averaging(self) -> AbstractContextManager[Any]:
-        """Inside, gradients stay those of this rank, to be averaged with later ones."""
+        """Within this context gradients stay local, to be averaged together with later ones."""
 
     @abstractmethod
     def whole_module(self) -> nn.Module | None:
-        """The trained module on CPU, in ``eval()`` mode; None on ranks that do not have all of it. Collective."""
+        """The trained module on CPU, in ``eval()`` mode; None on ranks other than 0 if it is divided. Collective."""
 
 
 class Replicas(ModelDistribution):
-    """Every rank trains the whole module on rows of its own; backward passes average the gradients.
+    """Data parallelism: every rank trains the whole module on its own rows; backward passes average the gradients.
 
     All ranks get the weights of rank 0.
 
     Args:
-        spec: of the fit; its module is moved to the device, and trained.
-        communicator: of all ranks.
-        device: of this rank.
-        resources: closes what wraps the module.
+        spec: spec of the fit; its module is moved to the device, and trained.
+        communicator: communicator of all ranks.
+        device: device of this rank.
+        resources: exit stack that closes the wrapper of the module.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class Replicas(ModelDistribution):
         )
 
     def without_averaging(self) -> AbstractContextManager[Any]:
-        """Inside, gradients stay those of this rank, to be averaged with later ones."""
+        """Within this context gradients stay local, to be averaged together with later ones."""
         if self.num_averaged == 1:
             return nullcontext()
         assert isinstance(self.called, (DataParallel, DistributedDataParallel))
@@ -185,8 +187,8 @@ class Replicas(ModelDistribution):
         """The trained module on CPU, in ``eval()`` mode."""
         module = self.module.to("cpu")
         for block in self._recomputed:
-            del block.forward  # of the object; its class has one
-        if self._before is not None:  # without the layers of float8
+            del block.forward  # the object's attribute; its class has the original method
+        if self._before is not None:  # return the module without float8 layers
             structure, others = self._before
             tensors = dict((*module.named_parameters(), *module.named_buffers()))
             module = join_module(
@@ -196,15 +198,15 @@ class Replicas(ModelDistribution):
 
 
 class Parts(ModelDistribution):
-    """Ranks that share one module, or several groups of ranks that do.
+    """A module that is divided among all ranks, or among the ranks of each of several groups.
 
     Args:
-        layout: of the ranks.
-        spec: of the fit.
-        device: of this rank.
+        layout: layout of the ranks.
+        spec: spec of the fit.
+        device: device of this rank.
 
     Attributes:
-        structure: the pickle of the module without its tensors, as it was before the fit.
+        structure: pickle of the module without its tensors, as it was before the fit.
     """
 
     is_divided = True
@@ -226,7 +228,7 @@ class Parts(ModelDistribution):
         from sparkdl.parallel import parallelize
 
         self.module = spec.model.train()
-        # FSDP2 moves the module to a GPU block by block, so that it never lies there whole.
+        # FSDP2 moves the module to a GPU block by block, so that the whole module is never there.
         self.evaluated = parallelize(self.module, self._layout, whole_outputs=True)
         placed(self.module, spec, self._device)
         if spec.compile:
@@ -235,19 +237,19 @@ class Parts(ModelDistribution):
         self.called = self.evaluated if step is None else StepModule(self.evaluated, step)
 
     def without_averaging(self) -> AbstractContextManager[Any]:
-        """Inside, gradients stay those of this rank, to be averaged with later ones."""
+        """Within this context gradients stay local, to be averaged together with later ones."""
         from sparkdl.parallel import accumulated
 
         return accumulated(self.module) if self.num_averaged > 1 else nullcontext()
 
     def open_checkpoints(self, url: str) -> ShardedCheckpoints | None:
-        """Open the checkpoints of the parts of a module; None where ranks have none. Collective."""
+        """Open the checkpoints of the divided module. Collective."""
         from sparkdl.parallel import ShardedCheckpoints
 
         return ShardedCheckpoints(url, self._layout)
 
     def clip_gradients(self, max_norm: float) -> None:
-        """Scale the gradients so that their joint norm over all ranks is at most this. Collective."""
+        """Scale the gradients so that their joint norm over all ranks is at most ``max_norm``. Collective."""
         from sparkdl.parallel import clip_gradients
 
         clip_gradients(self.module, max_norm, self._layout)
@@ -255,7 +257,7 @@ class Parts(ModelDistribution):
     def whole_module(self) -> nn.Module | None:
         """The trained module on CPU, in ``eval()`` mode, on rank 0; None elsewhere. Collective.
 
-        One tensor after the other is gathered. Attributes that are no tensors are those before the fit.
+        Tensors are gathered one at a time. Attributes that are not tensors have their values from before the fit.
         """
         is_kept = self.rank == 0
         tensors = self.other_tensors()
@@ -266,15 +268,15 @@ class Parts(ModelDistribution):
         return join_module(self.structure, tensors).eval() if is_kept else None
 
     def other_tensors(self) -> dict[str, Tensor]:
-        """Buffers, and tensors that are neither parameters nor buffers, on CPU: every rank has all. Collective."""
+        """Buffers, and tensors that are neither parameters nor buffers, on CPU; every rank gets all. Collective."""
         buffers = {name: buffer.detach().to("cpu") for name, buffer in self.module.named_buffers()}
         return {**self._others, **buffers}
 
     def save_parameters(self, folder: str) -> None:
-        """Write the parameters into a folder of the Store, of which no rank has all. Collective.
+        """Write the parameters into a folder of the Store; no rank gathers all of them. Collective.
 
         Raises:
-            StoreError: if it cannot be written.
+            StoreError: if the folder cannot be written.
         """
         from sparkdl.parallel import save_weights
 
@@ -282,7 +284,7 @@ class Parts(ModelDistribution):
 
 
 def num_readers(spec: TrainingSpec, num_ranks: int) -> int:
-    """How many of so many ranks read rows of their own."""
+    """Return the number of readers among ``num_ranks`` ranks."""
     if spec.parallelism is None or num_ranks == 1:
         return num_ranks
     sizes = spec.parallelism.resolve(num_ranks)
@@ -291,23 +293,23 @@ def num_readers(spec: TrainingSpec, num_ranks: int) -> int:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """The tensor whose part a rank has, or the tensor itself if it has all of it. Collective for parts."""
+    """Gather the whole of a DTensor, collectively; return any other tensor itself."""
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
 def placed(module: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
-    """Move a module or this rank's part of it to the device, with the weights that the fit begins with.
+    """Move a module, or this rank's part of it, to the device, and set its initial weights.
 
     Raises:
         ParamError: if it is not known how a layer draws its weights.
         SavedModelError: if the files of the weights are of another model.
-        StoreError: if they cannot be read.
+        StoreError: if the files cannot be read.
     """
-    is_offloaded = getattr(module, "is_offloaded", False)  # so FSDP2 has placed it
+    is_offloaded = getattr(module, "is_offloaded", False)  # FSDP2 has placed it already
     own = "cpu" if is_offloaded else str(device)
     if spec.initial_weights is not None:
-        from sparkdl.parallel import draw_weights, load_weights  # whole modules have such weights, too
+        from sparkdl.parallel import draw_weights, load_weights  # also for whole modules
 
         if spec.initial_weights == DRAWN:
             draw_weights(module, seed=spec.seed, device=own)
@@ -317,7 +319,7 @@ def placed(module: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Mo
 
 
 def _take_apart(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
-    """The structure of a module, and those of its tensors that are neither parameters nor buffers."""
+    """Return the structure of a module, and its tensors that are neither parameters nor buffers."""
     structure, tensors = split_module(module, with_meta=True)
     names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     return structure, {name: tensor.clone() for name, tensor in tensors.items() if name not in names}

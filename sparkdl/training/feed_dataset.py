@@ -1,6 +1,6 @@
-"""Feeds as torch knows them: :class:`FeedDataset` for a DataLoader, and the loader of ``make_spark_converter``.
+"""Feeds in torch's interfaces: :class:`FeedDataset` for a DataLoader, and the loader of ``make_spark_converter``.
 
-Runs on a *rank*. Batches are tensors over the memory of the feed's arrays. A feed reads ahead in threads of its own, so
+Runs on a *rank*. Batches are tensors over the memory of the feed's arrays. A feed reads ahead in its own threads, so
 a DataLoader around it needs no workers.
 """
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class FeedBatch(dict[str, Any]):
-    """A batch by column name; a type of its own, so that torch's ``default_collate`` can tell that it is no sample."""
+    """A batch by column name. By this type torch's ``default_collate`` distinguishes a batch from a sample."""
 
 
 def _refuse_to_join(batch: list[FeedBatch], **_: Any) -> NoReturn:
@@ -45,9 +45,9 @@ def _refuse_to_join(batch: list[FeedBatch], **_: Any) -> NoReturn:
 
 
 def _refuse_joining() -> None:
-    """Have torch's ``default_collate`` refuse to join batches, by its map that is documented for types of one's own.
+    """Make torch's ``default_collate`` refuse to join batches, by its map for custom types, which torch documents.
 
-    The map lies in a private module of torch; where a release has moved it, batches are joined, and that is logged.
+    The map is in a private module of torch; if a release has moved it, batches are joined, and a warning is logged.
     """
     try:
         functions = import_module("torch.utils.data._utils.collate").default_collate_fn_map
@@ -66,28 +66,28 @@ _refuse_joining()
 class FeedDataset(IterableDataset[dict[str, Any]]):
     """The batches of a feed as dicts of tensors: ``DataLoader(FeedDataset(feed), batch_size=None)``.
 
-    Each iteration gives the feed's current epoch and moves it on to the next one. Tensors share memory with the feed's
-    arrays; columns of what torch has no dtype for, such as strings, dates and timestamps, stay arrays. A DataLoader
-    tries to make tensors of dates and timestamps all the same, and fails; with ``collate_fn=lambda batch: batch`` it
-    leaves batches as they are. Without ``batch_size=None`` a DataLoader would make batches of batches, of one more
-    dimension; its own way to join them raises a :class:`~sparkdl.errors.ParamError`.
+    Each iteration yields the feed's current epoch and advances the feed to the next one. Tensors share memory with the
+    feed's arrays; columns for which torch has no dtype, such as strings, dates and timestamps, stay arrays. A
+    DataLoader still tries to make tensors of dates and timestamps, and fails; with ``collate_fn=lambda batch: batch``
+    it leaves batches as they are. Without ``batch_size=None`` a DataLoader would make batches of batches, with one more
+    dimension; its default collate function raises a :class:`~sparkdl.errors.ParamError` instead.
 
     Args:
-        feed: a :class:`~sparkdl.data.ParquetFeed` or a blend of them; its maker closes it.
+        feed: a :class:`~sparkdl.data.ParquetFeed` or a blend of them; the caller closes it.
     """
 
     def __init__(self, feed: ParquetFeed | BlendedFeed) -> None:
         self._feed = feed
 
     def __len__(self) -> int:
-        """Batches that the next iteration gives."""
+        """Return the number of batches of the next iteration."""
         return len(self._feed)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the batches of the current epoch.
 
         Raises:
-            ParamError: in a worker of a DataLoader.
+            ParamError: if called in a worker process of a DataLoader.
         """
         if get_worker_info() is not None:
             raise ParamError(
@@ -98,10 +98,10 @@ class FeedDataset(IterableDataset[dict[str, Any]]):
             yield FeedBatch((name, as_tensor(array)) for name, array in batch.items())
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, that the next iteration gives.
+        """Choose the epoch, from 0, that the next iteration yields.
 
         Raises:
-            ParamError: of a blend, which runs on through the epochs of its feeds.
+            ParamError: if the feed is a blend, which runs continuously through the epochs of its feeds.
         """
         if isinstance(self._feed, BlendedFeed):
             raise ParamError(
@@ -110,7 +110,7 @@ class FeedDataset(IterableDataset[dict[str, Any]]):
         self._feed.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the feed stands; see :meth:`sparkdl.data.ParquetFeed.state`."""
+        """Return the feed's position; see :meth:`sparkdl.data.ParquetFeed.state`."""
         return self._feed.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -138,7 +138,7 @@ class ConverterLoader:
     See :meth:`sparkdl.data.converter.SparkDatasetConverter.make_torch_dataloader` for the arguments.
 
     Raises:
-        ParamError: if an argument is out of range or does not go with another.
+        ParamError: if an argument is out of range or contradicts another one.
         DataError: if a column does not exist.
         ShardingError: if there are fewer rows than ranks.
     """
@@ -205,10 +205,10 @@ class ConverterLoader:
         self._epochs_begun = 0
 
     def __len__(self) -> int:
-        """Batches of all epochs, the same number on every rank.
+        """Return the number of batches of all epochs, the same on every rank.
 
         Raises:
-            TypeError: if there is no end to them.
+            TypeError: if ``num_epochs`` is None, so that the batches do not end.
         """
         if self._num_epochs is None:
             raise TypeError("A loader without num_epochs has no length.")
@@ -220,14 +220,14 @@ class ConverterLoader:
         A second iteration continues with the epochs after those of the first.
 
         Raises:
-            DataError: if a file cannot be read; it names file and row group.
+            DataError: if a file cannot be read; the message names file and row group.
         """
         batches = self._endless() if self._num_epochs is None else self._epochs(self._num_epochs)
         for batch in batches:
             yield {name: as_tensor(array) for name, array in batch.items()}
 
     def close(self) -> None:
-        """End the reader threads; calling it again does nothing."""
+        """Stop the reader threads; further calls do nothing."""
         self._stream.close()
         self._feed.close()
 
@@ -252,7 +252,7 @@ class ConverterLoader:
 
     def _one_epoch(self, epoch: int) -> Iterator[Batch]:
         last = self._feed.steps_per_epoch - 1
-        # A mean over an empty batch is no number; a shard without rows for the last step saves one up.
+        # The mean over an empty batch is NaN; a shard without rows in the last step saves one row for it.
         saves_a_row = not self._feed.rows_in_step(last)[self._rank] and self._batch_size > 1
         saved: Batch | None = None
         for step, batch in enumerate(self._feed.epoch(epoch)):

@@ -1,4 +1,4 @@
-"""The history of a fit: the record of each epoch, and the progress events of rank 0 at a bounded rate.
+"""The history of a fit: the record of each epoch, and the progress events of rank 0 at a limited rate.
 
 The losses of an epoch are added up on each rank without waiting for the device; their sum stays on the device until
 it is read.
@@ -29,11 +29,12 @@ class LossSum:
     MPS has no float64; CPU and CUDA do.
 
     Args:
-        device: of the model.
+        device: device of the model.
 
     Attributes:
-        total: a tensor on the device, so that no step waits for it; a number on CPU, which takes less time.
-        weight: what the total is to be divided by.
+        total: weighted sum of the losses: a float64 tensor on the device, so that no step waits for it; on CPU a
+            number, which takes less time.
+        weight: sum of the weights; ``total / weight`` is the mean loss.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -44,7 +45,7 @@ class LossSum:
         self.weight = 0.0
 
     def add(self, mean: Tensor, weight: float) -> None:
-        """Add the mean loss of a batch, without a graph, and the weight that it stands for."""
+        """Add the detached mean loss of a batch and the weight of its rows."""
         if weight > 0:  # the mean over nothing may be NaN
             self.total += (float(mean) if self._is_on_cpu else mean.to(torch.float64)) * weight
         self.weight += weight
@@ -66,10 +67,10 @@ class RankSeconds:
     """How one rank spent the training of an epoch.
 
     Attributes:
-        reading: waiting for the feed to give a batch.
-        communicating: blocked in an operation of the communicator, or waiting for one to end. On a GPU the work is
-            queued, and what the host waits for at the end counts as computing.
-        computing: all the rest: forward and backward passes, updates, metrics, callbacks.
+        reading: seconds spent waiting for batches of the feed.
+        communicating: seconds spent blocked in operations of the communicator or waiting for them to end. On a GPU the
+            work is queued, and the time that the host waits for it at the end counts as computing.
+        computing: all other seconds: forward and backward passes, updates, metrics, callbacks.
     """
 
     reading: float
@@ -89,11 +90,12 @@ class EpochRecord:
         rows_per_s: ``rows / seconds``.
         data_wait_share: share of the time in which training waited for the feed, from 0 to 1, on average over the
             ranks; None where an older version of sparkdl did not measure it.
-        learning_rate: that of the optimizer's first group in the epoch's last update; None where an older version of
-            sparkdl did not note it.
-        metrics: by name what else there is: metrics of the training rows as the model was in each step, ``val_loss``
-            and, with ``val_`` before their names, metrics of the validation rows after the epoch.
-        validation_s: seconds that the validation took beside ``seconds``, on average over the ranks; None without.
+        learning_rate: learning rate of the optimizer's first parameter group in the epoch's last update; None where an
+            older version of sparkdl did not record it.
+        metrics: values of the metrics, by name: metrics of the training rows, computed with the model as it was in each
+            step, ``val_loss``, and metrics of the validation rows after the epoch, their names prefixed with ``val_``.
+        validation_s: seconds that the validation took, in addition to ``seconds``, on average over the ranks; None
+            without validation.
         rank_seconds: how each rank spent its time in the training; empty in records of older versions.
     """
 
@@ -110,27 +112,27 @@ class EpochRecord:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> EpochRecord:
-        """Return the record that :func:`dataclasses.asdict` made a dict of, also if that was saved as JSON."""
+        """Return the record from the dict that :func:`dataclasses.asdict` made of it, also if it was saved as JSON."""
         ranks = tuple(RankSeconds(**seconds) for seconds in content.get("rank_seconds", ()))
         return cls(**{**content, "rank_seconds": ranks})
 
     def value(self, name: str) -> float:
-        """Return ``"loss"`` or a metric by its name.
+        """Return the loss, if ``name`` is ``"loss"``, or a metric by its name.
 
         Raises:
-            KeyError: if there is none of that name.
+            KeyError: if there is no metric of that name.
         """
         return self.loss if name == "loss" else self.metrics[name]
 
     def with_validation(self, metrics: Mapping[str, float], seconds: float) -> EpochRecord:
-        """Return this record with what was found on the validation rows."""
+        """Return this record with the metrics and the seconds of the validation."""
         return replace(self, metrics={**self.metrics, **metrics}, validation_s=seconds)
 
 
 def join_meter_states(states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
-    """Return the state with which a rank's meter continues from the states of another number of ranks.
+    """Join the meter states of another number of ranks into the state from which a rank's meter continues.
 
-    Rank 0 has had all rows then; each rank has taken the time of the slowest one and waited as they did on average.
+    Rank 0 gets the sums of all ranks. Every rank gets the elapsed time of the slowest rank and the mean waiting times.
     """
     totals = {name: sum(state[name] for state in states) for name in ("loss_sum", "weight", "rows")}
     metrics = [each for state in states for each in state["metrics"]]
@@ -143,13 +145,13 @@ def join_meter_states(states: Sequence[Mapping[str, Any]], rank: int) -> dict[st
 
 
 class EpochMeter:
-    """Adds up one epoch of one rank; the sum of the losses stays on the device until it is asked for.
+    """Adds up one epoch of one rank; the sum of the losses stays on the device until it is read.
 
     Args:
         epoch: number of the epoch, from 1.
-        device: of the model.
-        communicator: of all ranks.
-        metrics: of the epoch; none when None.
+        device: device of the model.
+        communicator: communicator of all ranks.
+        metrics: metrics of the epoch; None for no metrics.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class EpochMeter:
         self._started = time.perf_counter()
 
     def time_waits(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches, counting the time until each is there as time spent waiting for data."""
+        """Yield the batches, and count the time until each is available as time spent waiting for data."""
         iterator = iter(batches)
         nothing = object()
         while True:
@@ -181,7 +183,7 @@ class EpochMeter:
             yield cast("Batch", batch)
 
     def add(self, loss_mean: Tensor, weight: float, rows: int) -> None:
-        """Add one step: the detached mean loss of this rank's rows, the weight it stands for, the rows."""
+        """Add one step: the detached mean loss of this rank's rows, their weight, and their number."""
         self._loss.add(loss_mean, weight)
         self._rows += rows
 
@@ -202,7 +204,7 @@ class EpochMeter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with what :meth:`state_dict` returned."""
+        """Continue from a state that :meth:`state_dict` returned."""
         self._loss.load(state["loss_sum"], state["weight"])
         self._rows = int(state["rows"])
         self._waited_s = state["waited_s"]
@@ -211,14 +213,16 @@ class EpochMeter:
         self.metrics.load_state_dicts(state["metrics"])
 
     def close(self, *, learning_rate: float | None = None) -> EpochRecord:
-        """Average over all ranks by rows, with one sum, and what the metrics need. Collective: every rank calls it.
+        """Return the record of the epoch over all ranks. Collective: every rank calls it.
+
+        It takes one allreduce, and the exchange of states that metrics need.
 
         Args:
-            learning_rate: to note in the record.
+            learning_rate: learning rate to put into the record.
         """
         loss_of_rank = float(self._loss.total)  # waits for the device
         elapsed = time.perf_counter() - self._started
-        # Each rank fills places of its own, so that the sum has the times of all ranks.
+        # Each rank fills entries of its own, so that the sum holds the times of all ranks.
         world_size, rank = self._communicator.world_size, self._communicator.rank
         times = [0.0] * (3 * world_size)
         blocked_s = _blocked_s(self._communicator) - self._blocked_before_s
@@ -246,7 +250,7 @@ class EpochMeter:
 
 
 def _blocked_s(communicator: Communicator) -> float:
-    """Seconds that the program was blocked in communication so far, none where a rank is alone."""
+    """Seconds that the process has been blocked in communication so far; 0 with one rank."""
     if communicator.world_size == 1:
         return 0.0
     return sum(operation.exposed_s for operation in communicator.report().operations)
@@ -256,13 +260,13 @@ Report: TypeAlias = Callable[[dict[str, Any]], None]
 
 
 class ProgressReporter:
-    """Turns steps and epochs into events, of the kinds that follow. Runs on a *rank*.
+    """Turns steps and epochs into events. Runs on a *rank*.
 
-    The first of a resumed fit is ``"resumed"`` and holds ``epoch, epochs, step``; a
-    ``"restored"`` one for each epoch that it had finished has what an ``"epoch"`` event has. A ``"step"`` event
-    holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an epoch event the fields of
-    :class:`~sparkdl.training.history.EpochRecord` and ``epochs``. Epochs and steps count from 1. The first step,
-    in which everything warms up, says nothing about the rate: ``eta_s`` is None until there is another.
+    The first event of a resumed fit is of kind ``"resumed"`` and holds ``epoch, epochs, step``. For each epoch that the
+    fit had finished, a ``"restored"`` event follows, with the fields of an ``"epoch"`` event. A ``"step"`` event
+    holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an ``"epoch"`` event the fields of
+    :class:`~sparkdl.training.history.EpochRecord` and ``epochs``. Epochs and steps count from 1. The first step
+    includes warm-up and says nothing about the rate: ``eta_s`` is None until a second step is done.
     """
 
     def __init__(
@@ -277,11 +281,11 @@ class ProgressReporter:
         """Begin with the first epoch.
 
         Args:
-            report: takes the events.
-            epochs: how many there will be.
-            steps_per_epoch: how many steps each has.
-            interval_s: least time between two events of steps.
-            on_step: called after each step.
+            report: function that is called with each event.
+            epochs: number of epochs of the fit.
+            steps_per_epoch: number of steps of an epoch.
+            interval_s: minimum number of seconds between two ``"step"`` events.
+            on_step: function that is called after each step.
         """
         self._report = report
         self._on_step = on_step
@@ -295,7 +299,7 @@ class ProgressReporter:
         self._warm_since: float | None = None
 
     def resume(self, *, epoch: int, steps: int, history: Sequence[EpochRecord] = ()) -> None:
-        """Begin in an epoch after so many of its steps, and the epochs before it: they took none of our time."""
+        """Begin in an epoch after ``steps`` of its steps; earlier steps and epochs do not count in the time."""
         self._steps_before = (epoch - 1) * self._steps + steps
         if self._steps_before:
             self._report({"kind": "resumed", "epoch": epoch, "epochs": self._epochs, "step": steps})
@@ -303,7 +307,7 @@ class ProgressReporter:
             self._report({"kind": "restored", "epochs": self._epochs, **asdict(record)})
 
     def step(self, *, epoch: int, step: int, rows: int, meter: EpochMeter) -> None:
-        """Count a step of ``rows`` rows over all ranks and report it when the last report is old enough."""
+        """Count a step of ``rows`` rows over all ranks, and report it if the last report is old enough."""
         self._on_step()
         now = time.perf_counter()
         done = (epoch - 1) * self._steps + step
@@ -333,5 +337,5 @@ class ProgressReporter:
         )
 
     def epoch(self, record: EpochRecord) -> None:
-        """Report the end of an epoch, always."""
+        """Report the end of an epoch, however recent the last report is."""
         self._report({"kind": "epoch", "epochs": self._epochs, **asdict(record)})

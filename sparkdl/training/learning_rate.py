@@ -14,17 +14,17 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from sparkdl.errors import ParamError, TrainingError
 
 SchedulerFactory: TypeAlias = Callable[[Optimizer, int], LRScheduler]
-"""Takes the optimizer and how often the scheduler will step in the whole fit."""
+"""Takes the optimizer and the number of steps of the scheduler in the whole fit; returns the scheduler."""
 
 SCALINGS = ("none", "linear", "sqrt")
 INTERVALS = ("epoch", "step")
 
 
 def scaling_factor(scaling: str, world_size: int) -> float:
-    """What the optimizer's learning rates are multiplied with: 1, the number of ranks, or its square root.
+    """Return the factor of the optimizer's learning rates: 1, the number of ranks, or its square root.
 
-    ``"linear"`` follows Goyal et al. 2017, "Accurate, Large Minibatch SGD"; ``"sqrt"`` Krizhevsky 2014, "One weird
-    trick for parallelizing convolutional neural networks", and suits Adam.
+    ``"linear"`` follows Goyal et al. 2017, "Accurate, Large Minibatch SGD"; ``"sqrt"`` follows Krizhevsky 2014, "One
+    weird trick for parallelizing convolutional neural networks", and suits Adam.
     """
     return {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[scaling]
 
@@ -35,8 +35,8 @@ def make_scheduler(
     """Return ``factory(optimizer, num_steps)``.
 
     Raises:
-        ParamError: if the factory raises, returns something else than a scheduler, or one that needs a loss in each
-            step.
+        ParamError: if the factory raises, returns something other than a scheduler, or returns a scheduler that would
+            need a loss in each step.
     """
     try:
         scheduler = factory(optimizer, num_steps)
@@ -62,14 +62,14 @@ class LearningRate:
     """The learning rate of one rank's optimizer; the same on every rank.
 
     Args:
-        optimizer: as the user's factory made it.
-        factor: what its learning rates are multiplied with, whatever the schedule makes them.
-        warmup_steps: over so many updates the learning rate grows from its ``1 / warmup_steps`` part to all of it;
-            whatever the schedule says meanwhile is multiplied with that part.
-        scheduler: makes the schedule; None for a constant learning rate.
-        interval: ``"epoch"`` or ``"step"``: when the scheduler is stepped, a step being an update of the weights.
-        num_epochs: epochs of the fit.
-        steps_per_epoch: updates of an epoch.
+        optimizer: optimizer, as the user's factory made it.
+        factor: factor by which the scheduled learning rates are multiplied.
+        warmup_steps: number of updates over which the learning rate grows linearly from ``1 / warmup_steps`` of its
+            scheduled value to the full value.
+        scheduler: factory of the scheduler; None for a constant learning rate.
+        interval: interval at which the scheduler is stepped: ``"epoch"``, or ``"step"`` for each update of the weights.
+        num_epochs: number of epochs of the fit.
+        steps_per_epoch: number of updates of an epoch.
 
     Raises:
         ParamError: as :func:`make_scheduler`.
@@ -96,11 +96,11 @@ class LearningRate:
         if scheduler is not None:
             self._scheduler = make_scheduler(scheduler, optimizer, self._num_steps, interval)
         self._tried = self.last = float("nan")
-        """That of the first group of parameters in the last update."""
+        """Learning rate of the first parameter group in the last update."""
 
     @contextmanager
     def during_update(self) -> Iterator[None]:
-        """Within, the optimizer has the learning rate of the next update."""
+        """Within this context the optimizer has the learning rate of the next update."""
         part = min(1.0, (self._num_updates + 1) / self._warmup_steps) if self._warmup_steps else 1.0
         scheduled = [group["lr"] for group in self._optimizer.param_groups]
         for group, rate in zip(self._optimizer.param_groups, scheduled, strict=True):
@@ -111,7 +111,7 @@ class LearningRate:
             group["lr"] = rate
 
     def advance(self) -> None:
-        """Step the warm-up and a scheduler per step after an update.
+        """Advance the warm-up after an update, and the scheduler if its interval is ``"step"``.
 
         Raises:
             TrainingError: if the scheduler fails.
@@ -130,13 +130,15 @@ class LearningRate:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned; the optimizer is given its own state before."""
+        """Continue from what :meth:`state_dict` returned; the optimizer's state has to be loaded before."""
         self._num_updates, self.last = state["num_updates"], state["last"]
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
 
     def end_epoch(self, loss: float) -> None:
-        """Step a scheduler per epoch; one that waits for a plateau is given the loss, if that is a number.
+        """Step the scheduler if its interval is ``"epoch"``.
+
+        A ReduceLROnPlateau is stepped with the loss, and not at all if the loss is not finite.
 
         Raises:
             TrainingError: if the scheduler fails.

@@ -1,8 +1,8 @@
 """Metrics of a pass over rows: accumulated on each rank and combined over all ranks once, at the end.
 
-A metric is a function of ``(outputs, targets)``, or one of torchmetrics, which keeps states of its own. This is the
-only module that uses torchmetrics. Ranks exchange the states once, at the end of a pass, and each state is combined
-as the metric defines. torchmetrics itself does the same with a collective for every state, at each rank's own time.
+A metric is a function of ``(outputs, targets)``, or a metric of torchmetrics, which keeps states of its own. This is
+the only module that uses torchmetrics. Ranks exchange the states once, at the end of a pass, and each state is combined
+as the metric defines. torchmetrics itself uses one collective per state, at a time that each rank chooses for itself.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _UPDATES = "number of updates"
 
 
 def make_state_metric(name: str, metric: Any, device: torch.device) -> StateMetric | None:
-    """Return a metric of torchmetrics as one of this pass; None for a function of ``(outputs, targets)``.
+    """Return a :class:`StateMetric` for a torchmetrics metric or a factory of one; None for a function of batches.
 
     Raises:
-        ParamError: if what is there to make a metric fails, or makes something else; or the metric holds others.
+        ParamError: if a factory fails or makes something other than a metric, or if the metric holds other metrics.
     """
     if not _is_metric(metric) and not _is_collection(metric):
         if not is_factory(metric):
@@ -57,7 +57,7 @@ def make_state_metric(name: str, metric: Any, device: torch.device) -> StateMetr
 
 
 def is_factory(metric: Callable[..., Any]) -> bool:
-    """Whether a callable is a class, or takes no arguments, so that it makes a metric rather than being one."""
+    """Whether a callable makes a metric rather than being one: it is a class, or does not take two arguments."""
     if isinstance(metric, type):
         return True
     try:
@@ -72,34 +72,34 @@ def is_factory(metric: Callable[..., Any]) -> bool:
 
 
 class StateMetric:
-    """A copy of a metric of torchmetrics, emptied.
+    """A copy of a torchmetrics metric, reset.
 
     Args:
-        name: of the metric.
-        metric: of torchmetrics.
-        device: of the model.
+        name: name of the metric, used in error messages.
+        metric: metric of torchmetrics.
+        device: device of the model.
     """
 
     def __init__(self, name: str, metric: Any, device: torch.device) -> None:
         self._name = name
         self._metric = copy.deepcopy(metric).to(device)
         self._metric.reset()
-        # Otherwise compute() gathers by torch.distributed what is merged here.
+        # Otherwise compute() gathers the states by torch.distributed, which merge() does here.
         self._metric.sync_on_compute = self._metric._to_sync = False
         self._metric.dist_sync_on_step = False
         self._device = device
         self._earlier: list[dict[str, Any]] = []
-        """States of ranks that a resumed fit no longer has. Joined, they serve to compute, not to update."""
+        """States of ranks that a resumed fit no longer has. Joined states serve to compute, not to update."""
 
     def add(self, outputs: Any, targets: Any, rows: int) -> None:
-        """Take in a batch; a metric of classification gets labels as integers."""
+        """Update the metric with a batch; a classification metric gets labels as integers."""
         del rows
         if _wants_integers(self._metric) and isinstance(targets, Tensor) and targets.is_floating_point():
             targets = targets.long()
         self._metric.update(outputs, targets)
 
     def pack(self) -> bytes:
-        """Return this rank's states."""
+        """Return this rank's states, serialized."""
         states = {name: getattr(self._metric, name) for name in self._metric._reductions}
         content = [{**states, _UPDATES: self._metric._update_count}, *self._earlier]
         buffer = io.BytesIO()
@@ -107,14 +107,14 @@ class StateMetric:
         return buffer.getvalue()
 
     def take(self, packed: list[bytes]) -> None:
-        """Continue with what ranks packed: the first one's states as its own, the others' until they are merged."""
+        """Continue from packed states: later batches update the first rank's state, the others wait for the merge."""
         ranks = self._unpacked(packed)
         if ranks:
             self._earlier = ranks[1:]
             self._set(ranks[:1])
 
     def _unpacked(self, packed: list[bytes]) -> list[dict[str, Any]]:
-        """The states of those that saw rows."""
+        """The states of the ranks that saw rows."""
         contents = (
             torch.load(io.BytesIO(each), map_location=self._device, weights_only=True) for each in packed
         )
@@ -127,10 +127,10 @@ class StateMetric:
         self._metric._update_count, self._metric._computed = sum(each[_UPDATES] for each in ranks), None
 
     def merge(self, packed: list[bytes]) -> float:
-        """Return the metric over the states of all ranks; of those that saw rows, if any did.
+        """Return the metric computed from the states of all ranks that saw rows; NaN if no rank did.
 
         Raises:
-            TrainingError: if it cannot be computed, or is not one number.
+            TrainingError: if the metric cannot be computed, or is not one number.
         """
         ranks = self._unpacked(packed)
         if not ranks:
@@ -152,7 +152,7 @@ class StateMetric:
 def merge_states(
     metrics: Mapping[str, StateMetric], packed: Mapping[str, bytes], communicator: Communicator
 ) -> dict[str, float]:
-    """Return the metrics over the states of all ranks. Collective where there are any metrics.
+    """Return the metrics computed from the states of all ranks. Collective if there are any metrics.
 
     Raises:
         TrainingError: as :meth:`StateMetric.merge`.
@@ -191,7 +191,7 @@ def _is_collection(value: Any) -> bool:
 
 
 def _holds_metrics(metric: Any) -> bool:
-    """Whether a metric is computed from others, as a sum of two is, or the metric of each of several outputs."""
+    """Whether a metric is computed from other metrics, such as the sum of two, or a metric of several outputs."""
     return any(_is_metric(part) for part in metric.modules() if part is not metric)
 
 
@@ -210,21 +210,21 @@ def _on_cpu(value: Any) -> Any:
 
 
 Metric: TypeAlias = Callable[..., Any]
-"""A function of ``(outputs, targets)`` that returns one value per row, or their mean; a metric of torchmetrics, which
-is copied; or a function without arguments, or a class, that makes one."""
+"""A function of ``(outputs, targets)`` that returns one value per row or their mean; a metric of torchmetrics, which
+is copied; or a function without arguments, or a class, that makes such a metric."""
 
 
 class _RunningMetric(Protocol):
     def add(self, outputs: Any, targets: Any, rows: int) -> None:
-        """Take in a batch."""
+        """Update the metric with a batch."""
 
 
 class MeanMetric:
     """The mean over rows of what a function returns for batches.
 
     Attributes:
-        total: sum over the rows, which stays on the device until it is asked for.
-        rows: how many rows.
+        total: sum over the rows, a float64 tensor that stays on the device until it is read.
+        rows: number of rows.
     """
 
     def __init__(self, name: str, function: Metric, device: torch.device) -> None:
@@ -233,7 +233,7 @@ class MeanMetric:
         self.rows = 0
 
     def add(self, outputs: Any, targets: Any, rows: int) -> None:
-        """Take in a batch; of what has more values per row, as where an output has several, their mean counts.
+        """Add a batch. Where the function returns several values per row, their mean is the value of the row.
 
         Raises:
             ParamError: if the function returns neither one value nor one per row.
@@ -252,8 +252,8 @@ class EpochMetrics:
     """All metrics of one pass.
 
     Args:
-        metrics: by name.
-        device: of the model.
+        metrics: metrics by name.
+        device: device of the model.
 
     Raises:
         ParamError: if a metric cannot be made.
@@ -271,11 +271,11 @@ class EpochMetrics:
                 self._running[name] = self._states[name] = made
 
     def add(self, evaluation: Evaluation, rows: int) -> None:
-        """Take in what the model made of a batch of ``rows`` rows, one at least.
+        """Update the metrics with the outputs and targets of a batch of ``rows`` rows, at least one.
 
         Raises:
-            TrainingError: if a metric fails, naming it.
-            ParamError: if it returns what is no metric.
+            TrainingError: if a metric fails; the message names it.
+            ParamError: if a function returns neither one value nor one per row.
         """
         for name, metric in self._running.items():
             try:
@@ -287,23 +287,23 @@ class EpochMetrics:
                 raise TrainingError(f"Metric {name!r} failed: {type(error).__name__}: {error}") from error
 
     def try_to_compute(self) -> None:
-        """Compute the metrics of torchmetrics over what was taken in so far, as at the end of a pass on one rank.
+        """Compute the metrics of torchmetrics over the batches so far, as at the end of a pass on one rank.
 
         Raises:
-            TrainingError: if a metric fails, from its error, or is not one number.
+            TrainingError: if a metric fails, chained from its error, or is not one number.
         """
         for metric in self._states.values():
             metric.merge([metric.pack()])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank has added up so far, waiting for the device."""
+        """Return the sums and states of this rank so far, waiting for the device."""
         return {
             "means": {name: [float(mean.total), mean.rows] for name, mean in self._means.items()},
             "states": {name: metric.pack() for name, metric in self._states.items()},
         }
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Continue from what :meth:`state_dict` returned on one rank or several; other metrics start empty."""
+        """Continue from states that :meth:`state_dict` returned on one or more ranks; other metrics start empty."""
         for name, mean in self._means.items():
             for total, rows in (state["means"][name] for state in states if name in state["means"]):
                 mean.total += total
@@ -314,10 +314,10 @@ class EpochMetrics:
     def close(self, communicator: Communicator, *further: float) -> tuple[dict[str, float], list[float]]:
         """Return the metrics of all ranks' rows, and the sums over the ranks of further numbers.
 
-        Collective: one sum, and one exchange of states where there are metrics of torchmetrics.
+        Collective: one allreduce, and one exchange of states if there are metrics of torchmetrics.
 
         Raises:
-            TrainingError: if a metric fails, naming it.
+            TrainingError: if a metric fails; the message names it.
         """
         packed = {name: metric.pack() for name, metric in self._states.items()}
         means = list(self._means.values())
@@ -334,7 +334,7 @@ class EpochMetrics:
 
 
 def _detached(value: Any) -> Any:
-    """The same without a graph, also where a model has several outputs."""
+    """The value with its tensors detached, also in the mapping or sequence of a model with several outputs."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
 """The objective of a fit: from a batch of columns to the model's outputs and their loss.
 
-The user's own training step can replace model, loss and labels; it runs the same way on a *rank* and when it is
-tried. Errors that the user's code raises on a rank are raised again with rank, epoch and step.
+The user's own training step can replace model, loss and labels; it runs the same way on a *rank* and in the trial
+before the fit. Errors that the user's code raises on a rank are raised again with rank, epoch and step.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 
 UserStep: TypeAlias = Callable[[nn.Module, dict[str, Tensor]], Any]
-"""Takes the model and a batch of tensors by name, and returns the mean loss of its rows, or that and the outputs."""
+"""Takes the model and a batch of tensors by name; returns the mean loss of the rows, or the loss and the outputs."""
 
 
 class StepModule(nn.Module):
-    """The user's step as a module: what averages gradients wraps it, and the step has the model itself.
+    """The user's step as a module: the wrapper that averages gradients wraps it, and the step gets the model itself.
 
-    It may then call any method of the model, and the model as often as it likes: whatever it does happens within the
+    The step may thus call any method of the model, and call the model several times: all of that happens within the
     one forward pass that the wrapper sees.
 
     Args:
         module: the model.
-        step: called with it and a batch.
+        step: the user's step, called with the model and a batch.
     """
 
     def __init__(self, module: nn.Module, step: UserStep) -> None:
@@ -64,16 +64,16 @@ class StepModule(nn.Module):
 def run_user_step(
     spec: TrainingSpec, module: nn.Module, batch: Mapping[str, Any], device: torch.device
 ) -> tuple[Any, LossTerm]:
-    """Return the outputs, None if the step does not return them, and the loss.
+    """Return the outputs (None if the step does not return them) and the loss.
 
     Args:
-        spec: of the fit.
-        module: the model, or a :class:`StepModule`, which something may wrap.
-        batch: prepared.
-        device: of the model.
+        spec: spec of the fit.
+        module: the model, or a :class:`StepModule`, which may be wrapped.
+        batch: prepared batch.
+        device: device of the model.
 
     Raises:
-        ParamError: if the step returns something else.
+        ParamError: if the step returns something else than a loss, or a loss and outputs.
     """
     assert spec.user_step is not None, "called where there is one"
     inputs = {
@@ -102,7 +102,7 @@ _OF_USERS_CODE = (DataError, ParamError, TrainingError)
 
 
 class _ErrorContext:
-    """See :func:`error_context`. A class, as two of them are entered in each step."""
+    """See :func:`error_context`. A class, because two of these contexts are entered in each step."""
 
     __slots__ = ("_batch", "_rank", "_what", "_where")
 
@@ -158,41 +158,41 @@ class _ErrorContext:
 def error_context(
     what: str, *, rank: int, where: str, batch: Batch | None = None
 ) -> AbstractContextManager[None]:
-    """Add epoch, step and rank to errors raised inside.
+    """Return a context that adds epoch, step and rank to errors raised within it.
 
-    Errors of sparkdl about labels, columns and what a user's function returns keep their type. Unchanged are errors
-    that name a step already, consequences of another rank's failure, and a lack of memory.
+    sparkdl's errors about labels, columns and the results of a user's function keep their type. Errors that already
+    name a step, consequences of another rank's failure, and a lack of memory are not changed.
 
     Args:
-        what: the work that may fail.
-        rank: of this process.
-        where: epoch, and step if it is in one.
-        batch: on which it works.
+        what: text that names the work that may fail.
+        rank: rank of this process.
+        where: text that names the epoch, and the step if there is one.
+        batch: batch that is worked on, described in the message; None for no batch.
 
     Raises:
-        TrainingError: from the error, whose type and message it repeats.
-        DataError: where one was raised; likewise ParamError.
+        TrainingError: chained from the error, with its type and message.
+        DataError: if a DataError was raised; likewise ParamError.
     """
     return _ErrorContext(what, rank, where, batch)
 
 
 Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]
-"""Columns by name: arrays, or tensors that are on the device already."""
+"""Columns by name: arrays, or tensors that are already on the device."""
 
 
 _CPU = torch.device("cpu")
 _OF_AUGMENT = 1
-"""Separates the random numbers of augment from others of the same position."""
+"""Part of the seed that separates the random numbers of augment from others of the same position."""
 
 
 class StepPosition(NamedTuple):
     """A step of one rank.
 
     Attributes:
-        rank: of all ranks.
-        epoch: counted from 1.
-        step: of the epoch, counted from 1.
-        reader: the number of the rank among those with rows of their own.
+        rank: rank of the process.
+        epoch: number of the epoch, from 1.
+        step: number of the step in the epoch, from 1.
+        reader: number of the rank's reader, from 0; ranks that work on the same rows are one reader.
     """
 
     rank: int
@@ -201,20 +201,19 @@ class StepPosition(NamedTuple):
     reader: int
 
     def text(self, *, of_validation: bool = False) -> str:
-        """Name epoch and step, a batch of the validation being one of its steps."""
+        """Return a text that names epoch and step; in the validation each batch is a step."""
         return f"epoch {self.epoch}, step {self.step}{' of the validation' if of_validation else ''}"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model made of a batch.
+    """Outputs and loss of a model for a batch.
 
     Attributes:
-        outputs: what the model returned, in the precision of the loss; of a model with several heads by the names of
-            their label columns.
-        targets: the labels, as the loss compared them; likewise.
-        weights: of the rows, ``(rows,)``; None where each counts once.
-        term: the loss, with a graph where gradients are wanted.
+        outputs: outputs of the model, in the precision of the loss; with several heads a dict by label column.
+        targets: labels, as the loss compares them with the outputs; with several heads a dict by label column.
+        weights: weights of the rows, of shape ``(rows,)``; None if all rows have weight 1.
+        term: the loss, with its graph if gradients are needed.
     """
 
     outputs: Any
@@ -224,19 +223,19 @@ class Evaluation:
 
 
 class Objective:
-    """Applies a module to batches and compares what comes out with their labels.
+    """Applies a module to batches and compares its outputs with the labels.
 
     Args:
-        spec: names the columns and their dtypes, and holds the losses.
-        precision: in which the module computes.
-        device: of the module.
+        spec: spec of the fit, which names the columns and their dtypes, and holds the losses.
+        precision: precision in which the module computes.
+        device: device of the module.
 
     Attributes:
-        sums: whether the loss is a sum over the rows, not their mean.
-        finds_weight: whether the weight of a batch depends on what is in it, not on the number of its rows alone.
-        precision: in which the module computes.
-        draws: whether preparing a batch may draw from the process's random numbers, which is then no work for a thread
-            beside the training.
+        sums: whether the loss is the sum over the rows, not their mean.
+        finds_weight: whether the weight of a batch depends on its content, not only on the number of its rows.
+        precision: precision in which the module computes.
+        draws: whether preparing a batch may draw random numbers of the process; batches must then not be prepared on a
+            thread beside the training.
     """
 
     def __init__(self, spec: TrainingSpec, *, precision: Precision, device: torch.device) -> None:
@@ -258,13 +257,13 @@ class Objective:
         )
 
     def loss_buffers(self) -> Iterator[Tensor]:
-        """Yield the buffers of the losses, those of the model among them where a loss has these too."""
+        """Yield the buffers of the losses, including buffers of the model that a loss shares."""
         for loss in self._losses:
             if isinstance(loss, nn.Module):
                 yield from loss.buffers()
 
     def num_rows(self, batch: Batch) -> int:
-        """How many rows a batch has."""
+        """Return the number of rows of a batch."""
         return len(next(iter(batch.values())))
 
     def prepare(
@@ -272,16 +271,16 @@ class Objective:
     ) -> Arrays:
         """Return a batch of the feed as arrays of numbers: the model's inputs, labels and weights by name.
 
-        Of a batch without rows, whose columns may hold anything, it is one array without rows.
+        For a batch without rows, whose columns may have any dtype, return one array without rows.
 
         Args:
-            batch: columns as they lie in the files.
-            position: the step that trains on the batch, if the user's ``augment`` is to be applied. The random numbers
-                that it draws depend on the position alone.
+            batch: columns as they are in the files.
+            position: position of the step that trains on the batch, if the user's ``augment`` is to be applied; None
+                to leave it out. The random numbers that ``augment`` draws depend on seed and position alone.
 
         Raises:
-            DataError: if it holds what the model or the loss cannot take.
-            ParamError: if the user's changes are no such arrays.
+            DataError: if the batch holds values that the model or the loss cannot take.
+            ParamError: if ``augment`` returns other names or another number of rows.
         """
         if not self.num_rows(batch):
             return {"rows": np.empty(0, np.float32)}
@@ -323,16 +322,16 @@ class Objective:
         *,
         of_validation: bool = False,
     ) -> Generator[Arrays, None, None]:
-        """Yield prepared batches; a consumer that stops early closes the generator.
+        """Yield prepared batches; a consumer that stops early has to close the generator.
 
         Args:
-            batches: of the feed.
-            first: position of the first of them.
-            of_validation: whether the model is not to be trained on them, so that nothing changes them.
+            batches: batches of the feed.
+            first: position of the first batch.
+            of_validation: whether the batches are for validation; ``augment`` is then not applied.
 
         Raises:
-            TrainingError: with rank, epoch and step, if a function of the user's fails; likewise the errors of
-                :meth:`prepare`.
+            TrainingError: if a function of the user's fails; the message names rank, epoch and step.
+            DataError: as :meth:`prepare`, with rank, epoch and step; likewise ParamError.
         """
         with closing(batches):
             for index, batch in enumerate(batches):
@@ -343,7 +342,7 @@ class Objective:
                 yield prepared
 
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluation:
-        """Apply the module, wrapped or not and in whichever mode it is, to a prepared batch of one row at least."""
+        """Apply the module, wrapped or not and in its current mode, to a prepared batch of at least one row."""
         spec = self._spec
         if spec.user_step is not None:
             with self.precision.computing():
@@ -354,7 +353,7 @@ class Objective:
         return self.compare(returned, batch)
 
     def compare(self, returned: Any, batch: Batch) -> Evaluation:
-        """Compare what the module returned for a batch with its labels, of which only these and the weights count."""
+        """Compare what the module returned with the labels of the batch, whose inputs are not used."""
         spec = self._spec
         weights = None
         if spec.weight is not None:
@@ -392,10 +391,10 @@ class Objective:
 
 
 def check_like_weights(terms: list[LossTerm]) -> None:
-    """Check that the mean losses of several heads were divided by one number.
+    """Check that the mean losses of several heads were divided by the same number.
 
     Raises:
-        ParamError: if they were not, so that no weight makes the means of several ranks that of one.
+        ParamError: if they were not; no weight then joins the means of several ranks to the mean over all rows.
     """
     if len({term.weight for term in terms}) > 1:
         raise ParamError(

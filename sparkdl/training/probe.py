@@ -1,16 +1,17 @@
-"""Tries the model, the loss and the optimizer on one row, before anything starts. Runs on the *driver*.
+"""Tries the model, the loss and the optimizer on one row, before ranks are started. Runs on the *driver*.
 
-One forward and backward pass finds out what otherwise fails on every rank at once: features that do not fit the
-model, outputs that do not fit the loss, the number of classes, and the dtypes in which columns enter.
+One forward and backward pass detects errors that would otherwise occur on every rank at once, such as features that do
+not fit the model and outputs that do not fit the loss. It also finds the number of classes, and the dtypes in which
+columns enter the model and the loss.
 
 A loss of the user's own is checked for comparing every row with every other one, which torch does not report. Outputs
-that a loss of torch misinterprets, raw scores where it expects probabilities, are refused on the first row. The
-gradients that a backward pass leaves in the model show whether an optimizer can step with them.
+that a loss of torch would misinterpret, such as raw scores where it expects probabilities, are refused on the first
+row. The gradients that a backward pass leaves in the model show whether an optimizer can step with them.
 
-The trials use copies of the model that do not take a second model's memory. Parameters are copied, the small ones
-first, as long as all of them together take little. Those beyond are the model's own, under other names: code that
-gets the copy may compute with them, but must not change them. Parameters on the device meta have one value, which takes
-no memory, in all of their places.
+The trials use copies of the model that need little memory. Parameters are copied, the smallest first, up to a limit
+in bytes. Beyond it the copy has new Parameter objects over the memory of the model's own parameters: code that gets the
+copy may compute with them, but must not change them. A parameter on the device meta becomes an expanded tensor of one
+value, which takes no memory.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
 
 _NUM_ROWS = 3
-"""A number of rows that is seldom another dimension of a tensor."""
+"""Number of rows of the trial; it is seldom the size of another dimension of a tensor."""
 
 _CROSSED = (_NUM_ROWS, _NUM_ROWS)
 
@@ -67,21 +68,21 @@ def crosses_rows(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:
     """Return whether the loss broadcasts outputs of shape ``(N, 1)`` with labels of shape ``(N,)`` to ``(N, N)``.
 
     Args:
-        loss: a function, tried on copies of one row.
-        outputs: of one row, of any shape.
-        targets: of that row, likewise.
+        loss: loss function, tried on copies of one row.
+        outputs: outputs of one row, of any shape; other shapes than ``(1, 1)`` are not checked.
+        targets: labels of that row, of any shape; other shapes than ``(1,)`` are not checked.
     """
     if outputs.shape != (1, 1) or targets.shape != (1,):
         return False
     watch = _Watch()
-    # Whatever it raises on several rows it raises again where it is tried on what it is given.
+    # If the loss raises here, it raises again, and is reported, when it is tried on the actual outputs.
     with suppress(Exception), torch.no_grad(), watch:
         loss(outputs.detach().repeat(_NUM_ROWS, 1), targets.repeat(_NUM_ROWS))
     return watch.has_crossed
 
 
 class _Watch(TorchFunctionMode):
-    """Sees every function of torch that is called inside."""
+    """Observes every torch function that is called within this context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,18 +107,18 @@ class _Watch(TorchFunctionMode):
 
 
 _MAX_LOG_OF_SUM = 0.1
-"""How far the log of the sum of all probabilities may be from 0: rounding in half precision, or a small epsilon."""
+"""Maximum distance of the log of the sum of all probabilities from 0, by half-precision rounding or a small epsilon."""
 
 
 def check_output_range(loss: LossFunction, outputs: Tensor) -> None:
-    """Check that outputs can be the probabilities, or their logs, that BCELoss and NLLLoss take.
+    """Check that outputs can be the probabilities that BCELoss takes, or the log probabilities that NLLLoss takes.
 
     Args:
-        loss: any other one takes any numbers.
-        outputs: of the first row, of shape ``(rows, ...)``, for NLLLoss ``(rows, classes, ...)``.
+        loss: loss function; only torch's BCELoss and NLLLoss are checked.
+        outputs: outputs of the first row, of shape ``(rows, ...)``, for NLLLoss ``(rows, classes, ...)``.
 
     Raises:
-        ParamError: if they are not; the message names the layer or the loss that fixes it.
+        ParamError: if they cannot; the message names the layer or the loss that fixes it.
     """
     if not is_torch_loss(loss):
         return
@@ -142,17 +143,17 @@ def check_output_range(loss: LossFunction, outputs: Tensor) -> None:
 
 
 _SPARSE = ("_saved_sparse", "_saved_sparse_grad")
-"""How nodes of a graph name the argument that makes a gradient sparse, which embeddings and gather have."""
+"""Names, in nodes of the autograd graph, of the argument of embeddings and gather that makes a gradient sparse."""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What parameters that are trained got.
+    """Which gradients the trainable parameters got.
 
     Attributes:
-        are_there: whether any got a gradient.
-        lack_some: whether any got none.
-        are_sparse: whether any is a sparse tensor.
+        are_there: whether any parameter got a gradient.
+        lack_some: whether any parameter got none.
+        are_sparse: whether any gradient is a sparse tensor.
     """
 
     are_there: bool
@@ -161,12 +162,11 @@ class Gradients:
 
 
 class TrialGradients:
-    """The backward pass of a trial and which gradients it yields; large ones are not computed.
+    """The backward pass of a trial, and which gradients it yields; large gradients are not computed.
 
     Args:
-        module: the trial, on the CPU.
-        shared: its parameters that are not copies: for them it only looks at how they got into the loss.
-
+        module: trial copy of the model, on the CPU.
+        shared: its parameters that are not copies: they are only looked up in the loss's autograd graph.
     """
 
     def __init__(self, module: nn.Module, shared: Collection[nn.Parameter]) -> None:
@@ -179,7 +179,7 @@ class TrialGradients:
 
     @property
     def found(self) -> Gradients:
-        """What the gradients are."""
+        """The gradients that were found so far."""
         return Gradients(
             are_there=bool(self._seen),
             lack_some=len(self._seen) < self._num_trained,
@@ -187,7 +187,7 @@ class TrialGradients:
         )
 
     def backward(self, loss: Tensor) -> None:
-        """Go backward from a loss, a number; this can be done again."""
+        """Run the backward pass of a scalar loss and note its gradients; it can be called several times."""
         if not self._shared or not self._leaves_out_shared(loss):
             loss.backward(retain_graph=True)
         for parameter in (*self._copied, *self._shared.values()):
@@ -197,13 +197,16 @@ class TrialGradients:
                     parameter.grad = None
 
     def _leaves_out_shared(self, loss: Tensor) -> bool:
-        """Go backward for the others alone, and look up how shared ones got into the loss; False where that fails."""
+        """Compute gradients of the copied parameters only, and look up the shared ones in the autograd graph.
+
+        Return False, without a backward pass, if a node of the graph hides what is inside.
+        """
         used: dict[int, bool] = {}
         nodes = [loss.grad_fn] if loss.grad_fn is not None else []
         found = set(nodes)
         while nodes:
             node = nodes.pop()
-            if isinstance(node, BackwardCFunction):  # checkpointed layers, or others that hide what is inside
+            if isinstance(node, BackwardCFunction):  # checkpointed layers, or other custom functions
                 return False
             for following, _ in node.next_functions:
                 parameter = self._shared.get(id(getattr(following, "variable", None)))
@@ -224,10 +227,10 @@ class TrialGradients:
 
 
 def try_optimizer(optimizer: Optimizer, left_out: Collection[nn.Parameter] = ()) -> None:
-    """Take a step as if the optimizer had been made without some parameters, which it then cannot change.
+    """Step an optimizer as if it had been made without the parameters ``left_out``, which it then cannot change.
 
     Raises:
-        ParamError: if the optimizer cannot.
+        ParamError: if the optimizer cannot step by gradients alone.
     """
     try:
         step_without(optimizer, left_out)
@@ -239,7 +242,7 @@ def try_optimizer(optimizer: Optimizer, left_out: Collection[nn.Parameter] = ())
 
 
 def step_without(optimizer: Optimizer, parameters: Collection[nn.Parameter]) -> None:
-    """Have an optimizer step as if it had been made without some parameters, which it then cannot change."""
+    """Step an optimizer as if it had been made without some parameters, which it then cannot change."""
     left_out = {id(parameter) for parameter in parameters}
     groups = [list(group["params"]) for group in optimizer.param_groups]
     try:
@@ -256,16 +259,18 @@ T = TypeVar("T")
 _ANY_VALUE = 0.01
 
 COPIED_BYTES = 64 << 20
-"""What the copied parameters take at most."""
+"""Maximum size of all copied parameters together."""
 
 
 def trial_copy(value: T, module: nn.Module, copied_bytes: int = COPIED_BYTES) -> tuple[T, list[nn.Parameter]]:
-    """Return a deep copy of something that holds a module, and those of its parameters that lie where the module's do.
+    """Return a deep copy of a value that holds a module, and the copy's parameters that are not copied.
+
+    Those parameters share the memory of the module's parameters, or stand for parameters on the device meta.
 
     Args:
-        value: the module, or what refers to it; what is shared inside stays shared.
-        module: whose parameters are shared with the copy where they are many.
-        copied_bytes: what the parameters that are copied take at most, with what was computed from them.
+        value: the module, or an object that refers to it; objects that are shared within stay shared.
+        module: module whose parameters are copied up to the limit, and shared with the copy beyond it.
+        copied_bytes: maximum size of all copied parameters and of the tensors computed from them.
     """
     memo: dict[int, Any] = {}
     shared = []
@@ -289,13 +294,13 @@ def trial_copy(value: T, module: nn.Module, copied_bytes: int = COPIED_BYTES) ->
 
 
 def _computed(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    """What a module has computed from parameters and keeps, as hooks of weight_norm and of pruning do, each once.
+    """Yield the tensors that a module has computed from parameters and keeps, each once; weight_norm and pruning do so.
 
-    A forward pass computes it again. ``deepcopy`` refuses it for the graph that it has.
+    A forward pass computes them again. ``deepcopy`` refuses them because they have an autograd graph.
 
     Args:
         value: the module's attributes, or one of them: LSTMs keep their weights in a list.
-        seen: the identities of what was looked at, to which this one's are added.
+        seen: identities of the objects that were visited; new ones are added.
     """
     if not isinstance(value, Tensor | dict | list | tuple) or id(value) in seen:
         return
@@ -319,20 +324,20 @@ _WANTS_INTEGERS = re.compile("scalar types?:? Long")
 _ABOUT_DTYPES = re.compile(
     r"dtype|scalar type|tensor type|input type|result type|not implemented for '", re.IGNORECASE
 )
-"""What torch says of a tensor that has the wrong dtype for a layer, whatever its shape."""
+"""Matches torch's error messages about a tensor whose dtype, rather than its shape, is wrong for a layer."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a trial with one row found out.
+    """Result of a trial with one row.
 
     Attributes:
-        inputs: with the dtypes in which they enter the model.
-        heads: with the dtypes in which labels enter the losses.
-        num_classes: for each head how many classes it distinguishes; None for a loss that is not over classes.
-        prediction_shapes: of one row, by the name of each output: that of a label column, or NO_LABEL.
-        gradients: that the losses left; of none where a step of the user's finds the loss.
-        optimizer: that the factory made, of a copy of the model.
+        inputs: inputs, with the dtypes in which they enter the model.
+        heads: heads, with the dtypes in which labels enter the losses.
+        num_classes: number of classes of each head; None for a loss that is not over classes.
+        prediction_shapes: shape of one row's prediction, by the name of each output: a label column, or NO_LABEL.
+        gradients: gradients that the losses left; there are none if the user's step computes the loss.
+        optimizer: optimizer that the factory made for a copy of the model.
     """
 
     inputs: ModelInputs
@@ -357,25 +362,25 @@ def probe(
 
     Args:
         model: the model; neither its weights nor its buffers change.
-        optimizer: the factory; called once, with the copy's parameters.
-        inputs: of the model; their dtypes are found out.
-        heads: labels and losses of its outputs; the dtypes of labels are found out. Those without a loss are the
-            user's step's.
-        row: a row of the data, columns of shape ``(1, *shape)``.
-        labels: of the row, likewise, as numbers.
+        optimizer: factory of the optimizer; called once, with the copy's parameters.
+        inputs: inputs of the model; the trial determines their dtypes.
+        heads: labels and losses of the model's outputs; the trial determines the dtypes of the labels. A head without a
+            loss belongs to the user's step.
+        row: one row of the data, columns of shape ``(1, *shape)``.
+        labels: labels of the row as numbers, columns of shape ``(1, *shape)``.
         weighted: whether rows will have weights, for which losses have to return one value per row.
 
     Raises:
-        DataError: if the model cannot take such features, or a loss such labels.
-        ParamError: if the model's outputs are no tensors with one entry per row or not what the loss takes, the
-            factory makes no optimizer, the optimizer cannot step by gradients alone, or rows are weighted and a loss
-            reduces over them.
+        DataError: if the model does not accept the features, or a loss the labels.
+        ParamError: if the model has lazy layers without weights, its outputs are not tensors with one entry per row or
+            do not suit the loss, the factory makes no optimizer, the optimizer cannot step by gradients alone, or rows
+            are weighted and a loss reduces over them.
     """
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ParamError(
             "Param model has lazy layers without weights. Call the model once on a batch before fit."
         )
-    # In eval() mode, as BatchNorm cannot normalize one row; on a copy, as buffers may change in any mode.
+    # In eval() mode, because BatchNorm cannot normalize one row; on a copy, because buffers may change in any mode.
     trial, shared = trial_copy(model, model)
     trial.to(_CPU).eval()
     gradients = TrialGradients(trial, shared)
@@ -414,7 +419,7 @@ def _prediction_shape(loss: LossFunction | None, outputs: Tensor) -> tuple[int, 
 def _try_features(
     model: nn.Module, inputs: ModelInputs, arrays: Mapping[str, npt.NDArray[Any]]
 ) -> tuple[ModelInputs, Any]:
-    """Return the inputs with the first dtypes that the model takes, and what it returned."""
+    """Return the inputs with the first dtypes that the model accepts, and what the model returned."""
     failures = []
     for dtypes in _dtype_choices(model, arrays):
         tried = inputs.with_dtypes(dict(zip(arrays, dtypes, strict=True)))
@@ -447,14 +452,14 @@ def _try_features(
 
 
 def _telling(failures: Sequence[Exception]) -> Exception:
-    """The first failure that is not about the dtypes that were tried, else the one with those of the columns."""
+    """Return the first failure that is not about dtypes, else the first one, of the columns' own dtypes."""
     return next((each for each in failures if not _ABOUT_DTYPES.search(str(each))), failures[0])
 
 
 def _dtype_choices(
     model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]
 ) -> Iterator[tuple[torch.dtype, ...]]:
-    """Dtypes for each input: as they are, where integers stay integers, then fewer and fewer of those."""
+    """Yield dtypes for all inputs: first those in which integers stay integers, then fewer and fewer integers."""
     candidates = [candidate_dtypes(str(array.dtype), model) for array in arrays.values()]
     if sum(len(each) > 1 for each in candidates) > _MAX_MIXED:
         yield tuple(each[0] for each in candidates)
@@ -478,7 +483,7 @@ def _row_outputs(returned: Any, heads: Sequence[Head]) -> dict[str, Tensor]:
 
 
 def _outputs_of_step(returned: Any, labels: Sequence[str]) -> dict[str, Tensor]:
-    """What a model predicts whose loss the user's step finds: a tensor for each label column, or else the first one."""
+    """Return the outputs of a model whose loss the user's step computes: one per label column, else the first one."""
     if labels:
         with suppress(ParamError):
             return output_of_each(returned, labels)
@@ -504,7 +509,7 @@ def _try_labels(
     labels: npt.NDArray[np.generic],
     weighted: bool,
 ) -> Head:
-    """Return the head with the dtype in which its labels enter its loss, whose gradients the model then has."""
+    """Return the head with the dtype in which its labels enter its loss; compute the gradients of the loss."""
     name, loss = head.label.name, head.loss
     if loss is None:
         dtype = torch.int64 if labels.dtype.kind in "biu" else parameter_dtype(model)
@@ -553,7 +558,10 @@ def _with_dtype(head: Head, dtype: torch.dtype) -> Head:
 def _label_dtypes(
     model: nn.Module, loss: LossFunction, labels: npt.NDArray[np.generic]
 ) -> tuple[torch.dtype, ...]:
-    """Class labels are int64 even in a column of doubles; arrays of floats are probabilities."""
+    """Return the dtypes to try for labels: int64 for class labels, even in a column of doubles.
+
+    Arrays of floats are class probabilities.
+    """
     if is_class_loss(loss) and (labels.ndim == 1 or not np.issubdtype(labels.dtype, np.floating)):
         return (torch.int64,)
     if is_torch_loss(loss) or np.issubdtype(labels.dtype, np.floating):

@@ -1,7 +1,7 @@
 """The specification of a fit, which the driver sends to the ranks.
 
-It holds everything that a fit is made of, and nothing of Spark. It includes the metric that decides how good the
-model is after an epoch, and whether it is minimized or maximized.
+It holds all settings of a fit, and nothing of Spark. They include the metric by which epochs are compared, and whether
+it is minimized or maximized.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class CheckpointPlan:
     """Where and when checkpoints are taken; a part of the spec.
 
     Attributes:
-        url: of the folder.
-        every_updates: updates of the weights between two of them; None for one at the end of each epoch alone.
-        num_kept: how many of the last ones stay.
-        num_ranks: for how many ranks the rows are planned while there is no checkpoint, as after a restart on fewer;
-            None for as many as there are.
+        url: URL of the folder of the checkpoints.
+        every_updates: number of updates of the weights between two checkpoints; None for checkpoints at the end of
+            each epoch only.
+        num_kept: number of the newest checkpoints to keep.
+        num_ranks: number of ranks for which the rows are planned if there is no checkpoint yet, such as after a restart
+            on fewer ranks; None for the actual number of ranks.
     """
 
     url: str
@@ -53,7 +54,7 @@ FREE = {"identity": "free"}
 """Metadata of fields that may differ when a fit resumes."""
 
 DESCRIBED = {"identity": "described"}
-"""Metadata of fields that hold objects; the identity of a fit compares descriptions of them."""
+"""Metadata of fields that hold objects; the identity of a fit compares their descriptions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,116 +62,118 @@ class TrainingSpec:
     """One fit, as every rank receives it: built on the *driver*, pickled, read on the *ranks*."""
 
     model: nn.Module = field(metadata=DESCRIBED)
-    """The module to train; its weights are the initial weights, unless there are others. Each rank trains a copy."""
+    """The module to train, with its initial weights unless ``initial_weights`` is set. Each rank trains a copy."""
 
     initial_weights: str | None = field(default=None, metadata=FREE)
-    """:data:`DRAWN` for weights drawn by the seed, or the folder that they come from; None for the module's own."""
+    """:data:`DRAWN` for weights drawn with the seed, or the folder to load them from; None for the module's own."""
 
     inputs: ModelInputs = field(metadata=DESCRIBED)
-    """The feature columns, and how the model is called with them."""
+    """Feature columns, and how the model is called with them."""
 
     heads: tuple[Head, ...] = field(metadata=DESCRIBED)
-    """The label columns and their losses; training minimizes the weighted sum of the losses."""
+    """Label columns and their losses; training minimizes the weighted sum of the losses."""
 
     user_step: UserStep | None = field(default=None, metadata=DESCRIBED)
-    """Called instead of model and losses; see :mod:`sparkdl.training.objective`."""
+    """The user's training step, called in place of model and losses; see :mod:`sparkdl.training.objective`."""
 
     augment: AugmentFunction | None = field(default=None, metadata=DESCRIBED)
-    """Called with the prepared arrays of a batch before the model is trained on it; returns others by these names."""
+    """Function applied to the prepared arrays of each training batch; returns changed arrays by the same names."""
 
     optimizer: OptimizerFactory = field(metadata=DESCRIBED)
-    """Called with ``model.parameters()``: on each rank for the training, and where a fit is tried or identified."""
+    """Called with ``model.parameters()``: on each rank for the training, and for the trial and the fit's identity."""
 
     scheduler: SchedulerFactory | None = field(default=None, metadata=DESCRIBED)
-    """Called with the optimizer and the number of steps of the schedule, wherever the optimizer was made; or None."""
+    """Called with the optimizer and the number of steps of the schedule; None for a constant learning rate."""
 
     scheduler_interval: str = "epoch"
-    """``"epoch"`` or ``"step"``: when the scheduler is stepped, a step being an update of the weights."""
+    """Interval at which the scheduler is stepped: ``"epoch"``, or ``"step"`` for each update of the weights."""
 
     learning_rate_scaling: str = "none"
     """``"none"``, ``"linear"`` or ``"sqrt"``; see :func:`sparkdl.training.learning_rate.scaling_factor`."""
 
     warmup_steps: int = 0
-    """Updates over which the learning rate grows to its full value."""
+    """Number of updates over which the learning rate grows to its full value."""
 
     accumulated_batches: int = field(default=1, metadata={"param": "gradientAccumulationSteps"})
-    """Batches of each rank that lead to one update of the weights."""
+    """Number of batches per rank whose gradients are accumulated for one update of the weights."""
 
     max_grad_norm: float | None = None
-    """To which the norm of all gradients is clipped in each update; None for no clipping."""
+    """Maximum joint norm of all gradients, to which they are clipped in each update; None for no clipping."""
 
     precision: str = "float32"
-    """``"float32"``, or the lower precision in which the model computes: ``"bfloat16"`` or ``"float16"``."""
+    """``"float32"``, or the lower precision in computations: ``"bfloat16"``, ``"float16"`` or ``"float8"``."""
 
     weight: str | None = field(default=None, metadata={"param": "weightCol"})
     """Name of a column of non-negative row weights; the loss is then the weighted mean."""
 
     batch_size: int
-    """Rows per rank and step."""
+    """Number of rows per rank and step."""
 
     epochs: int = field(metadata=FREE)
-    """How often every row is visited."""
+    """Total number of epochs of the fit."""
 
     seed: int
     """Seed of the order of the rows and, together with the rank, of every random number drawn in training."""
 
     shuffle: bool = True
-    """Whether each epoch has its own order of rows."""
+    """Whether the rows are shuffled in each epoch."""
 
     cache: str | None = field(default=None, metadata=FREE)
-    """``"memory"`` or ``"disk"``: where ranks keep decoded rows after the first epoch, as the feed does."""
+    """``"memory"`` or ``"disk"``: where the feed of each rank keeps decoded rows after the first epoch; None for no
+    cache."""
 
     training_rows: RowChoice | None = field(default=None, metadata=DESCRIBED)
-    """Which rows the module is trained on, their numbers known; None for all of them."""
+    """Rows to train on, with row counts already known; None for all rows."""
 
     validation_rows: RowChoice | None = field(default=None, metadata=FREE)
-    """On which rows loss and metrics are found after each epoch, their numbers known; None for no validation."""
+    """Rows on which loss and metrics are computed after each epoch, with row counts already known; None for no
+    validation."""
 
     sync_batch_norm: bool = False
-    """Whether BatchNorms take the statistics of all ranks' rows."""
+    """Whether BatchNorm layers use statistics over the rows of all ranks."""
 
     compile: bool = field(default=False, metadata=FREE)
     """Whether the module is compiled by :func:`torch.compile` on each rank."""
 
     deterministic: bool = False
-    """Whether torch refuses operations that do not repeat to the bit."""
+    """Whether torch refuses operations whose results can differ from run to run."""
 
     metrics: Mapping[str, Metric] = field(default_factory=dict, metadata=DESCRIBED)
-    """By name what is found beside the loss, of training and validation rows; see :mod:`sparkdl.training.metrics`."""
+    """Metrics by name, computed on training and validation rows; see :mod:`sparkdl.training.metrics`."""
 
     best: Goal | None = field(default=None, metadata=DESCRIBED)
-    """Which epoch's weights the fit returns; None for the last one's."""
+    """Metric that selects the epoch whose weights the fit returns; None for the weights of the last epoch."""
 
     patience: Patience | None = field(default=None, metadata=DESCRIBED)
-    """When to stop early; None for never."""
+    """When to stop early; None for no early stopping."""
 
     watched: Goal | None = field(default=None, metadata=DESCRIBED)
-    """What has to improve for the fit to continue."""
+    """Metric that has to improve for the fit to continue; used if ``patience`` is set."""
 
     callbacks: tuple[Callback, ...] = field(default=(), metadata=FREE)
-    """Run on every rank; see :mod:`sparkdl.training.callbacks`."""
+    """Callbacks, called on every rank; see :mod:`sparkdl.training.callbacks`."""
 
     device: str = field(default="cpu", metadata=FREE)
     """``"cpu"`` or ``"cuda"``. There is no fallback from one to the other."""
 
     num_threads: int | None = field(default=None, metadata=FREE)
-    """torch threads per rank; None shares the host's cores among its ranks."""
+    """Number of torch threads per rank; None divides the host's cores among its ranks."""
 
     num_reader_threads: int = field(default=2, metadata=FREE)
-    """Threads that read Parquet ahead of the training."""
+    """Number of threads per rank that read Parquet ahead of the training."""
 
     has_unused_parameters: bool = field(default=False, metadata=FREE)
     """Whether some parameters may have no part in the loss; DDP then looks for them in each step.
 
-    They may with a step of the user's own, whose way may depend on the rows, and where some had none when the driver
-    tried it.
+    It is set for a user's training step, whose control flow may depend on the rows, and if some parameters got no
+    gradient when the driver tried the model.
     """
 
     parallelism: Parallelism | None = field(default=None, metadata=FREE)
-    """How the ranks share the module; None for a replica on each."""
+    """How the module is divided among ranks; None for a replica on each rank."""
 
     checkpoints: CheckpointPlan | None = field(default=None, metadata=FREE)
-    """Where and when checkpoints are taken, and from where the fit resumes; None for no checkpoints."""
+    """Where and when checkpoints are taken, and the folder from which the fit resumes; None for no checkpoints."""
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -179,7 +182,7 @@ class TrainingSpec:
 
     @property
     def losses(self) -> nn.ModuleList:
-        """Those losses that are modules."""
+        """The losses that are modules."""
         return nn.ModuleList(head.loss for head in self.heads if isinstance(head.loss, nn.Module))
 
     def columns(self) -> tuple[str, ...]:
@@ -189,7 +192,7 @@ class TrainingSpec:
 
 
 DRAWN = "drawn"
-"""Stands for initial weights that the seed determines."""
+"""Value of ``initial_weights`` for weights that are drawn with the seed."""
 
 MODES = ("min", "max")
 
@@ -207,11 +210,14 @@ class Goal:
     mode: str = "min"
 
     def value(self, record: EpochRecord) -> float:
-        """Return the number of an epoch."""
+        """Return the metric's value in an epoch."""
         return record.value(self.metric)
 
     def is_better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
-        """Whether a value is better by more than some amount. Any number is better than None, NaN never is."""
+        """Whether a value is better than another one by more than ``by``.
+
+        Any number is better than None; NaN is never better.
+        """
         if math.isnan(value):
             return False
         if than is None:

@@ -1,4 +1,4 @@
-"""Ranks of which each has some layers of the module of a fit: the stages of a pipeline.
+"""Pipeline parallelism in a fit: each rank has some layers of the module, the stages of a pipeline.
 
 Runs on every *rank*.
 """
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class Stages(Parts):
-    """Ranks of which each has some layers of the module, and maybe a part of those.
+    """Distribution in which each rank has some layers of the module, or a part of those layers.
 
-    A batch goes through the pipeline in small batches, which torch's schedules need to be of one shape: rows that are
-    missing in the last one of an epoch are filled up, and count nothing. The rank of the last stage computes the loss.
+    A batch goes through the pipeline in microbatches, which have to be of one shape for torch's schedules: the last
+    batch of an epoch is padded with rows that do not count. The rank of the last stage computes the loss.
     """
 
     def _divide(self, spec: TrainingSpec) -> None:
@@ -82,7 +82,7 @@ class Stages(Parts):
 
     @property
     def parts(self) -> nn.Module | list[nn.Module]:
-        """What this rank has of the module."""
+        """The stages of this rank."""
         return self._stages
 
     def forward_backward(
@@ -93,7 +93,7 @@ class Stages(Parts):
         scaled: Callable[[LossTerm], Tensor],
         check: Callable[[Tensor], None] = lambda _: None,
     ) -> Evaluation:
-        """Apply the module to a batch, and add the gradients of its loss. Collective.
+        """Apply the module to a batch, and accumulate the gradients of its loss. Collective.
 
         The result has outputs on the rank of the last stage only; the loss is the same on all ranks of the pipeline.
         """
@@ -106,7 +106,7 @@ class Stages(Parts):
         return found
 
     def evaluate(self, objective: Objective, batch: Batch) -> Evaluation:
-        """Apply the module to a batch without gradients, with the result of :meth:`forward_backward`. Collective."""
+        """Apply the module to a batch without gradients; the result is as in :meth:`forward_backward`. Collective."""
         from sparkdl.parallel import evaluate_stages
 
         num_rows, (first, others) = objective.num_rows(batch), self._filled_tensors(batch)
@@ -120,7 +120,7 @@ class Stages(Parts):
         )
 
     def share_buffers(self, buffers: Iterable[Tensor]) -> None:
-        """Give all ranks of a stage what is in the buffers of the first of them. Collective."""
+        """Broadcast the buffers of each stage from its first rank to its other ranks. Collective."""
         dimensions = ("data", "shard", "context", "tensor")
         if self._layout.size(*dimensions) > 1:
             group = self._layout.group(*dimensions)
@@ -129,7 +129,7 @@ class Stages(Parts):
 
     @contextmanager
     def without_averaging(self) -> Iterator[None]:
-        """Inside, gradients may stay those of this rank, to be averaged with later ones."""
+        """Within this context gradients may stay local, to be averaged together with later ones."""
         self._is_last_of_update = False
         try:
             yield
@@ -143,22 +143,25 @@ class Stages(Parts):
         return join_module(self.structure, tensors).eval() if self.rank == 0 else None
 
     def other_tensors(self) -> dict[str, Tensor]:
-        """Buffers, and tensors that are neither parameters nor buffers, on CPU: on rank 0 all of them. Collective."""
+        """Buffers, and tensors that are neither parameters nor buffers, on CPU. Collective.
+
+        Rank 0 gets those of all stages.
+        """
         buffers = {name: buffer.detach().to("cpu") for name, buffer in self.module.named_buffers()}
         return self._others | self._on_rank_0(buffers)
 
     def save_parameters(self, folder: str) -> None:
-        """Write the parameters into a folder of the Store, of which no rank has all. Collective.
+        """Write the parameters into a folder of the Store; no rank gathers all of them. Collective.
 
         Raises:
-            StoreError: if it cannot be written.
+            StoreError: if the folder cannot be written.
         """
         from sparkdl.parallel import save_weights
 
         save_weights(self._stages, folder, self._layout)
 
     def _on_rank_0(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of all stages on rank 0, nothing elsewhere. Collective."""
+        """The tensors of all stages on rank 0; an empty dict on other ranks. Collective."""
         if 0 not in self._layout.ranks("pipeline"):
             return {}
         gathered: list[Any] = [{}] * self._layout.size("pipeline")
@@ -172,7 +175,7 @@ class Stages(Parts):
         num_rows, found = objective.num_rows(batch), list[Evaluation | None]()
 
         def compare(output: Any, target: Tensor) -> Tensor:
-            """The loss of a small batch, of the rows whose numbers are the target."""
+            """The scaled loss of a microbatch; the target holds the indices of its rows in the batch."""
             tensor = _one_tensor(output)
             first, end = int(target[0]), min(int(target[-1]) + 1, num_rows)
             if end <= first:
@@ -189,13 +192,13 @@ class Stages(Parts):
         pipeline, is_new = self._pipeline((first.shape, *(each.shape for each in others.values())))
         with objective.precision.computing(), self._gradients_apart() if is_new else nullcontext():
             pipeline.run(first, target=torch.arange(len(first)), **others)
-        # Torch also calls it to learn shapes.
+        # torch also calls compare() to infer shapes.
         return self._with_loss_of_all([each for each in found[-pipeline.microbatches :] if each is not None])
 
     def _filled_tensors(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The first argument of the module, for which stages take what the one before returns, and the others.
+        """The module's first argument, in place of which later stages take the previous stage's output, and the others.
 
-        They have as many rows as full batches, or more where a fit resumes on fewer ranks.
+        The tensors have as many rows as a full batch, or more where a fit resumes on fewer ranks.
         """
         tensors = self._inputs.tensors(batch, self._device)
         num_rows = max(self._num_rows, *map(len, tensors.values()))
@@ -206,7 +209,7 @@ class Stages(Parts):
         return tensors.pop(self._names[0]), tensors
 
     def _with_loss_of_all(self, found: Sequence[Evaluation]) -> Evaluation:
-        """What the last stage made of all small batches; of others, the loss."""
+        """The evaluation of all microbatches on the rank of the last stage; on other ranks its loss alone."""
         loss = torch.zeros(2, dtype=torch.float64, device=self._device)
         for one in found:
             weight = one.term.weight
@@ -218,7 +221,10 @@ class Stages(Parts):
 
     @contextmanager
     def _gradients_apart(self) -> Iterator[None]:
-        """Add gradients that there are after this block: a new pipeline tries its stages, which clears them."""
+        """Keep existing gradients, and add them to the new ones after this block.
+
+        A new pipeline runs its stages on trial, which clears gradients.
+        """
         kept = [(each, each.grad) for each in self.module.parameters() if each.grad is not None]
         for parameter, _ in kept:
             parameter.grad = None
@@ -229,7 +235,8 @@ class Stages(Parts):
     def _pipeline(self, key: Any) -> tuple[Pipeline, bool]:
         """The pipeline for inputs of some shapes, and whether it is new. Collective.
 
-        A new one tries its stages. Ranks that share the weights of a stage do so together, whatever their shapes are.
+        A new pipeline runs its stages on trial. Ranks that share the weights of a stage do this together: if one of
+        them has no pipeline for its shapes, all of them make new ones.
         """
         from sparkdl.parallel import Pipeline
 
@@ -246,7 +253,7 @@ class Stages(Parts):
                 self._layout.group("pipeline"),
                 schedule=self._layout.sizes.schedule,
                 microbatches=self._microbatches,
-                loss=lambda output, target: self._compare(output, target),  # noqa: PLW0108 - that of the batch
+                loss=lambda output, target: self._compare(output, target),  # noqa: PLW0108 - changes with the batch
                 sums=True,
                 device=self._device,
             )
@@ -257,11 +264,11 @@ class Stages(Parts):
 
 
 _MOST_PIPELINES = 16
-"""How many shapes of inputs the buffers between stages are kept for."""
+"""Maximum number of input shapes for which pipelines, with their buffers between stages, are kept."""
 
 
 class _Layers(nn.Module):
-    """The stages of a rank as one module, whose tensors have the names that they have in the whole one."""
+    """The stages of a rank as one module; its tensors have their names in the whole module."""
 
     has_some_layers = True
 
@@ -286,7 +293,7 @@ class _Layers(nn.Module):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Give each stage its part of a state."""
+        """Load into each stage its part of a state."""
         for stage in self.stages:
             stage.load_state_dict({name: state_dict[name] for name in stage.state_dict()}, *args, **kwargs)
 
@@ -301,13 +308,13 @@ def _one_tensor(output: Any) -> Tensor:
 
 
 def _filled_up(tensor: Tensor, num_rows: int) -> Tensor:
-    """The tensor with its last row repeated until there are so many."""
+    """The tensor with its last row repeated up to ``num_rows`` rows."""
     missing = num_rows - len(tensor)
     return torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing > 0 else tensor
 
 
 def _joined(parts: Sequence[Evaluation], term: LossTerm) -> Evaluation:
-    """What a module made of all small batches; without outputs on ranks that have none."""
+    """The joined evaluation of all microbatches; without outputs on ranks that have none."""
     if not parts:
         return Evaluation(None, None, None, term)
     weights = [each.weights for each in parts if each.weights is not None]

@@ -36,11 +36,11 @@ _SETTLE_EVERY_STEPS = 50
 
 
 class FiniteLossCheck:
-    """Checks losses at once on CPU; on CUDA takes notes on the device, which all ranks compare now and then.
+    """Checks losses at once on CPU; on CUDA records them on the device, and all ranks compare the records now and then.
 
-    On CPU the rank that sees the loss raises before its backward pass, and the others wait for its gradients no later
-    than in the update to which the step belongs: of several losses in one update any one may be named. On CUDA it is
-    the earliest step over all ranks.
+    On CPU the rank with the loss raises before its backward pass, and the other ranks wait for its gradients no later
+    than in the update to which the step belongs: if several losses of one update are not finite, the error may name
+    any of them. On CUDA the error names the earliest step over all ranks.
     """
 
     def __init__(self, communicator: Communicator, device: torch.device) -> None:
@@ -49,10 +49,10 @@ class FiniteLossCheck:
         self._first_bad_step = torch.full((), _NEVER, dtype=torch.int64, device=device)
 
     def observe(self, loss_mean: Tensor, batch: Batch, *, epoch: int, step: int) -> None:
-        """Look at this rank's loss of one step, and at the batch if that explains it.
+        """Check this rank's loss of one step; an error says which columns of the batch are not finite, if any.
 
         Raises:
-            TrainingError: on CPU, if it is not finite.
+            TrainingError: on CPU, if the loss is not finite.
         """
         if self._is_deferred:
             bad = torch.where(torch.isfinite(loss_mean.detach()), _NEVER, step)
@@ -65,7 +65,7 @@ class FiniteLossCheck:
             )
 
     def settle(self, *, epoch: int, step: int, steps: int) -> None:
-        """Compare notes after every 50th and the last step of an epoch. Collective on CUDA, nothing on CPU.
+        """Compare the records after every 50th and the last step of an epoch. Collective on CUDA; nothing on CPU.
 
         Raises:
             TrainingError: on every rank, naming the earliest step in which some rank's loss was not finite.
@@ -89,11 +89,11 @@ def _message(value: str, epoch: int, step: int, where: str, bad_columns: str = "
 
 
 def _bad_columns(batch: Batch) -> str:
-    """Return which columns hold NaN or infinity, and in how many rows."""
+    """Return a text that names the columns with NaN or infinity, and the number of such rows; empty without any."""
     found = []
     for name, values in batch.items():
         if not (values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"):
-            continue  # strings, which a trainStep may be given, and integers, which all are finite
+            continue  # strings, which a trainStep may be given, and integers, which are always finite
         is_bad = ~torch.isfinite(torch.as_tensor(values))
         count = int(is_bad.reshape(len(values), -1).any(dim=1).sum())
         if count:
@@ -103,7 +103,7 @@ def _bad_columns(batch: Batch) -> str:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves: the detached mean loss of this rank's rows, its weight, and how many rows."""
+    """Result of a step: the detached mean loss of this rank's rows, its weight, and the number of rows."""
 
     loss_mean: Tensor
     weight: float
@@ -113,13 +113,13 @@ class StepResult:
 class TrainingStep:
     """Applies batches to a module so that N ranks compute what one rank would on the joined batch.
 
-    An update of the weights takes the batches of one step, or of several where gradients are accumulated. The
-    wrapped module averages the gradients of the ranks. With ``w`` the weight of this rank's rows in a batch (their
-    number, unless rows or classes are weighted), ``W`` that of all ranks' rows in the update and ``P`` the number
-    of ranks over which gradients are averaged, the rank's mean loss is scaled by ``w * P / W`` before the backward
-    pass; a loss that sums by ``w * P``. Where ``W`` depends on the batches, it is predicted from the last update,
-    and gradients are corrected when all batches are through; so are those of a loss that sums, as in float16 a
-    gradient must not grow with the rows.
+    An update of the weights takes the batches of one step, or of several steps where gradients are accumulated. The
+    wrapped module averages the gradients of the ranks. Let ``w`` be the weight of this rank's rows in a batch (their
+    number, unless rows or classes are weighted), ``W`` the weight of all ranks' rows in the update, and ``P`` the
+    number of ranks over which gradients are averaged. The rank's mean loss is scaled by ``w * P / W`` before the
+    backward pass, a loss that is a sum by ``w * P``. Where ``W`` depends on the content of the batches, it is predicted
+    from the last update, and the gradients are corrected after the last batch of the update. The gradients of a loss
+    that is a sum are corrected there too, because in float16 a gradient must not grow with the number of rows.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class TrainingStep:
         self._finite = FiniteLossCheck(communicator, device)
         self._weight_of_update = 0.0
         self._weight_per_row = 1.0
-        """Predicted; the same on every rank."""
+        """Predicted weight per row; the same on every rank."""
         self.last_batch: Batch | None = None
 
     def run(self, batch: Batch, *, epoch: int, step: int, metrics: EpochMetrics | None = None) -> StepResult:
@@ -153,10 +153,10 @@ class TrainingStep:
             batch: this rank's columns; may hold 0 rows while other ranks have some.
             epoch: number of the epoch, from 1, for error messages.
             step: number of the step, from 1.
-            metrics: updated with outputs and labels of the batch.
+            metrics: metrics to update with outputs and labels of the batch; None for no metrics.
 
         Raises:
-            TrainingError: when the loss is not finite; see :class:`~sparkdl.training.step.FiniteLossCheck`.
+            TrainingError: if the loss is not finite; see :class:`~sparkdl.training.step.FiniteLossCheck`.
         """
         rows = self.objective.num_rows(batch)
         updates = self._plan.is_last_of_update(step)
@@ -183,11 +183,11 @@ class TrainingStep:
         return StepResult(term.mean.detach(), weight, rows if self._distribution.counts_rows else 0)
 
     def state_dict(self) -> dict[str, float]:
-        """Return what an update leaves for the next one; within one there is more."""
+        """Return the state that an update leaves for the next one; valid only between two updates."""
         return {"weight_per_row": self._weight_per_row}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue with what :meth:`state_dict` returned."""
+        """Continue from a state that :meth:`state_dict` returned."""
         self._weight_per_row = state["weight_per_row"]
 
     @property
@@ -196,25 +196,25 @@ class TrainingStep:
         return self.last_batch is not None
 
     def remember(self, batch: Batch) -> None:
-        """Have a batch with rows for steps without any, where the first step of this rank is one."""
+        """Remember a batch with rows for steps without rows; needed if this rank's first step has no rows."""
         self.last_batch = batch
 
     def settle(self, *, epoch: int, step: int) -> None:
-        """Look now whether all losses so far were finite, as :meth:`run` does now and then. Collective on CUDA.
+        """Check now that all losses so far were finite, as :meth:`run` does now and then. Collective on CUDA.
 
         Raises:
-            TrainingError: if one was not.
+            TrainingError: if a loss was not finite.
         """
         self._finite.settle(epoch=epoch, step=step, steps=step)
 
     def _scaled(self, term: LossTerm, rows_of_update: int) -> Tensor:
-        """A loss so that its gradients add up to those of the update."""
+        """The loss, scaled so that the gradients of all batches and ranks add up to those of the update."""
         scale = term.weight * self._distribution.num_averaged / (rows_of_update * self._weight_per_row)
         scaled = term.mean if scale == 1.0 else term.mean * scale  # the usual case costs no operation
         return self._precision.scaler.scale(scaled)
 
     def _divisor(self, rows_of_update: int) -> float:
-        """What the gradients are still to be divided by; 0 if no row of this update weighs anything."""
+        """The number by which the accumulated gradients still have to be divided; 0 if all rows have weight 0."""
         if self.objective.sums:
             return 1.0 / rows_of_update
         if not self.objective.finds_weight:
@@ -228,11 +228,11 @@ class TrainingStep:
         return weight / predicted
 
     def _pass_without_rows(self) -> LossTerm:
-        """Take part in a step without rows, as the others wait for this rank's gradients.
+        """Take part in a step without rows, because the other ranks wait for this rank's gradients.
 
-        The last batch that had rows goes through the model once more and counts nothing. Zero rows would do
-        for most layers, but a BatchNorm cannot normalize them; what the pass changes in buffers of the model and of
-        the losses is put back, but for the statistics of all ranks' rows.
+        The last batch that had rows goes through the model once more, with weight 0. Most layers would accept an empty
+        batch, but a BatchNorm cannot normalize it. The buffers of the model and of the losses are restored afterwards,
+        except the statistics that layers take over all ranks' rows.
         """
         assert self.last_batch is not None, "a rank without rows in its first step remembers others"
         shared = {id(buffer) for layer in _synchronized(self._module) for buffer in layer.buffers()}
@@ -249,7 +249,7 @@ class TrainingStep:
 
 @contextmanager
 def _rows_not_counted(module: nn.Module) -> Iterator[None]:
-    """Inside, this rank adds nothing to the statistics that layers take of all ranks' rows."""
+    """Within this context this rank adds nothing to the statistics that layers take over all ranks' rows."""
     layers = _synchronized(module)
     for layer in layers:
         layer.counts_rows = False

@@ -1,6 +1,6 @@
 """The training loop of one rank, over an open communicator and a dataset.
 
-A rank computes on a GPU of its own, or on its share of the host's cores.
+A rank computes on its own GPU, or on its share of the host's cores.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def cores_per_rank(ranks_on_host: int) -> int:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What training leaves on a rank.
+    """Result of training on one rank.
 
     Attributes:
-        module: what ``keep`` has made of the trained module.
+        module: value that ``keep`` returned for the trained module.
         history: one record per epoch, equal on all ranks.
-        model_epoch: the epoch that the weights are from: the best one where the fit keeps it, and then on rank 0 alone,
-            while other ranks have the last one's.
+        model_epoch: number of the epoch that rank 0's weights are from: the best epoch if the fit keeps its weights,
+            else the last one. Ranks that do not keep the best weights have those of the last epoch.
     """
 
     module: Any
@@ -111,24 +111,27 @@ def train(
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 
     N ranks with batches of B rows compute what one process would with batches of the joined N * B rows; with
-    a fixed seed and number of ranks a fit on CPU repeats to the bit. Where ``spec.checkpoints`` says so, checkpoints
-    are taken, and an interrupted fit continues from the last of them as if it had not been interrupted.
+    a fixed seed and number of ranks a fit on CPU repeats to the bit. If ``spec.checkpoints`` is set, checkpoints
+    are taken, and an interrupted fit continues from the last one as if it had not been interrupted.
 
     Args:
         spec: what to train and how; the same on every rank.
-        communicator: open over all ranks. It is aborted when this rank fails, so that none waits for it.
+        communicator: communicator of all ranks, open. It is aborted if this rank fails, so that other ranks do not wait
+            for it.
         dataset: the Parquet files, with the columns that ``spec`` names.
-        report: takes the events of :class:`~sparkdl.training.history.ProgressReporter`; called on rank 0
-            only.
+        report: function that is called with the events of :class:`~sparkdl.training.history.ProgressReporter`, on
+            rank 0 only; None to discard them.
         on_step: called on every rank after each step and each batch of validation.
-        on_position: called on every rank with epoch and step in words before each step, and with an empty text after
-            the last one.
-        keep: called on every rank, together, with what holds the trained module. By default it is the module on CPU and
-            in ``eval()`` mode, equal on all ranks but for buffers; None on ranks other than 0 where each has a part.
+        on_position: called on every rank before each step with a text that names epoch and step, and with an empty text
+            after the last step.
+        keep: called on every rank with the distribution that holds the trained module; its result is
+            ``TrainingResult.module``. The default returns the module on CPU and in ``eval()`` mode, equal on all ranks
+            except for buffers; for a module divided among ranks it returns None on ranks other than 0.
 
     Raises:
-        TrainingError: if the loss is no longer finite, or code of the user's fails: the model, its losses, a trainStep,
-            augment, a metric, the scheduler or a callback; with rank and epoch, and the step where it is in one.
+        TrainingError: if the loss is no longer finite, or the user's code fails: the model, its losses, a trainStep,
+            augment, a metric, the scheduler or a callback. The message names rank and epoch, and the step if there is
+            one.
         ParamError: if the device or the optimizer cannot be used.
         CheckpointError: if the checkpoints are of another fit, or a state cannot be written.
         StoreError: if a checkpoint cannot be written or read.
@@ -157,29 +160,29 @@ def train(
 
 
 class Trainer:
-    """The training loop of one rank and what it works with, made in the order in which each needs the ones before.
+    """The training loop of one rank, with the objects that it uses. They are made in the order of their dependencies.
 
     Args:
         spec: what to train and how.
-        communicator: open over all ranks.
+        communicator: communicator of all ranks, open.
         dataset: the Parquet files.
-        resources: closes the feed and others at the end of the fit.
-        report: takes the events of progress; called on rank 0 only.
+        resources: exit stack that closes the feed and other resources at the end of the fit.
+        report: function that is called with progress events, on rank 0 only.
         on_step: called after each step and each batch of validation.
-        on_position: called with epoch and step in words.
+        on_position: called with a text that names epoch and step.
 
     Attributes:
-        device: on which the module computes.
-        distribution: of the module over the ranks.
-        module: that is trained.
-        feed: this rank's rows.
-        plan: which steps lead to an update of the weights.
-        learning_rate: of the optimizer.
-        update: of the weights.
+        device: device on which the module computes.
+        distribution: distribution of the module over the ranks.
+        module: module that is trained.
+        feed: feed of this rank's rows.
+        plan: plan of the steps that lead to an update of the weights.
+        learning_rate: learning rate of the optimizer.
+        update: applies gradients to the weights.
         step: applies a batch to the module.
-        validation: of the validation rows, or None.
+        validation: evaluates the module on the validation rows; None without validation.
         control: callbacks, early stopping and the best weights.
-        checkpoints: taken during the fit.
+        checkpoints: writes checkpoints during the fit, and resumes from one.
         progress: reports steps and epochs.
         history: records of the epochs so far.
     """
@@ -273,7 +276,7 @@ class Trainer:
         self.history: list[EpochRecord] = []
 
     def fit(self, keep: Callable[[ModelDistribution], Any]) -> TrainingResult:
-        """Train all epochs that are left; see :func:`train`."""
+        """Train the remaining epochs; see :func:`train`."""
         with single_rows_allowed(self.module):
             for epoch in range(self._resume(), self.spec.epochs + 1):
                 if not self.control.should_continue:
@@ -328,7 +331,7 @@ class Trainer:
         )
         objective = self.step.objective
         prepared = objective.prepare_all(self.feed.epoch(epoch - 1), first)
-        # A step that fails leaves the batches to its traceback, with the threads that make them.
+        # Without closing(), the traceback of a failed step would keep the batches and the threads that make them.
         with closing(batches_for(self.device, prepared, ahead=not objective.draws)) as batches:
             for step, batch in enumerate(meter.time_waits(batches), start=first.step):
                 self.run_step(first._replace(step=step), batch, meter)

@@ -1,7 +1,7 @@
 """Turns the gradients of one or several batches into one update of the weights.
 
-The precision is that in which a model computes; weights, gradients and losses keep theirs. :func:`make_optimizer`
-calls the user's optimizer factory and checks the result.
+The precision concerns only the model's computations; weights, gradients and losses keep their dtypes.
+:func:`make_optimizer` calls the user's optimizer factory and checks the result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def updates_per_epoch(num_steps: int, num_batches: int) -> int:
-    """How many updates of the weights an epoch has of so many steps, ``num_batches`` of which lead to one."""
+    """Return the number of updates in an epoch of ``num_steps`` steps, one for every ``num_batches`` of them."""
     return math.ceil(num_steps / num_batches)
 
 
@@ -39,12 +39,12 @@ class UpdatePlan:
     """Which steps of an epoch lead to one update of the weights, and how many rows they have.
 
     Args:
-        feed: of the epoch.
-        num_batches: steps of an update; the last one of an epoch may have fewer.
+        feed: feed of this rank's rows.
+        num_batches: number of steps of an update; the last update of an epoch may have fewer.
 
     Attributes:
-        num_steps: of the epoch that was begun last.
-        steps_before: how many of them were done before the fit was resumed.
+        num_steps: number of steps of the current epoch.
+        steps_before: number of its steps that were done before the fit was resumed.
     """
 
     def __init__(self, feed: PlannedFeed, num_batches: int) -> None:
@@ -57,11 +57,11 @@ class UpdatePlan:
 
     @property
     def num_updates(self) -> int:
-        """Updates of a whole epoch."""
+        """Number of updates of a whole epoch."""
         return updates_per_epoch(self._feed.steps_per_epoch, self._num_batches)
 
     def begin(self, epoch: int, steps_before: int = 0) -> None:
-        """Begin an epoch, counted from 1, or resume it after so many steps."""
+        """Begin an epoch, counted from 1, or resume it after ``steps_before`` steps."""
         self._resumed = epoch - 1 if steps_before else None
         self.steps_before = steps_before
         rest = self._feed.steps_in(epoch - 1) if steps_before else self._feed.steps_per_epoch
@@ -69,8 +69,8 @@ class UpdatePlan:
         self._rows, self._rows_of_last = {}, {}
 
     def rows_of_step(self, step: int) -> int:
-        """Rows of all ranks in a step, counted from 1."""
-        if step not in self._rows_of_last:  # asked for several times in a row
+        """Return the number of rows of all ranks in a step, counted from 1."""
+        if step not in self._rows_of_last:  # called several times in a row with one step
             self._rows_of_last = {
                 step: sum(self._feed.rows_in_step(step - 1 - self.steps_before, self._resumed))
             }
@@ -81,7 +81,7 @@ class UpdatePlan:
         return step % self._num_batches == 0 or step == self.num_steps
 
     def rows_of_update(self, step: int) -> int:
-        """Rows of all ranks in the update to which a step leads, counted from 1."""
+        """Return the number of rows of all ranks in the update to which a step belongs, counted from 1."""
         first = (step - 1) // self._num_batches * self._num_batches
         if first not in self._rows:
             steps = range(first, min(first + self._num_batches, self.num_steps))
@@ -90,19 +90,20 @@ class UpdatePlan:
 
 
 class WeightUpdate:
-    """Divides and clips the gradients, has the optimizer take its step, and clears them.
+    """Divides and clips the gradients, steps the optimizer, and clears the gradients.
 
-    Gradients are the same on every rank here, or each has its part of them.
+    The gradients are averaged already: they are the same on every rank, or each rank has its part of them.
 
     Args:
-        distribution: of the module whose gradients they are.
-        optimizer: of the module's parameters.
-        learning_rate: that the optimizer is to have.
-        precision: whose scaled gradients are unscaled first.
-        max_grad_norm: to which the norm of all gradients together is clipped; None for no clipping.
+        distribution: distribution of the module over the ranks.
+        optimizer: optimizer of the module's parameters.
+        learning_rate: learning rate of the optimizer.
+        precision: precision whose scaler unscales the gradients first.
+        max_grad_norm: maximum joint norm of all gradients, to which they are clipped; None for no clipping.
 
     Attributes:
-        num_skipped: updates that were left out since :meth:`end_epoch`, as their gradients had overflowed float16.
+        num_skipped: number of updates since :meth:`end_epoch` that were skipped because their gradients had overflowed
+            float16.
     """
 
     def __init__(
@@ -125,11 +126,11 @@ class WeightUpdate:
 
     @property
     def optimizer(self) -> Optimizer:
-        """Of the module's parameters."""
+        """Optimizer of the module's parameters."""
         return self._optimizer
 
     def apply(self, divisor: float = 1.0) -> None:
-        """Update the weights by the gradients, each divided by ``divisor``; not at all if that is 0."""
+        """Update the weights by the gradients divided by ``divisor``; if it is 0, only clear the gradients."""
         self._num_updates += 1
         if divisor:
             self._scaler.unscale_(self._optimizer)
@@ -143,7 +144,7 @@ class WeightUpdate:
         self._clear_gradients()
 
     def _clear_gradients(self) -> None:
-        """Do what ``zero_grad`` does, looking for the module's layers once per epoch: it takes longer than the rest."""
+        """Do what ``zero_grad`` does, but look for the module's layers, which takes longest, only once per epoch."""
         if not self._parameters_by_layer:
             self._parameters_by_layer = [layer._parameters for layer in self._module.modules()]
         for parameters in self._parameters_by_layer:
@@ -170,7 +171,7 @@ class WeightUpdate:
         self._num_updates, self.num_skipped = state["num_updates"], state["num_skipped"]
 
     def end_epoch(self, epoch: int) -> None:
-        """Warn of updates that were left out in an epoch, and reset the counts."""
+        """Warn of updates that were skipped in an epoch, and reset the counts."""
         if self.num_skipped:
             logger.warning(
                 "%d of %d updates of epoch %d were left out, as gradients had overflowed float16; the losses are scaled"
@@ -186,13 +187,13 @@ class WeightUpdate:
 
 PRECISIONS = ("float32", "bfloat16", "float16", "float8")
 _FLOAT8_CAPABILITY = (8, 9)
-"""Of the first GPUs that multiply matrices of float8."""
+"""Minimum compute capability of a GPU that multiplies float8 matrices."""
 
 
 def use_float8(module: nn.Module, device: torch.device) -> None:
-    """Have the linear layers of a module compute in float8, by torchao, in place; all else computes in bfloat16.
+    """Convert the linear layers of a module in place to compute in float8, by torchao; other layers use bfloat16.
 
-    Layers whose sizes are no multiples of 16 stay as they are: the GPU takes no others.
+    Linear layers whose sizes are not multiples of 16 stay as they are, because the GPU does not support them.
 
     Raises:
         ParamError: if the device has no float8, or torchao is not installed.
@@ -221,11 +222,11 @@ def _takes_float8(layer: nn.Module, name: str) -> bool:
 
 
 class Precision:
-    """Autocast for the forward pass and, with float16, scaled losses, whose gradients would be rounded to 0 otherwise.
+    """Autocast for the forward pass; with float16 also loss scaling, without which gradients would underflow to 0.
 
     Args:
         name: one of :data:`PRECISIONS`; ``"float32"`` leaves the model as it is.
-        device: of the model.
+        device: device of the model.
 
     Attributes:
         scaler: scales losses and unscales gradients; does nothing unless the precision is float16.
@@ -237,11 +238,11 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "float16")
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Autocast: operations for which it is safe compute in the lower precision."""
+        """Return the autocast context, in which operations compute in the lower precision where that is safe."""
         return nullcontext() if self._dtype is None else torch.autocast(self._device.type, self._dtype)
 
     def for_loss(self, outputs: Tensor) -> Tensor:
-        """The outputs in float32 where they are in the lower precision: losses sum up many values."""
+        """Return the outputs in float32 if they are in the lower precision, because losses sum up many values."""
         return outputs.float() if outputs.dtype == self._dtype else outputs
 
 
@@ -249,12 +250,13 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
     """Return ``factory(module.parameters())``.
 
     Raises:
-        ParamError: if the factory raises, or returns something else than an optimizer, or one of other parameters.
+        ParamError: if no parameter requires a gradient, or the factory raises, returns something other than an
+            optimizer, or returns an optimizer of other parameters.
     """
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ParamError("Param model has no parameter that requires a gradient; there is nothing to train.")
-    # The first optimizer of a process has torch import its compiler, of which a quarter of the time would go into
-    # looking for garbage among what is imported.
+    # The first optimizer of a process makes torch import its compiler; without gc.disable(), garbage collection takes
+    # a quarter of the time of that import.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -282,15 +284,15 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
 
 
 _WITH_FUSED_FORM = (torch.optim.Adam, torch.optim.AdamW)
-"""Not SGD and Adagrad: these take sparse gradients, which show in the backward pass only, unless they are fused."""
+"""SGD and Adagrad are left out: unless fused, they accept sparse gradients, which only the backward pass reveals."""
 
 
 def fuse(optimizer: Optimizer) -> None:
-    """Have torch's Adam or AdamW on CPU update each tensor in one pass, a third of the time of torch's default.
+    """Make torch's Adam or AdamW on CPU update each tensor in one pass, in a third of the time of torch's default.
 
-    Only if the program left the choice to torch, by giving neither ``fused`` nor ``foreach``. The result differs by
-    rounding. See ``fused`` in the documentation of :class:`torch.optim.AdamW`. What identifies a fit is the optimizer
-    as the program made it, so this comes after.
+    This is done only if the user left the choice to torch, by giving neither ``fused`` nor ``foreach``. The result
+    differs by rounding. See ``fused`` in the documentation of :class:`torch.optim.AdamW`. The identity of a fit
+    describes the optimizer as the user made it, before this call.
     """
     if type(optimizer) not in _WITH_FUSED_FORM:
         return
@@ -301,7 +303,7 @@ def fuse(optimizer: Optimizer) -> None:
 
 
 def _fuses(parameter: nn.Parameter) -> bool:
-    """Whether torch 2.13's fused kernel computes what the default does: it disregards the order in memory."""
+    """Whether torch 2.13's fused kernel computes what the default does; it ignores the order in memory."""
     return (
         parameter.device.type == "cpu"
         and (type(parameter.data) is Tensor or hasattr(parameter, "full_tensor"))
@@ -311,7 +313,7 @@ def _fuses(parameter: nn.Parameter) -> bool:
 
 
 def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a state that may be of another device or version, without changing the form that :func:`fuse` chose."""
+    """Load a state of maybe another device or version, without changing the implementation that :func:`fuse` chose."""
     state = dict(state)
     if type(optimizer) in _WITH_FUSED_FORM and len(state["param_groups"]) == len(optimizer.param_groups):
         state["param_groups"] = [

@@ -1,4 +1,4 @@
-"""How well a model does on rows that it is not trained on: each of them once, on whichever rank. Runs on a *rank*."""
+"""Evaluates a model on the validation rows, each of them once, on one of the ranks. Runs on a *rank*."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _CACHE_LIMIT_BYTES = 1 << 30
 _UNASKED_CACHE_LIMIT_BYTES = 256 << 20
 
 PREFIX = "val_"
-"""Stands before the names of the loss and of metrics on validation rows."""
+"""Prefix of the names of the loss and of metrics on validation rows."""
 
 
 class Validation:
-    """Goes through the validation rows with the module as it is.
+    """Evaluates the module, as it currently is, on the validation rows.
 
-    Rows come in the order of the files, and no number depends on how many ranks share them, but for the order in which
-    they are added up: every row is seen once, also where there are fewer rows than ranks. They lie scattered over all
-    files, and a rank reads its part of those in every epoch, unless it keeps the rows: up to 256 MiB in memory, or up
-    to 1 GiB where the fit has a cache, as that keeps them.
+    Rows come in the order of the files. Every row is seen once, also if there are fewer rows than ranks, so the results
+    do not depend on the number of ranks, except for the order of summation. The validation rows are scattered over all
+    files, and a rank reads its part of the files in every epoch, unless it can keep its rows: up to 256 MiB in memory,
+    or up to 1 GiB in the cache of the fit, if it has one.
 
     Args:
-        spec: names the validation rows and the metrics.
-        dataset: where the rows are.
-        communicator: open over all ranks.
-        distribution: of the module over them.
+        spec: spec of the fit, which holds the validation rows and the metrics.
+        dataset: dataset that holds the rows.
+        communicator: communicator of all ranks, open.
+        distribution: distribution of the module over the ranks.
         objective: applies the module and its loss.
-        device: of the module.
+        device: device of the module.
         on_step: called before each batch.
     """
 
@@ -68,7 +68,7 @@ class Validation:
         self._distribution = distribution
         self._metrics, self._losses = spec.metrics, spec.losses
         num_rows = sum(spec.validation_rows.counts or ())
-        # A feed has a row for each rank at least.
+        # A feed needs at least one row per rank.
         num_readers = min(distribution.num_readers, num_rows)
         self._num_steps = steps_per_epoch(num_rows, num_readers, spec.batch_size)
         self._feed: ParquetFeed | None = None
@@ -90,18 +90,21 @@ class Validation:
     def run(self, epoch: int, spare: Batch | None) -> tuple[dict[str, float], float]:
         """Return ``val_loss`` and each metric as ``val_<name>``, and the seconds it took. Collective.
 
-        All of it is the same on every rank: the seconds are the mean over the ranks.
+        The results are the same on every rank; the seconds are the mean over the ranks.
 
-        Module and losses are in ``eval()`` mode and without gradients meanwhile. The module has rank 0's buffers from
-        now on, as what a fit returns has them; losses have rank 0's as long. Modes, buffers of losses and the random
-        numbers of Python, NumPy and torch are afterwards what they were.
+        During the validation module and losses are in ``eval()`` mode and compute no gradients. The module's buffers
+        are overwritten with rank 0's and stay so, because a fit returns the module with rank 0's buffers. The buffers
+        of losses are rank 0's during the validation. Modes, buffers of losses and the random states of Python, NumPy
+        and torch are restored afterwards.
 
         Args:
-            epoch: counted from 1, for error messages.
-            spare: a batch with rows, for steps in which this rank has none and its part of the module is needed.
+            epoch: number of the epoch, from 1, for error messages.
+            spare: a batch with rows, for steps in which this rank has no rows but its part of the module is needed;
+                it may be None where each rank has a replica.
 
         Raises:
-            TrainingError: if the model, a loss or a metric fails, with rank, epoch and step where it is in one.
+            TrainingError: if the model, a loss or a metric fails; the message names rank and epoch, and the step if
+                there is one.
             DataError: if rows cannot be read.
         """
         started = time.perf_counter()
@@ -142,7 +145,7 @@ class Validation:
         return {f"{PREFIX}loss": loss, **prefixed(values)}, seconds / self._communicator.world_size
 
     def _take_part(self, spare: Batch | None, num_steps: int) -> None:
-        """Go with the others through a module of which this rank has a part; nothing where it has a replica."""
+        """Take part in other ranks' steps if this rank has a part of the module; do nothing if it has a replica."""
         if not self._distribution.is_divided:
             return
         assert spare is not None, "validation follows steps"
@@ -152,13 +155,13 @@ class Validation:
 
     @contextmanager
     def _shared_for_now(self, buffers: Iterable[Tensor]) -> Iterator[None]:
-        """Inside, all ranks have what is in rank 0's buffers; whatever is done to them does not last. Collective."""
+        """Within this context all ranks have rank 0's values in the buffers; they are restored after it. Collective."""
         with buffers_kept(buffers) as kept:
             self._distribution.share_buffers(kept)
             yield
 
     def close(self) -> None:
-        """End the feed's threads."""
+        """Stop the feed's threads."""
         if self._feed is not None:
             self._feed.close()
 

@@ -3,7 +3,7 @@
 Runs on the *rank*; :func:`sparkdl.launch.run_on_ranks` starts ranks. Names, defaults and error messages are Horovod's.
 What differs:
 
-- Nothing waits for ever: an operation that some rank does not join fails when the communicator's deadline has passed.
+- No operation waits for ever: one that some rank does not take part in fails at the communicator's deadline.
 - Tensors need not be contiguous, and may be bfloat16 or of any integer type.
 - Process sets can be added at run time without ``HOROVOD_DYNAMIC_PROCESS_SETS``.
 - CUDA tensors go through host memory.
@@ -168,5 +168,5 @@ __all__ = [
     "synchronize",
 ]
 
-# Takes what stands above.
+# At the end, as it re-exports the names above.
 from sparkdl.horovod.torch import mpi_ops  # noqa: F401  # Horovod's users find it as `hvd.mpi_ops`

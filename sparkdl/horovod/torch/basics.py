@@ -1,8 +1,8 @@
 """Horovod's basics: timeline, init, shutdown, rank and size with their local and cross forms, and build queries.
 
-For the timeline see :meth:`sparkdl.collective.Communicator.start_timeline`. The communicator that the launcher opened
-stays the launcher's; ``init`` opens others for itself. Horovod's questions about how it was built are answered by the
-corresponding parts of sparkdl.
+For the timeline see :meth:`sparkdl.collective.Communicator.start_timeline`. ``init`` opens communicators of its own;
+the launcher's communicator stays open and belongs to the launcher. Horovod's build queries report on the corresponding
+parts of sparkdl.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to write down what the ranks communicate; all ranks call it. A timeline that runs already is ended.
+    """Start recording the ranks' communication as a timeline; all ranks call it. A running timeline is ended first.
 
-    The file, on rank 0's machine, has what rank 0 sees while the timeline runs, and what all ranks saw after
-    :func:`stop_timeline` or ``shutdown``.
+    The file is on rank 0's machine. While the timeline runs, it has the operations of rank 0; after
+    :func:`stop_timeline` or ``shutdown`` it has those of all ranks.
 
     Args:
-        file_path: the file; rank 0's counts.
-        mark_cycles: show as ``CYCLE_START`` where a rank begins to run what was asked of it; idle cycles, which
-            Horovod shows too, do not exist here.
+        file_path: path of the file; only rank 0's value is used.
+        mark_cycles: whether to record ``CYCLE_START`` where a rank begins to run requests; idle cycles, which Horovod
+            also records, do not exist here.
 
     Raises:
         ValueError: if ``init`` has not been called, or the file cannot be written.
@@ -66,7 +66,7 @@ def stop_timeline() -> None:
 
 
 def start_timeline_of(environment: Mapping[str, str]) -> None:
-    """Begin the timeline that rank 0's ``HOROVOD_TIMELINE`` asks for, if it does; all ranks call it.
+    """Start the timeline that rank 0's ``HOROVOD_TIMELINE`` asks for, if any; all ranks call it.
 
     Each rank marks its cycles if its own ``HOROVOD_TIMELINE_MARK_CYCLES`` is 1.
     """
@@ -78,29 +78,29 @@ def start_timeline_of(environment: Mapping[str, str]) -> None:
 
 
 _members: list[int] = []
-"""The ranks of the launcher that the present world was opened with."""
+"""The launcher's ranks over which the current world was opened."""
 
 _static_sets: list[ProcessSet] = []
-"""What ``init`` was given for the present world, by all its calls."""
+"""The process sets that all calls of ``init`` were given for the current world."""
 
 
 def init(comm: Iterable[int] | Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the ranks that the launcher started. Doing it again changes nothing.
+    """Initialize Horovod on the ranks that the launcher started. A second call changes nothing.
 
-    Horovod's variables for the stall inspector count on every rank; ``HOROVOD_TIMELINE`` of rank 0 starts a timeline
-    that ``shutdown`` ends, unless it is ``DYNAMIC``.
+    Every rank reads Horovod's environment variables for the stall inspector. Rank 0's ``HOROVOD_TIMELINE``, unless it
+    is ``DYNAMIC``, starts a timeline that ``shutdown`` ends.
 
     Args:
-        comm: the numbers of the ranks that take part, or an mpi4py communicator of them; all of them if None.
-        process_sets: process sets to open, the same on all ranks; or ``"dynamic"``, with which Horovod allows
-            ``add_process_set`` later, as is allowed here in any case.
+        comm: numbers of the ranks that take part, or an mpi4py communicator of them; None for all ranks.
+        process_sets: process sets to open, the same on all ranks. ``"dynamic"``, which Horovod needs to allow
+            ``add_process_set`` later, has no effect: it is always allowed here.
 
     Raises:
-        LaunchError: if this process is no rank: nothing opened a communicator for it.
-        ParamError: on all ranks, if process sets on any of them occur twice, name no ranks or ranks that do not exist,
+        LaunchError: if this process is not a rank: no communicator was opened for it.
+        ParamError: on all ranks, if process sets on any of them occur twice, are empty, have ranks that do not exist,
             or differ between ranks; the message says which rank gave what. Nothing is left open then.
-        ValueError: if the timeline cannot be written; nothing is left open then. Also if there are process sets that
-            Horovod, which is initialized already, runs without.
+        ValueError: if this rank is not in ``comm``, or the timeline cannot be written; nothing is left open then. Also
+            if Horovod is already initialized, without one of these process sets.
     """
     if isinstance(process_sets, Iterator):
         process_sets = list(process_sets)
@@ -115,10 +115,9 @@ def init(comm: Iterable[int] | Any = None, process_sets: Sequence[ProcessSet] | 
 
 
 def shutdown() -> None:
-    """Leave; ``init`` may be called again. What is outstanding fails, here and on the other ranks.
+    """Shut Horovod down; ``init`` may be called again. Outstanding operations fail, here and on the other ranks.
 
-    Process sets but that of all ranks cannot be used any more, until they are given to ``init`` or ``add_process_set``
-    again.
+    Process sets other than the global one cannot be used until they are given to ``init`` or ``add_process_set`` again.
     """
     _static_sets.clear()
     atexit.unregister(shutdown)
@@ -127,9 +126,9 @@ def shutdown() -> None:
 
 
 def begin_again() -> None:
-    """Leave, and join the same ranks again, with the process sets that ``init`` was given and none has removed.
+    """Shut down and initialize again on the same ranks, with the process sets given to ``init`` and not removed since.
 
-    These are usable again then, by the same objects. Where ``init`` was not called before, it is.
+    The same process set objects are usable again. If ``init`` has not been called before, this calls it.
     """
     if not has_session():
         init()
@@ -145,7 +144,7 @@ def begin_again() -> None:
 
 
 def is_initialized() -> bool:
-    """``init`` has been called, and ``shutdown`` not since."""
+    """Whether ``init`` has been called, and ``shutdown`` has not been called since."""
     return has_session()
 
 
@@ -155,7 +154,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many ranks there are."""
+    """Number of ranks."""
     return session().world.world_size
 
 
@@ -165,7 +164,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """How many ranks this host has."""
+    """Number of ranks on this host."""
     return session().world.topology.local_size
 
 
@@ -175,12 +174,12 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """How many hosts have a rank of this ``local_rank``."""
+    """Number of hosts that have a rank of this ``local_rank``."""
     return session().world.topology.cross_size
 
 
 def is_homogeneous() -> bool:
-    """All hosts have equally many ranks."""
+    """Whether all hosts have the same number of ranks."""
     topology = session().world.topology
     return len({len(topology.ranks_on(host)) for host in range(topology.num_hosts)}) == 1
 
@@ -208,7 +207,7 @@ def _begin(
     members: list[int],
     agree: Callable[[Communicator], tuple[str, list[list[int]]]],
 ) -> None:
-    """Open the session of some of the launcher's ranks; ``agree`` gives its id and the ranks of its process sets."""
+    """Open a session over some of the launcher's ranks; ``agree`` returns its id and the ranks of its process sets."""
     global _members  # noqa: PLW0603  # there is one world at a time
     world = launched.split(members, "horovod", stall_check=StallCheck.from_environment(os.environ))
     if not world.is_member:
@@ -235,10 +234,10 @@ def _bind(process_set: ProcessSet) -> None:
 
 
 def _list_process_sets(process_sets: Any) -> list[ProcessSet]:
-    """Check the argument of ``init`` as far as one rank can do it by itself.
+    """Check the argument of ``init`` as far as one rank can do so by itself, and return the process sets.
 
     Raises:
-        ParamError: if it is nothing of the kind.
+        ParamError: if it is neither process sets nor ``"dynamic"``.
     """
     if process_sets is None:
         return []
@@ -262,12 +261,12 @@ def _list_process_sets(process_sets: Any) -> list[ProcessSet]:
 
 
 def _agree(world: Communicator, process_sets: Any) -> tuple[str, list[list[int]]]:
-    """Exchange what the ranks gave to ``init``; an id for the world, and the ranks of every process set.
+    """Exchange the ranks' arguments of ``init``; return an id for the world and the ranks of every process set.
 
-    Every rank takes part whatever it was given, so that none waits for one that has raised an error by itself.
+    Every rank takes part, even with an invalid argument, so that no rank waits for one that has raised an error.
 
     Raises:
-        ParamError: on all ranks, if some of them gave what cannot be, or they gave different process sets.
+        ParamError: on all ranks, if a rank gave invalid process sets, or the ranks gave different ones.
     """
     by_ranks: list[list[int]] = []
     by_comm: list[list[int]] = []
@@ -287,7 +286,7 @@ def _agree(world: Communicator, process_sets: Any) -> tuple[str, list[list[int]]
 def _exchange(
     world: Communicator, by_ranks: list[list[int]], by_comm: list[list[int]], problem: str | None
 ) -> tuple[str, list[list[int]]]:
-    """See :func:`_agree`; of process sets by mpi4py communicators each rank knows only its own."""
+    """See :func:`_agree`. Of the process sets made from mpi4py communicators, each rank knows only its own."""
     own = json.dumps([uuid.uuid4().hex, problem, by_ranks, by_comm]).encode()
     told = [json.loads(said) for said in allgather_bytes(world, own, name="process sets of hvd.init")]
     problems = _by_ranks({rank: said for rank, (_, said, _, _) in enumerate(told) if said is not None})
@@ -309,7 +308,7 @@ def _exchange(
 
 
 def _by_ranks(said: Mapping[int, str]) -> list[tuple[str, str]]:
-    """What ranks said, each with the ranks that did."""
+    """The distinct texts of the ranks, each with the names of the ranks that gave it."""
     ranks_of: dict[str, list[int]] = {}
     for rank, text in said.items():
         ranks_of.setdefault(text, []).append(rank)
@@ -330,17 +329,17 @@ def _problem_among(process_sets: Sequence[ProcessSet], world_size: int) -> str |
 
 
 def mpi_built() -> bool:
-    """``transport="mpi"`` can be had: mpi4py is installed."""
+    """Whether ``transport="mpi"`` is available: mpi4py is installed."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def mpi_enabled() -> bool:
-    """The ranks communicate over MPI."""
+    """Whether the ranks communicate over MPI."""
     return has_session() and session().world.transport == "mpi"
 
 
 def mpi_threads_supported() -> bool:
-    """MPI may be used by several threads; sparkdl starts it so.
+    """True: sparkdl initializes MPI for use by several threads.
 
     Raises:
         ValueError: if the ranks do not communicate over MPI.
@@ -351,12 +350,12 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_built() -> bool:
-    """True: the native core is there, which stands where Horovod has Gloo."""
+    """True: sparkdl's native core, which takes the place of Horovod's Gloo, is always available."""
     return True
 
 
 def gloo_enabled() -> bool:
-    """The ranks communicate over the native core, which stands where Horovod has Gloo."""
+    """Whether the ranks communicate over the native core, which takes the place of Horovod's Gloo."""
     return has_session() and not mpi_enabled()
 
 
@@ -376,10 +375,10 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """CUDA tensors can be given: torch has CUDA."""
+    """Whether CUDA tensors can be used: torch was built with CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """ROCm tensors can be given: torch has ROCm."""
+    """Whether ROCm tensors can be used: torch was built with ROCm."""
     return torch.version.hip is not None

@@ -1,4 +1,4 @@
-"""Horovod's gradient compression: what travels instead of a tensor, and how to get the tensor back."""
+"""Horovod's gradient compression: the form in which tensors are sent, and the conversion to it and back."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 
 
 class Compressor:
-    """What a compressor has; subclass it for one of your own."""
+    """The interface of a compressor; subclass it to write your own."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
-        """What to send for a tensor, and what ``decompress`` needs to know."""
+        """Return the tensor to send instead of ``tensor``, and the context that ``decompress`` needs."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: torch.dtype | None) -> torch.Tensor:
-        """The tensor that was compressed, or a reduction of such tensors."""
+        """Undo ``compress`` for a compressed tensor, or for a reduction of compressed tensors."""
         raise NotImplementedError
 
 
@@ -50,7 +50,7 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """The compressors to choose from."""
+    """The available compressors."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

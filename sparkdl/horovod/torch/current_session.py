@@ -1,4 +1,4 @@
-"""The session of this process, of which there is one at a time, as Horovod's interface has it."""
+"""The session of this process; there is one at a time, as in Horovod's interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _session: Session | None = None
 
 
 def begin_session(session: Session) -> None:
-    """Make a session that of this process."""
+    """Set the session of this process."""
     global _session  # noqa: PLW0603  # Horovod's interface is one per process
     _session = session
 
@@ -29,7 +29,7 @@ def end_session() -> None:
 
 
 def has_session() -> bool:
-    """``init`` has been called, and ``shutdown`` not since."""
+    """Whether ``init`` has been called, and ``shutdown`` has not been called since."""
     return _session is not None
 
 
@@ -48,7 +48,7 @@ def open_session() -> Session:
     """The session of this process, for an operation on tensors.
 
     Raises:
-        HorovodInternalError: if there is none, as Horovod's operations have it.
+        HorovodInternalError: if there is none; Horovod's operations raise the same.
     """
     if _session is None:
         raise HorovodInternalError(_NOT_INITIALIZED)

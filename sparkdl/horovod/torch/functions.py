@@ -1,7 +1,7 @@
 """Broadcast and allgather of Python objects, and broadcast of parameters and optimizer states.
 
-The module has Horovod's name. Its functions give all ranks the same state before training. Objects are sent pickled,
-between ranks that have proved that they know the job's secret.
+The module has Horovod's name. Its functions give all ranks the same state before training. Objects are pickled and sent
+only between ranks that have proved that they know the job's secret.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's object, of any kind that cloudpickle can carry; on the root the very object.
+    """Return the root's object, of any type that cloudpickle can pickle; the root gets its own object back.
 
     Args:
-        obj: what the root gives; without meaning on the other ranks.
-        root_rank: the rank that gives.
-        name: by which the ranks match it.
-        process_set: the ranks that take part.
+        obj: object to send on the root; ignored on the other ranks.
+        root_rank: rank that sends, by its number among all ranks.
+        name: name by which the ranks match the operation.
+        process_set: ranks that take part.
     """
     pickled = _as_tensor(obj) if rank() == root_rank else torch.empty(0, dtype=torch.uint8)
     name = name or "broadcast_object"
@@ -47,7 +47,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks, in order of ranks; they may differ in kind and size."""
+    """Return the objects of all ranks, in rank order; they may differ in type and size."""
     pickled = _as_tensor(obj)
     name = name or "allgather_object"
     sizes = allgather(torch.tensor([pickled.numel()]), f"{name}.sz", process_set).tolist()
@@ -60,15 +60,15 @@ def _as_tensor(obj: Any) -> torch.Tensor:
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Overwrite tensors by the root's, in place.
+    """Overwrite tensors in place with the root's values.
 
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``, as a dict or iterable.
-            Values that are no tensors are left alone.
-        root_rank: the rank whose values all take.
+            Values that are not tensors are left as they are.
+        root_rank: rank whose values all ranks take.
 
     Raises:
-        ValueError: if ``params`` is nothing of the kind, or has DTensors, sparse tensors or tensors without values.
+        ValueError: if ``params`` is of another type, or has DTensors, sparse tensors or tensors without values.
     """
     if isinstance(params, Mapping):
         named = sorted(params.items())
@@ -76,7 +76,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
         raise ValueError(f"invalid params of type: {type(params)}")
-    # Before any of them is on its way.
+    # Checked before any of them is sent.
     refuse_subclasses(tensor for _, tensor in named if isinstance(tensor, torch.Tensor))
     for name, tensor in named:
         if isinstance(tensor, torch.Tensor) and (tensor.is_meta or tensor.layout != torch.strided):
@@ -98,14 +98,14 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank the root's optimizer state: options of the parameter groups, and state per parameter.
 
-    Also ranks whose optimizer has no state yet, such as when the root alone read a checkpoint. There, parameters
-    without a gradient get one of zeros, as in Horovod. Where the root has no state, the others have none either
-    afterwards; Horovod would make it.
+    The optimizer of other ranks may have no state yet, as when only the root has read a checkpoint. On a rank without
+    state, parameters without a gradient get a gradient of zeros, as in Horovod. If the root has no state, the other
+    ranks have none afterwards either; Horovod would create it.
 
     Args:
-        optimizer: alike on all ranks but for its values.
-        root_rank: the rank whose state all take.
-        model: without effect; Horovod needs it where gradients are sparse.
+        optimizer: optimizer, the same on all ranks except for its values.
+        root_rank: rank whose state all ranks take.
+        model: ignored; Horovod needs it for sparse gradients.
 
     Raises:
         ValueError: if the optimizer is ``torch.optim.LBFGS``, as in Horovod, or its parameters are DTensors.
@@ -131,10 +131,10 @@ def broadcast_optimizer_state(
 
 @contextmanager
 def kept_containers(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let an optimizer load state into the containers that it has.
+    """Within this context, have ``load_state_dict`` load into the ``param_groups`` and ``state`` that an optimizer has.
 
-    ``load_state_dict`` puts new ones in their place. A scheduler that acts on the optimizer which
-    ``DistributedOptimizer`` wrapped, or on the wrapped one, would then change options that the other does not have.
+    Otherwise it replaces them. ``DistributedOptimizer`` shares them with the optimizer that it wraps: a scheduler of
+    one of the two would then change options that the other does not see.
     """
     groups, state = optimizer.param_groups, optimizer.state
     yield
@@ -148,7 +148,7 @@ def kept_containers(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 class _TensorOutline:
-    """Stands for a tensor whose values travel by themselves."""
+    """Placeholder for a tensor whose values are sent separately."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = tuple(tensor.shape)
@@ -156,7 +156,7 @@ class _TensorOutline:
 
 
 def _take_out_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Copy nested dicts, lists and tuples with outlines in place of tensors; the tensors go to the list, in order."""
+    """Copy nested dicts, lists and tuples with outlines in place of tensors; append the tensors to ``tensors``."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _TensorOutline(value)
@@ -164,7 +164,7 @@ def _take_out_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _put_in_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Undo :func:`_take_out_tensors` with new tensors, whose values are still to come."""
+    """Undo :func:`_take_out_tensors` with new, uninitialized tensors; append them to ``tensors``."""
     if isinstance(value, _TensorOutline):
         tensors.append(torch.empty(value.shape, dtype=value.dtype))
         return tensors[-1]

@@ -15,13 +15,13 @@ from sparkdl.horovod.torch.operations.allreduce import allreduce_async_, grouped
 from sparkdl.horovod.torch.process_sets import ProcessSet
 
 Finish = Callable[[], None]
-"""Waits for a reduction and makes its result the gradient."""
+"""Waits for a reduction and stores its result as the gradient."""
 
 
 class GradientReduction:
-    """Reduces the gradients of parameters over a process set, by their names.
+    """Reduces the gradients of parameters over a process set; ranks match them by the parameters' names.
 
-    The backward passes of ranks may reach the parameters in different order, and not all of them.
+    The backward passes of ranks may reach the parameters in different orders, and may leave some out.
     """
 
     def __init__(
@@ -38,13 +38,14 @@ class GradientReduction:
         """Describe the reduction.
 
         Args:
-            names: the name of every parameter.
-            groups: the parameters whose gradients are reduced as one operation, the same on all ranks.
-            compression: what travels instead of a gradient.
-            op: how to reduce.
-            predivide_factor: with ``Average``, divide by this before and by the rest after the sum.
-            sparse_as_dense: make sparse gradients dense and reduce them so.
-            process_set: the ranks that take part.
+            names: name of every parameter.
+            groups: groups of parameters whose gradients are reduced as one operation, the same on all ranks.
+            compression: compressor for the gradients that are sent.
+            op: number of the reduction.
+            predivide_factor: factor by which gradients are divided before the sum, if ``op`` is ``Average``; after it
+                they are divided by the number of ranks over this factor.
+            sparse_as_dense: whether to convert sparse gradients to dense ones before they are reduced.
+            process_set: ranks that take part.
         """
         self._names = names
         self._groups = [tuple(group) for group in groups]
@@ -59,17 +60,17 @@ class GradientReduction:
         self._ready: set[torch.nn.Parameter] = set()
         self._finishes: dict[tuple[torch.nn.Parameter, ...], Finish] = {}
         self._sparse: dict[torch.nn.Parameter, int] = {}
-        """The parameters that have had sparse gradients, and how many of their dimensions were sparse."""
+        """Number of sparse dimensions of the gradient, for parameters that have had sparse gradients."""
 
     def mark_ready(self, parameter: torch.nn.Parameter) -> None:
-        """Take note of a complete gradient, and start its reduction when its group is complete."""
+        """Record that a gradient is complete, and start the reduction of its group once that is complete."""
         self._ready.add(parameter)
         group = self._group_of[parameter]
         if self._ready.issuperset(group):
             self._finishes[group] = self._start(group)
 
     def finish(self) -> None:
-        """Start what was not ready, with zeros where a parameter has no gradient, and wait for all."""
+        """Start the remaining reductions, with zeros for parameters without a gradient, and wait for all of them."""
         for group in self._groups:
             if group not in self._finishes:
                 self._finishes[group] = self._start(group)
@@ -78,7 +79,7 @@ class GradientReduction:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, as for the next step."""
+        """Drop all reductions, to begin the next step."""
         self._finishes.clear()
         self._ready.clear()
 
@@ -89,7 +90,7 @@ class GradientReduction:
         if self._sparse_as_dense:
             return self._start_dense(group)
         sparse = [parameter for parameter in group if _gradient(parameter).is_sparse]
-        # By its gradient: to look for a parameter among others would compare their values.
+        # Not by `parameter in sparse`, which would compare the values of tensors.
         dense = [parameter for parameter in group if not _gradient(parameter).is_sparse]
         finishes = [self._start_sparse(parameter) for parameter in sparse]
         if dense:
@@ -150,7 +151,7 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def _like(gradient: torch.Tensor, reduced: torch.Tensor) -> torch.Tensor:
-    """The reduced gradient, in the layout that the optimizer expects, in the gradient's place where it can be."""
+    """The reduced gradient in the layout that the optimizer expects; in the memory of ``gradient`` if that is dense."""
     if gradient.is_sparse:
         return reduced.to_sparse(gradient.sparse_dim())
     return gradient if reduced is gradient else gradient.copy_(reduced)

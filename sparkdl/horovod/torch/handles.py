@@ -19,7 +19,7 @@ def run_later(engine: Engine, request: Request[Any]) -> int:
     """Start a request and return its handle.
 
     Raises:
-        ValueError: if a request of its name is outstanding.
+        ValueError: if a request of the same name is outstanding.
         HorovodInternalError: if the engine has failed.
     """
     engine.submit(request)
@@ -32,8 +32,8 @@ def run_now(engine: Engine, request: Request[Result]) -> Result:
     """Run a request and return its result.
 
     Raises:
-        ValueError: if a request of its name is outstanding.
-        HorovodInternalError: if it fails.
+        ValueError: if a request of the same name is outstanding.
+        HorovodInternalError: if the request fails.
     """
     engine.submit(request, will_wait=True)
     engine.wait(request)
@@ -41,7 +41,7 @@ def run_now(engine: Engine, request: Request[Result]) -> Result:
 
 
 def poll(handle: int) -> bool:
-    """The operation of this handle is complete: ``synchronize`` would return at once.
+    """Whether the operation of this handle is complete, so that ``synchronize`` would return at once.
 
     Raises:
         ValueError: if the handle is unknown, or has been synchronized.
@@ -55,7 +55,7 @@ def synchronize(handle: int) -> Any:
     """Wait for the operation of this handle.
 
     Returns:
-        Its output: a tensor; of a grouped operation a tuple of tensors; of an alltoall the tensor and the received
+        The output: a tensor; for a grouped operation a tuple of tensors; for an alltoall the tensor and the received
         splits. None if the handle is unknown, or has been synchronized.
 
     Raises:
@@ -77,6 +77,6 @@ def synchronize(handle: int) -> Any:
 
 
 def forget_handles() -> None:
-    """Drop all handles, with the tensors that they keep; to synchronize one of them is an error from now on."""
+    """Drop all handles and the tensors that they keep; synchronizing one of them is an error from now on."""
     _of_earlier_worlds.update(_handles)
     _handles.clear()

@@ -24,7 +24,7 @@ def name_of(op: int) -> str:
     """The communicator's name of an operation.
 
     Raises:
-        ParamError: if it has none, as ``Adasum``.
+        ParamError: if it has none; ``Adasum`` has none.
     """
     if op not in _NAMES:
         raise ParamError(f"op={op!r} is not available; use hvd.Average, Sum, Min, Max or Product.")
@@ -32,7 +32,7 @@ def name_of(op: int) -> str:
 
 
 def choose(op: int | None, average: bool | None) -> int:
-    """The operation that ``op`` and Horovod's deprecated ``average`` ask for: ``Average`` where neither is given.
+    """The operation that ``op`` and Horovod's deprecated ``average`` ask for; ``Average`` if neither is given.
 
     Raises:
         ValueError: if both are given.
@@ -55,15 +55,15 @@ def choose(op: int | None, average: bool | None) -> int:
 
 
 class HorovodInternalError(CommunicatorError):
-    """A collective failed; ``__cause__`` is the communicator's own error, if it came from there.
+    """A collective failed; ``__cause__`` is the communicator's error if the communicator raised one.
 
-    When the ranks disagreed about a tensor, all of them have this error and can continue. After anything else, call
+    If the ranks disagreed about a tensor, all of them get this error and can continue. After any other failure, call
     ``hvd.shutdown()`` and ``hvd.init()``, as :func:`sparkdl.horovod.torch.elastic.run` does.
     """
 
 
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818  # Horovod's name
-    """The set of ranks has changed. Never raised as long as the ranks stay; there for programs that name it.
+    """The set of ranks has changed. sparkdl never raises it; it exists for programs that refer to it.
 
     Attributes:
         skip_sync: whether the state need not be synchronized before continuing.

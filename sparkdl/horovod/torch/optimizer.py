@@ -1,12 +1,12 @@
 """``hvd.DistributedOptimizer``: an optimizer that steps with gradients reduced over the ranks.
 
-:class:`HookedStep` is the base of all its optimizers: it counts backward passes, and its hooks are called with each
-gradient. Its subclasses define how gradients are reduced. Functions of this module choose which gradients are reduced
-as one operation, check ``named_parameters`` as Horovod does, and give parameters without a name Horovod's name.
+:class:`HookedStep` is the base class of all these optimizers: it counts backward passes, and its hooks are called with
+each gradient. Its subclasses define how gradients are reduced. Functions of this module choose which gradients are
+reduced as one operation, check ``named_parameters`` as Horovod does, and give unnamed parameters Horovod's names.
 
 With ``op=Adasum`` each rank steps by itself, and the changes are combined. As soon as a gradient is complete, the
 wrapped optimizer steps with this one parameter, and the Adasum of the change is started while the backward pass
-continues. Otherwise the hooks start the allreduce of a gradient while the backward pass still runs.
+continues. With any other ``op`` the hooks start the allreduce of a gradient while the backward pass still runs.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 
 
 class HookedStep(torch.optim.Optimizer):
-    """Stands before the wrapped optimizer's own class.
+    """Base class of distributed optimizers, which precedes the wrapped optimizer's class among their bases.
 
     Attributes:
-        backward_passes_per_step: how many backward passes add up to one step.
+        backward_passes_per_step: number of backward passes whose gradients add up to one step.
         op: number of the reduction.
-        gradient_predivide_factor: what averages are divided by before the sum.
+        gradient_predivide_factor: factor by which gradients are divided before the sum, if ``op`` is ``Average``.
         sparse_as_dense: whether sparse gradients are reduced as dense ones.
-        process_set: the ranks that take part.
+        process_set: ranks that take part.
     """
 
     backward_passes_per_step: int
@@ -57,14 +57,14 @@ class HookedStep(torch.optim.Optimizer):
 
     def _hook_gradients(self) -> None:
         """Register a hook for every gradient, for as long as this optimizer exists."""
-        # Autograd keeps hooks where the garbage collector does not look: one that held this object would keep it, and
-        # with it the parameters, for good.
+        # The garbage collector does not see the hooks that autograd holds: a hook with a reference to this object would
+        # keep it and the parameters alive for ever.
         on_gradient = partial(_call, weakref.WeakMethod(self._on_gradient))
         hooks = [parameter.register_post_accumulate_grad_hook(on_gradient) for parameter in self._passes_left]
         weakref.finalize(self, _remove, hooks).atexit = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward passes add up to one step; between steps."""
+        """Set the number of backward passes that add up to one step; call it between steps."""
         self.backward_passes_per_step = passes
         self._passes_left = dict.fromkeys(self._passes_left, passes)
 
@@ -99,11 +99,11 @@ class HookedStep(torch.optim.Optimizer):
             self._take(parameter)
 
     def _take(self, parameter: torch.nn.Parameter) -> None:
-        """Called when all backward passes of a step have added their gradients of a parameter."""
+        """Handle a parameter whose gradient is complete: all backward passes of the step have added to it."""
         raise NotImplementedError
 
     def _forget(self) -> None:
-        """Drop what the step has begun."""
+        """Drop the reductions that the current step has started."""
         raise NotImplementedError
 
 
@@ -122,10 +122,10 @@ Groups = int | Sequence[Sequence[torch.Tensor]] | None
 
 
 def check_groups(groups: Groups) -> None:
-    """Check what was given as ``groups``.
+    """Check the argument ``groups``.
 
     Raises:
-        ValueError: in Horovod's words, if it is neither a positive number nor lists of distinct tensors.
+        ValueError: if it is neither a positive number nor lists of distinct tensors; with Horovod's message.
     """
     if groups is None:
         return
@@ -148,9 +148,9 @@ def form_groups(
     """Divide parameters into groups.
 
     Args:
-        parameters: in the same order on all ranks.
-        groups: None for groups of one; a number of groups of about equally many parameters; or lists, where
-            parameters that are in none form groups of one.
+        parameters: parameters, in the same order on all ranks.
+        groups: number of groups, which get about equally many parameters; or lists of parameters, where each parameter
+            in no list forms a group of its own; or None for one group per parameter.
     """
     if groups is None:
         return [(parameter,) for parameter in parameters]
@@ -171,12 +171,12 @@ def name_parameters(
     """Give every parameter of an optimizer a name, the same on all ranks.
 
     Args:
-        optimizer: whose parameters.
-        named_parameters: the names, as ``model.named_parameters()`` gives them, also of parameters that the optimizer
-            does not have; by position if None.
+        optimizer: optimizer whose parameters get names.
+        named_parameters: names and parameters, as from ``model.named_parameters()``; those of parameters that the
+            optimizer does not have are ignored. None to name parameters by their position.
 
     Raises:
-        ValueError: if names occur twice, or a parameter has none, in Horovod's words.
+        ValueError: if a name occurs twice, or a parameter has no name; with Horovod's message.
     """
     if named_parameters is None:
         return {
@@ -207,7 +207,7 @@ def name_parameters(
 
 
 class AdasumStep(HookedStep):
-    """Steps with each parameter as soon as its gradient is complete, and combines the changes."""
+    """Steps with each parameter as soon as its gradient is complete, and combines the ranks' changes by Adasum."""
 
     _parameter_names: Mapping[torch.nn.Parameter, str]
     _compression: type[Compressor]
@@ -244,7 +244,7 @@ class AdasumStep(HookedStep):
 
     @contextmanager
     def _only(self, parameter: torch.nn.Parameter) -> Iterator[None]:
-        """Have the wrapped optimizer see one parameter alone."""
+        """Within this context, the wrapped optimizer has only this parameter."""
         stashed = [group["params"] for group in self.param_groups]
         for group in self.param_groups:
             group["params"] = [entry for entry in group["params"] if entry is parameter]
@@ -255,19 +255,19 @@ class AdasumStep(HookedStep):
                 group["params"] = parameters
 
     def synchronize(self) -> None:
-        """Nothing; ``step`` waits."""
+        """Do nothing: ``step`` waits for the reductions."""
 
     def skip_synchronize(self) -> None:
-        """Not to be had: the changes are combined, not the gradients.
+        """Not supported: Adasum combines the changes, not the gradients.
 
         Raises:
-            AssertionError: in any case.
+            AssertionError: always.
         """
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Combine the changes of all parameters and apply them; a ``closure`` is called before."""
+        """Combine the changes of all parameters and apply them, after calling ``closure`` if there is one."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -298,21 +298,22 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     """Wrap an optimizer so that ``step`` uses gradients reduced over the ranks.
 
     Args:
-        optimizer: what to wrap; the result shares its parameter groups and state and is of a subclass of its class.
+        optimizer: optimizer to wrap; the result shares its parameter groups and state, and is an instance of a subclass
+            of its class.
         named_parameters: ``model.named_parameters()``; the ranks match gradients by these names.
-        compression: what travels instead of a gradient.
-        backward_passes_per_step: how many backward passes add up to one step.
+        compression: compressor for the gradients that are sent.
+        backward_passes_per_step: number of backward passes whose gradients add up to one step.
         op: ``Average`` or ``Sum``, or another operation of :func:`sparkdl.horovod.torch.allreduce`. With
             ``Adasum`` each rank steps by itself and the changes are combined.
-        gradient_predivide_factor: with ``Average``, divide by this before and by the rest after the sum.
+        gradient_predivide_factor: factor by which gradients are divided before the sum, if ``op`` is ``Average``; after
+            it they are divided by the number of ranks over this factor.
         num_groups: deprecated by Horovod; use ``groups``.
-        groups: which gradients are reduced as one operation: a number of groups, or lists of parameters.
-        sparse_as_dense: make sparse gradients dense and reduce them so.
-        process_set: the ranks that take part; on the others the optimizer steps with its own gradients.
+        groups: gradients that are reduced as one operation: a number of groups, or lists of parameters.
+        sparse_as_dense: whether to convert sparse gradients to dense ones before they are reduced.
+        process_set: ranks that take part; on the other ranks the optimizer steps with its own gradients.
 
     Raises:
-        ValueError: if the names are not unique, or some parameter has none or is a DTensor, or options do not go
-            together.
+        ValueError: if names are not unique, a parameter has no name or is a DTensor, or options cannot be combined.
         NotImplementedError: if ``op`` is ``Adasum`` and not all ranks take part.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
@@ -359,7 +360,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
 def _wrap(optimizer: torch.optim.Optimizer, step: type) -> Any:
     kind: Any = type(type(optimizer).__name__, (step, type(optimizer)), {})
     wrapped: Any = kind.__new__(kind)
-    # A learning rate scheduler that was made first has put a `step` bound to the unwrapped optimizer there.
+    # Not `step`: a learning rate scheduler that was made first has stored one that is bound to the unwrapped optimizer.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     return wrapped
 
@@ -367,7 +368,7 @@ def _wrap(optimizer: torch.optim.Optimizer, step: type) -> Any:
 def _ordered_parameters(
     names: dict[torch.nn.Parameter, str], groups: Groups, process_set: ProcessSet
 ) -> list[torch.nn.Parameter]:
-    """The parameters that want gradients; where a number of groups is to be formed, in the first rank's order."""
+    """The parameters that require gradients; in the first rank's order if ``groups`` is a number."""
     parameters = [parameter for parameter in names if parameter.requires_grad]
     if not isinstance(groups, int):
         return parameters
@@ -406,10 +407,10 @@ class _ReducedStep(HookedStep):
         self._synchronized = False
 
     def synchronize(self) -> None:
-        """Wait until all gradients are reduced, starting those that no backward pass has completed.
+        """Start the reductions that no backward pass has started, and wait for all of them.
 
         Raises:
-            ValueError: if the process set is of an earlier world, also on ranks that reduce nothing.
+            ValueError: if the process set belongs to an earlier world, even on ranks that reduce nothing.
         """
         self.process_set._check_world("DistributedOptimizer")
         if self._reduction is not None:
@@ -427,7 +428,7 @@ class _ReducedStep(HookedStep):
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Reduce the gradients, unless ``skip_synchronize``, and step."""
+        """Reduce the gradients, unless within ``skip_synchronize``, and step."""
         if self._should_synchronize:
             if self._synchronized:
                 warnings.warn(

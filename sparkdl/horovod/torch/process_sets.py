@@ -1,4 +1,4 @@
-"""Horovod's process sets: some of the ranks, that run collectives among themselves."""
+"""Horovod's process sets: subsets of the ranks that run collectives among themselves."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ _NEEDS_RANKS = "ProcessSet should be initialized with a list of process ranks or
 
 
 class ProcessSet:
-    """A process set; usable once it was given to ``init`` or ``add_process_set``, until ``shutdown``.
+    """A process set; usable from ``init`` or ``add_process_set`` until ``shutdown``.
 
-    After that it is of an earlier world, and using it is a ``ValueError`` until it is given to ``init`` or
-    ``add_process_set`` again. :func:`sparkdl.horovod.torch.elastic.run` opens the sets that ``init`` was given again.
+    After ``shutdown`` it belongs to an earlier world, and using it raises a ``ValueError`` until it is given to
+    ``init`` or ``add_process_set`` again. :func:`sparkdl.horovod.torch.elastic.run` reopens the sets given to ``init``.
 
     Attributes:
-        process_set_id: its number; None as long as it is not usable.
-        ranks: its members in ascending order; None if it was made from an mpi4py communicator and is not yet usable.
-        mpi_comm: the mpi4py communicator that it was made from, if any.
+        process_set_id: number of the process set; None while it is not usable.
+        ranks: numbers of its members in ascending order; None if it was made from an mpi4py communicator and is not yet
+            usable.
+        mpi_comm: mpi4py communicator that it was made from, or None.
     """
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         """Describe a process set.
 
         Args:
-            ranks_or_comm: the numbers of the members, or an mpi4py communicator of them.
+            ranks_or_comm: numbers of the members, or an mpi4py communicator of them.
 
         Raises:
             ValueError: if it is neither.
@@ -42,9 +43,9 @@ class ProcessSet:
         self.ranks: list[int] | None = None
         self.mpi_comm: Any = None
         self._world_id: str | None = None
-        """Which world ``process_set_id`` is a number of; None for that of all ranks, which every world has."""
+        """The world that ``process_set_id`` belongs to; None for the global process set, which every world has."""
         self._groups: dict[str, dist.ProcessGroup] = {}
-        """The process group of torch by the world in which it was made."""
+        """The process group of torch.distributed, by the id of the world in which it was made."""
         if isinstance(ranks_or_comm, Iterable):
             ranks = sorted(ranks_or_comm)
             if any(not isinstance(rank, int) for rank in ranks):
@@ -56,20 +57,20 @@ class ProcessSet:
             raise ValueError(_NEEDS_RANKS)
 
     def size(self) -> int | None:
-        """How many members it has; None if it was not given to ``init`` or ``add_process_set``, or was removed.
+        """Number of members; None if the set was not given to ``init`` or ``add_process_set``, or was removed.
 
         Raises:
-            ValueError: if it is of an earlier world.
+            ValueError: if it belongs to an earlier world.
         """
         if self.process_set_id is None:
             return None
         return len(self._members())
 
     def rank(self) -> int | None:
-        """This rank's number among the members; None where :meth:`size` is.
+        """This rank's number among the members; None if :meth:`size` is None.
 
         Raises:
-            ValueError: if this rank is no member, or the process set is of an earlier world.
+            ValueError: if this rank is not a member, or the process set belongs to an earlier world.
         """
         if self.process_set_id is None:
             return None
@@ -82,7 +83,7 @@ class ProcessSet:
         """Whether this rank is a member; None if the members are not known yet.
 
         Raises:
-            ValueError: if it is of an earlier world, in which the ranks may have had other numbers.
+            ValueError: if it belongs to an earlier world, in which the ranks may have had other numbers.
         """
         if self.ranks is None:
             return None
@@ -92,11 +93,11 @@ class ProcessSet:
     def process_group(self) -> dist.ProcessGroup:
         """The process group of torch.distributed with the same members, for ``DeviceMesh.from_group``, DDP or FSDP2.
 
-        Collective among the members at the first call.
+        The first call is collective among the members.
 
         Raises:
             ValueError: if torch.distributed is not initialized over all ranks, the process set is not usable, or this
-                rank is no member.
+                rank is not a member.
         """
         if not dist.is_initialized() or dist.get_world_size() != session().world.world_size:
             raise ValueError(
@@ -108,7 +109,7 @@ class ProcessSet:
         if self.process_set_id == 0:
             assert dist.group.WORLD is not None, "torch.distributed is initialized"
             return dist.group.WORLD
-        self.rank()  # raises where this rank is no member
+        self.rank()  # raises if this rank is not a member
         world = str(self._world_id)
         if world not in self._groups:
             self._groups = {world: dist.new_group(self.ranks, use_local_synchronization=True)}
@@ -120,10 +121,10 @@ class ProcessSet:
         )
 
     def _check_world(self, operation: str) -> None:
-        """Refuse a process set of an earlier world, whose number may be that of another set now.
+        """Refuse a process set of an earlier world, as its number may belong to another set now.
 
         Raises:
-            ValueError: if it is one, or there is no world.
+            ValueError: if it belongs to an earlier world, or Horovod is not initialized.
         """
         if self.process_set_id in (None, 0) or self._world_id == session().world_id:
             return
@@ -148,15 +149,15 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Open a process set; all ranks call this, in the same order.
 
     Args:
-        process_set: the process set, or the numbers of its members.
+        process_set: process set, or the numbers of its members.
 
     Returns:
-        The process set, usable.
+        The process set, now usable.
 
     Raises:
-        ValueError: if all ranks gave what cannot be added: there is a process set of these ranks, a rank does not
-            exist, or it names no ranks.
-        HorovodInternalError: on all ranks, if they did not all give these ranks, or some have joined. All of them can
+        ValueError: if all ranks gave a set that cannot be added: one of the same ranks exists, a rank does not exist,
+            or it has no ranks.
+        HorovodInternalError: on all ranks, if they gave different sets, or some ranks have joined. All ranks can
             continue.
     """
     current = session()
@@ -166,7 +167,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         if process_set.mpi_comm is not None:
             process_set.ranks = ranks_of_comm(process_set.mpi_comm, current.world.rank)
     except Exception as error:
-        # The others may have given something better, and wait for this rank.
+        # The other ranks may have given a valid set, and wait for this rank.
         current.add_nothing(f"{type(error).__name__}: {error}")
         raise
     assert process_set.ranks is not None
@@ -178,13 +179,13 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def process_set_of(mesh: DeviceMesh) -> ProcessSet:
-    """The process set of this rank's group along a mesh of one dimension, such as ``layout.mesh["tensor"]``.
+    """Return the process set of this rank's group along a one-dimensional mesh, such as ``layout.mesh["tensor"]``.
 
-    All ranks of Horovod's world call this: one process set is opened for each group along the dimension, unless there
-    is one of its ranks already.
+    All ranks of Horovod's world call this. It opens a process set for each group along the dimension, unless there is
+    one of the same ranks already.
 
     Args:
-        mesh: of one dimension, over the ranks of torch.distributed, which are those of Horovod.
+        mesh: one-dimensional mesh over the ranks of torch.distributed, which are the ranks of Horovod.
 
     Raises:
         ValueError: if the mesh has several dimensions.
@@ -214,12 +215,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Close a process set; all ranks call this, in the same order.
 
     Returns:
-        Whether it was removed: False if it is not usable, or is that of all ranks.
+        Whether it was removed: False if it is not usable, or is the global process set.
 
     Raises:
-        ValueError: if it is of an earlier world.
-        HorovodInternalError: on all ranks, if they did not all give this process set, or some have joined. They can go
-            on.
+        ValueError: if it belongs to an earlier world.
+        HorovodInternalError: on all ranks, if they gave different process sets, or some ranks have joined. All ranks
+            can continue.
     """
     number = process_set.process_set_id
     if number is None or number == 0:
@@ -231,7 +232,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def bind(process_set: ProcessSet, number: int, world_id: str) -> None:
-    """Make a process set usable, as the one of a number in a world."""
+    """Make a process set usable: set its number and the world that the number belongs to."""
     process_set.process_set_id = number
     process_set._world_id = None if number == 0 else world_id
 
@@ -240,12 +241,12 @@ def engine_of(process_set: ProcessSet, operation: str) -> Engine:
     """The engine of a process set, for an operation on tensors.
 
     Args:
-        process_set: where the operation runs.
-        operation: who asks, for the error.
+        process_set: process set in which the operation runs.
+        operation: name of the operation, used in error messages.
 
     Raises:
         HorovodInternalError: if ``init`` has not been called.
-        ValueError: if there is no such process set, it is of an earlier world, or this rank is not in it.
+        ValueError: if there is no such process set, it belongs to an earlier world, or this rank is not in it.
     """
     current = open_session()
     process_set._check_world(operation)
@@ -256,7 +257,7 @@ def ranks_of_comm(comm: Any, rank: int) -> list[int]:
     """The numbers that the members of an mpi4py communicator have among all ranks; its members call this.
 
     Args:
-        comm: the mpi4py communicator.
-        rank: the number that this rank has.
+        comm: mpi4py communicator.
+        rank: number of this rank among all ranks.
     """
     return sorted(comm.allgather(rank))

@@ -1,4 +1,4 @@
-"""What ``init`` opens and ``shutdown`` closes: the engines of the process sets."""
+"""The session, which ``init`` opens and ``shutdown`` closes: the engines of the process sets."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sparkdl.horovod.torch.operations.barrier_and_join import ProcessSetsRequest
 
 
 class Session:
-    """The process sets of this job, seen from one rank. Set 0 is that of all ranks.
+    """The process sets of this job, on one rank. Process set 0 has all ranks.
 
     Attributes:
-        world: the communicator of all ranks; serves process set 0.
-        world_id: text that all ranks have for this session, and for no other one.
-        ranks_of: the ranks of every process set, by its number.
+        world: communicator of all ranks, on which process set 0 runs.
+        world_id: text that identifies this session, the same on all ranks.
+        ranks_of: ranks of every process set, by its number.
     """
 
     def __init__(self, world: Communicator, world_id: str, process_sets: Sequence[Sequence[int]]) -> None:
-        """Open the engines; all ranks do so at once, with the same arguments.
+        """Open the engines; all ranks call this at the same time, with the same arguments.
 
         Args:
-            world: the communicator of all ranks; taken over once this has succeeded.
-            world_id: text for this session alone.
-            process_sets: the ranks of further process sets, each sorted.
+            world: communicator of all ranks; owned by the session once this has succeeded.
+            world_id: text that identifies this session.
+            process_sets: ranks of each further process set, in ascending order.
         """
         self.world = world
         self.world_id = world_id
@@ -45,7 +45,7 @@ class Session:
             raise
 
     def static_sets(self) -> list[list[int]]:
-        """The ranks of the process sets that the session began with, without those that were removed."""
+        """The ranks of the process sets that the session was opened with and that have not been removed."""
         with self._lock:
             return [
                 list(members) for number, members in self.ranks_of.items() if 1 <= number <= self._num_static
@@ -63,7 +63,7 @@ class Session:
 
         Args:
             process_set_id: number of the process set.
-            operation: who asks, for the error.
+            operation: name of the operation, used in error messages.
 
         Raises:
             ValueError: if there is no such process set, or this rank is not in it.
@@ -77,18 +77,18 @@ class Session:
         return self._engines[process_set_id]
 
     def add(self, ranks: Sequence[int]) -> int | None:
-        """Open a process set; all ranks of the job do so.
+        """Open a process set; all ranks of the job call this.
 
         Args:
-            ranks: its members, sorted.
+            ranks: numbers of its members, in ascending order.
 
         Returns:
-            Its number, the same on all ranks; None if there is a process set of these ranks.
+            The number of the process set, the same on all ranks; None if there already is one of these ranks.
 
         Raises:
-            ValueError: if there can be no process set of these ranks.
-            HorovodInternalError: on all ranks, if they disagree about the members, or some have joined; nothing is
-                opened then.
+            ValueError: if these ranks cannot form a process set.
+            HorovodInternalError: on all ranks, if they disagree about the members, or some ranks have joined; nothing
+                is opened then.
         """
         members = tuple(ranks)
         problem = problem_with(members, self.world.world_size)
@@ -99,7 +99,7 @@ class Session:
                 if problem is None and self.id_of(members) is None:
                     reserved.append(self._reserve(members))
 
-            # Also for what cannot be added: the others may have given something better, and wait for this rank.
+            # Even for a set that cannot be added: the other ranks may have given a valid one, and wait for this rank.
             self._meet(f"add process set {list(members)}", when_met=reserve)
             if problem is not None:
                 raise ValueError(f"A process set cannot have ranks {list(members)}: {problem}.")
@@ -109,23 +109,23 @@ class Session:
         return reserved[0]
 
     def add_nothing(self, reason: str) -> None:
-        """Meet the other ranks in place of :meth:`add`, for an argument that says no ranks.
+        """Meet the other ranks in place of :meth:`add`, for an argument that does not specify ranks.
 
         Args:
-            reason: what is wrong with it.
+            reason: description of what is wrong with the argument.
 
         Raises:
-            HorovodInternalError: on all ranks, if some of them gave something else.
+            HorovodInternalError: on all ranks, if some of them asked for something else.
         """
         with self._changing:
             self._meet(f"add no process set ({reason})", when_met=lambda: None)
 
     def remove(self, process_set_id: int) -> bool:
-        """Close a process set; all ranks of the job do so. False if there is none of this number.
+        """Close a process set; all ranks of the job call this. False if there is none of this number, or it is 0.
 
         Raises:
-            HorovodInternalError: on all ranks, if they disagree about the process set, or some have joined; nothing
-                is closed then.
+            HorovodInternalError: on all ranks, if they disagree about the process set, or some ranks have joined;
+                nothing is closed then.
         """
         with self._changing:
             members = self.ranks_of.get(process_set_id)
@@ -141,13 +141,13 @@ class Session:
         return True
 
     def mark_cycles(self, is_wanted: bool) -> None:
-        """Say whether a timeline shows where engines begin to run requests, those of later process sets too."""
+        """Set whether a timeline shows where engines begin to run requests, also for process sets added later."""
         self._marks_cycles = is_wanted
         for engine in self._engines.values():
             engine.marks_cycles = is_wanted
 
     def close(self) -> None:
-        """Close all process sets; the peers do not take this for a death."""
+        """Close all process sets; the other ranks do not treat this rank as lost."""
         for number in sorted(self._engines, reverse=True):
             self._engines[number].close()
 
@@ -177,7 +177,7 @@ class Session:
 
 
 def problem_with(members: Sequence[int], world_size: int) -> str | None:
-    """Say why there can be no process set of these ranks in a world; None if there can."""
+    """Describe why these ranks cannot form a process set in a world; None if they can."""
     if not members:
         return "there must be one at least"
     if len(set(members)) != len(members) or not all(0 <= rank < world_size for rank in members):

@@ -1,6 +1,6 @@
 """``hvd.SyncBatchNorm``: batch normalization with the statistics of all ranks' rows.
 
-Runs on the *rank*; unlike Horovod's also on CPU tensors.
+Runs on the *rank*. Unlike Horovod's, it also takes CPU tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sparkdl.torch.sync_batch_norm import SyncBatchNorm as _SyncBatchNorm
 
 
 class SyncBatchNorm(_SyncBatchNorm):
-    """Takes the place of ``torch.nn.BatchNorm1d``, ``2d`` and ``3d``, with the same arguments.
+    """Replaces ``torch.nn.BatchNorm1d``, ``2d`` and ``3d``, with the same arguments.
 
     The input has shape ``(rows, num_features, ...)``; the number of rows may differ between ranks.
     """

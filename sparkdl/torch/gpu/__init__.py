@@ -1,6 +1,5 @@
 """The collectives of the c10d backend for tensors that lie on GPUs.
 
-Begin with :mod:`~sparkdl.torch.gpu.accelerator`, which chooses: NCCL (``nccl_tensors``), NCCL inside each of several
-hosts (``hierarchical``), or a way through host memory (``staged``) for ranks that share a GPU, which NCCL refuses.
-Runs on ranks.
+:mod:`~sparkdl.torch.gpu.accelerator` chooses among NCCL (``nccl_tensors``), NCCL inside each of several hosts
+(``hierarchical``), and host memory (``staged``) for ranks that share a GPU, which NCCL refuses. Runs on the *rank*.
 """

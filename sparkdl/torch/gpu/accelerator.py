@@ -1,18 +1,18 @@
-"""What serves the tensors that lie on GPUs: NCCL, torch's or sparkdl's own, or a way through host memory.
+"""The choice of the backend for tensors on GPUs: NCCL, torch's or sparkdl's own, or a way through host memory.
 
 Runs on the *rank*. The ranks exchange which GPU they have, as NCCL needs one for each:
 
-* ``"auto"``: torch's NCCL where every rank has a GPU of its own, host memory where ranks share one, and nothing where
-  some rank has none: CUDA tensors are then refused.
+* ``"auto"``: torch's NCCL if every rank has a GPU of its own, host memory if ranks share one, and no backend if some
+  rank has none: CUDA tensors are then refused.
 * ``"torch"``: torch's ``ProcessGroupNCCL``, which torch's own users rely on.
 * ``"sparkdl"``: :class:`~sparkdl.torch.gpu.nccl_tensors.NcclTensors`, whose failures name the rank and reach all ranks.
-  It becomes the choice of ``"auto"`` once it was measured to be as fast on machines with several GPUs.
+  It becomes the choice of ``"auto"`` once it is measured to be as fast on machines with several GPUs.
 * ``"hierarchical"``: :class:`~sparkdl.torch.gpu.hierarchical.HierarchicalTensors`, NCCL inside each host and the
-  communicator's own transport across; what ``"auto"`` takes over a communicator whose ``transport`` asked for it,
-  unless all ranks are on one host.
+  communicator's own transport across hosts. ``"auto"`` chooses it if the communicator's ``transport`` asks for it. If
+  all ranks are on one host, torch's NCCL is used instead.
 * ``"host"``: :class:`~sparkdl.torch.gpu.staged.StagedTensors`.
 
-A name is never replaced by another way: what cannot be had is an error.
+A backend that is asked for by name but not available is an error, never replaced by another one.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ CUDA_BACKENDS = ("auto", "torch", "sparkdl", "hierarchical", "host")
 def open_accelerator(
     backend: str, communicator: Communicator, rendezvous: Rendezvous, store: Store, timeout_s: float
 ) -> Any:
-    """What serves CUDA tensors over the same ranks, or None where ``"auto"`` finds a rank without a GPU.
+    """Open the backend of CUDA tensors over the same ranks; None if ``"auto"`` finds a rank without a GPU.
 
     Every rank of the communicator makes this call.
 
     Args:
         backend: one of ``CUDA_BACKENDS``.
-        communicator: the ranks.
-        rendezvous: keys of this group alone.
-        store: the group's c10d store.
-        timeout_s: deadline of a collective that names none.
+        communicator: communicator of the ranks.
+        rendezvous: rendezvous whose keys only this group uses.
+        store: c10d store of the group.
+        timeout_s: default deadline of a collective, in seconds.
 
     Raises:
-        ParamError: on every rank, if what was asked for cannot be had, or ranks asked for different backends.
+        ParamError: on every rank, if the backend is not available, or ranks asked for different backends.
     """
     texts = all_gather_bytes(
         rendezvous,
@@ -97,16 +97,16 @@ def open_accelerator(
 def choose_cuda_backend(
     backends: Sequence[str], gpus: Sequence[str], *, is_hierarchical: bool = False, num_hosts: int = 1
 ) -> str | None:
-    """Which backend the ranks take; None for none.
+    """Choose the backend that the ranks use; None for no backend.
 
     Args:
-        backends: what each rank asked for.
-        gpus: the identity of each rank's GPU, empty where it has none.
-        is_hierarchical: whether the communicator's transport asks for NCCL inside hosts alone.
-        num_hosts: how many hosts the ranks are on.
+        backends: backend that each rank asked for.
+        gpus: identity of each rank's GPU; empty for a rank without one.
+        is_hierarchical: whether the communicator's transport asks for NCCL only inside hosts.
+        num_hosts: number of hosts that the ranks are on.
 
     Raises:
-        ParamError: if that cannot be had.
+        ParamError: if the backend is not available, or ranks asked for different backends.
     """
     if len(set(backends)) > 1:
         raise ParamError(f"all ranks must ask for the same cuda=, but they ask for {list(backends)}")
@@ -135,7 +135,7 @@ def choose_cuda_backend(
 
 
 def warn_of_wire(backend: str, wire: str, num_hosts: int) -> None:
-    """Say so where ``wire`` asks for rounding between hosts, and NCCL, which does not round, sends there."""
+    """Warn if ``wire`` asks for rounding between hosts, but NCCL, which does not round, sends between them."""
     if backend in ("torch", "sparkdl") and num_hosts > 1 and wire != "float32":
         logger.warning(
             "wire=%r does not reach CUDA tensors: they travel by NCCL, which sends float32 as it is. "
@@ -147,7 +147,7 @@ def warn_of_wire(backend: str, wire: str, num_hosts: int) -> None:
 def stage(
     communicator: Communicator, rendezvous: Rendezvous, store: Store, lane: Any, timeout_s: float
 ) -> StagedTensors:
-    """The way through host memory."""
+    """Open the backend that goes through host memory."""
     host_group = _host_group(communicator, rendezvous, store, timeout_s)
     return StagedTensors(host_group, lane, communicator.name)
 
@@ -161,7 +161,7 @@ def divide(
     *,
     gpu: int,
 ) -> HierarchicalTensors:
-    """NCCL inside each host, and across hosts by process sets."""
+    """Open the backend with NCCL inside each host and process sets across hosts."""
     host_group = _host_group(communicator, rendezvous, store, timeout_s)
     try:
         hierarchy = open_hierarchy(host_group.communicator, gpu=gpu, timeout_s=timeout_s)
@@ -196,7 +196,7 @@ def _torch_nccl(communicator: Communicator, store: Store, timeout_s: float) -> d
 
 
 def _own_gpu() -> str:
-    """The UUID of this rank's current GPU, or nothing where it has none."""
+    """The UUID of this rank's current GPU; empty if it has none."""
     if not torch.cuda.is_available():
         return ""
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

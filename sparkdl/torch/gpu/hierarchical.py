@@ -1,16 +1,16 @@
-"""The collectives of c10d for CUDA tensors on several hosts: NCCL inside each, the host's network once per byte.
+"""The collectives of c10d for CUDA tensors on several hosts: NCCL inside each; each byte leaves a host once.
 
 The operations of data-parallel and sharded training (allreduce, and the reduce_scatter and allgather of one tensor)
 use the groups of :class:`~sparkdl.collective.nccl.hierarchy.Hierarchy`::
 
     allreduce   NCCL: reduce a part to each rank ─► across: allreduce the own part ─► NCCL: spread the parts
 
-A rank's part crosses to the ranks with the same place on other hosts through pinned memory or, over MPI that takes
-device memory, from GPU to GPU. The steps of a collective are called by one thread, with the lane's stream as the
-current one, and in the same order on all ranks, as NCCL requires.
+A rank exchanges its part with the ranks of the same local rank on other hosts through pinned memory or, over MPI that
+takes device memory, from GPU to GPU. One thread calls the steps of a collective, with the lane's stream as the current
+one, and in the same order on all ranks, as NCCL requires.
 
-All other collectives, what NCCL does not reduce, and blocks on hosts with different numbers of ranks go through host
-memory as in :mod:`sparkdl.torch.gpu.staged`.
+All other collectives, reductions that NCCL does not have, and the reduce_scatter and allgather on hosts with different
+numbers of ranks go through host memory as in :mod:`sparkdl.torch.gpu.staged`.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 class PinnedAcross:
-    """Through pinned host memory: over TCP, and over MPI that does not know GPUs.
+    """Communication across hosts through pinned host memory: over TCP, and over MPI without support for GPUs.
 
     Args:
-        communicator: of the ranks with the same position in their hosts, used for nothing else.
-        lane: where the copies run.
+        communicator: communicator of the ranks with the same local rank on their hosts, used for nothing else.
+        lane: lane on which the copies run.
     """
 
     def __init__(self, communicator: Communicator, lane: Lane) -> None:
@@ -66,9 +66,9 @@ class PinnedAcross:
         self._lane = lane
 
     def allreduce(self, part: torch.Tensor, op: str, deadline: Deadline) -> Iterator[None]:
-        """Reduce a part in place, in three steps: it is copied out, it is on the network, it is copied back.
+        """Reduce a part in place, in three steps: copy it to the host, start the network operation, copy it back.
 
-        The second step is to be taken when what was on the stream at the first is known to end.
+        Take the second step only when the work that was on the stream at the first one is known to end.
         """
         twin = self._copied_out(part)
         mark = self._lane.mark()
@@ -80,7 +80,7 @@ class PinnedAcross:
         part.copy_(twin, non_blocking=True)
 
     def reduce_scatter(self, blocks: torch.Tensor, op: str, deadline: Deadline) -> torch.Tensor:
-        """Reduce equal blocks, one per rank, and give this rank's."""
+        """Reduce equal blocks, one per rank, and return this rank's block."""
         source = self._copied_out(blocks)
         block = self._lane.host_twin(blocks.view(self._communicator.world_size, -1)[0])
         self._lane.block(self._lane.mark())
@@ -90,7 +90,7 @@ class PinnedAcross:
         return torch.empty_like(block, device=blocks.device).copy_(block, non_blocking=True)
 
     def allgather(self, block: torch.Tensor, blocks: torch.Tensor, deadline: Deadline) -> None:
-        """Lay the blocks of all ranks one after another into ``blocks``."""
+        """Concatenate the blocks of all ranks in ``blocks``."""
         source, target = self._copied_out(block), self._lane.host_twin(blocks)
         self._lane.block(self._lane.mark())
         self._communicator.allgather(export(source), export(target), timeout_s=deadline.remaining_s())
@@ -101,14 +101,14 @@ class PinnedAcross:
 
 
 class DeviceAcross:
-    """From GPU to GPU, over MPI that takes device memory: rings of messages, reduced on the GPU.
+    """Communication across hosts over MPI that takes device memory: rings of messages, reduced on the GPU.
 
-    Messages alone are used of MPI, as libraries that take device memory in these do not in all their non-blocking
-    reductions (Open MPI has none that does). MPI knows no streams, so the host waits for the GPU at every step.
+    Only messages of MPI are used: libraries that take device memory in messages do not take it in all of their
+    non-blocking reductions (Open MPI in none). MPI has no streams, so the host waits for the GPU at every step.
 
     Args:
-        communicator: see :class:`PinnedAcross`.
-        lane: where the reductions run.
+        communicator: communicator as in :class:`PinnedAcross`.
+        lane: lane on which the reductions run.
     """
 
     def __init__(self, communicator: Communicator, lane: Lane) -> None:
@@ -124,19 +124,19 @@ class DeviceAcross:
         yield
 
     def reduce_scatter(self, blocks: torch.Tensor, op: str, deadline: Deadline) -> torch.Tensor:
-        """Reduce equal blocks, one per rank, and give this rank's; changes the others."""
+        """Reduce equal blocks, one per rank, and return this rank's block; the other blocks change, too."""
         each = blocks.tensor_split(self._communicator.world_size)
         self._reduce_round(each, op, deadline)
         return each[self._communicator.rank]
 
     def allgather(self, block: torch.Tensor, blocks: torch.Tensor, deadline: Deadline) -> None:
-        """Lay the blocks of all ranks one after another into ``blocks``."""
+        """Concatenate the blocks of all ranks in ``blocks``."""
         each = blocks.tensor_split(self._communicator.world_size)
         each[self._communicator.rank].copy_(block)
         self._gather_round(each, deadline)
 
     def _reduce_round(self, blocks: tuple[torch.Tensor, ...], op: str, deadline: Deadline) -> None:
-        """Block r goes round from rank r + 1 and ends, reduced, at rank r."""
+        """Pass block r around the ring from rank r + 1; it ends, reduced, at rank r."""
         rank, size = self._communicator.rank, self._communicator.world_size
         for step in range(1, size):
             mine = blocks[(rank - step - 1) % size]
@@ -145,13 +145,13 @@ class DeviceAcross:
             _FUNCTIONS[op](mine, theirs, out=mine)
 
     def _gather_round(self, blocks: tuple[torch.Tensor, ...], deadline: Deadline) -> None:
-        """Block r goes round from rank r, to all."""
+        """Pass block r around the ring from rank r to all ranks."""
         rank, size = self._communicator.rank, self._communicator.world_size
         for step in range(size - 1):
             self._exchange(blocks[(rank - step) % size], blocks[(rank - step - 1) % size], deadline)
 
     def _exchange(self, mine: torch.Tensor, theirs: torch.Tensor, deadline: Deadline) -> None:
-        """Send to the next rank and receive from the one before, after all that is on the stream."""
+        """Send to the next rank and receive from the previous one, after the work that is on the stream."""
         self._lane.block(self._lane.mark())
         rank, size = self._communicator.rank, self._communicator.world_size
         timeout_s = deadline.remaining_s()
@@ -163,15 +163,15 @@ class DeviceAcross:
 Parts = Sequence[torch.Tensor]
 
 _PART_BYTES = 4 << 20
-"""Of one part of a piece: enough to fill a network, little enough to have several under way."""
+"""Size of one part of a piece: large enough to use the full network, small enough to have several in progress."""
 
 
 class HierarchicalSteps:
     """Collectives of contiguous tensors on the GPU.
 
     Args:
-        hierarchy: the groups.
-        lane: where the steps run.
+        hierarchy: groups inside and across hosts.
+        lane: lane on which the steps run.
     """
 
     def __init__(self, hierarchy: Hierarchy, lane: Lane) -> None:
@@ -205,7 +205,7 @@ class HierarchicalSteps:
     def reduce_scatter(
         self, blocks: torch.Tensor, *, op: str, prescale: float, stream: int, deadline: Deadline
     ) -> torch.Tensor:
-        """Reduce blocks, shape ``(world_size, n)``, and give this rank's; hosts must be even."""
+        """Reduce blocks, shape ``(world_size, n)``, and return this rank's; hosts must have equally many ranks."""
         assert self._across is not None, "every rank carries a part where hosts are even"
         by_place = blocks[self._order]
         own = self._own_rows(by_place)
@@ -218,7 +218,7 @@ class HierarchicalSteps:
     def allgather(
         self, block: torch.Tensor, blocks: torch.Tensor, *, stream: int, deadline: Deadline
     ) -> None:
-        """Lay the blocks of all ranks into ``blocks``, shape ``(world_size, n)``; hosts must be even."""
+        """Gather the ranks' blocks in ``blocks``, shape ``(world_size, n)``; hosts must have equally many ranks."""
         assert self._across is not None, "every rank carries a part where hosts are even"
         by_place = torch.empty_like(blocks)
         own = self._own_rows(by_place)
@@ -227,7 +227,7 @@ class HierarchicalSteps:
         blocks[self._order] = by_place
 
     def _reduce_inside(self, piece: torch.Tensor, parts: Parts, op: str, prescale: float) -> NcclBatch:
-        """Each part to the rank of this host that carries it."""
+        """Reduce each part to the rank of this host that carries it."""
         batch = self._inside.batch()
         if self._is_block_per_rank(piece):
             own = described(parts[self._inside.rank])
@@ -238,7 +238,7 @@ class HierarchicalSteps:
         return batch
 
     def _spread_inside(self, piece: torch.Tensor, parts: Parts) -> NcclBatch:
-        """Each part from the rank that carried it to all of this host."""
+        """Send each part from the rank that carried it to all ranks of this host."""
         batch = self._inside.batch()
         if self._is_block_per_rank(piece):
             return batch.allgather(described(parts[self._inside.rank]), described(piece))
@@ -252,7 +252,7 @@ class HierarchicalSteps:
         return self._num_parts == num_ranks and piece.numel() % num_ranks == 0
 
     def _own_rows(self, by_place: torch.Tensor) -> torch.Tensor:
-        """Of blocks by place and host, those of this rank's place, one-dimensional."""
+        """The blocks for this local rank, one-dimensional, of blocks ordered by local rank and host."""
         return by_place.view(self._inside.world_size, -1)[self._inside.rank]
 
     def _pieces_of(self, flat: torch.Tensor) -> Parts:
@@ -270,13 +270,13 @@ _INTEGERS = frozenset({torch.int8, torch.uint8, torch.int32, torch.int64})
 
 
 class HierarchicalTensors(StagedTensors):
-    """What a process group asks for tensors on its rank's GPU, on several hosts.
+    """The backend of a process group for tensors on its ranks' GPUs, on several hosts.
 
     Args:
-        hierarchy: the groups; closed by :meth:`shutdown`. ``host_group`` communicates by its ``all_ranks``.
-        host_group: see :class:`~sparkdl.torch.gpu.staged.StagedTensors`.
-        lane: where the collectives run.
-        timeout_s: deadline of a collective that names none.
+        hierarchy: groups inside and across hosts; closed by :meth:`shutdown`. ``host_group`` uses its ``all_ranks``.
+        host_group: process group as in :class:`~sparkdl.torch.gpu.staged.StagedTensors`.
+        lane: lane on which the collectives run.
+        timeout_s: default deadline of a collective, in seconds.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class HierarchicalTensors(StagedTensors):
     def reduce_scatter_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> StagedWork:
-        """The same for several pairs, one after another."""
+        """The reduce_scatter of several pairs, one after another."""
         opts = ReduceScatterOptions() if opts is None else opts
         reduction = reduction_of(opts.reduceOp)
         is_ours = all(_is_reduced_by_nccl(tensor, reduction) for tensor in inputs)
@@ -335,13 +335,13 @@ class HierarchicalTensors(StagedTensors):
         return self._run(outputs, [*outputs, *inputs], opts, communicate)
 
     def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> StagedWork:
-        """Lay the tensors of all ranks one after another into ``output``; ``tensor`` may be a slice of it."""
+        """Concatenate the tensors of all ranks in ``output``; ``tensor`` may be a slice of it."""
         return self.allgather_into_tensor_coalesced([output], [tensor], opts)
 
     def allgather_into_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> StagedWork:
-        """The same for several pairs, one after another."""
+        """The allgather of several pairs, one after another."""
         opts = AllgatherOptions() if opts is None else opts
         if not (self._hierarchy.is_even and self._fit(inputs, outputs)):
             return super().allgather_into_tensor_coalesced(outputs, inputs, opts)
@@ -356,7 +356,7 @@ class HierarchicalTensors(StagedTensors):
         return self._run(outputs, [*outputs, *inputs], opts, communicate)
 
     def shutdown(self) -> None:
-        """Complete what is under way and leave."""
+        """Complete the collectives in progress and close the groups."""
         self._end_thread()
         self._hierarchy.close()
         super().shutdown()
@@ -375,21 +375,21 @@ class HierarchicalTensors(StagedTensors):
         return self._submit(outputs, [opts], in_order)
 
     def _fit(self, blocks: Tensors, wholes: Tensors) -> bool:
-        """Whether each whole has a block for every rank; the way through host memory reports what does not."""
+        """Whether each whole has a block for every rank; if not, the way through host memory reports the error."""
         return all(
             0 < self._world_size * block.numel() == whole.numel() and block.dtype == whole.dtype
             for block, whole in zip(blocks, wholes, strict=True)
         )
 
     def _scaled(self, reduction: Reduction) -> dict[str, Any]:
-        """How NCCL reduces inside; an average is scaled before it is summed up, as NCCL does itself."""
+        """The arguments of NCCL's reduction inside a host; an average is scaled before the sum, as NCCL does itself."""
         if reduction.op == "avg":
             return {"op": "sum", "prescale": reduction.prescale / self._world_size}
         return {"op": reduction.op, "prescale": reduction.prescale}
 
 
 def _is_reduced_by_nccl(tensor: torch.Tensor, reduction: Reduction) -> bool:
-    """NCCL and what goes across both reduce it as it is."""
+    """Whether both NCCL and the communication across hosts can reduce the tensor as it is."""
     is_scaled = reduction.op == "avg" or reduction.prescale != 1.0
     return reduction.op is not None and tensor.dtype in (
         FLOAT_DTYPES if is_scaled else FLOAT_DTYPES | _INTEGERS

@@ -1,7 +1,7 @@
 """The collectives of c10d for CUDA tensors over sparkdl's own NCCL group, and the ``Work`` that they return.
 
 Method names, arguments and return values are c10d's. The ``timeout`` of a collective counts from its call: if the GPU
-has not completed it by then, the group fails, which a thread of the group notices because NCCL has no deadlines.
+has not completed it by then, the group fails. A thread of the group checks this, as NCCL has no deadlines.
 ``Work.wait`` does not block the host, so it ignores its own timeout.
 """
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 class NcclWork(Work):
     """A collective that is on a stream.
 
-    As with torch's own NCCL, waiting has the caller's stream wait, not the host, and a collective that fails on the
-    GPU fails the next call; its own results are then worthless.
+    As with torch's own NCCL, ``wait`` makes the caller's stream wait, not the host. If a collective fails on the GPU,
+    the next call fails, and the results of the collective are invalid.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class NcclWork(Work):
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - c10d's argument; the host never waits
-        """Have the current stream wait until the outputs hold the result.
+        """Make the current stream wait until the outputs hold the result.
 
         Raises:
             CommunicatorError: if the group has failed; the subclass says how.
@@ -70,15 +70,15 @@ class NcclWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """The GPU has done it, or the group has failed."""
+        """Whether the GPU has completed the collective, or the group has failed."""
         return self.exception() is not None or self._handle.done()
 
     def is_success(self) -> bool:
-        """The GPU has done it."""
+        """Whether the GPU has completed the collective and the group has not failed."""
         return self.exception() is None and self._handle.done()
 
     def exception(self) -> SparkdlError | None:
-        """What the group has failed with, or None."""
+        """The error of the group, or None."""
         return self._group.error()
 
     def result(self) -> list[torch.Tensor]:
@@ -86,7 +86,7 @@ class NcclWork(Work):
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the output tensors, whose waiters' streams wait as in ``wait``."""
+        """A future of the output tensors; the streams of its waiters wait as in ``wait``."""
         if self._future is None:
             self._future = self._lane.new_future()
             with self._lane.beside(self._outputs, asynchronous=True):
@@ -98,17 +98,17 @@ class NcclWork(Work):
 Tensors = Sequence[torch.Tensor]
 Finish = Callable[[], object]
 
-# NCCL does not add these; truncating the wider sum gives what wrapping arithmetic would have given.
+# NCCL does not reduce these; truncating the wider sum gives the result of wrapping arithmetic.
 _WIDER_DTYPE = {torch.int16: torch.int32, torch.uint16: torch.int32}
 
 
 class NcclTensors:
-    """What a process group asks for tensors on its rank's GPU.
+    """The backend of a process group for tensors on its ranks' GPUs.
 
     Args:
-        group: the NCCL group of the same ranks; closed by :meth:`shutdown`.
-        lane: where the collectives run.
-        timeout_s: deadline of a collective that names none.
+        group: NCCL group of the same ranks; closed by :meth:`shutdown`.
+        lane: lane on which the collectives run.
+        timeout_s: default deadline of a collective, in seconds.
     """
 
     def __init__(self, group: NcclGroup, lane: Lane, *, timeout_s: float) -> None:
@@ -118,11 +118,11 @@ class NcclTensors:
 
     @property
     def failure(self) -> CommunicatorError | None:
-        """What the group has failed with."""
+        """The error of the group, or None."""
         return self._group.error()
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> NcclWork:
-        """Reduce each tensor over the ranks, in place, all at once."""
+        """Reduce each tensor over the ranks, in place, as one operation."""
         opts = AllreduceOptions() if opts is None else opts
         tensors = as_list(tensors)
 
@@ -137,7 +137,7 @@ class NcclTensors:
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> NcclWork:
-        """Reduce over the ranks into the root's tensors; the others keep theirs."""
+        """Reduce over the ranks into the root's tensors; the other ranks keep theirs."""
         opts = ReduceOptions() if opts is None else opts
         tensors = as_list(tensors)
 
@@ -157,7 +157,7 @@ class NcclTensors:
     def reduce_scatter_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> NcclWork:
-        """The same for several pairs at once."""
+        """The reduce_scatter of several pairs, as one operation."""
         opts = ReduceScatterOptions() if opts is None else opts
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
@@ -171,18 +171,18 @@ class NcclTensors:
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
     def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> NcclWork:
-        """Reduce the ranks' lists, of entries of one size, and keep this rank's entry in ``outputs``."""
+        """Reduce the ranks' lists, whose entries have one size, and keep this rank's entry in ``outputs``."""
         joined = [torch.cat([flatten(tensor) for tensor in inputs]) for inputs in input_lists]
         return self.reduce_scatter_tensor_coalesced(outputs, joined, opts)
 
     def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> NcclWork:
-        """Lay the tensors of all ranks one after another into ``output``; ``tensor`` may be a slice of it."""
+        """Concatenate the tensors of all ranks in ``output``; ``tensor`` may be a slice of it."""
         return self.allgather_into_tensor_coalesced([output], [tensor], opts)
 
     def allgather_into_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> NcclWork:
-        """The same for several pairs at once."""
+        """The allgather of several pairs, as one operation."""
         opts = AllgatherOptions() if opts is None else opts
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
@@ -264,15 +264,15 @@ class NcclTensors:
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
     ) -> NcclWork:
-        """Send block r of a tensor to rank r; sizes count rows, and are equal where none are given."""
+        """Send block r of a tensor to rank r; split sizes count rows, and are equal if none are given."""
         return self.alltoall(
             self._blocks(output, output_split_sizes), self._blocks(tensor, input_split_sizes), opts
         )
 
     def send(self, tensors: Tensors, to: int, _tag: int = 0) -> NcclWork:
-        """Send to a rank. NCCL has no tags: messages of a pair of ranks arrive in order of sending.
+        """Send tensors to a rank. NCCL has no tags: messages between two ranks arrive in the order of sending.
 
-        One that is larger than NCCL's buffers keeps the group's stream until it is received.
+        A message that is larger than NCCL's buffers occupies the group's stream until it is received.
         """
         tensors = as_list(tensors)
 
@@ -283,7 +283,7 @@ class NcclTensors:
         return self._run(None, tensors, tensors, add)
 
     def recv(self, tensors: Tensors, source: int, _tag: int = 0) -> NcclWork:
-        """Receive what a rank sends."""
+        """Receive tensors from a rank."""
         tensors = as_list(tensors)
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
@@ -297,13 +297,13 @@ class NcclTensors:
         self._group.abort("the process group was aborted")
 
     def shutdown(self) -> None:
-        """Complete what is under way and leave."""
+        """Complete the collectives in progress and close the group."""
         self._group.close()
 
     def _run(
         self, opts: Any, used: Tensors, outputs: Tensors, add: Callable[[NcclBatch, list[Finish]], None]
     ) -> NcclWork:
-        """Put what ``add`` adds on a stream, with what has to be copied before and after."""
+        """Put the operations that ``add`` adds on a stream, with the copies before and after them."""
         asynchronous = getattr(opts, "asyncOp", True)
         finishes: list[Finish] = []
         with self._lane.beside(used, asynchronous=asynchronous) as stream:
@@ -333,7 +333,7 @@ class NcclTensors:
 
 
 def _prepare(tensor: torch.Tensor, opts: Any) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The elements of a tensor as NCCL reduces them, a view where it can be, and how it is to reduce them."""
+    """The elements of a tensor in a form that NCCL reduces, a view if possible, and the arguments of the reduction."""
     reduction = reduction_of(opts.reduceOp)
     if reduction.op is None:
         raise ParamError(
@@ -347,7 +347,7 @@ def _prepare(tensor: torch.Tensor, opts: Any) -> tuple[torch.Tensor, dict[str, A
 
 
 def _restoring(buffer: torch.Tensor, tensor: torch.Tensor) -> Finish:
-    """A finish that writes back what :func:`_prepare` made of a tensor, unless it is a view of it."""
+    """A finish that copies a buffer made by :func:`_prepare` back to its tensor, unless it is a view of it."""
 
     def restore() -> None:
         if buffer.data_ptr() == tensor.data_ptr() and is_flat(tensor):
@@ -362,9 +362,9 @@ def _writable(tensor: torch.Tensor, finishes: list[Finish], *, keep: bool = Fals
     """The tensor itself if NCCL can write to it, else a buffer that a finish copies back from.
 
     Args:
-        tensor: what is to hold the result.
-        finishes: where the copying back is put.
-        keep: whether the buffer is to begin with the tensor's values.
+        tensor: tensor for the result.
+        finishes: list to which the copy back is appended.
+        keep: whether the buffer starts with the tensor's values.
     """
     if is_flat(tensor):
         return tensor.detach()
@@ -376,7 +376,7 @@ def _writable(tensor: torch.Tensor, finishes: list[Finish], *, keep: bool = Fals
 
 
 def described(tensor: torch.Tensor) -> DeviceArray:
-    """A contiguous tensor as sparkdl's NCCL takes it; it keeps the tensor."""
+    """The description of a contiguous tensor for sparkdl's NCCL; it keeps the tensor alive."""
     return DeviceArray(
         pointer=tensor.data_ptr(),
         count=tensor.numel(),

@@ -1,12 +1,12 @@
-"""The collectives of c10d for CUDA tensors by way of host memory, and the stream that such collectives run on.
+"""The collectives of c10d for CUDA tensors through host memory, and the stream that collectives of CUDA tensors run on.
 
-This way is for ranks that share a GPU, which NCCL refuses. Tensors are copied to pinned memory, communicated there as
-CPU tensors are (through shared memory, on one host), and copied back. The copies are in the order of the caller's
+Host memory is for ranks that share a GPU, which NCCL refuses. Tensors are copied to pinned memory, communicated there
+as CPU tensors are (through shared memory, on one host), and copied back. The copies are in the order of the caller's
 stream; a thread of the process group waits for them on the host, so that neither the caller nor its stream waits
 before ``wait``.
 
 A lane is the stream beside the caller's on which collectives of CUDA tensors run, so that they overlap with
-computation. A collective uses ``torch.cuda`` only in :class:`GpuLane`; the collectives here and in
+computation. Collectives use ``torch.cuda`` only in :class:`GpuLane`; the collectives here and in
 :mod:`sparkdl.torch.gpu.nccl_tensors` use a lane through the protocol :class:`Lane`.
 """
 
@@ -37,9 +37,9 @@ Nested = Any
 
 
 class StagedWork(Work):
-    """A collective under way on host memory.
+    """A collective in progress in host memory.
 
-    Waiting has the host wait until the collective is over, and the caller's stream until its results are copied back.
+    ``wait`` makes the host wait until the collective is over, and the caller's stream until its results are copied.
     """
 
     def __init__(self, outputs: Sequence[torch.Tensor], lane: Lane) -> None:
@@ -59,13 +59,13 @@ class StagedWork(Work):
         self._future = self._source.then(outputs_or_failure)
 
     def end(self, mark: Any, failure: Exception | None) -> None:
-        """Note its end: with a mark behind the copies, or with a failure."""
+        """Record the end of the collective: with a mark after the copies, or with a failure."""
         self._mark, self._failure = mark, failure
         self._over.set()
         self._source.set_result(None)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the outputs hold the result, for what the current stream does next.
+        """Wait until the outputs hold the result, for the next work on the current stream.
 
         Raises:
             CommunicatorError: if the collective failed; the subclass says how.
@@ -85,11 +85,11 @@ class StagedWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """The collective is over, well or not."""
+        """Whether the collective is over, successfully or not."""
         return self._over.is_set()
 
     def is_success(self) -> bool:
-        """The collective is over and did not fail."""
+        """Whether the collective is over and did not fail."""
         return self._over.is_set() and self._failure is None
 
     def exception(self) -> Exception | None:
@@ -108,12 +108,12 @@ class StagedWork(Work):
 def _staged(
     method: str, *, reads: Sequence[int] = (), writes: Sequence[int] = ()
 ) -> Callable[..., StagedWork]:
-    """A method that runs the host group's on twins of its tensors.
+    """Make a method that runs the host group's method on twins of its tensors in host memory.
 
     Args:
-        method: its name.
-        reads: the places of the arguments with tensors that are copied to the host first.
-        writes: those with tensors that are copied back afterwards.
+        method: name of the host group's method.
+        reads: positions of the arguments whose tensors are copied to the host first.
+        writes: positions of the arguments whose tensors are copied back afterwards.
     """
 
     def call(self: StagedTensors, *arguments: Any) -> StagedWork:
@@ -124,16 +124,16 @@ def _staged(
 
 
 class StagedTensors:
-    """What a process group asks for tensors on a GPU that it shares with other ranks.
+    """The backend of a process group for tensors on a GPU that its rank shares with other ranks.
 
     Args:
-        host_group: a process group of the same ranks for CPU tensors, used for nothing else: its collectives run in the
-            order of the calls here, independent of other communication of the ranks.
-        lane: where the copies run.
-        name: distinguishes the thread.
+        host_group: process group of the same ranks for CPU tensors, used for nothing else: its collectives run in the
+            order of the calls here, independently of other communication of the ranks.
+        lane: lane on which the copies run.
+        name: name by which the thread is distinguished.
 
     Attributes:
-        failure: what the communicator below has failed with.
+        failure: first error of the communicator below, or None.
     """
 
     def __init__(self, host_group: SparkdlProcessGroup, lane: Lane, name: str) -> None:
@@ -166,12 +166,12 @@ class StagedTensors:
         self._host_group.abort()
 
     def shutdown(self) -> None:
-        """Complete what is under way and leave."""
+        """Complete the collectives in progress and close the host group."""
         self._end_thread()
         self._host_group.shutdown()
 
     def _end_thread(self) -> None:
-        """Complete what is under way, once or more often."""
+        """Complete the collectives in progress and end the thread. May be called again."""
         self._queue.put(None)
         self._thread.join()
 
@@ -203,7 +203,7 @@ class StagedTensors:
     def _submit(
         self, outputs: Sequence[torch.Tensor], arguments: Sequence[Any], communicate: Callable[[], Any]
     ) -> StagedWork:
-        """Have the thread do ``communicate``, which gives the mark behind what it has put on the lane's stream."""
+        """Have the thread call ``communicate``, which returns a mark after its work on the lane's stream."""
         work = StagedWork(outputs, self._lane)
 
         def carry_out() -> None:
@@ -227,7 +227,7 @@ class StagedTensors:
 
 
 def tensors_in(argument: Nested) -> list[torch.Tensor]:
-    """The tensors of an argument, in order; none if it is something else."""
+    """The tensors of an argument, in order; empty if it has none."""
     if isinstance(argument, torch.Tensor):
         return [argument]
     if isinstance(argument, list | tuple):
@@ -245,50 +245,50 @@ def with_twins(argument: Nested, twins: dict[int, torch.Tensor]) -> Nested:
 
 
 class Lane(Protocol):
-    """Where collectives of one device run, and how what comes after them waits."""
+    """The stream on which collectives of one device run, and the ways to wait for them."""
 
     def beside(self, tensors: Sequence[torch.Tensor], *, asynchronous: bool) -> AbstractContextManager[int]:
-        """Have the work of torch inside run after what the caller's stream has so far, and give that stream's number.
+        """Within this context, torch's work runs after the caller's stream so far; yields the number of its stream.
 
         Args:
-            tensors: what the work inside reads and writes.
-            asynchronous: whether the caller's stream continues meanwhile; it runs there otherwise.
+            tensors: tensors that the work within reads and writes.
+            asynchronous: whether the caller's stream continues meanwhile; if not, the work runs on that stream.
         """
 
     def after(self, mark: Any, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[int]:
-        """Have the work of torch inside run beside the caller's stream and after a mark, and give its stream's number.
+        """Within this context, torch's work runs beside the caller's stream, after a mark; yields its stream's number.
 
-        Unlike :meth:`beside` it may be entered on any thread, and does not wait for what else the caller's stream has.
+        Unlike :meth:`beside` it may be entered on any thread, and does not wait for other work on the caller's stream.
 
         Args:
-            mark: what the work comes after, besides all that was on its own stream before.
-            tensors: what the work inside reads and writes; the caller keeps them until then.
+            mark: mark after which the work runs, besides all earlier work on its own stream.
+            tensors: tensors that the work within reads and writes; the caller keeps them until then.
         """
 
     def order(self, handle: Handle) -> None:
-        """Have the work of torch that follows on the same stream come after what ``handle`` stands for."""
+        """Order torch's later work on the same stream after the operations of ``handle``."""
 
     def mark(self) -> Any:
-        """The point that the current stream has reached, as :meth:`join` and :meth:`block` take it."""
+        """Return a mark of the point that the current stream has reached, for :meth:`join` and :meth:`block`."""
 
     def join(self, mark: Any) -> None:
-        """Have the caller's stream wait for a mark; the host does not."""
+        """Make the caller's stream wait for a mark; the host does not wait."""
 
     def block(self, mark: Any) -> None:
-        """Have the host wait for a mark."""
+        """Make the host wait for a mark."""
 
     def host_twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Host memory of the same shape, contiguous, that copies between it and the device need not wait for."""
+        """A contiguous host tensor of the same shape and dtype, for asynchronous copies to and from the device."""
 
     def new_future(self) -> torch.futures.Future[Any]:
-        """A future whose value may lie on the device; who waits for it is ordered after where it was set."""
+        """A future whose value may be on the device; its waiters are ordered after the stream that set it."""
 
 
 class GpuLane:
     """The lane of a GPU.
 
     Args:
-        device: the GPU, with its number.
+        device: device of the GPU, with its index.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -318,7 +318,7 @@ class GpuLane:
                 self._keep(tensors)
 
     def order(self, _: Handle) -> None:
-        """See :class:`Lane`; streams keep their order by themselves."""
+        """See :class:`Lane`; a stream keeps its order by itself."""
 
     def mark(self) -> torch.cuda.Event:
         """See :class:`Lane`."""
@@ -335,7 +335,7 @@ class GpuLane:
         mark.synchronize()
 
     def host_twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See :class:`Lane`; pinned memory."""
+        """See :class:`Lane`; the tensor is in pinned memory."""
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
     def new_future(self) -> torch.futures.Future[Any]:
@@ -343,7 +343,7 @@ class GpuLane:
         return torch.futures.Future(devices=[self._device])
 
     def _keep(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Their memory must not be given to anything else of the caller's stream before this stream is done."""
+        """Keep the memory of the tensors from reuse by the caller's stream before the lane's stream is done."""
         for tensor in tensors:
             if tensor.device.type == "cuda":
                 tensor.record_stream(self._side)

@@ -1,6 +1,6 @@
-"""Checkpoints of a fit: written beside the training, complete or not at all, and continued from to the bit.
+"""Checkpoints of a fit: written in the background, complete or not at all; a resumed fit repeats to the bit.
 
-Runs on the *rank*; the driver looks at folders before it starts ranks. Begin with
-:mod:`~sparkdl.training.checkpoint.checkpointing`; ``files`` describes the files, ``identity`` what a checkpoint has
-to agree with.
+Runs on the *rank*; the driver checks the folder before it starts ranks. Begin with
+:mod:`~sparkdl.training.checkpoint.checkpointing`; ``files`` describes the files, ``identity`` the settings in which a
+fit and a checkpoint have to agree.
 """

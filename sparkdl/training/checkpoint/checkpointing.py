@@ -1,7 +1,8 @@
 """Takes checkpoints during a fit, and resumes a fit from one. Runs on every *rank*.
 
-Rank 0 writes; where ranks have parts of the module, each writes its own, and rank 0 what they have alike. A fit resumes
-from the newest complete checkpoint, if it is of the same fit, whether ranks had parts of the module then or not.
+Rank 0 writes; if the module is divided among ranks, each rank writes its part, and rank 0 the state that all ranks
+share. A fit resumes from the newest complete checkpoint, if it is of the same fit, whether the module was divided or
+not when it was written.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a fit begins.
+    """Position at which a fit begins or resumes.
 
     Attributes:
-        epoch: number of the epoch, from 1; one more than there are if nothing is left to do.
-        step: how many of its steps are done.
-        history: records of the epochs before.
-        meter: state of this rank's meter of the epoch, if some of it is done.
+        epoch: number of the epoch, from 1; the number of epochs plus 1 if nothing is left to do.
+        step: number of completed steps of the epoch.
+        history: records of the completed epochs.
+        meter: state of this rank's meter of the epoch; empty if the epoch begins.
     """
 
     epoch: int = 1
@@ -78,18 +79,18 @@ class ResumePoint:
 
 
 class Checkpoints:
-    """The checkpoints of one fit on one rank; a context manager that leaves none half written when the fit ends well.
+    """The checkpoints of one fit on one rank; a context manager that, if the fit succeeds, waits for the last one.
 
     Args:
         choice: the checkpoint from which the fit resumes.
-        spec: of the fit; it says where and when checkpoints are taken, if they are.
-        state: what all ranks have alike.
-        step: of the training.
-        updates: says which steps update the weights.
-        feed: of the rows.
-        control: of the fit, whose end a callback of this rank may have requested.
-        distribution: of the module over the ranks.
-        communicator: of all ranks.
+        spec: spec of the fit, which says where and when checkpoints are taken, if at all.
+        state: state that is the same on all ranks.
+        step: training step of this rank.
+        updates: plan of the steps that update the weights.
+        feed: feed of this rank's rows.
+        control: control of the fit, which knows whether a callback of this rank has asked to stop.
+        distribution: distribution of the module over the ranks.
+        communicator: communicator of all ranks.
     """
 
     def __init__(
@@ -128,10 +129,10 @@ class Checkpoints:
                 self._writer.close(failed=kind is not None)
 
     def resume(self) -> ResumePoint:
-        """Continue from the chosen checkpoint, if there is one. Collective; the last step before training.
+        """Load the chosen checkpoint, if there is one. Collective; call it last before training.
 
         Raises:
-            CheckpointError: if this rank cannot read it.
+            CheckpointError: if this rank cannot read the checkpoint.
             StoreError: if the folder cannot be read.
         """
         if self._plan is None:
@@ -153,7 +154,7 @@ class Checkpoints:
         return self._position
 
     def begin_epoch(self, epoch: int, meter: EpochMeter) -> None:
-        """Resume plan and meter in the epoch in which the fit resumes; those of later epochs start fresh."""
+        """Begin an epoch; in the epoch in which the fit resumes, restore plan and meter."""
         is_resumed = epoch == self._position.epoch and self._position.step > 0
         step = self._position.step if is_resumed else 0
         self._updates.begin(epoch, step)
@@ -163,12 +164,12 @@ class Checkpoints:
             meter.load_state_dict(self._position.meter)
 
     def after_step(self, epoch: int, step: int, meter: EpochMeter) -> None:
-        """Take a checkpoint if one is due after this step, counted from 1; collective."""
+        """Take a checkpoint if one is due after this step, counted from 1. Collective."""
         if self._plan is None or not self._updates.is_last_of_update(step):
             return
         self._num_updates += 1
         if step == self._updates.num_steps:
-            return  # that of the end of the epoch follows
+            return  # the checkpoint at the end of the epoch follows
         if self._plan.every_updates and self._num_updates % self._plan.every_updates == 0:
             self._step.settle(epoch=epoch, step=step)
             where = {"epoch": epoch, "step": step, "ends_epoch": False, "finished": False}
@@ -177,12 +178,12 @@ class Checkpoints:
     def after_epoch(
         self, history: Sequence[EpochRecord], *, finished: bool = False, is_best: bool = False
     ) -> None:
-        """Take a checkpoint when an epoch and all that follows it are done; collective.
+        """Take a checkpoint after an epoch, its validation and its callbacks. Collective.
 
         Args:
             history: records of all epochs so far.
-            finished: whether the fit ends here.
-            is_best: whether the checkpoint is kept until a better one comes.
+            finished: whether the fit ends after this epoch.
+            is_best: whether the checkpoint is kept until a better one is written.
         """
         self._position = ResumePoint(epoch=history[-1].epoch + 1, history=tuple(history))
         if self._plan is not None:
@@ -242,7 +243,7 @@ class Checkpoints:
         location, manifest = folder.location(name), folder.manifest(name)
         fit = load_file(location, FIT)
         epoch, step = (manifest.epoch + 1, 0) if manifest.ends_epoch else (manifest.epoch, manifest.step)
-        # The rows may have been rewritten to files of other names; the identity has shown that they are the same rows.
+        # The rows may have been rewritten to files of other names; by the identity they are the same rows.
         self._feed.resume({**fit["feed"], "of": self._feed.state()["of"]})
         self._updates.begin(epoch, step)
         self._num_updates = fit["num_updates"]
@@ -264,7 +265,7 @@ class Checkpoints:
         )
 
     def _load_parts(self, url: str) -> None:
-        """Load module, optimizer and best weights from what ranks wrote that had parts of them."""
+        """Load module, optimizer and best weights from the checkpoint of a divided module."""
         optimizer, best = self._state.optimizer, self._control.best_tensors
         if self._parts is not None:
             self._parts.load(self._distribution.parts, optimizer, tensors=best, folder=url)
@@ -276,10 +277,13 @@ class Checkpoints:
     def _restore_rank(
         self, ranks: Sequence[bytes], position: tuple[int, int], *, is_alike: bool
     ) -> dict[str, Any]:
-        """Give this rank what it had of its own, and return the state of its meter, if an epoch is under way."""
+        """Restore this rank's own state, and return the state of its meter, or an empty dict if an epoch begins.
+
+        If the layout of the ranks has changed, random states are seeded anew, and meters are joined.
+        """
         rank, module = self._communicator.rank, self._state.module
         states = [read_rank_state(state) for state in ([ranks[rank]] if is_alike else ranks)]
-        own = states[0]  # as the model's, the buffers of losses are otherwise those of rank 0
+        own = states[0]  # in another layout, the buffers of losses are rank 0's, like the model's
         set_buffers(loss_buffers(self._spec.losses, module), own["loss_buffers"])
         self._control.wants_to_stop = any(state["wants_to_stop"] for state in states)
         if not is_alike:
@@ -292,7 +296,7 @@ class Checkpoints:
         return meter
 
     def _earlier_batch(self, epoch: int, step: int) -> Any:
-        """The last batch with rows that this rank has had: it takes part with it in steps without any."""
+        """Return the last batch with rows that this rank has had; the rank uses it in steps without rows."""
         index, batch = self._feed.batch_before(epoch - 1, step)
         position = StepPosition(self._communicator.rank, epoch, index + 1, self._distribution.reader)
         with random_numbers_apart(self._step.device):
@@ -304,10 +308,10 @@ class Choice:
     """The checkpoint from which a fit resumes.
 
     Attributes:
-        name: of the checkpoint; None where the fit starts from the beginning.
-        num_ranks_at_start: how many ranks read rows of their own when the fit began; for these the rows are planned.
+        name: name of the checkpoint; None if the fit starts from the beginning.
+        num_ranks_at_start: number of readers when the fit began, for which the rows are planned.
         damaged: names of later checkpoints that cannot be read.
-        identity: of the fit, on rank 0.
+        identity: identity of the fit, on rank 0; empty on other ranks.
     """
 
     name: str | None
@@ -317,7 +321,7 @@ class Choice:
 
 
 def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicator: Communicator) -> Choice:
-    """Have rank 0 choose the checkpoint to resume from, and broadcast the choice; collective.
+    """Choose the checkpoint to resume from on rank 0, and broadcast the choice. Collective.
 
     Raises:
         CheckpointError: as :func:`choose_checkpoint`.
@@ -351,12 +355,12 @@ def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicato
 
 
 def _parts_are_whole(folder: CheckpointFolder, name: str, communicator: Communicator) -> bool:
-    """Whether all files of the parts of a module are what was written, of which each rank reads its share. Collective.
+    """Whether all files of a divided module's parts are intact; each rank checks its share of them. Collective.
 
     Raises:
-        StoreError: if they cannot be read.
+        StoreError: if the files cannot be read.
     """
-    from sparkdl.parallel.checkpoint_files import (  # of fits that share modules alone
+    from sparkdl.parallel.checkpoint_files import (  # needed only for divided modules
         check_files,
         newest_checkpoint,
     )
@@ -376,16 +380,17 @@ def _parts_are_whole(folder: CheckpointFolder, name: str, communicator: Communic
 def choose_checkpoint(
     folder: CheckpointFolder, identity: dict[str, Any], epochs: int, *, known_damaged: Collection[str] = ()
 ) -> tuple[str | None, Manifest | None, tuple[str, ...]]:
-    """Return name and manifest of the newest checkpoint that is whole, and the names of later ones, which are not.
+    """Return name and manifest of the newest intact checkpoint, and the names of later ones, which are damaged.
 
     Args:
-        folder: of the checkpoints.
-        identity: of the fit.
-        epochs: that it is to have.
-        known_damaged: names of checkpoints that are not whole.
+        folder: folder of the checkpoints.
+        identity: identity of the fit.
+        epochs: total number of epochs of the fit.
+        known_damaged: names of checkpoints that are known to be damaged.
 
     Raises:
-        CheckpointError: if it is of another fit, of one that has come further than ``epochs``, or of a newer version.
+        CheckpointError: if the checkpoint is of another fit, of one that has already trained more than ``epochs``
+            epochs, or of a newer version of sparkdl.
         StoreError: if the folder cannot be read.
     """
     damaged: list[str] = []

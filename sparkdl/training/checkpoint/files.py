@@ -1,22 +1,23 @@
-"""The format of a checkpoint: a folder of files, and a manifest that describes them and is written last.
+"""The format of a checkpoint: a folder of files, with a manifest that describes them and is written last.
 
 =============================  ======================================================================================
 ``sparkdl_checkpoint.json``    format version, versions of sparkdl and torch, epoch and step, number of ranks, the
                                identity of the fit, and size and SHA-256 of the other files
 ``model.pt``                   parameters and buffers, those of rank 0
 ``optimizer.pt``               the optimizer's state
-``fit.pt``                     schedule, loss scaling, history, position in the data, and what else all ranks share
-``ranks.pt``                   of each rank its random numbers, sums of the epoch, and buffers that differ from rank 0's
-``checkpoint-...``             in place of ``model.pt`` and ``optimizer.pt`` where ranks have parts of the module: what
-                               :mod:`sparkdl.parallel.checkpoint` writes, each rank its part
+``fit.pt``                     schedule, loss scaling, history, position in the data, and other state that is the same
+                               on all ranks
+``ranks.pt``                   for each rank its random state, sums of the epoch, and buffers that differ from rank 0's
+``checkpoint-...``             in place of ``model.pt`` and ``optimizer.pt`` if the module is divided among ranks: the
+                               files of :mod:`sparkdl.parallel.checkpoint`, to which each rank writes its part
 =============================  ======================================================================================
 
-The folder lies in the checkpointDir under ``epoch-00003-step-00000120-`` and a few letters: the epoch, counted from
-1, and how many of its steps are done.
+The folder is in the checkpointDir; its name is ``epoch-00003-step-00000120-`` and eight hexadecimal digits: the epoch,
+counted from 1, and the number of its completed steps.
 
-Each file is written in one pass with its size and checksum, and read back when these agree. The ``.pt`` files are
-archives of torch, loaded with ``weights_only=True``: nothing in them runs as a program. They are read and written on
-a *rank*, and read on the *driver* for the model of a completed fit.
+Size and checksum of each file are computed while it is written, and compared before the checkpoint is used. The ``.pt``
+files are torch archives, loaded with ``weights_only=True``: they cannot run code. They are read and written on a
+*rank*, and read on the *driver* for the model of a completed fit.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ if TYPE_CHECKING:
 
 
 WHOLE_VERSION = 2
-"""Format that rank 0 writes. Since version 2 a resumed fit keeps the plan of the rows that its first ranks made."""
+"""Format of a whole module, which rank 0 writes. Since version 2 a resumed fit keeps its original plan of the rows."""
 FORMAT_VERSION = DIVIDED_VERSION = 3
-"""Format of fits in which each rank has a part of the module."""
+"""Format of a module that is divided among ranks."""
 MANIFEST = "sparkdl_checkpoint.json"
 MODEL, OPTIMIZER, FIT, RANKS = FILES = ("model.pt", "optimizer.pt", "fit.pt", "ranks.pt")
 _DIVIDED = (FIT, RANKS)
@@ -58,20 +59,20 @@ _NAME = re.compile(r"epoch-\d+-step-\d+-[0-9a-f]{8}$")
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is known of a checkpoint without its files.
+    """Description of a checkpoint and of its files.
 
     Attributes:
         epoch: number of the epoch, from 1.
-        step: how many of its steps are done.
-        ends_epoch: whether that was all of them, and what follows an epoch is done too.
-        finished: whether nothing of the fit was left to do.
-        epochs: of the whole fit.
+        step: number of completed steps of the epoch.
+        ends_epoch: whether the epoch is completed, with its validation and callbacks.
+        finished: whether the fit is completed.
+        epochs: total number of epochs of the fit.
         world_size: number of ranks.
-        num_ranks_at_start: how many read rows of their own when the fit began; for these the rows are planned on any
-            number of ranks.
-        identity: of the fit, see :mod:`sparkdl.training.checkpoint.identity`.
-        files: size and SHA-256 of each file by name.
-        format_version: in which it was written.
+        num_ranks_at_start: number of ranks that read rows of their own when the fit began; the rows stay planned for
+            this number, on any number of ranks.
+        identity: identity of the fit, see :mod:`sparkdl.training.checkpoint.identity`.
+        files: size and SHA-256 of each file, by its name.
+        format_version: version of the format in which the checkpoint was written.
     """
 
     epoch: int
@@ -87,27 +88,27 @@ class Manifest:
 
     @property
     def is_divided(self) -> bool:
-        """Whether each rank has written its part of the module."""
+        """Whether the module is divided among ranks, so that each rank has written its part."""
         return self.format_version > WHOLE_VERSION
 
     @property
     def keeps_plan(self) -> bool:
-        """Whether the rows that are to come follow the plan of the ranks at the start."""
+        """Whether the remaining rows follow the plan that was made for the ranks at the start."""
         return self.format_version >= 2 or self.world_size == self.num_ranks_at_start or self.finished
 
     @property
     def position(self) -> str:
-        """Epoch and step in words."""
+        """Text that names epoch and step."""
         return (
             f"the end of epoch {self.epoch}" if self.ends_epoch else f"epoch {self.epoch}, step {self.step}"
         )
 
     def new_name(self) -> str:
-        """Return a name for the folder that no other one has; names sort as the fit went."""
+        """Return a unique name for the folder; names sort in the order of the fit."""
         return f"epoch-{self.epoch:05d}-step-{self.step:08d}-{uuid.uuid4().hex[:8]}"
 
     def to_json(self) -> str:
-        """Return the manifest's text."""
+        """Return the manifest as JSON text."""
         content = {
             "sparkdl_version": __version__,
             "torch_version": str(torch.__version__),
@@ -118,13 +119,13 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a checkpoint holds, in host memory and no longer changed by training.
+    """Content of a checkpoint to write, in host memory, where training no longer changes it.
 
     Attributes:
-        manifest: all but ``files``.
-        states: what goes into each file.
-        name: of the folder; a new one by default.
-        parts: is done when all ranks have written their parts of the module, where they have some.
+        manifest: manifest, complete except for ``files``.
+        states: content of each file, by its name.
+        name: name of the folder; a new name by default.
+        parts: future that completes when all ranks have written their parts of the module; None for a whole module.
     """
 
     manifest: Manifest
@@ -139,10 +140,10 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def manifest_from_json(text: str | bytes, url: str) -> Manifest:
-    """Return what a manifest says.
+    """Parse the text of a manifest.
 
     Raises:
-        ValueError: if it is no manifest.
+        ValueError: if the text is not a manifest.
         CheckpointError: if a newer version of sparkdl wrote it.
     """
     content = json.loads(text)
@@ -167,7 +168,7 @@ _CHUNK_BYTES = 4 << 20
 
 
 class DamagedFileError(Exception):
-    """A file is missing, or is not what was written; the message says which and how."""
+    """A file is missing, or differs from what was written; the message names the file and the difference."""
 
 
 def write_file(location: Location, name: str, state: Any) -> dict[str, Any]:
@@ -182,7 +183,7 @@ def check_file(location: Location, name: str, expected: Mapping[str, Any]) -> No
     """Read a file once and compare it with its description.
 
     Raises:
-        DamagedFileError: if it is another one.
+        DamagedFileError: if the file is missing or differs.
     """
     digest, num_bytes = hashlib.sha256(), 0
     with _opened(location, name) as file:
@@ -205,7 +206,7 @@ def load_file(location: Location, name: str) -> Any:
         try:
             if location.is_local:
                 return torch.load(file, map_location="cpu", weights_only=True)
-            # An archive is read here and there; an object store is quicker in one go.
+            # torch reads an archive with many seeks; from an object store one sequential copy is faster.
             with tempfile.TemporaryFile() as copy:
                 shutil.copyfileobj(file, copy, _CHUNK_BYTES)
                 copy.seek(0)

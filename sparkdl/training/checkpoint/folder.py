@@ -1,10 +1,10 @@
 """The folder that holds the checkpoints of one fit, and the thread that writes and removes them.
 
-The folder is on any filesystem that a Store may be on. It lists its checkpoints, which of them are complete, and
-which may be removed. A checkpoint is complete once its manifest exists, which rank 0 writes last. *Rank 0* alone writes
-but for the parts of a module that ranks share; every *rank* and the *driver* read.
+The folder may be on any filesystem that a Store may be on. A checkpoint is complete once its manifest exists, which
+rank 0 writes last. Only *rank 0* writes, except for the parts of a module that is divided among ranks; every *rank* and
+the *driver* read.
 
-Checkpoints are written on a thread while training continues, and those that are no longer kept are removed.
+Checkpoints are written on a thread while training continues, and checkpoints that are no longer kept are removed.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class CheckpointFolder:
     """The checkpoints at a URL.
 
     Args:
-        url: local or shared path, or a URL as a Store takes it.
+        url: local or shared path, or a URL that a Store accepts.
 
     Attributes:
-        url: likewise.
+        url: absolute URL of the folder.
     """
 
     def __init__(self, url: str) -> None:
@@ -76,7 +76,7 @@ class CheckpointFolder:
         """Return the manifest of a checkpoint.
 
         Raises:
-            DamagedFileError: if there is none, or it cannot be understood.
+            DamagedFileError: if there is no manifest, or it cannot be parsed.
             CheckpointError: if a newer version of sparkdl wrote it.
             StoreError: if the folder cannot be read.
         """
@@ -94,21 +94,21 @@ class CheckpointFolder:
             raise StoreError(f"{url} cannot be read: {explain_failure(error)}") from error
 
     def location(self, name: str) -> Location:
-        """Return where the files of a checkpoint lie."""
+        """Return the location of a checkpoint's files."""
         return open_location(f"{self.url}/{name}")
 
     def check(self, name: str, manifest: Manifest) -> None:
         """Compare all files of a checkpoint with its manifest.
 
         Raises:
-            DamagedFileError: if one is missing or another one.
+            DamagedFileError: if a file is missing or differs.
             StoreError: if the folder cannot be read.
         """
         try:
             for file, expected in manifest.files.items():
                 check_file(self.location(name), file, expected)
             if manifest.is_divided:
-                from sparkdl.parallel.checkpoint_files import check_sizes  # only where ranks share modules
+                from sparkdl.parallel.checkpoint_files import check_sizes  # needed only for divided modules
 
                 check_sizes(f"{self.url}/{name}")
         except CheckpointError as error:
@@ -128,7 +128,7 @@ class CheckpointFolder:
         """Write a checkpoint and return its name; it appears complete or not at all.
 
         Raises:
-            StoreError: if that fails.
+            StoreError: if the checkpoint cannot be written.
         """
         name = content.name or content.manifest.new_name()
         location = self.location(name)
@@ -142,7 +142,7 @@ class CheckpointFolder:
         except Exception as error:
             with suppress(Exception):
                 self._location.filesystem.rm(location.path, recursive=True)
-            if isinstance(error, SparkdlError):  # of the parts
+            if isinstance(error, SparkdlError):  # from writing the parts
                 raise
             why = explain_failure(
                 error, "Choose a checkpointDir that the driver and every executor can write."
@@ -151,10 +151,10 @@ class CheckpointFolder:
         return name
 
     def mark_best(self, name: str) -> None:
-        """Keep a checkpoint instead of the one that was the best before.
+        """Mark a checkpoint as the best one, in place of the previous best.
 
         Raises:
-            StoreError: if that cannot be written.
+            StoreError: if the mark cannot be written.
         """
         try:
             self._location.write_whole(_BEST, f"{json.dumps({'checkpoint': name})}\n".encode())
@@ -164,10 +164,10 @@ class CheckpointFolder:
             ) from error
 
     def best(self) -> str | None:
-        """Return the name of the best checkpoint, if one was marked.
+        """Return the name of the best checkpoint, or None if none is marked.
 
         Raises:
-            StoreError: if that cannot be read.
+            StoreError: if the mark cannot be read.
         """
         try:
             with self._location.filesystem.open(f"{self._location.path}/{_BEST}", "rb") as file:
@@ -179,7 +179,7 @@ class CheckpointFolder:
         return str(content["checkpoint"]) if isinstance(content, dict) and "checkpoint" in content else None
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint, its manifest first; what cannot be removed is logged."""
+        """Remove a checkpoint, its manifest first; a failure is logged."""
         path = f"{self._location.path}/{name}"
         try:
             with suppress(FileNotFoundError):
@@ -194,22 +194,22 @@ class CheckpointFolder:
 
 
 EARLIER_TIMEOUT_S = 240.0
-"""How long a checkpoint waits for the one before it: less than other ranks wait for this one in a collective."""
+"""How long a checkpoint waits for the previous one: less than other ranks wait for rank 0 in a collective."""
 
 LAST_TIMEOUT_S = 1800.0
 """How long the end of a fit waits for its last checkpoint."""
 
 FAILURE_TIMEOUT_S = 1.0
-"""How long a fit that failed waits for a checkpoint that is being written."""
+"""How long a failed fit waits for a checkpoint that is still being written."""
 
 
 class CheckpointWriter:
-    """Takes one checkpoint at a time; the next one waits until it is written, so that two are in memory at most.
+    """Writes one checkpoint at a time; the next one waits for it, so that at most two are in memory.
 
     Args:
-        folder: where to write.
-        num_kept: how many of the last checkpoints stay, beside the best.
-        damaged: names of checkpoints that cannot be read, which go once there is another one.
+        folder: folder to write to.
+        num_kept: number of the newest checkpoints to keep, in addition to the best.
+        damaged: names of checkpoints that cannot be read, which are removed once a new one is written.
     """
 
     def __init__(self, folder: CheckpointFolder, *, num_kept: int, damaged: Collection[str] = ()) -> None:
@@ -220,23 +220,23 @@ class CheckpointWriter:
         self._writing: Future[None] | None = None
 
     def write(self, content: Content, *, is_best: bool = False) -> None:
-        """Have a checkpoint written.
+        """Write a checkpoint on the thread.
 
         Args:
-            content: of the checkpoint; not changed after this call.
-            is_best: whether it is kept until a better one comes.
+            content: content of the checkpoint, which must not change after this call.
+            is_best: whether the checkpoint is kept until a better one is written.
 
         Raises:
-            StoreError: if the one before could not be written, or still is being written after four minutes.
+            StoreError: if the previous checkpoint could not be written, or is still being written after four minutes.
         """
         self.wait(EARLIER_TIMEOUT_S)
         self._writing = self._threads.submit(self._write, content, is_best)
 
     def wait(self, timeout_s: float = LAST_TIMEOUT_S) -> None:
-        """Wait until what was given is written.
+        """Wait until the last checkpoint is written.
 
         Raises:
-            StoreError: if it could not be written, or not in time.
+            StoreError: if it could not be written, or was not written in time.
         """
         if self._writing is None:
             return
@@ -250,12 +250,12 @@ class CheckpointWriter:
         self._writing = None
 
     def close(self, *, failed: bool) -> None:
-        """End the thread; unless the fit has failed, wait for it and raise what :meth:`wait` does."""
+        """Stop the thread; unless the fit has failed, wait for the last checkpoint first, as :meth:`wait` does."""
         try:
             if not failed:
                 self.wait()
             elif self._writing is not None:
-                with suppress(Exception):  # what made the fit fail is what counts
+                with suppress(Exception):  # the error that made the fit fail is reported instead
                     self._writing.result(FAILURE_TIMEOUT_S)
         finally:
             self._threads.stop()

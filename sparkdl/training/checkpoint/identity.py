@@ -1,13 +1,15 @@
-"""The identity of a fit: the model's structure, the dataset, and what else determines the weights.
+"""The identity of a fit: the model's structure, the dataset, and the settings that determine the weights.
 
 Runs on the *driver* and on a *rank*. A checkpoint holds the identity of its fit, and only a fit with the same
-identity resumes from it. The identity leaves out the first weights, which a checkpoint replaces, the number of ranks,
-and what changes no number.
+identity resumes from it. The identity leaves out the initial weights, which a checkpoint replaces, the number of ranks,
+and settings that do not change results.
 
-Objects of a fit are described in words. Two objects that do the same are described alike in any process. The converse
-does not hold: a function is described by its name and by what :func:`functools.partial` binds, not by what it does.
+Objects of a fit are described in text. Two objects that do the same have the same description in any process. The
+converse does not hold: a function is described by its name and by what :func:`functools.partial` binds, not by what it
+does.
 
-A dataset is identified by checksums of its rows, columns and row groups, as far as a driver may read it.
+A dataset is identified by its columns, its row groups and checksums of its rows; of a large dataset only the first rows
+are read.
 """
 
 from __future__ import annotations
@@ -42,19 +44,20 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def described(value: object) -> str | None:
-    """Return what an object is, in words; None for None.
+    """Return a description of an object; None for None.
 
-    A module by its class and options, a frozen dataclass by its fields, a partial function by what it binds, anything
-    else that is no plain value by its name or that of its class. Long texts are cut and end with a checksum.
+    A plain value is described by its repr, a module by its class and options, a frozen dataclass by its fields, a
+    partial function by what it binds, any other object by its name or the name of its class. Long texts are truncated
+    and end with a checksum.
     """
     return None if value is None else _described(value)
 
 
 def described_modules(module: nn.Module) -> dict[str, str]:
-    """Return by the name of each module in a module its class and options.
+    """Return the class and options of each submodule, by its name.
 
-    The options of modules of torch and metrics of torchmetrics are their plain attributes, as the share that a Dropout
-    drops; those of other modules their ``extra_repr``, as their attributes may change in training.
+    The options of torch modules and torchmetrics metrics are their plain attributes, such as ``p`` of a Dropout; for
+    other modules they are ``extra_repr()``, because attributes may change in training.
     """
     return {name: f"{type(part).__qualname__}({_options(part)})" for name, part in module.named_modules()}
 
@@ -76,12 +79,12 @@ def described_optimizer(optimizer: Optimizer, module: nn.Module) -> dict[str, st
 
 
 def checksum(content: bytes) -> str:
-    """Return the first 16 digits of a SHA-256."""
+    """Return the first 16 hexadecimal digits of the SHA-256."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value is one that JSON holds, or a tuple or list of such."""
+    """Whether a value is None, a bool, a number or a string, or a tuple or list of such values."""
     if isinstance(value, tuple | list):
         return all(map(is_plain, value))
     return value is None or type(value) in (bool, int, float, str)
@@ -123,7 +126,7 @@ def _options(module: nn.Module) -> str:
 
 
 def _constants(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a loss of torch, as weights of classes; those of other modules may be counters."""
+    """Return the buffers of a torch loss, such as class weights; buffers of other modules may be counters."""
     return dict(module.named_buffers()) if _is_of(module, "torch.nn.") else {}
 
 
@@ -132,7 +135,7 @@ def _is_of(module: nn.Module, *packages: str) -> bool:
 
 
 def _is_frozen(value: object) -> bool:
-    """Whether a value is of a dataclass whose fields stay what they are."""
+    """Whether a value is an instance of a frozen dataclass."""
     params = getattr(type(value), "__dataclass_params__", None)
     return params is not None and bool(params.frozen)
 
@@ -157,12 +160,12 @@ def _short(text: str) -> str:
 
 _FIRST_ROWS = 64
 _COMPARED_BYTES = 64 << 20
-"""How large a dataset may be in memory for all its rows to be compared, which takes about half a second."""
+"""Maximum size in memory of a dataset whose rows are all compared, which takes about half a second."""
 _ROWS_AT_ONCE = 4096
 
 
 def dataset_identity(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s: float) -> dict[str, Any]:
-    """Return what a fit compares of the rows that it trains on, as JSON holds it."""
+    """Return the identity of the rows that a fit trains on, as a dict that can be stored as JSON."""
     marks = () if spec.training_rows is None else tuple(spec.training_rows.columns)
     names = tuple(dict.fromkeys((*spec.columns(), *marks)))
     chosen = None if spec.training_rows is None else spec.training_rows.counts
@@ -177,7 +180,7 @@ def dataset_identity(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s
 
 
 def dataset_digest(dataset: ParquetDataset, names: Sequence[str], *, read_timeout_s: float = 600.0) -> str:
-    """Return a hash of columns of a dataset: of their types, the rows of each row group, and the first 64 rows."""
+    """Return a hash of columns of a dataset: of their types, the row counts of row groups, and the first 64 rows."""
     described = [_column(dataset, name) for name in names]
     counts = counts_digest(dataset.row_counts)
     text = "\n".join([*names, *described, counts, _first_rows(dataset, tuple(names), read_timeout_s)])
@@ -185,7 +188,7 @@ def dataset_digest(dataset: ParquetDataset, names: Sequence[str], *, read_timeou
 
 
 def counts_digest(counts: Sequence[int]) -> str:
-    """Return a checksum of numbers of rows."""
+    """Return a checksum of row counts."""
     return checksum(np.array(counts, dtype=np.int64).tobytes())
 
 
@@ -213,7 +216,7 @@ def _first_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s:
 
 
 def _all_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s: float) -> str | None:
-    """Return a checksum of all rows in any order, as Spark may write them in another one; None of a large dataset."""
+    """Return a checksum of all rows, independent of their order, which Spark may change; None for a large dataset."""
     row_bytes = sum(dataset.column(name).row_bytes for name in names)
     if dataset.num_rows * row_bytes > _COMPARED_BYTES:
         return None
@@ -231,7 +234,7 @@ def _all_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s: f
 
 
 def _words(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return what rows hold as 64-bit words, of shape ``(words, rows)``; of objects a checksum each."""
+    """Return the content of rows as 64-bit words, of shape ``(words, rows)``; each object becomes a checksum."""
     if values.dtype == object:
         sums = [hashlib.blake2b(_content(value), digest_size=8).digest() for value in values]
         return np.frombuffer(b"".join(sums), np.uint64).reshape(1, -1)
@@ -246,7 +249,7 @@ def _content(value: Any) -> bytes:
 
 
 def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Spread each bit over all of its word: the step of splitmix64 (Steele, Lea, Flood 2014)."""
+    """Mix the bits within each word by the step of splitmix64 (Steele, Lea, Flood 2014)."""
     words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -256,7 +259,13 @@ def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def fit_identity(
     spec: TrainingSpec, dataset: ParquetDataset, *, read_timeout_s: float = 600.0
 ) -> dict[str, Any]:
-    """Return the identity of a fit as JSON holds it; reads rows of the dataset, in that time."""
+    """Return the identity of a fit, as a dict that can be stored as JSON; it reads rows of the dataset.
+
+    Args:
+        spec: spec of the fit.
+        dataset: dataset of the fit.
+        read_timeout_s: seconds to wait for a row group.
+    """
     return {
         "tensors": _tensors(spec.model),
         "modules": described_modules(spec.model),
@@ -310,7 +319,7 @@ def _rows(choice: RowChoice | None) -> str:
 
 
 def _goals(spec: TrainingSpec) -> dict[str, Any]:
-    """What decides on the epoch that the model is from and on the end of the fit."""
+    """Return the settings that select the epoch of the returned model and the end of the fit."""
     watched = spec.watched if spec.patience is not None else None
     deciding = {goal.metric.removeprefix("val_") for goal in (spec.best, watched) if goal is not None}
     return {
@@ -334,25 +343,25 @@ def _plain_fields(spec: TrainingSpec) -> dict[str, Any]:
 
 
 def _param_name(field: dataclasses.Field[Any]) -> str:
-    """The name of the Param: that of the field in camelCase, unless the field says another one."""
+    """Return the name of the Param: the field's name in camelCase, unless the field's metadata names another one."""
     first, *others = field.name.split("_")
     return str(field.metadata.get("param", first + "".join(map(str.capitalize, others))))
 
 
 _UNREADABLE = frozenset({"row groups", "training rows", "first rows", "rows", "parameters of the optimizer"})
-"""Entries that are checksums, which an error does not quote."""
+"""Entries that are checksums, which an error message does not quote."""
 
 
 def check_identity(then: Mapping[str, Any], now: Mapping[str, Any], url: str) -> None:
     """Check that a fit may resume from the checkpoints at a URL.
 
     Args:
-        then: identity of the fit that wrote them.
+        then: identity of the fit that wrote the checkpoints.
         now: identity of the fit that reads them.
-        url: of the folder, for the error.
+        url: URL of the folder, used in the error message.
 
     Raises:
-        CheckpointError: naming what differs.
+        CheckpointError: if the identities differ; the message names the differences.
     """
     differences = [
         *_differing_model(then, now),
@@ -367,10 +376,10 @@ def check_identity(then: Mapping[str, Any], now: Mapping[str, Any], url: str) ->
 
 
 def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epochs: int) -> None:
-    """Check that a fit of so many epochs may resume from a checkpoint.
+    """Check that a fit of ``epochs`` epochs may resume from a checkpoint.
 
     Raises:
-        CheckpointError: if it may not; it says why.
+        CheckpointError: if it may not; the message says why.
     """
     check_identity(manifest.identity, identity, url)
     if manifest.epoch > epochs:
@@ -388,7 +397,7 @@ def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epoch
 
 
 def _differing_model(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The first difference alone: of another model nearly all is different."""
+    """Return only the first difference: in another model nearly everything differs."""
     for what in ("tensors", "modules"):
         was, is_ = then.get(what, {}), now.get(what, {})
         for name in {**was, **is_}:
@@ -399,7 +408,7 @@ def _differing_model(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
 
 
 def _differing_dataset(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    # Older checkpoints and those of large datasets have no checksum of all rows; if the first rows differ, all do.
+    # Older checkpoints and large datasets have no checksum of all rows; if the first rows differ, it adds nothing.
     if not (then.get("rows") and now["rows"] and then.get("first rows") == now["first rows"]):
         then, now = {**then, "rows": None}, {**now, "rows": None}
     return _differing("the dataset's ", then, now)

@@ -1,9 +1,8 @@
 """The state from which a fit continues: collected for a checkpoint and restored from it.
 
-The state is copied to host memory, where training does not change it any more. It consists of what :func:`torch.load`
-reads back with ``weights_only=True``, so that no checkpoint needs a pickle that runs code. Anything else is refused
-when the checkpoint is written, not when it is read. The state that each rank has of its own is sent to rank 0 as
-bytes.
+The state is copied to host memory, where training no longer changes it. It consists of types that :func:`torch.load`
+reads with ``weights_only=True``, so that no checkpoint needs a pickle that runs code. Other types are refused when the
+checkpoint is written, not when it is read. Each rank sends its own state to rank 0 as bytes.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ _SEQUENCES = (list, tuple, set)
 
 
 def copy_to_host(value: Any, name: str) -> Any:
-    """Return a copy on the CPU; tensors that are one tensor stay one.
+    """Return a copy on the CPU; references to the same tensor stay references to one copy.
 
     Args:
         value: numbers, strings, tensors, and dicts, lists, tuples and sets of them.
-        name: of what is copied, for the error.
+        name: name of the value, used in error messages.
 
     Raises:
-        CheckpointError: if it holds something else; it says where.
+        CheckpointError: if the value holds other types; the message says where.
     """
     return _Copier().copy(value, name)
 
 
 class _Copier:
-    """Remembers which tensors it has copied."""
+    """Copies values, and each tensor only once."""
 
     def __init__(self) -> None:
         self._copies: dict[tuple[Any, ...], Tensor] = {}
@@ -94,23 +93,23 @@ class _Copier:
 
 
 class Part(Protocol):
-    """Something with a state of numbers, strings, tensors, and dicts and lists of them; the same on every rank."""
+    """An object whose state consists of numbers, strings, tensors, and dicts and lists of them, equal on all ranks."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Take a state that :meth:`state_dict` returned."""
+        """Restore a state that :meth:`state_dict` returned."""
 
 
 class FitState:
-    """The parts of a fit that all ranks have alike.
+    """The parts of a fit whose state is the same on all ranks.
 
     Args:
-        module: that is trained.
-        optimizer: of its parameters.
-        learning_rate: of the optimizer.
-        parts: others by name. What a fit gets besides (early stopping, say) is one more :meth:`add`.
+        module: module that is trained.
+        optimizer: optimizer of the module's parameters.
+        learning_rate: learning rate of the optimizer.
+        parts: further parts, by name.
     """
 
     def __init__(
@@ -127,14 +126,14 @@ class FitState:
         self._parts[name] = part
 
     def capture(self, *, whole: bool = True, **others: Any) -> dict[str, Any]:
-        """Return copies in host memory by the names of files.
+        """Return copies of the states in host memory, by the names of their files.
 
         Args:
-            whole: whether module and optimizer are among them.
-            others: what else goes into the file of the fit.
+            whole: whether to include the states of module and optimizer.
+            others: further values for the file of the fit.
 
         Raises:
-            CheckpointError: if a part holds what no checkpoint can.
+            CheckpointError: if a state holds types that a checkpoint cannot hold.
         """
         fit = {
             "learning_rate": self._learning_rate.state_dict(),
@@ -152,14 +151,15 @@ class FitState:
         }
 
     def restore_optimizer(self, state: Mapping[str, Any], fit: Mapping[str, Any]) -> None:
-        """Load this rank's part of the optimizer state that :meth:`capture` has taken.
+        """Load this rank's part of the optimizer state that :meth:`capture` returned.
 
         Args:
-            state: of the optimizer.
-            fit: what the file of the fit holds.
+            state: state of the optimizer for all parameters.
+            fit: content of the file of the fit.
 
         Raises:
-            CheckpointError: if this rank has other parameters, and the checkpoint does not say which are which.
+            CheckpointError: if the checkpoint lacks parameters of this rank, or if this rank has some layers only and
+                the checkpoint does not name its parameters.
         """
         names = self._optimizer_names()
         if "optimizer_names" not in fit and getattr(self.module, "has_some_layers", False):
@@ -168,12 +168,12 @@ class FitState:
                 "state is of, which pipeline stages need. Resume without them, or choose another checkpointDir."
             )
         there: list[list[str]] = fit.get("optimizer_names", names)
-        if there != names:  # this rank has some of the layers
+        if there != names:  # this rank has only some of the layers
             state = _chosen(state, there, names)
         load_optimizer_state(self.optimizer, _with_parts(self.optimizer, state))
 
     def restore_parts(self, fit: Mapping[str, Any]) -> None:
-        """Restore all parts but optimizer and schedule; one that is not in the checkpoint starts fresh."""
+        """Restore all parts except optimizer and schedule; a part that is not in the checkpoint starts fresh."""
         for name, part in self._parts.items():
             if name in fit["parts"]:
                 part.load_state_dict(fit["parts"][name])
@@ -224,13 +224,13 @@ def _chosen(
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:
-    """Return what a module's state dict holds, and the buffers that it leaves out."""
+    """Return a module's state dict, and the buffers that are not in it."""
     state = module.state_dict()
     return {"state": dict(state), "buffers": _other_buffers(module, state)}
 
 
 def load_module_state(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give a module what :func:`module_state` returned, in place; of some layers what is theirs."""
+    """Load what :func:`module_state` returned into a module, in place; if it has some layers only, load their part."""
     own = module.state_dict()
     given = state["state"]
     if getattr(module, "has_some_layers", False):
@@ -240,12 +240,12 @@ def load_module_state(module: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def is_part(value: object) -> bool:
-    """Whether a tensor is a DTensor, of which each rank has a part."""
+    """Whether a value is a DTensor, of which each rank has a part."""
     return hasattr(value, "full_tensor")
 
 
 def part_of(value: Any, like: Any) -> Any:
-    """Return this rank's part of a whole tensor where ``like`` is one; anything else as it is."""
+    """Return this rank's part of a whole tensor if ``like`` is a DTensor; otherwise return the value unchanged."""
     if not is_part(like) or is_part(value):
         return value
     from sparkdl.parallel.sharding import part_like  # on ranks only: the driver does without parallelism
@@ -254,7 +254,7 @@ def part_of(value: Any, like: Any) -> Any:
 
 
 def _with_parts(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's state in which whole tensors of the shape of their parameter are placed as it is."""
+    """Return an optimizer's state in which whole tensors of the shape of a DTensor parameter are divided like it."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     placed = dict(state["state"])
@@ -270,7 +270,7 @@ def _with_parts(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any
 
 
 def set_buffers(buffers: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Overwrite those of the buffers that have values; values of other layers' are left out."""
+    """Overwrite buffers with values of the same names; values without a buffer are ignored."""
     with torch.no_grad():
         for name, value in values.items():
             if name in buffers:
@@ -279,7 +279,7 @@ def set_buffers(buffers: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> 
 
 @contextmanager
 def buffers_kept(buffers: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Give buffers what they held, after this block, whatever was done to them in it."""
+    """Restore the values of buffers after this block."""
     kept = [(buffer, buffer.detach().clone()) for buffer in buffers]
     try:
         yield [buffer for buffer, _ in kept]
@@ -300,14 +300,14 @@ def gather_rank_states(
     own: Mapping[str, Any],
     communicator: Communicator,
 ) -> list[bytes]:
-    """Return on rank 0 the states of all ranks, nothing elsewhere; collective.
+    """Return the serialized states of all ranks on rank 0, and an empty list elsewhere. Collective.
 
     Args:
-        module: that is trained.
-        loss: its buffers are a rank's own, where it has some.
-        device: of the module.
-        own: what else this rank has of its own.
-        communicator: of all ranks.
+        module: module that is trained.
+        loss: loss of the fit; its buffers, if any, are part of each rank's own state.
+        device: device of the module.
+        own: further values of this rank's own state.
+        communicator: communicator of all ranks.
     """
     state = {
         "random": random_state(device),
@@ -323,7 +323,7 @@ def gather_rank_states(
 
 
 def read_rank_state(state: bytes) -> dict[str, Any]:
-    """Return what a rank had of its own."""
+    """Return a rank's own state from its bytes."""
     content: dict[str, Any] = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
     return content
 
@@ -337,7 +337,7 @@ def loss_buffers(loss: object, module: nn.Module) -> dict[str, Tensor]:
 
 
 def _buffers_unlike_rank_0(module: nn.Module, communicator: Communicator) -> dict[str, Tensor]:
-    """The buffers that rank 0 does not have, or has with other values. Collective."""
+    """Return the buffers that rank 0 does not have, or has with other values. Collective."""
     buffers = dict(module.named_buffers())
     if communicator.world_size == 1:
         return {}

@@ -1,5 +1,5 @@
-"""The part of an estimator's fit that runs on ranks, and what travels between them and the driver.
+"""The part of an estimator's fit that runs on ranks, and the data transfer between ranks and driver.
 
-Begin with :mod:`~sparkdl.training.remote.fit_on_rank`. ``transfer`` brings the spec to the ranks and the trained module
-back, by a folder of the Store: both ends are there. ``host_watch`` samples the load of the hosts for MLflow.
+Begin with :mod:`~sparkdl.training.remote.fit_on_rank`. ``transfer`` moves the spec to the ranks and the trained module
+back, through a folder of the Store; it holds both ends. ``host_watch`` samples the load of the hosts for MLflow.
 """

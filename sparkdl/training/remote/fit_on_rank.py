@@ -26,7 +26,7 @@ IMPORTED_FIRST = (
     "sparkdl.data.petastorm.reader",
     "torch._dynamo",
 )
-"""Modules that every fit needs; the last one is imported by the first optimizer of a process."""
+"""Modules that every fit imports; ``torch._dynamo`` is imported by the first optimizer of a process."""
 
 
 class Context(Protocol):
@@ -40,16 +40,16 @@ class Context(Protocol):
 
     @property
     def topology(self) -> Topology:
-        """Which ranks share a host."""
+        """Topology of the ranks, which says which of them share a host."""
 
     def report(self, event: dict[str, Any]) -> None:
         """Send an event to the driver."""
 
     def progress(self, *, done: bool = False) -> None:
-        """Report progress to the watch for hangs; ``done`` after the last step."""
+        """Report progress to the hang detection; ``done`` after the last step."""
 
     def note_place(self, place: str) -> None:
-        """Note epoch and step, for the error if the process dies there."""
+        """Record epoch and step, for the error message if the process dies there."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class FitOutcome:
     """What rank 0 sends to the driver.
 
     Attributes:
-        module: the trained module, whose weights lie in the Store.
+        module: the trained module, whose weights are in the Store.
         history: one record per epoch.
-        model_epoch: number of the epoch that the module is from.
-        communication: report of all ranks; None if it was not requested.
+        model_epoch: number of the epoch that the module's weights are from.
+        communication: communication report of all ranks; None if it was not requested.
     """
 
     module: StoredModule
@@ -81,13 +81,13 @@ def fit_on_rank(
 
     Args:
         context: the launcher's context of this rank.
-        stored: the spec: what to train and how.
+        stored: the stored spec, which says what to train and how.
         dataset: the rows to train on.
         tells_progress: whether each step is reported as progress, so that a step longer than the hang timeout counts as
             a hang.
-        is_watched: whether the driver wants the load of the hosts and the communication report.
+        is_watched: whether to report the load of the hosts and the communication to the driver.
     """
-    # Imported here: the driver imports this module and needs neither.
+    # Imported here: the driver imports this module and needs neither of them.
     from sparkdl.training.remote.host_watch import HostWatch
     from sparkdl.training.trainer import train
 
@@ -102,7 +102,7 @@ def fit_on_rank(
             report=context.report,
             on_step=context.progress if tells_progress else lambda: None,
             on_position=context.note_place,
-            # To write the model takes as long as it takes.
+            # done=True: the hang timeout must not apply to writing the model.
             keep=partial(store_trained, folder=stored.folder, before=partial(context.progress, done=True)),
         )
     communication = communicator.gather_report() if is_watched else None

@@ -1,8 +1,8 @@
 """The load of a host while its ranks train, sampled under the names that MLflow uses. Runs on a *rank*.
 
-The first rank of each host reports for all of them, over the link to the driver, which passes the samples to MLflow: no
-rank needs access to the server. The samples of the host come from psutil, of the extra ``mlflow``; without it nothing
-is reported. The memory of a GPU comes from torch, its load from nvidia-ml-py.
+The first rank of each host reports for all its ranks, over the link to the driver, which passes the samples to MLflow:
+ranks need no access to the MLflow server. The samples of the host come from psutil, of the extra ``mlflow``; without
+psutil nothing is reported. GPU memory is measured by torch, GPU load by nvidia-ml-py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import Any
 _logger = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
-"""From one sample to the next, as MLflow has it."""
+"""Seconds from one sample to the next, as in MLflow."""
 
 
 class HostWatch:
-    """Reports samples of a host from a thread; a context manager. The last sample is taken at its end.
+    """Reports samples of a host from a thread; a context manager. The last sample is taken when it exits.
 
     Args:
-        report: takes events of kind ``"system"`` with ``sample``, their number, and ``metrics``.
+        report: function that is called with events of kind ``"system"``, which hold ``sample``, the number of the
+            sample from 0, and ``metrics``.
         interval_s: seconds from one sample to the next.
     """
 
@@ -64,13 +65,14 @@ class HostWatch:
         try:
             self._report({"kind": "system", "sample": number, "metrics": metrics})
         except OSError:
-            self._has_ended.set()  # the task is gone, and with it the receiver
+            self._has_ended.set()  # the task has ended, and with it the receiver
 
 
 class _Probe:
-    """Knows how busy this host is; traffic counts from its making.
+    """Measures the load of this host; network traffic is counted from when the object was made.
 
-    What cannot be measured here, as in a container without network interfaces, is left out and named once.
+    Metrics that cannot be measured, such as traffic in a container without network interfaces, are left out; each
+    failure is logged once.
     """
 
     def __init__(self) -> None:
@@ -80,11 +82,11 @@ class _Probe:
         self._prefix = f"system/{_as_name(socket.gethostname())}"
         self._failed: set[str] = set()
         self._traffic: Any = None
-        self._try("processor", psutil.cpu_percent)  # the next one measures the time since
+        self._try("processor", psutil.cpu_percent)  # the next call measures the time since this one
         self._try("network", self._network)
 
     def measure(self) -> dict[str, float]:
-        """Return metrics by the names of MLflow, in megabytes and percent."""
+        """Return the metrics, in megabytes and percent, by their names in MLflow."""
         found: dict[str, float] = {}
         for name, measure in (
             ("processor", self._processor),
@@ -101,7 +103,7 @@ class _Probe:
     def _try(self, what: str, measure: Callable[[], Any]) -> Any:
         try:
             return measure()
-        except Exception as error:  # of the kernel, of psutil, of NVML: none of them is worth a fit
+        except Exception as error:  # of the kernel, psutil or NVML: none of them may end the fit
             if what not in self._failed:
                 self._failed.add(what)
                 _logger.info(
@@ -142,7 +144,7 @@ class _Probe:
 
 
 def _num_gpus() -> int:
-    """How many GPUs this rank sees and uses."""
+    """Return the number of GPUs that this rank sees; 0 if it does not use any."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_initialized() else 0
@@ -159,12 +161,12 @@ def _gpu_memory(number: int) -> dict[str, float]:
 
 
 def _gpu_load(number: int) -> dict[str, float]:
-    """As nvidia-ml-py knows it; a part of a GPU (MIG) has none."""
+    """Return the load that nvidia-ml-py measures; it measures none for a part of a GPU (MIG)."""
     import torch
 
     return {f"gpu_{number}_utilization_percentage": torch.cuda.utilization(number)}
 
 
 def _as_name(host: str) -> str:
-    """A host's name in the signs that all of MLflow's stores take."""
+    """Return a host name with only those characters that all of MLflow's stores accept."""
     return "".join(sign if sign.isalnum() or sign in "_-. " else "_" for sign in host)

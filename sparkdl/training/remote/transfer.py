@@ -1,9 +1,9 @@
-"""The transfer of spec and trained module between driver and ranks, by a folder of the Store.
+"""The transfer of spec and trained module between driver and ranks, through a folder of the Store.
 
-Their tensors travel in files, as a job can carry little: Spark Connect refuses a plan above 128 MiB, and the server's
-JVM may run out of memory long before. The Store has room, and every rank reaches it. Weights are transferred in pieces
-in both directions, and the driver maps those that come back into memory: it holds no copy of them besides the user's
-own module.
+Their tensors travel in files, because a Spark job can carry little data: Spark Connect refuses a plan above 128 MiB,
+and the server's JVM may run out of memory long before. The Store has enough space, and every rank reaches it. Weights
+are transferred in chunks in both directions, and the driver memory-maps the trained weights: it holds no copy of the
+weights besides the user's own module.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class StoredSpec:
     """A spec without its tensors.
 
     Attributes:
-        structure: the pickle without tensors.
-        folder: URL of the folder with the tensors.
+        structure: pickle of the spec without tensors.
+        folder: URL of the folder that holds the tensors.
     """
 
     structure: bytes
@@ -53,8 +53,8 @@ class StoredModule:
     """A trained module without its tensors.
 
     Attributes:
-        structure: the pickle without tensors.
-        weights: size and checksum of each file with tensors, by its path in the folder of the spec.
+        structure: pickle of the module without tensors.
+        weights: size and checksum of each file with tensors, by the file's path in the folder of the spec.
     """
 
     structure: bytes
@@ -62,10 +62,10 @@ class StoredModule:
 
 
 def store_spec(spec: TrainingSpec, folder: str) -> StoredSpec:
-    """Write the tensors into a folder of the Store, given by its URL. Runs on the *driver*.
+    """Write the tensors of a spec into a folder of the Store, given by its URL. Runs on the *driver*.
 
     Raises:
-        StoreError: if the Store does not take them.
+        StoreError: if the folder cannot be written.
     """
     structure, tensors = split_tensors(spec, spec.model)
     _write(tensors, folder, _TENSORS)
@@ -76,7 +76,7 @@ def load_spec(stored: StoredSpec) -> TrainingSpec:
     """Return the spec with its tensors. Runs on a *rank*.
 
     Raises:
-        StoreError: if the Store cannot be read here.
+        StoreError: if the folder cannot be read on this rank.
     """
     location = open_location(stored.folder)
     try:
@@ -91,7 +91,7 @@ def store_module(module: nn.Module, folder: str) -> StoredModule:
     """Write the tensors of a trained module into the folder of its spec. Runs on *rank* 0.
 
     Raises:
-        StoreError: if the Store does not take them from here.
+        StoreError: if the folder cannot be written from this rank.
         SerializationError: if the module can no longer be pickled.
     """
     structure, tensors = split_module(module)
@@ -103,20 +103,20 @@ def store_trained(
 ) -> StoredModule | None:
     """Write a trained module into the folder of its spec; return it on *rank* 0, None elsewhere. Collective.
 
-    Where each rank has a part of it, all ranks write, and none of them has all.
+    If the module is divided among ranks, all ranks write their parts, and no rank gathers the whole module.
 
     Args:
-        distribution: holds the module.
+        distribution: distribution that holds the module.
         folder: URL of the folder.
-        before: called first.
+        before: called before anything is written.
 
     Raises:
-        StoreError: if the Store does not take them from here.
+        StoreError: if the folder cannot be written from this rank.
         SerializationError: if the module can no longer be pickled.
     """
     before()
     if distribution.is_divided:
-        from sparkdl.parallel.weights import saved_files  # on ranks only, as the training loop
+        from sparkdl.parallel.weights import saved_files  # imported on ranks only, like the training loop
         from sparkdl.training.distribution import Parts
 
         assert isinstance(distribution, Parts), "the only ones that are divided"
@@ -132,11 +132,13 @@ def store_trained(
 
 
 def fetch_module(stored: StoredModule, folder: str) -> nn.Module:
-    """Return a trained module whose weights are mapped from files of its own, which go with it. On the *driver*.
+    """Return a trained module whose weights are mapped from local copies of the files. Runs on the *driver*.
+
+    The disk space of the copies is released with the module.
 
     Raises:
-        StoreError: if the Store cannot be read, or holds something else than the rank wrote.
-        SavedModelError: if the module's classes are not installed here.
+        StoreError: if the folder cannot be read, or holds other data than the ranks wrote.
+        SavedModelError: if the module's classes are not installed on the driver.
     """
     location = open_location(folder)
     tensors: dict[str, Tensor] = {}
@@ -144,7 +146,7 @@ def fetch_module(stored: StoredModule, folder: str) -> nn.Module:
         path = Path(own) / _TRAINED
         for name, written in stored.weights.items():
             try:
-                # Its own, as a Store's file may go while the module stays. What is mapped outlives the name.
+                # A copy, as the Store's file may be removed while the module is in use. The mapping outlives unlink().
                 with (
                     location.filesystem.open(f"{location.path}/{name}", "rb") as there,
                     path.open("wb") as here,

@@ -1,4 +1,4 @@
-"""The contract of every elastic state, the state of Python objects, and commits that outlive the process.
+"""The base class of elastic states, the state of Python objects, and commits that outlive the process.
 
 A launcher that starts lost ranks again provides a :class:`CommitKeeper` that stores the commits. Without such a
 launcher commits stay in memory and are lost with the ranks.
@@ -23,43 +23,44 @@ logger = logging.getLogger(__name__)
 
 
 class CommitKeeper(Protocol):
-    """Keeps the last commit of every state of rank 0, where the ranks that come after find it.
+    """Stores the last commit of every state of rank 0, where restarted ranks find it.
 
-    Of parts that are sharded every rank keeps its own piece, before rank 0 completes the commit by :meth:`keep`.
+    If parts of a state are sharded, every rank stores its own pieces before rank 0 completes the commit by
+    :meth:`keep`.
     """
 
     def keep(self, state: int, contents: dict[str, dict[str, Any]]) -> None:
-        """Keep what a state holds in the place of what was kept before; it is kept whole or not at all.
+        """Store the contents of a state in place of those stored before, completely or not at all.
 
         Args:
-            state: how many states this process had made before it.
-            contents: ``parts``, which have a ``state_dict``, and ``objects``, both by name; where there are pieces,
-                ``pieces`` with their ``num_ranks``.
+            state: number of the state: the number of states that this process had created before it.
+            contents: ``parts``, which have a ``state_dict``, and ``objects``, both by name; if there are pieces, also
+                ``pieces``, a dict with their ``num_ranks``.
         """
 
     def last(self, state: int) -> dict[str, dict[str, Any]] | None:
-        """Return what was kept last; None if nothing was. Its ``pieces`` are for :meth:`piece`."""
+        """Return the contents stored last; None if there are none. Their ``pieces`` are passed to :meth:`piece`."""
 
     def next_commit(self, state: int) -> int:
-        """Return the number of the commit that :meth:`keep` will keep next."""
+        """Return the number of the commit that :meth:`keep` will store next."""
 
     def keep_piece(self, state: int, commit: int, rank: int, parts: dict[str, Any]) -> None:
-        """Keep the pieces that a rank has of parts, for a commit that rank 0 has yet to complete."""
+        """Store a rank's pieces of the sharded parts, for a commit that rank 0 has yet to complete."""
 
     def piece(self, state: int, pieces: dict[str, Any], rank: int) -> dict[str, Any]:
-        """Return what a rank kept by :meth:`keep_piece` for the commit that has these ``pieces``."""
+        """Return what a rank stored by :meth:`keep_piece` for the commit that has these ``pieces``."""
 
 
 _keepers: list[CommitKeeper] = []
 
 
 def provide_commit_keeper(keeper: CommitKeeper) -> None:
-    """Have the commits of this process kept. For launchers of ranks."""
+    """Set the keeper that stores the commits of this process. For launchers of ranks."""
     _keepers[:] = [keeper]
 
 
 def keep_commit(state: Any) -> None:
-    """Keep rank 0's last commit, if commits are kept, and every rank's pieces where parts are sharded."""
+    """If there is a commit keeper, store rank 0's last commit, and every rank's pieces if parts are sharded."""
     sharded = state._sharded_parts()
     if not _keepers or not (sharded or state._rank() == 0):
         return
@@ -77,7 +78,7 @@ def keep_commit(state: Any) -> None:
             keeper.next_commit(number) if rank == 0 else None, name="number of a commit"
         )
         keeper.keep_piece(number, commit, rank, {name: parts[name] for name in sharded})
-        barrier()  # the commit is complete only where every rank's piece is
+        barrier()  # the commit is complete only once every rank's pieces are stored
         if rank != 0:
             return
         whole = {name: part for name, part in parts.items() if name not in sharded}
@@ -86,10 +87,10 @@ def keep_commit(state: Any) -> None:
 
 
 def take_up_commit(state: Any) -> bool:
-    """Set rank 0's state to what was kept last, if anything was, and say whether; every rank's where parts are sharded.
+    """Set rank 0's state, or every rank's if parts are sharded, to the last stored commit; return whether there is one.
 
     Raises:
-        CheckpointError: if the pieces of sharded parts do not fit these ranks.
+        CheckpointError: if the stored pieces do not match the ranks or the sharded parts of the state.
     """
     sharded = state._sharded_parts()
     if not _keepers or not (sharded or state._rank() == 0):
@@ -132,31 +133,31 @@ _numbers = count()
 
 
 class State:
-    """Variables of a training, kept as they were at the last commit. Subclasses know which.
+    """Variables of a training, remembered as they were at the last commit. Subclasses define which variables.
 
-    They are kept in memory, and where :class:`sparkdl.Runner` starts lost ranks again, in files as well.
+    They are kept in memory and, if :class:`sparkdl.Runner` restarts lost ranks, in files as well.
 
     Args:
-        bcast_object: gives rank 0's object to all ranks.
-        get_rank: the number of this rank.
+        bcast_object: function that returns rank 0's object on all ranks.
+        get_rank: function that returns the number of this rank.
     """
 
     _num_commits = 0
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
-        # Horovod's names, which states of users know.
+        # Horovod's names, which subclasses of users rely on.
         self._bcast_object = bcast_object
         self._rank = get_rank
         self._reset_callbacks: list[Callable[[], None]] = []
-        # By which a later process of the same program finds its commits.
+        # The number by which a later process of the same program finds its commits.
         self._number = next(_numbers)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Have functions called whenever the ranks begin again."""
+        """Register functions to call whenever the ranks begin again."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Make up for a new beginning of the ranks."""
+        """Reset the state and call the callbacks, after the ranks have begun again."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -169,14 +170,14 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Nothing: hosts do not come and go. Horovod interrupts the training here when they did."""
+        """Do nothing: the set of hosts does not change. Horovod interrupts the training here if it has changed."""
 
     def save(self) -> None:
         """Remember the variables as they are now, on this rank."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Set the variables to what was remembered."""
+        """Set the variables to the remembered values."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -184,27 +185,27 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """What a subclass does when the ranks begin again."""
+        """Hook for subclasses, called when the ranks begin again."""
 
     def _sharded_parts(self) -> list[str]:
         """The names of the parts of which each rank keeps a piece."""
         return []
 
     def _committed(self) -> dict[str, dict[str, Any]] | None:
-        """What was remembered last, for :class:`CommitKeeper`; None if it cannot outlive this process."""
+        """The remembered values, for :class:`CommitKeeper`; None if they cannot outlive this process."""
         return None
 
     def _set_committed(self, contents: dict[str, dict[str, Any]]) -> None:
-        """Remember what :meth:`_committed` gave, and set the variables to it."""
+        """Remember values that :meth:`_committed` returned, and set the variables to them."""
         raise NotImplementedError
 
     def _set_committed_parts(self, parts: dict[str, Any]) -> None:
-        """The same for some of its parts alone."""
+        """Do the same as :meth:`_set_committed` for only some of the parts."""
         raise NotImplementedError
 
 
 def _unpicklable(values: dict[str, Any], error: Exception) -> Exception:
-    """The error of the value that cannot be sent to other ranks; the error itself if all can."""
+    """An error that names the value which cannot be sent to other ranks; ``error`` itself if all can be."""
     for name, value in values.items():
         try:
             cloudpickle.dumps(value)
@@ -222,7 +223,7 @@ class ObjectState(State):
     def __init__(
         self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any
     ) -> None:
-        """Begin with the attributes that are given by name."""
+        """Set the keyword arguments as attributes."""
         self._saved_state = kwargs
         self._set_attributes()
         super().__init__(bcast_object, get_rank)

@@ -1,4 +1,4 @@
-"""``hvd.elastic.run``: a training function that is taken up again after a failed collective."""
+"""``hvd.elastic.run``: restarts a training function after a failed collective."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ AnyState = TypeVar("AnyState", bound=State)
 def run(
     func: Callable[Concatenate[AnyState, P], R],
 ) -> Callable[Concatenate[AnyState, P], R]:
-    """Have a training function synchronize its state first, and begin again when a collective fails.
+    """Decorate a training function: synchronize its state first, and call it again when a collective fails.
 
-    After a ``HorovodInternalError`` the state is what was committed last, on the same ranks and with the process sets
-    that ``init`` was given; those of ``add_process_set`` have to be added again, in a callback of the state's
-    ``register_reset_callbacks`` say. All ranks have to see the error, as they do when it is the communicator that
-    failed. Where :class:`sparkdl.Runner` has started the ranks again, the state begins
-    with what those before them committed last.
+    After a ``HorovodInternalError`` the function is called again with the state of the last commit, on the same ranks
+    and with the process sets given to ``init``. Process sets of ``add_process_set`` have to be added again, for example
+    in a callback of the state's ``register_reset_callbacks``. All ranks must see the error, as they do when the
+    communicator has failed. If :class:`sparkdl.Runner` has restarted the ranks, the state begins with the last commit
+    of the ranks before.
 
-    What would fail again is raised at once: an error of this rank's own code inside a collective, and what all ranks
-    are told because they ask for different things, where it comes a second time without a commit in between. So is
-    every error where parts of the state are sharded (FSDP2): ranks may have committed differently often, and the
-    process group of their tensors does not begin again. There, :class:`sparkdl.Runner` takes up the last commit.
+    An error that would occur again is raised at once: an error in this rank's own code inside a collective, and a
+    disagreement of the ranks about an operation, if it occurs a second time without a commit in between. Every error is
+    raised if parts of the state are sharded (FSDP2): the ranks' numbers of commits may differ, and the process group of
+    their tensors is not opened again. In that case :class:`sparkdl.Runner` continues from the last commit.
 
     Args:
-        func: takes the state first.
+        func: training function whose first argument is the state.
 
     Returns:
         A function with the same arguments.

@@ -1,4 +1,4 @@
-"""``hvd.elastic.ElasticSampler``: divides a dataset among the ranks, without what an epoch has already used."""
+"""``hvd.elastic.ElasticSampler``: divides the indices that an epoch has not yet used among the ranks."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from sparkdl.horovod.torch.basics import rank, size
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Gives each rank equally many indices; some more than once where it does not come out even.
+    """Gives each rank the same number of indices; some indices are repeated if they do not divide evenly.
 
-    Call ``record_batch`` after every batch and ``set_epoch`` at the end of every epoch, and have a
-    :class:`~sparkdl.horovod.torch.elastic.TorchState` keep the sampler: then an epoch that is taken up again continues
-    where it was committed.
+    Call ``record_batch`` after every batch and ``set_epoch`` at the end of every epoch, and make the sampler part of a
+    :class:`~sparkdl.horovod.torch.elastic.TorchState`: an epoch that is resumed then continues where it was committed.
 
     Attributes:
         epoch: number of the epoch.
-        processed_num: how many indices all ranks together have used in it.
-        num_samples: how many indices this rank has.
+        processed_num: number of indices that all ranks together have used in the epoch.
+        num_samples: number of indices of this rank.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         """Begin with epoch 0.
 
         Args:
-            dataset: its length does not change.
-            shuffle: whether every epoch has an order of its own.
-            seed: of that order, the same on all ranks.
+            dataset: dataset whose indices are divided; its length must not change.
+            shuffle: whether to shuffle the indices, in a different order in every epoch.
+            seed: seed of the shuffling, the same on all ranks.
         """
         self.dataset = dataset
         self.shuffle = shuffle
@@ -41,22 +40,22 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, of which nothing has been used."""
+        """Begin an epoch, with all indices unused."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:  # noqa: ARG002  # Horovod's argument
-        """Take note that every rank has used a batch.
+        """Record that every rank has used a batch.
 
         Args:
-            batch_idx: without effect.
-            batch_size: how many indices of each rank.
+            batch_idx: ignored.
+            batch_size: number of indices in the batch of each rank.
         """
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands."""
+        """The epoch, and the number of its indices that have been used."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -66,7 +65,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Divide anew what the epoch has not used."""
+        """Divide the indices that the epoch has not used among the current ranks."""
         self.num_replicas = size()
         self.rank = rank()
         indices = list(range(len(self.dataset)))

@@ -1,8 +1,8 @@
 """``hvd.elastic.TorchState``: models, optimizers, samplers and Python objects that are committed together.
 
-Of a state with DTensors, as FSDP2 and tensor parallelism have them, each rank keeps its own part. A copy of such a
-state holds the local tensors of this rank with the layout that they are part of. Only the same rank of a world with
-the same layout can load it: nothing is exchanged and nothing is resharded.
+If a state has DTensors, as with FSDP2 and tensor parallelism, each rank keeps its own part of it. A copy of such a
+state holds the local tensors of this rank and their layout. Only the same rank of a world with the same layout can load
+it: nothing is exchanged and nothing is resharded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparkdl.horovod.torch.elastic.sampler import ElasticSampler
 from sparkdl.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
 _LAYOUT = "sparkdl.layout"
-"""The key by which the dict that stands for a DTensor is known."""
+"""The key that marks a dict as the copy of a DTensor."""
 
 
 def holds_shards(value: Any) -> bool:
@@ -31,17 +31,17 @@ def holds_shards(value: Any) -> bool:
 
 
 def is_pipeline_stage(value: Any) -> bool:
-    """Whether a module is a stage that :func:`sparkdl.parallel.cut` has kept, or has one inside."""
+    """Whether a module is or contains a pipeline stage of :func:`sparkdl.parallel.cut`."""
     return isinstance(value, torch.nn.Module) and any(
         getattr(module, "is_pipeline_stage", False) for module in value.modules()
     )
 
 
 def refuse_other_shards(value: Any) -> None:
-    """Refuse what is sharded in a way of its own, so that rank 0's state is not that of the other ranks.
+    """Refuse modules and optimizers sharded without DTensors: rank 0's state is not that of the other ranks.
 
     Raises:
-        ParamError: if it is FSDP1, or an optimizer of its parameters.
+        ParamError: if it is a module sharded by FSDP1, or an optimizer of its parameters.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
@@ -57,10 +57,10 @@ def refuse_other_shards(value: Any) -> None:
 
 
 def copy_state(value: Any) -> Any:
-    """Copy the ``state_dict`` of a module or an optimizer; plain dicts stand for its DTensors, as a file can hold them.
+    """Copy the ``state_dict`` of a module or an optimizer; DTensors become plain dicts, which a file can hold.
 
     Raises:
-        ParamError: if an optimizer lays out its state in other ways than the parameters.
+        ParamError: if a DTensor of the state has a layout that no parameter has.
     """
     state = value.state_dict()
     if not holds_shards(value):
@@ -88,10 +88,10 @@ def copy_state(value: Any) -> Any:
 
 
 def load_state(value: Any, saved: Any) -> None:
-    """Load what :func:`copy_state` gave, which stays as it is.
+    """Load a copy made by :func:`copy_state` without changing the copy.
 
     Raises:
-        CheckpointError: if it was laid out over the ranks in another way.
+        CheckpointError: if the layout of the copy over the ranks differs from that of ``value``.
     """
     if not holds_shards(value):
         if _find_layout(saved) is not None:
@@ -99,7 +99,7 @@ def load_state(value: Any, saved: Any) -> None:
                 f"The commit of the {type(value).__name__} is of DTensors of {_find_layout(saved)}, and it has none "
                 "now. Shard it as before, or begin anew with another checkpoint_dir."
             )
-        # What is loaded may become part of the value, which then changes.
+        # A copy, as what is loaded may become part of the value, which changes later.
         value.load_state_dict(copy.deepcopy(saved))
         return
     layouts = _layouts_of(value)
@@ -141,7 +141,7 @@ def _map_tensors(
     of_entry: Callable[[dict[str, Any], str], Any] | None = None,
     name: str = "",
 ) -> Any:
-    """Copy nested dicts, lists and tuples with other values for the tensors and for what stands for DTensors."""
+    """Copy nested dicts, lists and tuples; replace tensors by ``of_tensor`` and dicts of DTensors by ``of_entry``."""
     if isinstance(value, torch.Tensor):
         return of_tensor(value, name)
     if isinstance(value, dict):
@@ -185,7 +185,7 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
 
 
 def _layouts_of(value: Any) -> dict[str, tuple[Any, Any]]:
-    """The meshes and placements of a value's DTensors, by what :func:`_layout_of` calls them."""
+    """The meshes and placements of a value's DTensors, by the text of :func:`_layout_of`."""
     return {_layout_of(tensor): (tensor.device_mesh, tensor.placements) for tensor in _dtensors_of(value)}
 
 
@@ -199,22 +199,22 @@ def _layout_of(dtensor: Any) -> str:
 class TorchState(ObjectState):
     """The state of a training; each part is an attribute.
 
-    Modules that FSDP2 or tensor parallelism have sharded, pipeline stages of :func:`sparkdl.parallel.cut`, and their
-    optimizers may be parts of it: of these each rank keeps what it has. ``sync`` leaves them as they are, so give the
-    ranks the same weights before.
+    Modules sharded by FSDP2 or tensor parallelism, pipeline stages of :func:`sparkdl.parallel.cut`, and the optimizers
+    of both may be parts of it: each rank keeps its own piece of these. ``sync`` does not change them, so give the ranks
+    the same weights before.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         """Take the parts of the state.
 
         Args:
-            model: the model, if there is one.
-            optimizer: its optimizer.
-            kwargs: further modules, optimizers and samplers, kept by their ``state_dict``; anything else is kept as
+            model: model, or None.
+            optimizer: optimizer of the model, or None.
+            kwargs: further modules, optimizers and samplers, kept by their ``state_dict``; any other value is kept as
                 a Python object.
 
         Raises:
-            ParamError: if a part is sharded otherwise, by FSDP1.
+            ParamError: if a part is sharded by FSDP1.
         """
         parts = {"model": model, "optimizer": optimizer, **kwargs}
         found = {name: make_handler(value) for name, value in parts.items()}
@@ -235,7 +235,7 @@ class TorchState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """Set all parts to what was remembered."""
+        """Set all parts to their remembered state."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
@@ -269,11 +269,11 @@ class TorchState(ObjectState):
 
 
 class StateHandler:
-    """Keeps one part of a state; subclass it for a kind of your own, see :func:`set_handler_registry`.
+    """Keeps one part of a state; subclass it for further types of parts, see :func:`set_handler_registry`.
 
     Attributes:
-        value: the part.
-        is_sharded: whether each rank keeps a piece of it, and rank 0's is not that of the others.
+        value: part of the state.
+        is_sharded: whether each rank keeps its own piece of the part, which differs from rank 0's.
     """
 
     is_sharded: bool = False
@@ -286,7 +286,7 @@ class StateHandler:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Set the part to what was remembered."""
+        """Set the part to its remembered state."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -294,16 +294,16 @@ class StateHandler:
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
-        """Keep another part from now on."""
+        """Keep ``value`` as the part from now on."""
         self.value = value
         self.save()
 
     def committed(self) -> Any:
-        """What was remembered last, for a file; the part itself unless a subclass knows better."""
+        """The remembered state, to store in a file; the part itself unless a subclass overrides this."""
         return self.value
 
     def set_committed(self, committed: Any) -> None:
-        """Remember what :meth:`committed` gave, and set the part to it."""
+        """Remember a state that :meth:`committed` returned, and set the part to it."""
         self.set_value(committed)
 
 
@@ -311,7 +311,7 @@ class _StateDictHandler(StateHandler):
     """Keeps a part that has a ``state_dict``.
 
     Attributes:
-        is_of_stage: whether it belongs to a pipeline stage, so that each rank has another one.
+        is_of_stage: whether the part belongs to a pipeline stage, so that it differs between ranks.
     """
 
     is_of_stage = False
@@ -321,7 +321,7 @@ class _StateDictHandler(StateHandler):
         self.save()
 
     @property
-    def is_sharded(self) -> bool:  # type: ignore[override]  # of a part that may be sharded later
+    def is_sharded(self) -> bool:  # type: ignore[override]  # a property, as the part may be sharded later
         """See :class:`StateHandler`."""
         return self.is_of_stage or holds_shards(self.value)
 
@@ -381,12 +381,12 @@ _handlers: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Which handler keeps which kind of part; the first that fits."""
+    """The types of parts and their handlers; the first type that matches a part is used."""
     return _handlers
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Replace what :func:`get_handler_registry` gives."""
+    """Replace the registry that :func:`get_handler_registry` returns."""
     global _handlers  # noqa: PLW0603  # what get_handler_registry gave must stay, as a program may set it again
     _handlers = registry
 

@@ -1,4 +1,4 @@
-"""How the requests of a process set come to run in one order on all its ranks.
+"""Runs the requests of a process set in the same order on all its ranks.
 
-Knows communicators, no tensors: what a request does when its turn has come is its own affair.
+Uses communicators but no tensors: a request itself defines what it does when it runs.
 """

@@ -1,8 +1,8 @@
 """Runs requests in an order on which the ranks agree without a negotiation.
 
 Every rank runs its oldest request, under a name that contains everything that the ranks must agree on. Nearly always
-the names are the same, and no further step is needed. Where they differ, the communicator reports this to all ranks
-and has done nothing; the ranks then exchange lists of their outstanding requests, and run those that all of them
+the names are the same, and no further step is needed. If they differ, the communicator runs nothing and reports the
+mismatch to all ranks; the ranks then exchange lists of their outstanding requests, and run those that all of them
 have, in the order of the first rank.
 """
 
@@ -35,12 +35,12 @@ from sparkdl.horovod.torch.names import HorovodInternalError
 def exchange_reports(communicator: Communicator, report: Callable[[], Report]) -> list[Report | None]:
     """Gather the reports of all ranks; None for a rank that has joined.
 
-    A rank may begin this while others are at an operation: that one then fails as a mismatch on all ranks, and they
-    exchange reports, too.
+    A rank may call this while other ranks run an operation. That operation then fails as a mismatch on all ranks, and
+    those ranks exchange reports, too.
 
     Args:
-        communicator: of the process set; a rank that has joined contributes zeros, which is an empty report.
-        report: returns the report of this rank.
+        communicator: communicator of the process set; a rank that has joined contributes zeros instead of a report.
+        report: function that returns the report of this rank.
     """
     while True:
         sent = report().text.encode()
@@ -67,13 +67,14 @@ _DUPLICATE_NAME = (
 
 
 class Outstanding:
-    """Requests by name, in the order of submission; for any number of threads."""
+    """Requests by name, in the order of submission. Thread-safe."""
 
     def __init__(self, completed: threading.Condition) -> None:
-        """Begin without any.
+        """Start without requests.
 
         Args:
-            completed: notified when a request is done that a thread sleeps for; its lock is that of the requests.
+            completed: condition that is notified when a request that a thread sleeps for is done; its lock guards the
+                requests.
         """
         self._completed = completed
         self._requests: dict[str, Request[Any]] = {}
@@ -84,17 +85,17 @@ class Outstanding:
         return len(self._requests)
 
     def next_number(self, prefix: str) -> int:
-        """Count the requests without a name, so that they are matched in the order of submission."""
+        """Return the next number for requests without a name, which are thus matched in the order of submission."""
         with self._completed:
             self._numbers[prefix] += 1
             return self._numbers[prefix]
 
     def add(self, request: Request[Any]) -> None:
-        """Take a request, behind those that are here.
+        """Append a request.
 
         Raises:
             ValueError: if a request of this name is outstanding.
-            HorovodInternalError: if no requests are taken any more.
+            HorovodInternalError: if requests are no longer accepted.
         """
         with self._completed:
             if self._failure is not None:
@@ -104,17 +105,17 @@ class Outstanding:
             self._requests[request.description.name] = request
 
     def refuse_more(self, failure: HorovodInternalError) -> None:
-        """Take no more requests, for this reason or the one that there was before."""
+        """Accept no more requests, because of ``failure`` or of an earlier one."""
         with self._completed:
             self._failure = self._failure or failure
 
     def oldest(self) -> Request[Any] | None:
-        """The request that has been here for longest, if there is any."""
+        """The oldest request; None if there is none."""
         with self._completed:
             return next(iter(self._requests.values()), None)
 
     def find(self, name: str) -> Request[Any] | None:
-        """The request of this name, if it is here."""
+        """The request of this name; None if there is none."""
         with self._completed:
             return self._requests.get(name)
 
@@ -124,11 +125,11 @@ class Outstanding:
             return list(self._requests.values())
 
     def finish(self, request: Request[Any], error: BaseException | None = None) -> None:
-        """Take note that a request is done, or has failed."""
+        """Remove a request that is done or, with ``error``, has failed."""
         with self._completed:
             del self._requests[request.description.name]
             if request.description.kind is Kind.JOIN:
-                # Ranks that had joined have not counted what the others ran without them.
+                # Ranks that had joined have not counted the requests that the others ran without them.
                 self._numbers.clear()
             request.error = error
             request.done = True
@@ -136,24 +137,24 @@ class Outstanding:
                 self._completed.notify_all()
 
     def fail(self, failure: HorovodInternalError) -> None:
-        """Fail all requests, and refuse more."""
+        """Fail all requests, and accept no more."""
         self.refuse_more(failure)
         while (request := self.oldest()) is not None:
             self.finish(request, failure)
 
 
 _PAUSE_S = 0.001
-"""Between two looks at what the ranks have, when nothing can run."""
+"""Pause between two exchanges of reports, if no request can run."""
 
 _GRACE_S = 2.0
-"""For other threads to make the requests that would end a clash."""
+"""Time for other threads to make the requests that would end a clash."""
 
 
 class Agreement:
     """Runs requests so that all ranks run the same ones; used by one thread at a time.
 
     Attributes:
-        ended_alike: whether all ranks have raised the same, by themselves, so that none has to be notified.
+        ended_alike: whether all ranks have raised the same error by themselves, so that none has to be notified.
     """
 
     def __init__(
@@ -162,12 +163,13 @@ class Agreement:
         outstanding: Outstanding,
         make_stand_in: Callable[[Description], Request[Any]],
     ) -> None:
-        """Begin.
+        """Start watching for stalls.
 
         Args:
-            communicator: of the process set.
-            outstanding: what there is to run.
-            make_stand_in: makes what a rank that has asked to join runs when the others run a request.
+            communicator: communicator of the process set.
+            outstanding: requests to run.
+            make_stand_in: function that makes the request that a rank which has asked to join runs in place of a
+                request of the other ranks.
         """
         self._communicator = communicator
         self._outstanding = outstanding
@@ -181,10 +183,10 @@ class Agreement:
         self._clashes = Ages()
 
     def run_oldest(self) -> bool:
-        """Run the oldest request, or what all ranks have; False if there is none.
+        """Run the oldest request, or the requests that all ranks have; False if there is no request.
 
         Raises:
-            CommunicatorError: if the ranks cannot be known to be in step any more.
+            CommunicatorError: if the ranks may no longer be at the same request.
         """
         request = self._outstanding.oldest()
         if request is None:
@@ -198,7 +200,7 @@ class Agreement:
         return True
 
     def _run_what_all_have(self) -> None:
-        """Wait until there is something that all ranks have."""
+        """Wait for requests that all ranks have, and run them."""
         communicator = self._communicator
         what = "requests of which none was made by all ranks"
         with NotedWait(communicator.name, communicator.world_ranks, what, communicator.timeout_s):
@@ -243,7 +245,7 @@ class Agreement:
             raise CommunicatorTimeoutError(stall)
 
     def _steps_of_clash(self, reports: Sequence[Report | None]) -> Sequence[Step]:
-        """Fail what waits under one name for different operations, once some rank has seen it for long."""
+        """Steps that fail the requests that clash under one name, once a rank has seen the clash for ``_GRACE_S``."""
         clashes = find_clashes(reports)
         self._clashes.note(clashes)
         ripe = {name for report in reports if report is not None for name in report.clashing}
@@ -266,7 +268,7 @@ class Agreement:
 
     def _complete(self, request: Request[Any]) -> None:
         if request.description.kind is Kind.JOIN:
-            self._stalls.note({})  # it has not heard of what the others ran meanwhile
+            self._stalls.note({})  # this rank does not know what the others ran meanwhile
         self._stalls.note_run(request.description.name)
         try:
             request.complete(self._communicator)

@@ -1,7 +1,7 @@
 """Runs the requests of one process set, on a thread that waits for one of them.
 
-A synchronous operation thus does not pass from thread to thread. Requests for which no thread waits are run by a thread
-of the engine's own.
+A synchronous operation thus needs no switch to another thread. The engine's own thread runs the requests that no thread
+waits for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CYCLE_S = 0.001
 _GRACE_S = 1.0
 
 _CYCLE_MARK = "CYCLE_START"
-"""What Horovod calls the beginning of a cycle in a timeline."""
+"""Horovod's name for the beginning of a cycle in a timeline."""
 
 _SHUT_DOWN = "Horovod has been shut down."
 
@@ -29,18 +29,19 @@ class Engine:
     """The requests of one process set on this rank, and the communicator that they run on.
 
     Attributes:
-        communicator: of the process set; the engine's own, which it closes.
+        communicator: communicator of the process set; the engine owns and closes it.
         marks_cycles: whether a timeline shows where the engine begins to run requests.
     """
 
     def __init__(
         self, communicator: Communicator, make_stand_in: Callable[[Description], Request[Any]]
     ) -> None:
-        """Begin to serve.
+        """Start the engine's thread.
 
         Args:
-            communicator: of the process set; taken over.
-            make_stand_in: makes what a rank that has asked to join runs when the others run a request.
+            communicator: communicator of the process set; owned by the engine from now on.
+            make_stand_in: function that makes the request that a rank which has asked to join runs in place of a
+                request of the other ranks.
         """
         self.communicator = communicator
         self.marks_cycles = False
@@ -58,14 +59,14 @@ class Engine:
         self._thread.start()
 
     def next_number(self, prefix: str) -> int:
-        """Count the requests without a name, so that they are matched in the order of submission."""
+        """Return the next number for requests without a name, which are thus matched in the order of submission."""
         return self._outstanding.next_number(prefix)
 
     def submit(self, request: Request[Any], *, will_wait: bool = False) -> None:
-        """Take a request, to be run after those that are here.
+        """Add a request, to be run after the outstanding ones.
 
         Args:
-            request: what to run.
+            request: request to run.
             will_wait: whether the caller will call :meth:`wait` for it at once.
 
         Raises:
@@ -79,7 +80,7 @@ class Engine:
                     self._submitted.notify()
 
     def wait(self, request: Request[Any]) -> None:
-        """Run what is outstanding until ``request`` is done, or let another thread do it.
+        """Run the outstanding requests until ``request`` is done, or wait while another thread runs them.
 
         Raises:
             HorovodInternalError: if the request failed.
@@ -94,14 +95,14 @@ class Engine:
             raise HorovodInternalError(str(request.error)) from (request.error.__cause__ or request.error)
 
     def close(self) -> None:
-        """Fail what is outstanding, here and on the other ranks, and close the communicator."""
+        """Fail the outstanding requests, here and on the other ranks, and close the communicator."""
         shut_down = HorovodInternalError(_SHUT_DOWN)
         self._outstanding.refuse_more(shut_down)
         names = [request.description.name for request in self._outstanding.requests()]
         with self._submitted:
             self._closing.set()
             self._submitted.notify()
-            # What all ranks have asked for is about to end by itself.
+            # A request that all ranks have made is about to end by itself.
             is_free = self._completed.wait_for(lambda: not self._is_driven, _GRACE_S)
         if not is_free:
             self.communicator.abort(
@@ -160,7 +161,7 @@ class Engine:
         try:
             while not is_over() and self._agreement.run_oldest():
                 pass
-        except Exception as error:  # the ranks cannot be known to be in step any more
+        except Exception as error:  # the ranks may no longer be at the same request
             self._fail(error)
         except BaseException as error:
             self._fail(error)

@@ -1,11 +1,11 @@
-"""Chooses from the reports of all ranks which requests run next, when ranks have made them in different order.
+"""Chooses from the reports of all ranks which requests run next, if the ranks have made them in different orders.
 
-The decisions are pure functions of the reports, so that all ranks decide alike. A report lists the requests of one
-rank.
+The decisions are pure functions of the reports, so that all ranks make the same ones. A report lists the requests of
+one rank.
 
 The name by which a request is matched begins with its operation, so that ``allreduce(name="m")`` and
-``allgather(name="m")`` may be outstanding at once, on any thread. Where a thread of every rank waits for one of them
-and none can run, some rank has called the wrong one; the requests that wait for each other under one name then fail.
+``allgather(name="m")`` may be outstanding at once, on any thread. If a thread of every rank waits for one of them and
+none can run, some rank has called the wrong one; the requests that wait for each other under one name then fail.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from sparkdl.horovod.torch.engine.request import (
 )
 
 Requests = Sequence[Description]
-"""The requests of one rank that have not run, in its order of submission."""
+"""The requests of one rank that have not run, in the order of submission."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One request that all ranks take off their lists.
+    """One request that all ranks remove from their lists.
 
     Attributes:
-        description: what the first rank that has the request said of it.
-        error: why it fails on all of them; None if it runs.
+        description: description of the request by the first rank that has it.
+        error: reason why it fails on all ranks; None if it runs.
     """
 
     description: Description
@@ -43,11 +43,11 @@ def plan_steps(outstanding: Sequence[Requests | None]) -> list[Step]:
     """Choose the requests that can run now, in the order of the first rank that has not joined.
 
     A request can run when all ranks that have not joined have it. A rank has joined if its list is None, or if the
-    list has a request to join: it then gives zeros to what the others run, and what it still has itself runs when
-    the others have that too.
+    list has a request to join: it then contributes zeros to the requests of the other ranks. Its own remaining
+    requests run when the other ranks have them, too.
 
     Args:
-        outstanding: the list of each rank.
+        outstanding: requests of each rank; None for a rank that has joined.
     """
     lists = {rank: requests for rank, requests in enumerate(outstanding) if requests is not None}
     by_name = {rank: {request.name: request for request in requests} for rank, requests in lists.items()}
@@ -67,7 +67,7 @@ def plan_steps(outstanding: Sequence[Requests | None]) -> list[Step]:
 
 
 def missing_ranks(outstanding: Sequence[Requests | None]) -> dict[str, list[int]]:
-    """The names of requests that some rank has, and for each the ranks without it that have not joined.
+    """The ranks that lack a request and have not joined, by the name of each request that some but not all ranks have.
 
     Requests to join are not counted: they wait as long as other ranks have data.
     """
@@ -91,15 +91,16 @@ def joins(requests: Requests) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One rank's requests, and what its clock says of those of all ranks.
+    """One rank's requests, and the requests of any rank that take too long by this rank's clock.
 
-    Clocks differ: what all ranks must decide alike goes by what was reported, never by a rank's own clock.
+    Clocks differ: decisions that must be the same on all ranks depend on the reports, never on a rank's own clock.
 
     Attributes:
-        requests: that have not run, in the order of submission.
-        awaited: the names of those for which a thread waits.
-        stalled: the names of those that other ranks lack for too long, with the seconds that this rank allows.
-        clashing: what callers gave as names of different operations, for longer than a rank is given to submit more.
+        requests: requests that have not run, in the order of submission.
+        awaited: names of the requests for which a thread waits.
+        stalled: names of the requests that other ranks lack for too long, with the seconds that this rank allows.
+        clashing: names that callers gave to different operations, for longer than the time allowed to submit further
+            requests.
     """
 
     requests: tuple[Description, ...]
@@ -109,13 +110,13 @@ class Report:
 
     @property
     def text(self) -> str:
-        """The attributes in lines, for :func:`parse_report`; never empty."""
+        """The attributes as lines of text, for :func:`parse_report`; never empty."""
         notes = [sorted(self.awaited), dict(self.stalled), sorted(self.clashing)]
         return "\n".join([json.dumps(notes), *(request.text for request in self.requests)])
 
 
 def parse_report(text: str) -> Report:
-    """The report that a rank sent as its ``text``."""
+    """Parse the ``text`` of a report."""
     notes, *requests = text.split("\n")
     awaited, stalled, clashing = json.loads(notes)
     return Report(
@@ -127,13 +128,13 @@ def parse_report(text: str) -> Report:
 
 
 def find_clashes(reports: Sequence[Report | None]) -> dict[str, list[Step]]:
-    """The requests that wait for each other under one name, as steps in which they fail.
+    """Find the requests that wait for each other under one name, and return steps that fail them.
 
     Args:
-        reports: of the ranks; None for one that has joined.
+        reports: report of each rank; None for a rank that has joined.
 
     Returns:
-        The steps by what callers gave as the name, of which every rank that has not joined waits for a request.
+        The steps by the name that callers gave. Every rank that has not joined waits for a request of that name.
     """
     awaited = {
         rank: _awaited_by_given_name(report)
@@ -152,7 +153,7 @@ def find_clashes(reports: Sequence[Report | None]) -> dict[str, list[Step]]:
 
 
 def _awaited_by_given_name(report: Report) -> dict[str, Description]:
-    """The oldest request that a thread of this rank waits for, by what its caller called it."""
+    """The oldest request that a thread of this rank waits for, for each name that callers gave."""
     named: dict[str, Description] = {}
     for request in report.requests:
         if request.name in report.awaited and request.given_name is not None:

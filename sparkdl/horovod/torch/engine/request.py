@@ -1,7 +1,7 @@
-"""The contract of every request that an engine runs, and the check that the ranks' requests match.
+"""The base class of the requests that an engine runs, and the check that the ranks' requests match.
 
-A description holds what the ranks must agree on before a request may run. If ranks asked for different things under
-one name, the error has Horovod's sentence and names the ranks with what each asked for.
+A description holds what the ranks must agree on before a request may run. If ranks made different requests under one
+name, the error has Horovod's message and says which rank made which request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LONGEST_SHAPES = 120
 
 
 class Kind(str, Enum):
-    """What a request does, by the names that Horovod's messages have for it."""
+    """The kinds of requests, with their names in Horovod's messages."""
 
     ALLREDUCE = "ALLREDUCE"
     ADASUM = "ADASUM"
@@ -39,16 +39,16 @@ class Description:
     """One rank's request, without its data.
 
     Attributes:
-        kind: what it does.
-        name: by which it is matched with the requests of the other ranks, such as ``"allreduce.weight"``.
-        dtypes: of its tensors, as NumPy spells them; several when the request is for a group of tensors.
-        shapes: of its tensors.
-        op: number of the reduction; -1 where there is none.
-        prescale: factor before the reduction.
-        postscale: factor after it.
-        root: rank in the process set that data come from; -1 where there is none.
-        root_rank: the same rank by its number among all ranks.
-        about: what else the ranks must agree on, in words, such as ``"add process set [0, 1]"``.
+        kind: kind of the request.
+        name: name by which it is matched with the requests of the other ranks, such as ``"allreduce.weight"``.
+        dtypes: dtypes of its tensors, such as ``"float32"``; several if the request is for a group of tensors.
+        shapes: shapes of its tensors.
+        op: number of the reduction; -1 if there is none.
+        prescale: factor applied before the reduction.
+        postscale: factor applied after the reduction.
+        root: number in the process set of the rank that sends; -1 if there is none.
+        root_rank: number of the same rank among all ranks.
+        about: further text that the ranks must agree on, such as ``"add process set [0, 1]"``.
     """
 
     kind: Kind
@@ -85,12 +85,12 @@ class Description:
 
     @property
     def operation(self) -> str:
-        """What was called, as the name has it: ``"grouped_allreduce"``, of which there is no kind."""
+        """The operation that was called, from the name; also ``"grouped_allreduce"``, which is no :class:`Kind`."""
         return self.name.partition(".")[0]
 
     @property
     def given_name(self) -> str | None:
-        """What the caller called it; None if it was numbered, or goes without a name."""
+        """The name that the caller gave; None if the request was numbered, or has no name."""
         given = self.name.partition(".")[2]
         return given if given and not given.startswith("noname.") else None
 
@@ -108,7 +108,7 @@ class Description:
 
 @lru_cache(maxsize=4096)
 def parse_description(text: str) -> Description:
-    """The description that a rank sent as its ``text``; what comes again in every step is parsed once."""
+    """Parse the ``text`` of a description; cached, as the same requests come in every step."""
     entries = json.loads(text)
     shapes = tuple(tuple(shape) for shape in entries["shapes"])
     kind, dtypes = Kind(entries["kind"]), tuple(entries["dtypes"])
@@ -119,15 +119,15 @@ Result = TypeVar("Result")
 
 
 class Request(ABC, Generic[Result]):
-    """An operation that was asked for. It runs once, on whatever thread drives the engine.
+    """A requested operation. It runs once, on the thread that drives the engine.
 
     Attributes:
-        description: what the ranks must agree on.
-        label: the same in one line, which goes with the operation as its name.
+        description: description that the ranks must agree on.
+        label: description in one line, used as the name of the communicator's operations.
         done: whether it has run or failed.
         is_awaited: whether a thread sleeps until it is done.
-        blocks_caller: whether a thread cannot continue before it is done, be it asleep or driving the engine.
-        error: what it failed with.
+        blocks_caller: whether a thread waits for it, either asleep or driving the engine.
+        error: error of the request if it has failed, else None.
     """
 
     def __init__(self, description: Description) -> None:
@@ -140,22 +140,22 @@ class Request(ABC, Generic[Result]):
 
     @abstractmethod
     def match(self, communicator: Communicator) -> None:
-        """Run the first operation of the communicator, under ``label``.
+        """Run the request's first operation on the communicator, under ``label``.
 
         Raises:
             MismatchError: on all ranks, if they are not at the same request. Nothing has been written then.
         """
 
-    def complete(self, communicator: Communicator) -> None:  # many requests are complete by then
-        """Do the rest, which all ranks do now.
+    def complete(self, communicator: Communicator) -> None:  # not abstract: match may be enough
+        """Run the rest of the request, which all ranks do now.
 
         Raises:
-            HorovodInternalError: on all ranks alike, if the request cannot be carried out; the others can still be.
+            HorovodInternalError: on all ranks, if the request cannot be carried out; other requests still can be.
         """
 
     @abstractmethod
     def result(self) -> Result:
-        """What the request gave; only once it is done."""
+        """The result of the request; only once it is done."""
 
 
 _OF_ONE_SHAPE = (Kind.ALLREDUCE, Kind.ADASUM, Kind.BROADCAST, Kind.REDUCESCATTER)
@@ -171,10 +171,10 @@ _WITHOUT_JOIN = {
 
 
 def find_mismatch(requests: Mapping[int, Description]) -> str | None:
-    """Say how the requests that ranks made under one name differ; None if they can run together.
+    """Describe how the requests that ranks made under one name differ; None if they can run together.
 
     Args:
-        requests: the description by rank.
+        requests: description of each rank's request, by rank.
     """
     (_, first), *others = sorted(requests.items())
     for _, other in others:
@@ -185,7 +185,7 @@ def find_mismatch(requests: Mapping[int, Description]) -> str | None:
 
 
 def refuse_join(kind: Kind, joined: list[int]) -> str | None:
-    """Say that a kind of request cannot run while ranks have joined; None if it can."""
+    """Describe why a kind of request cannot run while ranks have joined; None if it can."""
     if not joined or kind not in _WITHOUT_JOIN:
         return None
     return f"{_WITHOUT_JOIN[kind]} (joined: {', '.join(f'rank {rank}' for rank in joined)})"

@@ -1,6 +1,6 @@
 """Warns of requests that some ranks have made and others have not, and decides which of them to give up.
 
-The time since a request has been missing is measured by this rank's clock.
+This rank's clock measures how long a request has been missing.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ logger = logging.getLogger(__name__)
 
 
 class Ages:
-    """Since when each of some names has been there without a break."""
+    """Measures for how long each name has been present without interruption."""
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Start without names."""
         self._since: dict[str, float] = {}
 
     def note(self, names: Collection[str]) -> None:
-        """Set the names that are there now; a name that was away begins anew."""
+        """Set the names that are present now; the age of a name that was absent starts at zero."""
         now = time.monotonic()
         self._since = {name: self._since.get(name, now) for name in names}
 
     def forget(self, name: str) -> None:
-        """Have a name begin anew when it comes again, if it is there."""
+        """Forget a name, so that its age starts at zero when it is noted again."""
         self._since.pop(name, None)
 
     def ages(self) -> dict[str, float]:
-        """The seconds for which each name has been there."""
+        """The age of each name in seconds."""
         now = time.monotonic()
         return {name: now - since for name, since in self._since.items()}
 
     def older_than(self, age_s: float) -> list[str]:
-        """The names that have been there for so long."""
+        """The names that are at least this old."""
         return [name for name, seconds in self.ages().items() if seconds >= age_s]
 
 
@@ -55,12 +55,12 @@ class StallWatch:
     def __init__(
         self, process_set: str, *, warn_after_s: float | None, abort_after_s: float | None = None
     ) -> None:
-        """Begin to watch.
+        """Start watching.
 
         Args:
-            process_set: what it is called in warnings.
-            warn_after_s: how long a request may be missing until a warning, and between warnings; for ever when None.
-            abort_after_s: how long a request may be missing at all; for ever when None.
+            process_set: name of the process set in warnings.
+            warn_after_s: seconds that a request is missing before a warning, and between warnings; None to not warn.
+            abort_after_s: seconds that a request may be missing at all; None for no limit.
         """
         self._process_set = process_set
         self._warn_after_s = math.inf if warn_after_s is None else warn_after_s
@@ -69,10 +69,10 @@ class StallWatch:
         self._warned_at: dict[str, float] = {}
 
     def note(self, missing: Mapping[str, Sequence[int]]) -> None:
-        """Take note of what is missing now, and warn of what has been for long; again after the same time.
+        """Record the requests that are missing now, and warn of each whenever a further ``warn_after_s`` has passed.
 
         Args:
-            missing: the ranks that have not made a request, by its name.
+            missing: ranks that have not made a request, by the request's name.
         """
         self._ages.note(missing)
         self._warned_at = {name: age_s for name, age_s in self._warned_at.items() if name in missing}
@@ -89,12 +89,12 @@ class StallWatch:
                 )
 
     def note_run(self, name: str) -> None:
-        """Take note that a request has run: it begins anew where another of its name is missing."""
+        """Record that a request has run, so that the age of a later request of the same name starts at zero."""
         self._ages.forget(name)
         self._warned_at.pop(name, None)
 
     def stalled(self) -> dict[str, float]:
-        """The requests that have been missing for too long, with the seconds that they may be."""
+        """The requests that have been missing for too long, with the seconds that are allowed."""
         if self._abort_after_s is None:
             return {}
         return dict.fromkeys(self._ages.older_than(self._abort_after_s), self._abort_after_s)
@@ -103,12 +103,12 @@ class StallWatch:
 def find_stall(
     process_set: str, reports: Sequence[Report | None], missing: Mapping[str, Sequence[int]]
 ) -> str | None:
-    """Say which requests have to be given up; None if there are none. Pure, so that all ranks say the same.
+    """Describe the requests that have to be given up; None if there are none. Pure, so that all ranks return the same.
 
     Args:
-        process_set: what it is called in the sentence.
-        reports: of the ranks; what one of them takes for stalled is.
-        missing: the ranks that have not made a request, by its name.
+        process_set: name of the process set in the text.
+        reports: report of each rank, None if it has joined; a request is stalled if any of them reports it as stalled.
+        missing: ranks that have not made a request, by the request's name.
     """
     allowed_s: dict[str, float] = {}
     for report in reports:

@@ -1,4 +1,4 @@
-"""Horovod's collectives: waiting, asynchronous and in-place forms, and the gradients that flow through them.
+"""Horovod's collectives: synchronous, asynchronous and in-place forms, and the gradients that flow through them.
 
 Runs on the *rank*. Signatures, defaults and results are those of ``horovod.torch`` 0.28.1.
 """

@@ -1,8 +1,8 @@
-"""Adasum: a sum of gradients that counts their common part once, and the check of where it can be used.
+"""Adasum: a sum of gradients that counts their common part once, and the check whether it can be used.
 
-Two gradients a and b become ``(1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b``: their sum where they are orthogonal,
-their average where they are parallel. Ranks 0 and 1 are combined, 2 and 3, ..., then the results in the same way
-(Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020).
+Two gradients a and b become ``(1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b``: their sum if they are orthogonal, their
+average if they are parallel. The gradients of ranks 0 and 1 are combined, those of 2 and 3, ..., then the results in
+the same way (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020).
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from sparkdl.horovod.torch.operations.target import (
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.torch.buffers import FLOAT_DTYPES, export
 
-# Below this a squared norm divides nothing; Horovod's bound.
+# Nothing is divided by a squared norm below this; Horovod's bound.
 _LEAST_SQUARED_NORM = math.sqrt(sys.float_info.min)
 
 
 class AdasumRequest(Request[Result]):
-    """Combines tensors, each by itself, into outputs of the same shapes, which may be the same tensors.
+    """Combines each tensor over the ranks into an output of the same shape, which may be the same tensor.
 
-    Every rank combines one slice of all ranks' tensors; only the scalar products go over all ranks. While ranks have
-    joined, which cannot combine anything, all others combine whole tensors, with zeros of those that joined.
+    Every rank combines one slice of all ranks' tensors; only the scalar products are summed over all ranks. Ranks that
+    have joined cannot combine a slice: if there are any, every other rank combines whole tensors, with zeros for the
+    ranks that have joined.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class AdasumRequest(Request[Result]):
         self._given = np.zeros((0, 0), np.int64)
 
     def match(self, communicator: Communicator) -> None:
-        """Exchange a one, which a rank that has joined does not give."""
+        """Gather a one from every rank; ranks that have joined contribute a zero."""
         self._given = np.zeros((communicator.world_size, 1), np.int64)
         communicator.allgather(np.array([1]), self._given, name=self.label)
 
@@ -96,7 +97,7 @@ class AdasumRequest(Request[Result]):
         output.copy_(self._combine(received, lambda _: None).view(output.shape))
 
     def _combine(self, received: torch.Tensor, add_up: Callable[[torch.Tensor], None]) -> torch.Tensor:
-        """Combine the rows, one of each rank; ``add_up`` makes the products of parts those of whole tensors."""
+        """Combine the rows, one per rank; ``add_up`` sums the products of slices to those of whole tensors."""
         wide = torch.float64 if received.dtype == torch.float64 else torch.float32
         rows = list(received.to(wide).mul_(self.description.prescale))
         while len(rows) > 1:

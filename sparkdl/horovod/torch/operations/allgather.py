@@ -1,6 +1,6 @@
 """``hvd.allgather``, ``hvd.grouped_allgather`` and ``hvd.sparse_allreduce_async``.
 
-An allgather joins the ranks' tensors along their first dimension, the only one in which they may differ.
+An allgather concatenates the ranks' tensors along the first dimension, the only one in which they may differ.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 
 
 class AllgatherRequest(Request[Result]):
-    """Gathers tensors into new ones. First the ranks exchange their numbers of rows."""
+    """Gathers tensors into new ones. The ranks first exchange their numbers of rows."""
 
     def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__(describe(Kind.ALLGATHER, name, tensors))
@@ -42,7 +42,7 @@ class AllgatherRequest(Request[Result]):
         self._outputs: list[torch.Tensor] = []
 
     def match(self, communicator: Communicator) -> None:
-        """Exchange the numbers of rows, after a one, which a rank that has joined does not give."""
+        """Gather a one and the numbers of rows from every rank; ranks that have joined contribute zeros."""
         own = np.array([1, *(tensor.shape[0] if tensor.dim() else 0 for tensor in self._tensors)])
         self._rows = np.zeros((communicator.world_size, own.size), np.int64)
         communicator.allgather(own, self._rows, name=self.label)
@@ -91,14 +91,14 @@ class GroupedAllgatherRequest(AllgatherRequest[tuple[torch.Tensor, ...]]):
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Join the ranks' tensors along the first dimension, in which alone they may differ.
+    """Concatenate the ranks' tensors along the first dimension, the only one in which they may differ.
 
-    The gradient is the average, over the ranks, of what they have for this rank's rows, as in Horovod.
+    The gradient is the average over the ranks of their gradients of this rank's rows, as in Horovod.
 
     Args:
-        tensor: of at least one dimension.
-        name: by which the ranks match it; numbered in the order of submission if None.
-        process_set: the ranks that take part.
+        tensor: tensor of at least one dimension.
+        name: name by which the ranks match the operation; numbered in the order of submission if None.
+        process_set: ranks that take part.
 
     Returns:
         A new tensor of shape ``(sum of first dimensions, *rest)``.
@@ -115,7 +115,7 @@ def allgather(
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start :func:`allgather`, without gradients; ``synchronize`` gives the new tensor."""
+    """Start :func:`allgather`, without gradients; ``synchronize`` returns the new tensor."""
     return run_later(*_request(tensor, name, process_set))
 
 
@@ -132,7 +132,7 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start :func:`grouped_allgather`, without gradients; ``synchronize`` gives a tuple of new tensors."""
+    """Start :func:`grouped_allgather`, without gradients; ``synchronize`` returns a tuple of new tensors."""
     return run_later(*_grouped_request(tensors, name, process_set))
 
 
@@ -179,17 +179,17 @@ def sparse_allreduce_async(
     op: int,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[], torch.Tensor]:
-    """Start to add up a sparse tensor over the ranks, by gathering the entries of all.
+    """Start to add up a sparse tensor over the ranks, by gathering the entries of all ranks.
 
     Args:
-        tensor: sparse (COO), of the same shape and dtype on every rank; the number of entries may differ.
-        name: by which the ranks match it.
-        op: ``Average``; otherwise the sum is taken.
-        process_set: the ranks that take part.
+        tensor: sparse (COO) tensor of the same shape and dtype on every rank; the number of entries may differ.
+        name: name by which the ranks match the operation.
+        op: ``Average`` for the average; any other value for the sum.
+        process_set: ranks that take part.
 
     Returns:
-        What to call for the result, a new sparse tensor that is not coalesced. It raises
-        ``HorovodInternalError`` if the operation failed.
+        A function that waits for the result and returns it, a new sparse tensor that is not coalesced. The function
+        raises ``HorovodInternalError`` if the operation failed.
     """
     entries = [tensor._indices().t().contiguous(), tensor._values()]
     handle = grouped_allgather_async(entries, name=f"{name}.sparse", process_set=process_set)

@@ -66,7 +66,7 @@ class AllreduceRequest(Request[Result]):
             communicator.barrier(name=self.label)
 
     def complete(self, communicator: Communicator) -> None:
-        """Reduce the tensors of other dtypes, and fill the outputs that could not be reduced where they lie."""
+        """Reduce the tensors of other dtypes, and fill the outputs that could not be reduced in place."""
         dtypes = dict.fromkeys(buffer.dtype for buffer in self._buffers)
         for dtype in list(dtypes)[1:]:
             self._reduce(communicator, dtype)
@@ -106,7 +106,7 @@ class GroupedAllreduceRequest(AllreduceRequest[tuple[torch.Tensor, ...]]):
 
 
 def _buffer_for(tensor: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """What is reduced in place: the output where it can be, else a copy; filled with the tensor."""
+    """The buffer to reduce in place, filled with the tensor: the output if it is a buffer, else a new one."""
     if not is_buffer(output):
         return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     if output is not tensor:
@@ -127,21 +127,21 @@ def allreduce(
     """Reduce a tensor over the ranks; the argument keeps its values. The gradient is reduced in the same way.
 
     Args:
-        tensor: of the same shape and dtype on every rank.
+        tensor: tensor of the same shape and dtype on every rank.
         average: deprecated by Horovod; use ``op``.
-        name: by which the ranks match it; numbered in the order of submission if None.
-        compression: what travels instead of the tensor.
+        name: name by which the ranks match the operation; numbered in the order of submission if None.
+        compression: compressor for the tensor that is sent.
         op: ``Average``, the default, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``.
-        prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies the result.
-        process_set: the ranks that take part.
+        prescale_factor: factor by which the tensor is multiplied before the reduction.
+        postscale_factor: factor by which the result is multiplied.
+        process_set: ranks that take part.
 
     Returns:
         A new tensor of the same shape and dtype.
 
     Raises:
         HorovodInternalError: on all ranks, if they disagree about the tensor, the operation or the factors.
-        ValueError: if the tensor cannot be taken, or this rank is not in the process set.
+        ValueError: if the tensor is not supported, or this rank is not in the process set.
     """
     compressed, ctx = compression.compress(tensor)
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
@@ -175,7 +175,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`allreduce`, without gradients; ``synchronize`` gives a new tensor."""
+    """Start :func:`allreduce`, without gradients; ``synchronize`` returns a new tensor."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
     return run_later(*_single_request(tensor, new_output(tensor), name, *options))
 
@@ -189,7 +189,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`allreduce_`; ``synchronize`` gives the same tensor, reduced."""
+    """Start :func:`allreduce_`; ``synchronize`` returns the same tensor, reduced."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
     return run_later(*_single_request(tensor, tensor, name, *options))
 
@@ -248,17 +248,17 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduce tensors over the ranks; see :func:`~sparkdl.horovod.torch.allreduce`. Gradients are reduced so too.
+    """Reduce tensors over the ranks; see :func:`~sparkdl.horovod.torch.allreduce`. Gradients are reduced likewise.
 
     Args:
-        tensors: of the same shapes and dtypes on every rank.
+        tensors: tensors of the same shapes and dtypes on every rank.
         average: deprecated by Horovod; use ``op``.
-        name: by which the ranks match the group.
-        compression: what travels instead of a tensor.
-        op: as for one tensor.
-        prescale_factor: multiplies the tensors before the reduction.
-        postscale_factor: multiplies the results.
-        process_set: the ranks that take part.
+        name: name by which the ranks match the group; numbered in the order of submission if None.
+        compression: compressor for the tensors that are sent.
+        op: reduction, as for one tensor.
+        prescale_factor: factor by which the tensors are multiplied before the reduction.
+        postscale_factor: factor by which the results are multiplied.
+        process_set: ranks that take part.
 
     Returns:
         New tensors of the same shapes and dtypes.
@@ -296,7 +296,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`grouped_allreduce`, without gradients; ``synchronize`` gives a tuple of new tensors."""
+    """Start :func:`grouped_allreduce`, without gradients; ``synchronize`` returns a tuple of new tensors."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
     return run_later(*_grouped_request(tensors, [new_output(tensor) for tensor in tensors], name, *options))
 
@@ -310,7 +310,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`grouped_allreduce_`; ``synchronize`` gives a tuple of the same tensors, reduced."""
+    """Start :func:`grouped_allreduce_`; ``synchronize`` returns a tuple of the same tensors, reduced."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
     return run_later(*_grouped_request(tensors, tensors, name, *options))
 

@@ -28,7 +28,7 @@ from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 
 
 class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
-    """Exchanges rows into a new tensor. First the ranks exchange how many rows they send to whom."""
+    """Exchanges rows into a new tensor. The ranks first exchange how many rows they send to each rank."""
 
     def __init__(
         self, name: str, tensor: torch.Tensor, splits: Sequence[int], received_on: torch.device
@@ -36,10 +36,10 @@ class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
         """Make the request.
 
         Args:
-            name: by which it is matched.
-            tensor: the rows for the first rank, then those for the second, ...; what is beyond all splits stays.
-            splits: how many rows go to each rank.
-            received_on: the device on which the numbers of received rows are wanted.
+            name: name by which the request is matched.
+            tensor: rows for the first rank, then those for the second, ...; rows beyond all splits are not sent.
+            splits: number of rows to send to each rank.
+            received_on: device of the tensor with the numbers of received rows.
         """
         super().__init__(describe(Kind.ALLTOALL, name, [tensor]))
         self._tensor = tensor
@@ -50,7 +50,7 @@ class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
         self._received: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def match(self, communicator: Communicator) -> None:
-        """Exchange the splits, after a one, which a rank that has joined does not give."""
+        """Gather a one and the splits from every rank; ranks that have joined contribute zeros."""
         own = np.array([1, *self._splits])
         self._splits_of_ranks = np.zeros((communicator.world_size, own.size), np.int64)
         communicator.allgather(own, self._splits_of_ranks, name=self.label)
@@ -88,16 +88,16 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send rows to every rank, and receive from every rank. The gradient goes the way back.
+    """Send rows to every rank, and receive rows from every rank. The gradient is sent the opposite way.
 
     Args:
-        tensor: the rows for the first rank, then those for the second, ...
-        splits: how many rows go to each rank (int32); equally many if None.
-        name: by which the ranks match it; numbered in the order of submission if None.
-        process_set: the ranks that take part.
+        tensor: rows for the first rank, then those for the second, ...
+        splits: number of rows to send to each rank (int32); None to send equally many.
+        name: name by which the ranks match the operation; numbered in the order of submission if None.
+        process_set: ranks that take part.
 
     Returns:
-        A new tensor of the rows received, in order of ranks; with ``splits`` also how many came from each (int32).
+        A new tensor of the rows received, in rank order; with ``splits`` also the number from each rank (int32).
 
     Raises:
         HorovodInternalError: on all ranks, if the tensors do not fit together, or a rank has joined.
@@ -116,7 +116,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`alltoall`, without gradients; ``synchronize`` gives the new tensor and the received splits."""
+    """Start :func:`alltoall`, without gradients; ``synchronize`` returns the new tensor and the received splits."""
     return run_later(*_request(tensor, splits, name, process_set))
 
 
@@ -145,7 +145,7 @@ def _request(
     engine = find_engine(process_set, "Alltoall")
     device = splits.device if isinstance(splits, torch.Tensor) else torch.device("cpu")
     world_size = engine.communicator.world_size
-    # A tensor without rows is refused once the ranks have met, so that none of them waits for this one.
+    # A tensor without dimensions is refused only once the ranks have met, so that none of them waits for this one.
     counts = _check_splits(splits, tensor.shape[0], world_size) if tensor.dim() else [0] * world_size
     return engine, AlltoallRequest(name_of(engine, "Alltoall", name), tensor, counts, device)
 

@@ -22,18 +22,18 @@ from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_pro
 
 
 class BarrierRequest(Request[None]):
-    """Is done when all ranks have come to it."""
+    """Completes when all ranks have reached it."""
 
     def __init__(self, name: str) -> None:
         """Make the request.
 
         Args:
-            name: by which it is matched.
+            name: name by which the request is matched.
         """
         super().__init__(Description(kind=Kind.BARRIER, name=name))
 
     def match(self, communicator: Communicator) -> None:
-        """Meet the other ranks."""
+        """Wait for the other ranks."""
         communicator.barrier(name=self.label)
 
     def result(self) -> None:
@@ -41,26 +41,27 @@ class BarrierRequest(Request[None]):
 
 
 class ProcessSetsRequest(Request[None]):
-    """Meets all ranks for a change of the process sets. None may have joined: it would not know of the change."""
+    """Synchronizes all ranks for a change of the process sets. None may have joined: it would miss the change."""
 
     def __init__(self, about: str, when_met: Callable[[], None]) -> None:
         """Make the request.
 
         Args:
-            about: the change, on which the ranks must agree, in words.
-            when_met: called when all ranks are here, in the same place among the other requests on all of them.
+            about: description of the change, on which the ranks must agree.
+            when_met: function called when all ranks have reached this request; its place among the other requests is
+                the same on all ranks.
         """
-        # One name for whatever is about to change, so that ranks that want different changes get an error.
+        # One name for all changes, so that ranks that ask for different changes get an error.
         super().__init__(Description(kind=Kind.PROCESS_SETS, name="process_set", about=about))
         self._when_met = when_met
         self._given = np.zeros((0, 0), np.int64)
 
     def match(self, communicator: Communicator) -> None:
-        """Exchange a one, which a rank that has joined does not give."""
+        """Gather a one from every rank; ranks that have joined contribute a zero."""
         self._given = np.zeros((communicator.world_size, 1), np.int64)
         communicator.allgather(np.array([1]), self._given, name=self.label)
 
-    def complete(self, communicator: Communicator) -> None:  # noqa: ARG002  # the contract's
+    def complete(self, communicator: Communicator) -> None:  # noqa: ARG002  # argument of Request
         """Make the change."""
         refuse_ranks_that_joined(Kind.PROCESS_SETS, self._given)
         self._when_met()
@@ -70,7 +71,7 @@ class ProcessSetsRequest(Request[None]):
 
 
 class JoinRequest(Request[int]):
-    """Takes part, with zeros, in what the others run, until all have asked to join."""
+    """Takes part with zeros in the requests of the other ranks, until all ranks have asked to join."""
 
     def __init__(self) -> None:
         super().__init__(Description(kind=Kind.JOIN, name="join"))
@@ -91,13 +92,13 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has no more data, and wait until all ranks have said so.
+    """Declare that this rank has no more data, and wait until all ranks have done so.
 
-    Meanwhile this rank gives zeros to what the others ``allreduce`` (an average is over all ranks all the same), and
-    takes part in their ``barrier``. Anything else that they do fails.
+    Meanwhile this rank contributes zeros to the ``allreduce`` of the other ranks (an average is still over all ranks)
+    and takes part in their ``barrier``. Their other operations fail.
 
     Args:
-        device: without effect; Horovod makes its zeros there.
+        device: ignored; Horovod creates its zeros on this device.
 
     Returns:
         The rank that joined last.
@@ -106,7 +107,7 @@ def join(device: int = -1) -> int:
 
 
 def make_stand_in(description: Description) -> Request[Any]:
-    """The same request with zeros for tensors; of the kinds that can run while ranks have joined."""
+    """Make the same request with zeros for tensors; only for kinds that can run while ranks have joined."""
     zeros = [
         torch.zeros(shape, dtype=getattr(torch, dtype))
         for shape, dtype in zip(description.shapes, description.dtypes, strict=True)

@@ -29,7 +29,7 @@ from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 
 
 class BroadcastRequest(Request[torch.Tensor]):
-    """Fills an output, which may be the tensor, with the root's tensor."""
+    """Fills an output, which may be the tensor itself, with the root's tensor."""
 
     def __init__(
         self, name: str, tensor: torch.Tensor, output: torch.Tensor, *, root: int, root_rank: int
@@ -49,8 +49,8 @@ class BroadcastRequest(Request[torch.Tensor]):
             self._buffer = as_buffer(self._output)
         communicator.broadcast(as_bytes(self._buffer), root=self.description.root, name=self.label)
 
-    def complete(self, communicator: Communicator) -> None:  # noqa: ARG002  # the contract's
-        """Fill the output if it could not be filled where it lies."""
+    def complete(self, communicator: Communicator) -> None:  # noqa: ARG002  # argument of Request
+        """Fill the output if the broadcast could not write to it in place."""
         if self._buffer is not None:
             copy_back(self._buffer, self._output)
             self._buffer = None
@@ -66,15 +66,15 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The root's tensor, as a new tensor; the argument keeps its values.
+    """Return the root's tensor as a new tensor; the argument keeps its values.
 
-    The gradient is the average over the ranks on the root, and zero elsewhere, as in Horovod.
+    The gradient on the root is the average over the ranks; on the other ranks it is zero, as in Horovod.
 
     Args:
-        tensor: of the same shape and dtype on every rank.
-        root_rank: the rank that gives, by its number among all ranks.
-        name: by which the ranks match it; numbered in the order of submission if None.
-        process_set: the ranks that take part.
+        tensor: tensor of the same shape and dtype on every rank.
+        root_rank: rank that sends, by its number among all ranks.
+        name: name by which the ranks match the operation; numbered in the order of submission if None.
+        process_set: ranks that take part.
 
     Raises:
         HorovodInternalError: on all ranks, if they disagree about the tensor or the root, or a rank has joined.
@@ -92,7 +92,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Overwrite a tensor by the root's and return it; see :func:`broadcast`."""
+    """Overwrite a tensor with the root's and return it; see :func:`broadcast`."""
     return run_now(*_request(tensor, tensor, root_rank, name, process_set))
 
 
@@ -102,7 +102,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`broadcast`, without gradients; ``synchronize`` gives a new tensor."""
+    """Start :func:`broadcast`, without gradients; ``synchronize`` returns a new tensor."""
     return run_later(*_request(tensor, new_output(tensor), root_rank, name, process_set))
 
 
@@ -112,7 +112,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`broadcast_`; ``synchronize`` gives the same tensor, overwritten."""
+    """Start :func:`broadcast_`; ``synchronize`` returns the same tensor, overwritten."""
     return run_later(*_request(tensor, tensor, root_rank, name, process_set))
 
 

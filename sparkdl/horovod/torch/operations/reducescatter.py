@@ -32,7 +32,7 @@ from sparkdl.torch.buffers import export
 
 
 class ReducescatterRequest(Request[Result]):
-    """Reduces tensors into new ones with this rank's rows. First the ranks make sure that none has joined."""
+    """Reduces tensors into new ones with this rank's rows. The ranks first check that none has joined."""
 
     def __init__(
         self,
@@ -52,7 +52,10 @@ class ReducescatterRequest(Request[Result]):
         self._outputs: list[torch.Tensor] = []
 
     def match(self, communicator: Communicator) -> None:
-        """Exchange a one, which a rank that has joined does not give: a communicator would reduce its zeros."""
+        """Gather a one from every rank; ranks that have joined contribute a zero.
+
+        Without this check the communicator would reduce the zeros of ranks that have joined.
+        """
         self._given = np.zeros((communicator.world_size, 1), np.int64)
         communicator.allgather(np.array([1]), self._given, name=self.label)
 
@@ -81,7 +84,7 @@ class ReducescatterRequest(Request[Result]):
     def _reduce(
         self, communicator: Communicator, group: Sequence[tuple[torch.Tensor, torch.Tensor, list[int]]]
     ) -> None:
-        """Reduce tensors of one dtype into outputs, by the numbers of elements that the ranks get."""
+        """Reduce tensors of one dtype; ``group`` has tensors, their outputs, and the ranks' numbers of elements."""
         arrays = [export(tensor) for tensor, _, _ in group]
         outs = [export(output) for _, output, _ in group]
         counts = [counts for _, _, counts in group]
@@ -125,20 +128,20 @@ def reducescatter(
     """Reduce a tensor over the ranks and give each rank its rows of the result.
 
     Args:
-        tensor: of the same shape and dtype on every rank, of at least one dimension.
-        name: by which the ranks match it; numbered in the order of submission if None.
-        compression: what travels instead of the tensor.
+        tensor: tensor of at least one dimension, of the same shape and dtype on every rank.
+        name: name by which the ranks match the operation; numbered in the order of submission if None.
+        compression: compressor for the tensor that is sent.
         op: ``Average`` or ``Sum``.
-        process_set: the ranks that take part.
-        prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies the result.
+        process_set: ranks that take part.
+        prescale_factor: factor by which the tensor is multiplied before the reduction.
+        postscale_factor: factor by which the result is multiplied.
 
     Returns:
-        A new tensor with as many rows as come out even; the first ranks have one more where it does not.
+        A new tensor with this rank's rows. The rows are divided evenly; the first ranks get one more of a remainder.
 
     Raises:
         HorovodInternalError: on all ranks, if they disagree about the tensor, the operation or the factors.
-        ValueError: if the tensor cannot be taken, or this rank is not in the process set.
+        ValueError: if the tensor is not supported, or this rank is not in the process set.
     """
     compressed, ctx = compression.compress(tensor)
     options = (op, process_set, prescale_factor, postscale_factor)
@@ -157,7 +160,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start :func:`reducescatter`, without gradients; ``synchronize`` gives the new tensor."""
+    """Start :func:`reducescatter`, without gradients; ``synchronize`` returns the new tensor."""
     return run_later(*_request(tensor, name, op, process_set, prescale_factor, postscale_factor))
 
 
@@ -189,7 +192,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start :func:`grouped_reducescatter`, without gradients; ``synchronize`` gives a tuple of new tensors."""
+    """Start :func:`grouped_reducescatter`, without gradients; ``synchronize`` returns a tuple of new tensors."""
     return run_later(*_grouped_request(tensors, name, op, process_set, prescale_factor, postscale_factor))
 
 

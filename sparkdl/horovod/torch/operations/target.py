@@ -2,7 +2,7 @@
 
 Tensors are converted to the contiguous CPU buffers that a communicator takes, and back. The engine is that of a
 process set; the ranks match an operation by its name. The checks refuse tensors that cannot be communicated. The
-description of a request is made from its tensors, and only once for a tensor that comes again in every step.
+description of a request is made from its tensors, and cached, as the same tensors come in every step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AVERAGED_DTYPES = ELEMENT_DTYPES - {torch.bool}
 
 
 class Arrival:
-    """The moment on an accelerator's stream when tensors are complete; passed at once on the CPU."""
+    """The point on an accelerator's streams at which tensors are complete; CPU tensors always are."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._events = []
@@ -35,13 +35,13 @@ class Arrival:
             self._events.append(event)
 
     def wait(self) -> None:
-        """Block until the tensors hold what their owner's thread had put on the stream for them."""
+        """Block until the work that was on the streams when this object was made is complete."""
         for event in self._events:
             event.synchronize()
 
 
 def is_buffer(tensor: torch.Tensor) -> bool:
-    """The communicator can read and write this tensor where it lies."""
+    """Whether the communicator can read and write this tensor in place."""
     return (
         tensor.device.type == "cpu"
         and tensor.is_contiguous()
@@ -51,7 +51,7 @@ def is_buffer(tensor: torch.Tensor) -> bool:
 
 
 def as_buffer(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor where it is a buffer, else a copy that is."""
+    """The tensor itself if it is a buffer, else a copy that is one."""
     tensor = tensor.detach()
     if is_buffer(tensor):
         return tensor
@@ -59,7 +59,7 @@ def as_buffer(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copy_back(buffer: torch.Tensor, output: torch.Tensor) -> None:
-    """Write what :func:`as_buffer` made of an output, unless it is the output; complete when this returns."""
+    """Copy a buffer made by :func:`as_buffer` to its output, unless it is the output; complete when this returns."""
     if buffer.data_ptr() == output.data_ptr() and is_buffer(output):
         return
     output.detach().copy_(buffer)
@@ -68,7 +68,7 @@ def copy_back(buffer: torch.Tensor, output: torch.Tensor) -> None:
 
 
 def as_bytes(buffer: torch.Tensor) -> Any:
-    """A buffer's bytes as an array over the same memory: how any dtype is moved without being read."""
+    """A buffer's bytes as an array over the same memory, by which tensors of any dtype can be moved."""
     return tensor_bytes(buffer).numpy()
 
 
@@ -91,7 +91,7 @@ def refuse_scalars(kind: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def split_rows(num_rows: int, world_size: int) -> list[int]:
-    """Divide rows among ranks as evenly as can be; the first ranks have one more where it does not come out even."""
+    """Divide rows among ranks as evenly as possible; the first ranks get one more of a remainder."""
     least, remaining = divmod(num_rows, world_size)
     return [least + (rank < remaining) for rank in range(world_size)]
 
@@ -100,37 +100,38 @@ def find_target(process_set: ProcessSet, operation: str, name: str | None) -> tu
     """The engine of a process set, and the name by which the ranks match an operation.
 
     Args:
-        process_set: where the operation runs.
-        operation: what Horovod's errors call it, such as ``"Allreduce"``; in lower case it begins the name.
-        name: what the caller calls it; numbered in the order of submission if it has none.
+        process_set: process set in which the operation runs.
+        operation: name of the operation in Horovod's errors, such as ``"Allreduce"``; in lower case it is the prefix of
+            the name.
+        name: name that the caller gave; numbered in the order of submission if None.
 
     Raises:
         HorovodInternalError: if ``init`` has not been called.
-        ValueError: if there is no such process set, it is of an earlier world, or this rank is not in it.
+        ValueError: if there is no such process set, it belongs to an earlier world, or this rank is not in it.
     """
     engine = find_engine(process_set, operation)
     return engine, name_of(engine, operation, name)
 
 
 def find_engine(process_set: ProcessSet, operation: str) -> Engine:
-    """The first half of :func:`find_target`, for who has something to check that needs the engine."""
+    """The first half of :func:`find_target`, for callers with a check that needs the engine."""
     return engine_of(process_set, operation.removeprefix("Grouped_").capitalize())
 
 
 def name_of(engine: Engine, operation: str, name: str | None) -> str:
     """The second half of :func:`find_target`, after which the operation must be submitted.
 
-    A number that only this rank has taken would keep its next operation from meeting the others'.
+    If only this rank took a number, its next unnamed operation would not match that of the other ranks.
     """
     prefix = operation.lower()
     return f"{prefix}.{name or f'noname.{engine.next_number(prefix)}'}"
 
 
 def check_reducible(tensors: Sequence[torch.Tensor], op: int) -> None:
-    """Check that tensors can be reduced by an operation: here, as what fails on its way ends the session.
+    """Check that tensors can be reduced by an operation, before submission: a later failure ends the session.
 
     Raises:
-        ValueError: if a tensor is sparse, or of a dtype that the operation is not made for.
+        ValueError: if a tensor is sparse, or of a dtype that the operation does not support.
         HorovodInternalError: if they are not on one device.
     """
     check_tensors(tensors, _AVERAGED_DTYPES if op == Average else ELEMENT_DTYPES)
@@ -140,11 +141,11 @@ def check_tensors(tensors: Sequence[torch.Tensor], dtypes: Collection[torch.dtyp
     """Check that tensors can be communicated.
 
     Args:
-        tensors: strided, all on one device.
-        dtypes: those allowed; any if None.
+        tensors: strided tensors, all on one device.
+        dtypes: dtypes that are allowed; None for any.
 
     Raises:
-        ValueError: if a tensor is sparse, quantized or without memory, or of another dtype.
+        ValueError: if a tensor is sparse, quantized or without memory, or its dtype is not allowed.
         HorovodInternalError: if they are not on one device.
     """
     if len({tensor.device for tensor in tensors}) > 1:
@@ -157,7 +158,7 @@ def check_tensors(tensors: Sequence[torch.Tensor], dtypes: Collection[torch.dtyp
 
 
 def refuse_subclasses(tensors: Iterable[torch.Tensor]) -> None:
-    """Refuse tensors that are not what their memory holds, such as DTensors.
+    """Refuse tensors whose values are not in their own memory, such as DTensors.
 
     Raises:
         ValueError: if there is one.
@@ -171,10 +172,10 @@ def refuse_subclasses(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def check_outputs(outputs: Sequence[torch.Tensor]) -> None:
-    """Check that results can be written to tensors, which :func:`check_tensors` takes.
+    """Check that results can be written to tensors that :func:`check_tensors` accepts.
 
     Raises:
-        ValueError: if several elements of one lie at one place, as those of an expanded tensor do.
+        ValueError: if several elements of a tensor share one place in memory, as in an expanded tensor.
     """
     for output in outputs:
         if any(extent > 1 and step == 0 for extent, step in zip(output.shape, output.stride(), strict=True)):
@@ -185,7 +186,7 @@ def check_outputs(outputs: Sequence[torch.Tensor]) -> None:
 
 
 def new_output(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor of the same shape, dtype and device, whose values are still to come."""
+    """A contiguous, uninitialized tensor of the same shape, dtype and device."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
@@ -202,11 +203,11 @@ def describe(kind: Kind, name: str, tensors: Sequence[torch.Tensor], **options: 
     """Describe a request.
 
     Args:
-        kind: what it does.
-        name: by which it is matched.
-        tensors: what it is about.
-        options: further attributes of :class:`~sparkdl.horovod.torch.engine.request.Description`, also as the
-            numbers of NumPy or torch that programs compute them with.
+        kind: kind of the request.
+        name: name by which the request is matched.
+        tensors: tensors of the request.
+        options: numeric attributes of :class:`~sparkdl.horovod.torch.engine.request.Description`; numbers of NumPy or
+            torch are converted.
     """
     dtypes, shapes = tuple(tensor.dtype for tensor in tensors), tuple(tensor.shape for tensor in tensors)
     numbers = tuple((option, _PLAIN[option](value)) for option, value in options.items())
@@ -231,10 +232,10 @@ def _describe(
 
 
 def refuse_ranks_that_joined(kind: Kind, given: np.ndarray[Any, Any]) -> None:
-    """Refuse to continue if a row of ``given`` does not begin with the one that ranks with data give.
+    """Refuse to continue if a rank has joined: its row of ``given`` begins with zero instead of one.
 
     Raises:
-        HorovodInternalError: the same on all ranks.
+        HorovodInternalError: if a rank has joined; the same on all ranks.
     """
     joined = [rank for rank, first in enumerate(given[:, 0].tolist()) if not first]
     error = refuse_join(kind, joined)

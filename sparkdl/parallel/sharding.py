@@ -92,15 +92,18 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     """The repeated parts of a model: the members of its outermost lists of layers of one type.
 
     A list is a ``ModuleList`` or a ``Sequential``. A model may have several lists, as in an encoder and a decoder. The
-    blocks of a model without such a list are its children that have parameters.
+    blocks of a model without such a list are its children that have parameters; a pipeline stage without one has no
+    blocks, as it calls only some modules inside of its children.
     """
-    found = list(_members_of_lists(module)) or [
-        member
-        for child in module.children()
-        # A list does not compute, so it cannot be a block itself.
-        for member in (child.children() if isinstance(child, nn.ModuleList | nn.ModuleDict) else [child])
-        if any(True for _ in member.parameters())
-    ]
+    found = list(_members_of_lists(module))
+    if not found and not getattr(module, "is_pipeline_stage", False):
+        found = [
+            member
+            for child in module.children()
+            # A list does not compute, so it cannot be a block itself.
+            for member in (child.children() if isinstance(child, nn.ModuleList | nn.ModuleDict) else [child])
+            if any(True for _ in member.parameters())
+        ]
     return list(dict.fromkeys(found))  # a layer may occur several times
 
 
@@ -130,7 +133,9 @@ def _without_shared(module: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.M
 def _members_of_lists(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         members = list(child) if isinstance(child, nn.ModuleList | nn.Sequential) else []
-        are_equal = len(members) > 1 and len({type(member) for member in members}) == 1
+        # One layer in a ModuleList is a block: a pipeline stage may have one. A Sequential of one may be any part.
+        is_list = len(members) > 1 or isinstance(child, nn.ModuleList)
+        are_equal = is_list and len({type(member) for member in members}) == 1
         if are_equal and all(any(True for _ in member.parameters()) for member in members):
             yield from members
         else:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, MixtralForCausalLM, PreTrainedModel
 
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 
@@ -36,6 +36,14 @@ def llama(kind: type[PreTrainedModel] = LlamaForCausalLM, **changes: object) -> 
         "tie_word_embeddings": False,
     }
     return kind(kind.config_class(**{**sizes, **changes}))
+
+
+def mixtral(*, implementation: str = "eager", num_experts: int = 4) -> nn.Module:
+    """A mixture of experts, each token for two of them."""
+    sizes = {"num_local_experts": num_experts, "num_experts_per_tok": 2, "num_hidden_layers": 2}
+    module: PreTrainedModel = llama(MixtralForCausalLM, **sizes)
+    module.set_experts_implementation(implementation)
+    return module
 
 
 def gpt2() -> nn.Module:

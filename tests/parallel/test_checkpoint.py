@@ -501,7 +501,7 @@ KILLS = {
 
 
 @pytest.mark.parametrize("moment", KILLS)
-def test_a_kill_during_a_save_loses_no_checkpoint_before(moment: str, tmp_path: Path) -> None:
+def test_rank_killed_during_a_save_leaves_earlier_checkpoints_usable(moment: str, tmp_path: Path) -> None:
     victim, event, name, steps = KILLS[moment]
     others = run_ranks(2, save_and_die, str(tmp_path), victim, event, name, may_die=[victim])
     assert others[1 - victim] == steps

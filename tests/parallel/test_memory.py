@@ -87,7 +87,9 @@ LONG_CASES = {f"activations of {length:,} positions": (saved_bytes, length, 0.02
 
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(LONG_CASES, marks=pytest.mark.slow)])
-def test_the_memory_of_a_rank_is_its_share(cases: dict[str, Any], subtests: pytest.Subtests) -> None:
+def test_memory_of_a_rank_is_the_total_divided_by_the_number_of_ranks(
+    cases: dict[str, Any], subtests: pytest.Subtests
+) -> None:
     calls = [case[:2] for case in cases.values()]
     (wholes,) = run_ranks(1, measure, calls)
     for ranks in (2, 4):

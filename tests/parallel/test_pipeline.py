@@ -28,7 +28,7 @@ from sparkdl.parallel.pipeline_cut import costs_by_time, cut
 from sparkdl.parallel.sharding import average_gradients, blocks_of, recompute_activations, shard
 from sparkdl.parallel.tensor import cross_entropy, divide
 from tests.checks import chosen, slow, with_marks
-from tests.parallel.models import SIZES, batch, decoder, llama, optimizer_of, reference
+from tests.parallel.models import SIZES, batch, decoder, llama, mixtral, optimizer_of, reference
 from tests.torch.checks import run_checks
 
 
@@ -105,6 +105,7 @@ def check_a_decoder_equals_one_process_on_every_schedule() -> None:
 def check_a_llama_equals_one_process() -> None:
     check(Parallelism(pipeline=-1), llama)
     check(Parallelism(pipeline=2, tensor=2), llama, recompute=True)
+    check(Parallelism(pipeline=2, tensor=2), mixtral)
 
 
 def check_models_whose_layers_are_not_all_alike_equal_one_process() -> None:
@@ -230,6 +231,7 @@ def check_recomputed_activations_equal_one_process() -> None:
 
 
 def check_pipeline_and_sharding_equal_one_process() -> None:
+    check(Parallelism(pipeline=2, shard=2), lambda: llama(num_hidden_layers=2))  # one layer on each stage
     check(Parallelism(pipeline=2, data=2), schedule="interleaved-1f1b", recompute=True)
     with pytest.raises(ParamError, match="splits the backward pass"):
         check(Parallelism(pipeline=2, shard=2), schedule="zbv")

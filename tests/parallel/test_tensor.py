@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import MixtralForCausalLM, Olmo2ForCausalLM, Qwen2MoeForCausalLM
+from transformers import Olmo2ForCausalLM, Qwen2MoeForCausalLM
 
 from sparkdl.errors import ParamError
 from sparkdl.networks.language import LanguageNetwork
@@ -19,7 +19,7 @@ from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.sharding import blocks_of, recompute_activations
 from sparkdl.parallel.tensor import cross_entropy, divide
 from tests.checks import checks_in
-from tests.parallel.models import SIZES, batch, decoder, llama, logits_of, optimizer_of, reference
+from tests.parallel.models import SIZES, batch, decoder, llama, logits_of, mixtral, optimizer_of, reference
 from tests.torch.checks import run_checks
 
 
@@ -85,15 +85,6 @@ def check_a_model_that_norms_all_heads_together_equals_one_process() -> None:
     check(olmo, sequence=True)
 
 
-EXPERTS = {"num_experts_per_tok": 2, "num_hidden_layers": 2, "router_aux_loss_coef": 0.0}
-
-
-def mixtral(*, implementation: str = "eager", num_experts: int = 4) -> nn.Module:
-    module = llama(MixtralForCausalLM, num_local_experts=num_experts, **EXPERTS)
-    module.set_experts_implementation(implementation)
-    return module
-
-
 def qwen_of_experts() -> nn.Module:
     """It has an expert for all tokens beside the others, and norms of none."""
     return llama(
@@ -101,7 +92,8 @@ def qwen_of_experts() -> nn.Module:
         num_experts=4,
         moe_intermediate_size=16,
         shared_expert_intermediate_size=32,
-        **EXPERTS,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
     )
 
 

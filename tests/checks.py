@@ -1,4 +1,4 @@
-"""Checks: functions of a module whose names begin with ``check_``, which all ranks of one world run in the same order.
+"""Checks: functions of a module whose names begin with ``check_``. All ranks of one world run them in the same order.
 
 Many checks share a set of rank processes, because starting processes that import torch takes longer than most checks.
 A test looks up the outcome of one check by its name.
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 Outcomes = dict[str, str | None]
-"""For each check how it failed, or None."""
+"""The failure of each check as text, or None if it passed."""
 
 
 def checks_in(module_name: str) -> list[str]:
-    """The checks that a module defines, in the order in which they are written."""
+    """The checks that a module defines, in the order of the source."""
     return [
         name
         for name, value in vars(importlib.import_module(module_name)).items()
@@ -27,13 +27,13 @@ def checks_in(module_name: str) -> list[str]:
 
 
 def slow(check: Callable[[], None]) -> Callable[[], None]:
-    """Mark a check that ``make test-slow`` alone runs."""
+    """Mark a check that only ``make test-slow`` runs."""
     check.is_slow = True  # type: ignore[attr-defined]
     return check
 
 
 def with_marks(module_name: str) -> list[Any]:
-    """The checks of a module for ``pytest.mark.parametrize``, those that are slow with that mark."""
+    """The checks of a module as parameters for ``pytest.mark.parametrize``; slow checks carry that mark."""
     checks = vars(importlib.import_module(module_name))
     return [
         pytest.param(name, marks=pytest.mark.slow if hasattr(checks[name], "is_slow") else ())
@@ -42,7 +42,7 @@ def with_marks(module_name: str) -> list[Any]:
 
 
 def chosen(items: Iterable[pytest.Item], module_name: str) -> list[str]:
-    """The checks of a module that are among the tests of this run."""
+    """The checks of a module that are among the collected tests of this run."""
     names = [
         item.callspec.params["check"]
         for item in items
@@ -55,10 +55,10 @@ def chosen(items: Iterable[pytest.Item], module_name: str) -> list[str]:
 
 
 def outcome_of(check: Callable[[], None], rank: int) -> str | None:
-    """Run a check on this rank; say how it failed, or None."""
+    """Run a check on this rank; return its failure as text, or None."""
     try:
         check()
-    except (Exception, pytest.fail.Exception):  # pytest's is not an Exception
+    except (Exception, pytest.fail.Exception):  # pytest's failure is not an Exception
         return f"rank {rank}:\n{traceback.format_exc()}"
     return None
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 SPARK_MODES = ("local", "cluster", "connect")
 
-# An example is late where the machine is busy.
+# On a busy machine an example may exceed a deadline.
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no clock")
 
@@ -34,14 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Heed Ctrl-C, and have what the tests start heed it: a shell has what it puts in the background ignore it."""
+    """Heed Ctrl-C, also in processes that the tests start: a shell makes background processes ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+@pytest.hookimpl(tryfirst=True)  # runs before pytest evaluates -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave to one kind of Spark what would prove the same once more on another."""
+    """Deselect tests that would only repeat on this kind of Spark what another kind proves."""
     mode = config.getoption("--spark")
     for item in items:
         if mode != "local" and item.get_closest_marker("slow_elsewhere"):
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def default_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what tests write to the default Store out of the user's cache folder."""
+    """Keep tests that use the default Store out of the user's cache folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKDL_STORE", str(tmp_path_factory.mktemp("default store")))
         yield
@@ -73,17 +73,17 @@ def spark_mode(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def spark(spark_mode: str) -> Iterator[SparkSession]:
-    """The one session of this test process; a process cannot have a classic and a Connect session."""
+    """The only session of this test process; a process cannot have both a classic and a Connect session."""
     import pyspark
     from pyspark.sql import SparkSession
 
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    # The functions that tests run on ranks are found by name.
+    # Ranks import the functions of the tests by name.
     os.environ["PYTHONPATH"] = str(ROOT)
     builder = SparkSession.builder.appName("sparkdl tests")
     if spark_mode == "connect":
-        os.environ["SPARK_TESTING"] = "1"  # has the server listen on a free port instead of 15002
+        os.environ["SPARK_TESTING"] = "1"  # makes the server listen on a free port instead of 15002
         builder = builder.remote("local[2]")
     else:
         builder = builder.master("local[2]" if spark_mode == "local" else "local-cluster[2,1,1024]")
@@ -98,5 +98,5 @@ def spark(spark_mode: str) -> Iterator[SparkSession]:
     yield session
     session.stop()
     if app:
-        # What executors had in their folders, large models among it; local-cluster leaves that behind.
+        # The folders of the executors, which hold large models among others; local-cluster leaves them behind.
         shutil.rmtree(Path(os.environ["SPARK_HOME"], "work", app), ignore_errors=True)

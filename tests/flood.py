@@ -1,8 +1,8 @@
-"""Strangers that press on a port from a process of their own: thousands of connections that prove nothing.
+"""Strangers that flood a port from their own process: thousands of connections that never authenticate.
 
-``with flooded(port, 5000):`` has them open all the time; those that the listener closes are opened again. Some
-are silent, some send garbage, some a byte at a time of garbage or of a handshake, some a handshake with a false proof,
-and some are reset as soon as they are open. As a program: ``python -m tests.flood PORT NUM``.
+``with flooded(port, 5000):`` keeps that many connections open; those that the listener closes are opened again. Some
+are silent; some send garbage; some send garbage or a handshake one byte at a time; some send a handshake with a false
+proof; some are reset as soon as they are open. As a program: ``python -m tests.flood PORT NUM``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAGIC = b"sparkdl\x02"
 
 @contextmanager
 def flooded(port: int, num_connections: int) -> Iterator[None]:
-    """Press on a port of loopback; begins when all connections have been opened once."""
+    """Flood a port of loopback; enter the block when all connections have been opened once."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     each = min(num_connections, max(hard - 100, 100) if hard != resource.RLIM_INFINITY else num_connections)
     num_processes = -(-num_connections // each)
@@ -58,7 +58,7 @@ class _Stranger:
         self.kind = kind
         self.sock = socket.socket()
         self.sock.setblocking(False)
-        # From many addresses, or the ports of one would be used up, also for those who are no strangers.
+        # Use many source addresses: the ports of one would run out, also for legitimate peers.
         self.sock.bind((f"127.1.{number // 200 % 200}.{number % 200 + 1}", 0))
         code = self.sock.connect_ex(("127.0.0.1", port))
         if code not in (0, errno.EINPROGRESS):
@@ -66,7 +66,7 @@ class _Stranger:
         self._handshake = iter(_MAGIC + secrets.token_bytes(64))
 
     def begin(self) -> bool:
-        """Say what it says at once; whether it stays."""
+        """Send the first bytes of this kind of stranger; return whether it stays connected."""
         if self.kind == "garbage":
             self.sock.send(secrets.token_bytes(300))
         elif self.kind == "false proof":
@@ -83,7 +83,7 @@ class _Stranger:
 
 
 def main(port: int, num_connections: int) -> None:
-    """Flood until killed, or until standard input ends; say so when as many connections were opened as shall be."""
+    """Flood until killed or until standard input ends; print a line once ``num_connections`` were opened."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     numbers, kinds = itertools.count(), itertools.cycle(_KINDS)

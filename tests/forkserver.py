@@ -1,7 +1,7 @@
-"""Forks rank processes out of one that has imported what they need: torch alone takes a process three seconds.
+"""Forks rank processes from one that has already imported their modules: torch alone takes a process three seconds.
 
 A forked rank has the environment, the folder and the output that a process started by the caller would have.
-Variables that libraries read when they are imported would come too late for it: see :func:`forkservers_for`.
+Variables that libraries read at import cannot be set after the fork: see :func:`forkservers_for`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 
 ALWAYS_PRELOADED = ("numpy",)
 WITH_TORCH = ("torch.distributed", "torch._dynamo")
-"""What is imported with torch; the last one by the first optimizer that a process makes."""
+"""Modules imported along with torch; the first optimizer that a process makes would import the last one."""
 
 OF_A_FIT = "sparkdl.data.petastorm.reader"
-"""What :func:`sparkdl.training.trainer.train` imports when it reads the first rows, pandas among it."""
+"""Module that :func:`sparkdl.training.trainer.train` imports when it reads the first rows, and with it pandas."""
 
 NOT_PRELOADED = "tests.gpu."
-"""How the names of modules begin that count GPUs when they are imported, after which no fork can use one."""
+"""Prefix of modules that count GPUs at import, after which no fork can use a GPU."""
 
 READ_AT_IMPORT = (
     "PYTHON",
@@ -43,16 +43,16 @@ READ_AT_IMPORT = (
     "OPENBLAS_",
     "TORCH_",
 )
-"""How the names of the variables begin that a process has to be started with."""
+"""Prefixes of variables that must be set when a process starts."""
 
 NUM_FORKSERVERS = 2
-"""Of each environment. Ranks of one have the seed of string hashes in common, as ranks of a launcher have not."""
+"""Number of forkservers per environment. Ranks of one share the seed of string hashes, unlike launched ranks."""
 
 _ABOVE_ALL_FDS = 500
 
 
 class ForkedRank:
-    """A rank of a forkserver, with what is used of :class:`subprocess.Popen`."""
+    """A rank of a forkserver, with the methods of :class:`subprocess.Popen` that callers use."""
 
     def __init__(self, forkserver: Forkserver, pid: int) -> None:
         self._forkserver, self._pid = forkserver, pid
@@ -60,15 +60,15 @@ class ForkedRank:
         self._code: int | None = None
 
     def kill(self) -> None:
-        """End it at once, unless it has ended."""
+        """Kill the process, unless it has ended."""
         if self._code is None:
             signal.pidfd_send_signal(self._fd, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; its exit code, negative for a signal.
+        """Wait for the process to end; return its exit code, negative for a signal.
 
         Raises:
-            subprocess.TimeoutExpired: if it has not ended after so many seconds.
+            subprocess.TimeoutExpired: if it has not ended after ``timeout`` seconds.
         """
         if self._code is None:
             if not select.select([self._fd], [], [], timeout)[0]:
@@ -79,7 +79,7 @@ class ForkedRank:
 
 
 class Forkserver:
-    """The process that forks. It ends with the one that made it, and its ranks end with it."""
+    """The process that forks ranks. It ends with its creator, and its ranks end with it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -95,7 +95,7 @@ class Forkserver:
 
     @contextmanager
     def preloading(self, modules: Collection[str]) -> Iterator[None]:
-        """Have it import modules meanwhile, so once for all ranks to come."""
+        """Import modules in the process, once for all later ranks, while the block runs."""
         with self._lock:
             if wanted := sorted(set(modules) - self._preloaded):
                 self._send({"preload": wanted})
@@ -108,7 +108,7 @@ class Forkserver:
         """Fork a rank.
 
         Args:
-            environment: its variables.
+            environment: environment variables of the rank.
             fds: descriptors that it inherits under their numbers; the first is its connection to the caller.
         """
         request = {
@@ -119,7 +119,7 @@ class Forkserver:
         return ForkedRank(self, self.ask(request, [1, 2, *fds]))
 
     def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
-        """What the process answers to a request."""
+        """Send a request to the process and return its answer."""
         with self._lock:
             self._send(request, fds)
             return self._receive()
@@ -141,15 +141,15 @@ _opening = threading.Lock()
 def forkservers_for(
     num_ranks: int, environment: Mapping[str, str], modules: Collection[str]
 ) -> list[Forkserver]:
-    """The forkserver of each rank of a world, started at first use.
+    """Return the forkserver of each rank of a world; start forkservers at first use.
 
     Args:
-        num_ranks: how many ranks there are.
-        environment: variables of all ranks. Each set of those that libraries read when they are imported has
-            forkservers of its own.
-        modules: what the ranks' functions and arguments are of: torchmetrics takes a process that imports it another
-            two seconds. All forkservers have imported them, side by side, when this returns: ranks do not wait long
-            for each other.
+        num_ranks: number of ranks.
+        environment: environment variables of all ranks. Each set of variables that libraries read at import has its own
+            forkservers.
+        modules: modules of the ranks' functions and arguments. Importing torchmetrics, for example, takes a process
+            another two seconds. When this returns, all forkservers have imported them, side by side, so that ranks do
+            not wait long for each other.
     """
     read_at_import = {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
     forkservers = []
@@ -199,7 +199,7 @@ def _preload(modules: Sequence[str]) -> None:
             importlib.import_module(name)
     if "sparkdl.training.trainer" in sys.modules:
         importlib.import_module(OF_A_FIT)
-    gc.freeze()  # the collector of a fork need not look at, and thereby copy, what all forks share
+    gc.freeze()  # keeps the collectors of forks from visiting, and thereby copying, the objects that all forks share
 
 
 def _reap(pid: int) -> int:
@@ -207,8 +207,8 @@ def _reap(pid: int) -> int:
 
 
 def _settle_in(request: dict[str, Any], fds: Sequence[int]) -> None:
-    """Make of a fork what a new process would be."""
-    # None may lie where another one belongs.
+    """Give a fork the state of a new process."""
+    # Move them out of the way of the target numbers first.
     high = [fcntl.fcntl(received, fcntl.F_DUPFD, _ABOVE_ALL_FDS) for received in fds]
     for received in fds:
         os.close(received)

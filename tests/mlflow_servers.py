@@ -1,4 +1,4 @@
-"""Real servers of MLflow for tests: what scores models, in a Python without Spark, and what keeps runs."""
+"""Real servers of MLflow for tests: model scoring in a Python without Spark, and tracking."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STARTED = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
 
 
 _SPARK = re.compile(r"pyspark|py4j|petastorm")
-_SPARKDL = re.compile(r".*sparkdl")  # also what an editable install has beside the package
+_SPARKDL = re.compile(r".*sparkdl")  # also matches the extra files of an editable install
 
 
 def python_for_serving(folder: Path) -> Path:
@@ -54,9 +54,10 @@ esac
 
 
 def environments_of_mlflow(folder: Path, manager: str) -> dict[str, str]:
-    """Return the variables with which MLflow makes environments of models below a folder, by virtualenv or uv.
+    """Return the variables that make MLflow create environments of models below a folder, by virtualenv or uv.
 
-    They get their packages from where pip does here, and no module of this environment is on their path.
+    These environments get packages from where pip is configured to look; modules of this environment are not on their
+    path.
     """
     prefix = Path(sys.base_prefix)
     if not (prefix / "bin" / "python").exists():
@@ -74,7 +75,7 @@ def environments_of_mlflow(folder: Path, manager: str) -> dict[str, str]:
         "PATH": f"{programs}{os.pathsep}{_path()}",
         "PYENV_ROOT": str(folder / "pyenv"),
         "MLFLOW_ENV_ROOT": str(folder / "environments"),
-        "UVICORN_PORT": "0",  # MLflow takes a port of 0 for none given
+        "UVICORN_PORT": "0",  # MLflow treats a port of 0 as unset
     }
 
 
@@ -83,7 +84,7 @@ def _path() -> str:
 
 
 def _as_pip() -> dict[str, str]:
-    """The variables by which uv looks for packages where pip is configured to."""
+    """Variables that make uv look for packages where pip is configured to look."""
     done = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
         capture_output=True,
@@ -95,7 +96,7 @@ def _as_pip() -> dict[str, str]:
     for line in done.stdout.splitlines():
         name, _, value = line.partition("=")
         found[name.rpartition(".")[2]] = " ".join(ast.literal_eval(value).split())
-    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # pip takes the best of all, too
+    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # pip also takes the best version of all indexes
     for ours, theirs, joint in (
         ("find-links", "UV_FIND_LINKS", ","),
         ("index-url", "UV_DEFAULT_INDEX", " "),
@@ -112,8 +113,8 @@ class Server:
     """A process that listens on loopback.
 
     Attributes:
-        url: where it answers.
-        process: the leader of its group.
+        url: URL at which it answers.
+        process: leader of its process group.
     """
 
     def __init__(self, process: subprocess.Popen[str], *, timeout_s: float = 300) -> None:
@@ -129,17 +130,17 @@ class Server:
 
     @property
     def output(self) -> str:
-        """What it has written so far."""
+        """The output of the server so far."""
         return "".join(self._lines)
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and all processes that it has started."""
+        """Send a signal to the server and all processes that it has started."""
         os.killpg(self.process.pid, number)
 
     def stop(self) -> None:
-        """End it and wait for its end."""
+        """Kill the server and wait for its end."""
         if self.process.poll() is None:
-            self.signal(signal.SIGKILL)  # also of one that is stopped
+            self.signal(signal.SIGKILL)  # SIGKILL also ends a stopped process
         self.process.wait(30)
         self._reader.join(30)
 
@@ -161,7 +162,7 @@ def scoring_server(python: Path, model: str, folder: Path, *modules: Path) -> It
         **os.environ,
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(map(str, modules)),
-        "UVICORN_PORT": "0",  # MLflow takes a port of 0 for none given
+        "UVICORN_PORT": "0",  # MLflow treats a port of 0 as unset
     }
     for name in ("JAVA_HOME", "SPARK_HOME"):
         environment.pop(name, None)
@@ -196,7 +197,7 @@ def tracking_server(folder: Path, *arguments: str, **variables: str) -> Iterator
 def running(
     command: list[str], environment: Mapping[str, str], folder: Path, *, timeout_s: float = 120
 ) -> Iterator[Server]:
-    """Run a command that starts a server, in a folder; ``timeout_s`` is what it may take until it listens."""
+    """Run a command that starts a server, in a folder; ``timeout_s`` limits the time until it listens."""
     process = subprocess.Popen(
         command,
         env=environment,

@@ -27,7 +27,7 @@ def main() -> int:
     if options.tidy:
         return tidy(build)
     run("cmake", "--build", str(build), "--parallel", PARALLEL)
-    # The thread sanitizer needs its shadow memory where address space layout randomization may put libraries.
+    # Address space layout randomization may place libraries where the thread sanitizer needs its shadow memory.
     prefix = ["setarch", "--addr-no-randomize"] if options.sanitize == "thread" else []
     run(
         *prefix,
@@ -58,7 +58,7 @@ def configure(sanitize: str | None) -> Path:
 
 
 def tidy(build: Path) -> int:
-    """Check every source of the core and of its tests, several at once; the bindings need Python's own headers."""
+    """Check every source of the core and of its tests in parallel; the bindings need Python's own headers."""
     sources = [path for path in (ROOT / "native").rglob("*.cc") if "bindings" not in path.parts]
     with ThreadPoolExecutor(max_workers=int(PARALLEL)) as pool:
         checks = list(pool.map(lambda source: tidy_one(build, source), sorted(sources)))
@@ -74,7 +74,7 @@ def tidy_one(build: Path, source: Path) -> subprocess.CompletedProcess[str]:
         env=ENVIRONMENT,
         check=False,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # counts of warnings in system headers
+        stderr=subprocess.DEVNULL,  # silences the counts of warnings in system headers
         text=True,
     )
 

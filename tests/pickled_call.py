@@ -1,4 +1,4 @@
-"""What a rank shall call, in bytes, and the modules that it has to import for that."""
+"""A pickled call for a rank, and the modules that the rank has to import for it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ class _ModuleNotingPickler(pickle.Pickler):
         self.modules: set[str] = set()
 
     def persistent_id(self, value: Any) -> None:
-        """Note where a value that is pickled by its name comes from; it is pickled as always."""
+        """Note the module of a value that is pickled by its name; pickling itself is unchanged."""
         if isinstance(value, (type, FunctionType)):
             self.modules.add(value.__module__)

@@ -1,4 +1,4 @@
-"""Which processes there are, whether they still run, and where they listen, for tests that end or examine them."""
+"""Finds running processes and the addresses on which they listen, for tests that end or examine processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and is more than a zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -30,7 +30,7 @@ def wait_until_gone(pids: Sequence[int], timeout_s: float) -> list[int]:
 
 
 def with_descendants(pid: int) -> set[int]:
-    """A process and all that it and its descendants have started, as far as they still have their parents."""
+    """A process and all its descendants that still have their parents."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -45,7 +45,7 @@ def with_descendants(pid: int) -> set[int]:
 
 
 def runs(pid: int, program: str) -> bool:
-    """Whether a process runs a program, by its name."""
+    """Whether a process runs a program of this name."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() == program
     except (FileNotFoundError, ProcessLookupError):
@@ -53,14 +53,14 @@ def runs(pid: int, program: str) -> bool:
 
 
 def listens_on(pids: Collection[int]) -> list[tuple[int, str]]:
-    """The TCP addresses on which processes of this network namespace listen, with the process."""
+    """The TCP addresses on which processes of this network namespace listen, each with the process id."""
     listening = _listening_sockets()
     found = []
     for pid in pids:
         for number in _descriptors(pid):
             try:
                 target = os.readlink(f"/proc/{pid}/fd/{number}")
-            except OSError:  # it is closed, as this one's to the folder itself
+            except OSError:  # it is closed, like this process's own descriptor of the folder
                 continue
             if target in listening:
                 found.append((pid, listening[target]))
@@ -79,12 +79,12 @@ def _listening_sockets() -> dict[str, str]:
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         try:
             lines = Path(f"/proc/thread-self/net/{table}").read_text().splitlines()[1:]
-        except FileNotFoundError:  # a kernel without IPv6
+        except FileNotFoundError:  # the kernel has no IPv6
             continue
         for fields in map(str.split, lines):
             if fields[3] == "0A":
                 words = bytes.fromhex(fields[1].partition(":")[0])
-                # Each word is as this machine keeps it.
+                # Each word has the byte order of this machine.
                 ordered = b"".join(
                     words[at : at + 4][:: -1 if sys.byteorder == "little" else 1]
                     for at in range(0, len(words), 4)

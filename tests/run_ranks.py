@@ -1,7 +1,7 @@
-"""Starts real rank processes on this machine, without Spark, and gathers what they return.
+"""Starts real rank processes on this machine, without Spark, and collects their return values.
 
 ``run_ranks(2, fn, 7)`` calls ``fn(environment, 7)`` in two new processes; ``fn`` is a function at the top of a module.
-A coordinator runs in the calling process. Whatever happens, no rank process outlives the call.
+A coordinator runs in the calling process. No rank process outlives the call in any case.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _HANG_TIMEOUT_S = 500.0
 
 @dataclass(kw_only=True)
 class RankEnvironment:
-    """What a rank function gets to find the other ranks.
+    """The information with which a rank function finds the other ranks.
 
     Attributes:
-        transport: what :meth:`communicator` opens unless told otherwise.
+        transport: default transport of :meth:`open` and :meth:`communicator`.
         process_variables: environment variables of the rank.
     """
 
@@ -100,7 +100,7 @@ class RankEnvironment:
     def communicator(
         self, *, transport: str | None = None, timeout_s: float = 20.0
     ) -> Iterator[Communicator]:
-        """A communicator of all ranks that is also the current one of the process."""
+        """Open a communicator of all ranks and make it the current one of the process while the block runs."""
         with self.open(transport=transport, timeout_s=timeout_s) as communicator:
             set_current_communicator(communicator)
             try:
@@ -109,19 +109,19 @@ class RankEnvironment:
                 set_current_communicator(None)
 
     def close(self) -> None:
-        """Leave the coordinator."""
+        """Disconnect from the coordinator."""
         if self._rendezvous is not None:
             self._rendezvous.close()
 
 
 class Place(Protocol):
-    """Where ranks run if not simply here; ``tests.hosts`` has one of several hosts."""
+    """Where ranks run if not in this network namespace; ``tests.hosts`` has one with several hosts."""
 
     def command(self, rank: int) -> list[str]:
-        """What goes before a rank's command line."""
+        """The prefix of a rank's command line."""
 
     def inside(self) -> AbstractContextManager[None]:
-        """A coordinator that is made meanwhile listens where all ranks reach it."""
+        """A context in which a new coordinator listens where all ranks reach it."""
 
 
 def run_ranks(
@@ -135,19 +135,19 @@ def run_ranks(
     variables: dict[str, str] | None = None,
     place: Place | None = None,
 ) -> list[Any]:
-    """Call ``fn(environment, *args)`` on every rank, each in a process of its own, and return the results by rank.
+    """Call ``fn(environment, *args)`` on every rank, each in its own process, and return the results by rank.
 
     Args:
-        world_size: how many ranks to start.
-        fn: a function at the top of a module; it and its arguments are pickled.
+        world_size: number of ranks to start.
+        fn: function at the top of a module; it and its arguments are pickled.
         args: further arguments, the same for all ranks.
         transport: default transport of the ranks' communicators.
-        mpi: whether the ranks shall stand in one MPI world.
-        timeout_s: after this many seconds all ranks are killed; by default only what hangs takes so long, also on a
-            busy machine.
+        mpi: whether the ranks form one MPI world.
+        timeout_s: time in seconds after which all ranks are killed; by default longer than any rank takes that does
+            not hang, also on a busy machine.
         may_die: ranks that may be killed; their result is None.
         variables: environment variables for all ranks.
-        place: where the ranks run; on this machine as it is when None.
+        place: where the ranks run; directly on this machine when None.
 
     Raises:
         RankError: if ``fn`` raised on a rank or a rank died; the message has that rank's traceback.
@@ -223,7 +223,7 @@ def _start(
     connection = Connection(ours.detach())
     try:
         yield connection
-        # A rank that has sent its result is about to end by itself; that it does so well is part of the test.
+        # A rank that has sent its result has to end on its own; its clean exit is part of the test.
         code = process.wait(timeout=_LEAVE_TIMEOUT_S)
         if code != 0 and not may_die:
             rank = environment.rank
@@ -267,8 +267,8 @@ def _mpi_end(environment: RankEnvironment) -> Iterator[socket.socket]:
 
 
 def rank_main(fd: int) -> None:
-    """Call the function that comes over the connection, and send back what it returned."""
-    # Should the test process be killed, its ranks go with it.
+    """Call the function received over the connection, and send back its return value."""
+    # If the test process is killed, its ranks end with it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     connection = Connection(fd)
     environment, call = pickle.loads(connection.recv_bytes())

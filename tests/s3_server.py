@@ -17,16 +17,16 @@ _buckets = itertools.count()
 
 @dataclass(frozen=True)
 class S3:
-    """The server.
+    """A running S3 server.
 
     Attributes:
-        environment: what a user sets to reach it.
+        environment: environment variables that a user sets to reach it.
     """
 
     environment: dict[str, str]
 
     def make_bucket(self) -> str:
-        """Make a bucket that is empty; its name."""
+        """Make an empty bucket; return its name."""
         bucket = f"bucket-{next(_buckets)}"
         s3fs.S3FileSystem().mkdir(bucket)
         return bucket
@@ -44,7 +44,7 @@ def s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3]:
-    """Credentials and the server's address as a user would set them: in the environment."""
+    """The server, with credentials and address in the environment as a user sets them."""
     environment = {
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",

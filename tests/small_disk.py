@@ -1,4 +1,4 @@
-"""A disk of one MiB, for tests of what happens when it is full."""
+"""A disk of one MiB, for tests of a full disk."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Lets a torchvision that is built for CUDA's torch be imported beside a CPU build of torch, in one environment.
+"""Makes a torchvision built for CUDA's torch importable beside a CPU build of torch, in one environment.
 
 The torchvision on PyPI for Linux on x86-64 goes with PyPI's torch, which is built for CUDA. Beside a CPU build its C
 library cannot be loaded, and ``import torchvision`` fails with "operator torchvision::nms does not exist", although
-networks for classification and transforms need none of its operators. So do timm, torchmetrics and lightning, which
-import it.
+networks for classification and transforms need none of its operators. timm, torchmetrics and lightning import it and
+fail as well.
 
-``make setup`` runs this file as a script. If torchvision fails so, the script copies itself to the environment, with a
-``.pth`` file by which each process of that environment imports it at its start. It then declares the two operators
-whose kernels for fake tensors torchvision registers in any case. Without an implementation: calling them remains an
-error. Where the C library loads, the script installs nothing.
+``make setup`` runs this file as a script. If torchvision fails in this way, the script copies itself to the
+environment, with a ``.pth`` file that makes each process of that environment import it at startup. It then declares
+the two operators for which torchvision registers kernels for fake tensors in any case. They have no implementation:
+calling them remains an error. If the C library loads, the script installs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 class OperatorDeclarer:
-    """A finder of modules that finds none, and declares the operators when torchvision is about to register fakes."""
+    """A module finder that finds no module, but declares the operators when torchvision is about to register fakes."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Declare the operators, if the module is the one that needs them and the C library was not loaded."""
@@ -34,7 +34,7 @@ class OperatorDeclarer:
 
 
 def install() -> None:
-    """Have each process of this environment declare the operators, if torchvision needs it here; or no longer."""
+    """Make each process of this environment declare the operators if torchvision needs it here, or stop doing so."""
     import shutil
     import subprocess
     import sysconfig

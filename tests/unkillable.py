@@ -1,4 +1,4 @@
-"""Processes whose end after SIGKILL is not seen, like that of one that waits in the kernel for a disk."""
+"""Processes whose end after SIGKILL is not observed, like that of a process that waits in the kernel for a disk."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ arguments = [ctypes.c_long(PTRACE_SEIZE), ctypes.c_long(int(sys.argv[1])), None,
 print(ctypes.CDLL(None).ptrace(*arguments), flush=True)
 sys.stdin.read()
 """
-"""Traces a process: as long as it does, the parent of that process does not see its end."""
+"""Program that traces a process: while it runs, the parent of the traced process does not see its end."""
 
 
 @contextmanager
 def unseen_end(pid: int) -> Iterator[None]:
-    """Inside the block, this process does not see the end of its child."""
+    """Keep this process from seeing the end of its child inside the block."""
     command = [sys.executable, "-c", HOLD, str(pid)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         try:

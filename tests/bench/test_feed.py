@@ -65,7 +65,7 @@ def test_every_contender_reads_every_row(
     assert batch[0].shape[1] == (3 if table.num_floats else 4)
 
 
-def test_a_contender_that_loses_rows_or_reads_other_ones_is_found_out(tmp_path: Path) -> None:
+def test_check_of_a_trial_detects_missing_and_changed_rows(tmp_path: Path) -> None:
     settings = write_table(tmp_path / "files", Table(num_rows=100, num_floats=3, rows_per_group=20), 1.0)
     case = {**settings, "shuffle_rows": 0, "trains": False}
     trial = FeedTrial("arrow", {**case, "num_rows": 101})

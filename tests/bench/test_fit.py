@@ -37,7 +37,7 @@ def test_run_measures_every_contender(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     command = [sys.executable, "-m", "sparkdl.cli", "bench", "fit", "--scale", "0.01", "--rounds", "1"]
     against = ["--against", "distributor,distributor-local,horovod"]
-    # A session that the tests already have would be taken for the command's own, and stopped.
+    # The command would take an existing session of the tests for its own, and stop it.
     subprocess.run([*command, *against, "--json", str(path)], check=True)
     report = json.loads(path.read_text())
     assert set(report["missing"]) <= {"horovod"}
@@ -65,7 +65,7 @@ def test_phases_add_up_to_the_fit_and_have_their_names() -> None:
     assert found.seconds == 18.0
 
 
-def test_rows_tell_medians_phases_and_ratios() -> None:
+def test_rows_contain_medians_phases_and_ratios() -> None:
     fits = {
         "sparkdl": [fitted(0.0, 1.0, 2.0, 9.0, 10.0), fitted(0.0, 1.0, 4.0, 9.0, 10.0)],
         "distributor": [fitted(0.0, 2.0, 8.0, 18.0, 20.0), fitted(0.0, 2.0, 8.0, 18.0, 20.0)],
@@ -87,7 +87,7 @@ def test_rows_tell_medians_phases_and_ratios() -> None:
 
 
 @pytest.mark.parametrize("losses", [{"sparkdl": 0.2, "horovod": 0.5}, {"sparkdl": float("nan")}])
-def test_a_contender_that_learned_less_is_found_out(losses: dict[str, float]) -> None:
+def test_contender_that_has_not_trained_the_same_model_is_an_error(losses: dict[str, float]) -> None:
     with pytest.raises(TrainingError, match=r"has not trained the same model"):
         fit.check_losses(losses)
 
@@ -117,7 +117,7 @@ def test_a_fit_has_as_many_steps_as_its_rows_need() -> None:
     assert Job(num_rows=1_000_000).num_steps == 3 * 1954
 
 
-def test_the_arithmetic_is_that_of_the_model() -> None:
+def test_arithmetic_trial_updates_every_weight_of_the_model() -> None:
     trial = ArithmeticTrial({"steps": 3, "batch_size": 8}, seed=0)
     before = weights_of(make_model())
     trial.run(2)

@@ -26,7 +26,7 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 
 @pytest.mark.slow  # four ranks that import torch
-def test_run_measures_every_contender_whose_losses_are_those_of_one_process(
+def test_run_measures_every_contender_and_its_state_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sparkdl.bench.rank_group.RANK_ARGUMENTS", ("-c", SMALL_MODEL))

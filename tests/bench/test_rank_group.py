@@ -1,4 +1,4 @@
-"""The ranks of one library, from the outside: their turns, their failures and their end."""
+"""The ranks of one library as their caller sees them: turns, failures and end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TURN = {
     "operations": 2,
 }
 
-# Takes the lines of a rank, and answers each turn with nothing. Leaves its process id in a folder.
+# Reads the lines of a rank and answers each turn with an empty result. Writes its process id to a folder.
 OBEDIENT_RANK = """
 import os, pathlib, sys
 pathlib.Path(sys.argv[1], str(os.getpid())).touch()
@@ -38,7 +38,7 @@ sys.stdin.read()
 
 
 def states_of_ranks(folder: Path) -> set[str]:
-    """The kernel's letters for the states of the processes that left their ids in a folder; "" when one has ended."""
+    """The kernel's state letters of the processes whose ids are in a folder; "" for one that has ended."""
     states = set()
     for path in folder.iterdir():
         try:
@@ -56,7 +56,7 @@ def test_turns_are_answered_by_every_rank_with_a_time_per_repetition() -> None:
             assert [len(answer["times"]) for answer in answers] == [3, 3]
 
 
-def test_rank_that_fails_is_named_with_its_last_words() -> None:
+def test_failed_rank_is_named_with_its_error() -> None:
     with RankGroup("native", 2) as group:
         group.wait_until_ready()
         with pytest.raises(RankError, match=r"rank \d of native .* 'nobody'"):

@@ -1,4 +1,4 @@
-"""``sparkdl bench transform``: what it refuses and reports, and end to end on a few rows."""
+"""``sparkdl bench transform``: refused options, its report, and the whole command on a few rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_run_measures_every_contender_at_every_case(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     options = ["--scale", "0.001", "--seconds", "0.1", "--json", str(path)]
     command = [sys.executable, "-m", "sparkdl.cli", "bench", "transform", *options]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)  # ours
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)  # sparkdl's
     report = json.loads(path.read_text())
     assert report["benchmark"] == "transform"
     found = {(row["case"], row["contender"]) for row in report["rows"]}
@@ -38,7 +38,7 @@ def test_run_measures_every_contender_at_every_case(tmp_path: Path) -> None:
     assert "sparkdl is" in shown.stdout
 
 
-def test_the_cases_that_may_be_named_are_those_that_there_are() -> None:
+def test_tasks_and_cases_have_the_same_names_in_the_same_order() -> None:
     assert list(TASKS) == list(transform.CASES)
 
 
@@ -57,7 +57,7 @@ def test_rows_hold_rates_and_ratios() -> None:
     assert "0.50x" in transform.format_rows([ours, other])
 
 
-def test_contenders_that_predict_something_else_are_found_out() -> None:
+def test_contenders_with_different_predictions_are_an_error() -> None:
     transform.check_alike("images", {"sparkdl": 1000.0, "spark": 1000.5})
     with pytest.raises(ParamError, match="images: the predictions of contenders add up to different sums"):
         transform.check_alike("images", {"sparkdl": 1000.0, "spark": 1002.0})

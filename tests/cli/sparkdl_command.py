@@ -1,4 +1,4 @@
-"""Runs the ``sparkdl`` command as its users do: in a process of its own."""
+"""Runs the ``sparkdl`` command as users run it: in its own process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def sparkdl(*arguments: str, cwd: Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run a command in ``cwd``, without an MLflow that the environment might name."""
+    """Run a command in ``cwd``, without an MLflow server that the environment may name."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
     return subprocess.run(
         [sys.executable, "-m", "sparkdl.cli", *arguments],

@@ -10,7 +10,7 @@ import pytest
 from sparkdl.cli.demo import judge
 from tests.cli.sparkdl_command import sparkdl
 
-pytestmark = pytest.mark.timeout(300)  # of which most is the one run of the demo, on a busy machine
+pytestmark = pytest.mark.timeout(300)  # most of it is the one run of the demo, on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def done(home: Path) -> subprocess.CompletedProcess[str]:
-    """The demo, run once for all tests here."""
+    """The result of the demo, which runs once for all tests of this module."""
     pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     return sparkdl("demo", "--folder", "made-here", cwd=home, timeout_s=280)
@@ -38,18 +38,18 @@ def test_demo_recognizes_at_least_97_of_100_digits_by_spark_and_by_mlflow(
 
 
 @pytest.mark.slow
-def test_demo_shows_progress_and_nothing_that_frightens(done: subprocess.CompletedProcess[str]) -> None:
+def test_demo_prints_its_progress_and_no_other_lines(done: subprocess.CompletedProcess[str]) -> None:
     lines = done.stderr.splitlines()
     assert [line for line in lines if re.match(r"epoch 20/20  loss 0\.\d+  [\d,]+ rows/s", line)], lines
     assert lines[-1] == "Logging the model to MLflow"
-    # The JVM itself writes the last one, which no option silences.
+    # The JVM itself writes the last one; no option silences it.
     stages = ("Preparing ", "Writing ", "Starting 2 ranks", "epoch ", "Logging ")
     allowed = (*stages, "WARNING: Using incubator modules")
     assert [line for line in lines if not line.startswith(allowed)] == []
 
 
 @pytest.mark.slow
-def test_demo_keeps_all_that_it_makes_in_its_folder(
+def test_demo_writes_only_to_its_folder_and_removes_the_training_rows(
     done: subprocess.CompletedProcess[str], home: Path
 ) -> None:
     assert done.returncode == 0, done.stderr
@@ -66,7 +66,7 @@ def test_demo_keeps_all_that_it_makes_in_its_folder(
 
 
 @pytest.mark.slow
-def test_demo_ends_by_saying_what_was_made_where_and_how_to_look_at_it(
+def test_demo_ends_by_printing_the_saved_model_and_the_mlflow_ui_command(
     done: subprocess.CompletedProcess[str], home: Path
 ) -> None:
     folder = home / "made-here"
@@ -80,7 +80,7 @@ def test_demo_ends_by_saying_what_was_made_where_and_how_to_look_at_it(
     assert Path(command.split()[0]).is_file()
 
 
-def test_too_low_an_accuracy_is_said_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_accuracy_below_97_percent_is_reported_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert judge(0.98, 0.96) == 1
     assert capsys.readouterr().err.startswith("sparkdl: an accuracy of 0.9600 is too low, at least 0.97")
     assert judge(0.97, 0.97) == 0

@@ -1,4 +1,4 @@
-"""``sparkdl doctor`` as users run it; what it finds is tested with its judgement, on hosts and on Spark."""
+"""``sparkdl doctor`` as users run it. Its findings are tested in tests/unit/doctor, tests/hosts and tests/spark."""
 
 from __future__ import annotations
 

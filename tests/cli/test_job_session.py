@@ -1,4 +1,4 @@
-"""The Spark session of ``sparkdl train`` is given secrets, and nobody else on the machine reads them."""
+"""The Spark session of ``sparkdl train`` gets secrets without showing them to other users of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/jobs.md shows is true: its job is one, and its messages are what is said."""
+"""What docs/jobs.md shows is true: its job is valid, and its messages are the real ones."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def make(folder: Path, *arguments: str, number: int = 0):
         return make_estimator(job)
 
 
-def test_the_job_of_the_docs_is_one(tmp_path):
+def test_job_in_the_docs_is_valid(tmp_path):
     estimator = make(tmp_path)
     assert estimator.getModel()[0].out_features == 64
     assert estimator.getEpochs() == 10
 
 
-def test_the_job_to_try_is_one(tmp_path):
+def test_job_to_try_in_the_docs_is_valid(tmp_path):
     estimator = make(tmp_path, number=1)
     assert type(estimator).__name__ == "TorchClassifier"
     assert estimator.getFeaturesCol() == "x"
@@ -51,14 +51,14 @@ def test_every_key_is_in_the_docs():
 
 
 @pytest.mark.parametrize("argument", ["batchSize=0"])
-def test_the_messages_of_the_docs_are_said(tmp_path, argument):
+def test_error_messages_in_the_docs_are_the_real_ones(tmp_path, argument):
     with pytest.raises(JobFileError) as caught:
         make(tmp_path, argument)
     assert f"sparkdl: {caught.value}\n" in DOCS
 
 
 @pytest.mark.parametrize("argument", re.findall(r"`([\w.]+=[\w.]*)`", DOCS))
-def test_the_changes_of_the_docs_are_understood(argument):
+def test_overrides_in_the_docs_can_be_parsed(argument):
     assert read_override(argument).path
 
 

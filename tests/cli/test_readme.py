@@ -31,22 +31,22 @@ def test_index_of_the_documentation_lists_every_page() -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    """The names that GitHub gives a page's headings."""
+    """The anchors that GitHub makes for a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.slow  # the demo goes the same way every day
+@pytest.mark.slow  # the daily tests of the demo cover the same path
 @pytest.mark.timeout(300)
 def test_examples_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(examples) == 2
-    # The second takes the session of the first; its last line shows its value in a comment.
+    # The second example uses the session of the first; its last line has its value in a comment.
     accuracy = 'print("right:", model.transform(test).filter("digit = prediction").count() / test.count())\n'
     second = re.sub(r"^Runner\(.*?\)(?=  #)", r"print(\g<0>)", examples[1], flags=re.MULTILINE)
     (tmp_path / "example.py").write_text(examples[0] + accuracy + second)
-    tools = Path(sys.executable).parent  # as `source .venv/bin/activate` has it
+    tools = Path(sys.executable).parent  # as after `source .venv/bin/activate`
     done = subprocess.run(
         [sys.executable, "example.py"],
         cwd=tmp_path,

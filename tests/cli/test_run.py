@@ -1,4 +1,4 @@
-"""``sparkdl run`` starts ranks that find each other, tells what they print, and ends all of them together."""
+"""``sparkdl run`` starts ranks that find each other, passes on their output, and ends all of them together."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_ranks_find_each_other(tmp_path: Path, transport: str, carrier: str) -> 
     assert told(tmp_path) == {rank: [carrier, 3, [6.0] * 3] for rank in range(3)}
 
 
-def test_empty_variable_is_no_choice(tmp_path: Path) -> None:
+def test_empty_variables_count_as_unset(tmp_path: Path) -> None:
     empty = {"SPARKDL_TIMEOUT_S": "", "SPARKDL_TRANSPORT": "", "SPARKDL_WIRE": ""}
     done = sparkdl_run(tmp_path, "", "-n", "1", **empty)
     assert (done.returncode, done.stderr) == (0, "")
@@ -102,7 +102,7 @@ def test_users_choose_how_float32_travels(
 ) -> None:
     done = sparkdl_run(tmp_path, ROUND, "--transport", "tcp", *options, **variables)
     assert done.returncode == 0, done.stderr
-    # 1.001 in 8 bits of mantissa is 1.0.
+    # 1.001 rounded to the 8 bits of bfloat16's significand is 1.0.
     assert told(tmp_path) == dict.fromkeys((0, 1), 2.0)
 
 
@@ -124,7 +124,7 @@ def test_ranks_that_never_looked_for_each_other_end_with_a_warning_and_status_ze
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_programs_of_mpi_alone_get_no_warning(tmp_path: Path) -> None:
+def test_programs_that_use_only_mpi_get_no_warning(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     source = "from mpi4py import MPI\ntell(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.allreduce(1))"
     done = sparkdl_run(tmp_path, source, "--transport", "mpi")
@@ -145,7 +145,7 @@ print("complaint without an end", file=sys.stderr, end="")
     assert sorted(complaints) == [f"[rank {rank}] complaint without an end" for rank in (0, 1)]
 
 
-def test_rank_is_named_with_its_error_though_others_end_before_it(tmp_path: Path) -> None:
+def test_failed_rank_is_named_although_another_rank_ends_first(tmp_path: Path) -> None:
     source = """
 import atexit, numpy, threading
 # Runs after the job was left, so that rank 0 ends first.
@@ -175,7 +175,9 @@ communicator.allreduce(numpy.ones(3))
         ),
     ],
 )
-def test_rank_that_ends_badly_ends_the_others(tmp_path: Path, ending: str, status: int, words: str) -> None:
+def test_rank_that_exits_nonzero_or_is_killed_ends_the_other_ranks(
+    tmp_path: Path, ending: str, status: int, words: str
+) -> None:
     source = WAIT.replace("print(", f"if communicator.rank == 1: {ending}\nprint(")
     done = sparkdl_run(tmp_path, source, "-n", "2")
     assert done.returncode == status
@@ -183,13 +185,13 @@ def test_rank_that_ends_badly_ends_the_others(tmp_path: Path, ending: str, statu
     assert wait_until_gone([pid for pids in told(tmp_path).values() for pid in pids], 5) == []
 
 
-def test_what_ranks_leave_running_is_ended(tmp_path: Path) -> None:
+def test_processes_that_ranks_leave_running_are_ended(tmp_path: Path) -> None:
     done = sparkdl_run(tmp_path, WAIT.replace("threading.Event().wait(600)", ""))
     assert done.returncode == 0, done.stderr
     assert wait_until_gone([pid for pids in told(tmp_path).values() for pid in pids], 5) == []
 
 
-def test_daemon_that_keeps_the_output_open_does_not_hold_up_the_end(tmp_path: Path) -> None:
+def test_daemon_that_holds_the_output_open_does_not_delay_the_end(tmp_path: Path) -> None:
     source = """
 import os, subprocess, sys
 rank = int(os.environ["SPARKDL_RANK"])
@@ -214,7 +216,7 @@ print("done")
 )
 def test_signal_to_the_command_leaves_nothing_running(tmp_path: Path, number: int, status: int) -> None:
     command = [*SPARKDL, "run", "-n", "2", "--", sys.executable, str(write_script(tmp_path, WAIT))]
-    # Ctrl-C would reach this session, too.
+    # A Ctrl-C in the terminal would reach this session, too.
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, start_new_session=True
     ) as process:
@@ -228,7 +230,7 @@ def test_signal_to_the_command_leaves_nothing_running(tmp_path: Path, number: in
         assert wait_until_gone(pids, 10) == []
 
 
-def test_end_of_whoever_reads_ends_the_ranks(tmp_path: Path) -> None:
+def test_ranks_end_when_the_reader_of_their_output_ends(tmp_path: Path) -> None:
     source = WAIT.replace("threading.Event().wait(600)", "while True: print('x' * 1000)")
     command = [*SPARKDL, "run", "-n", "2", "--", sys.executable, str(write_script(tmp_path, source))]
     with subprocess.Popen(
@@ -264,7 +266,7 @@ assert secret not in "".join(path.read_text() for path in pathlib.Path(".").iter
     assert told(tmp_path) == {0: [64, False], 1: [64, False]}
 
 
-def test_ranks_share_the_cores_unless_the_user_has_said_otherwise(tmp_path: Path) -> None:
+def test_ranks_share_the_cores_unless_omp_num_threads_is_set(tmp_path: Path) -> None:
     source = "import os\ntell(int(os.environ['SPARKDL_RANK']), int(os.environ['OMP_NUM_THREADS']))"
     assert sparkdl_run(tmp_path, source, OMP_NUM_THREADS="5").returncode == 0
     assert told(tmp_path) == {0: 5, 1: 5}
@@ -293,7 +295,7 @@ def test_ranks_share_the_cores_unless_the_user_has_said_otherwise(tmp_path: Path
         (("no-such-program",), 1, "sparkdl: no-such-program cannot be started: No such file or directory"),
     ],
 )
-def test_what_cannot_be_run_is_one_line(
+def test_invalid_command_is_reported_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     done = run([*SPARKDL, "run", *arguments], cwd=tmp_path, variables={})

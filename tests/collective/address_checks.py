@@ -1,4 +1,4 @@
-"""Arrays whose elements do not lie at multiples of their size, or not one after another. Runs on ranks."""
+"""Arrays with misaligned elements or with gaps between them. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _odd_reductions(communicator: Communicator) -> None:
     total = sum(range(1, world_size + 1))
     for dtype in (np.float64, np.float16, np.int32):
         own = at_odd_address(np.full(9, rank + 1, dtype))
-        # What is queued behind another operation works on what that one leaves.
+        # The second operation is queued behind the first and has to see its result.
         handles = [communicator.allreduce_async(own), communicator.allreduce_async(own, op="max")]
         for handle in handles:
             handle.wait()
@@ -46,9 +46,9 @@ def _strided(communicator: Communicator) -> None:
     world_size, rank = communicator.world_size, communicator.rank
     total = sum(range(1, world_size + 1))
     grid = np.full((4, 6), -1.0, np.float32)
-    own = grid[1:3, ::-2].T  # backwards and transposed, too
+    own = grid[1:3, ::-2].T  # reversed and transposed, too
     own[...] = rank + 1 + np.arange(6).reshape(3, 2)
-    # What is queued behind another operation works on what that one leaves.
+    # The second operation is queued behind the first and has to see its result.
     handles = [communicator.allreduce_async(own), communicator.allreduce_async(own, op="max", postscale=2)]
     for handle in handles:
         handle.wait()
@@ -59,10 +59,10 @@ def _strided(communicator: Communicator) -> None:
     assert wide[:, :, 1].tolist() == [[other, other] for other in range(world_size)]
     assert not wide[:, :, 0].any()
     bits = np.zeros(6, np.uint16)
-    bits[::2] = 0x3F80  # one
+    bits[::2] = 0x3F80  # 1.0 in bfloat16
     communicator.allreduce(Bfloat16Array.of_bits(bits[::2]))
     assert Bfloat16Array.of_bits(bits).values.tolist() == [world_size, 0.0] * 3
-    # Sequences that make their items as they are asked for them.
+    # Sequences that create their items on access.
     rows, gathered = np.full((3, 8), float(rank)), np.zeros((3, 8 * world_size))
     communicator.allgather_group(rows, gathered)
     assert (gathered.reshape(3, world_size, 8) == np.arange(world_size).reshape(1, -1, 1)).all()
@@ -83,7 +83,7 @@ def _strided(communicator: Communicator) -> None:
         received = np.ones((3, 4))
         communicator.recv(received[:, ::2], source=0)
         assert received.tolist() == [[0, 1, 0, 1]] * 3
-    # Written where the ranks agree alone.
+    # Written only where the ranks agree.
     if world_size > 1:
         with pytest.raises(MismatchError):
             communicator.allreduce(own, name=f"of rank {rank}")

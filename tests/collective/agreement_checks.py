@@ -1,4 +1,4 @@
-"""What ranks get that do not mean the same, or that have no more data. Runs on ranks."""
+"""Operations on which the ranks disagree, and ranks that have no more data. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Disagreement(NamedTuple):
-    """What the last rank calls, what the others call, and how the message tells it."""
+    """What the last rank calls, what the others call, and how the error message describes both."""
 
     last: Callable[[Communicator, Array], object]
     others: Callable[[Communicator, Array], object]
@@ -110,7 +110,7 @@ DISAGREEMENTS: dict[str, Disagreement] = {
 
 
 def _halves(communicator: Communicator, array: np.ndarray[Any, Any], first: int) -> None:
-    """Gather ten elements of each rank in two arrays."""
+    """Gather ten elements of each rank in two arrays, the first of ``first`` elements."""
     parts = [array[:first], array[first:]]
     communicator.allgather_group(
         parts, [np.zeros(part.size * communicator.world_size, part.dtype) for part in parts]
@@ -121,7 +121,7 @@ def _disagree(case: Disagreement) -> Callable[[Communicator], None]:
     def check(communicator: Communicator) -> None:
         world_size, rank = communicator.world_size, communicator.rank
         if world_size == 1:
-            return  # nobody to disagree with
+            return  # no other rank to disagree with
         last = world_size - 1
         array = np.arange(10, dtype=np.float32) + rank
         message = _mismatch_of(lambda: (case.last if rank == last else case.others)(communicator, array))
@@ -141,7 +141,7 @@ def _who_said_what(message: str) -> dict[int, str]:
 
 
 def _exchange(communicator: Communicator) -> None:
-    """In an alltoall rank 0 expects 7 elements of the last rank, which sends none."""
+    """In an alltoall rank 0 expects 7 elements from the last rank, which sends none."""
     world_size, rank = communicator.world_size, communicator.rank
     if world_size == 1:
         return
@@ -155,7 +155,7 @@ def _exchange(communicator: Communicator) -> None:
 
 
 def _queued(communicator: Communicator) -> None:
-    """Of several queued operations only the one in question fails."""
+    """Of several queued operations only the mismatched one fails."""
     world_size, rank = communicator.world_size, communicator.rank
     if world_size == 1:
         return
@@ -173,7 +173,7 @@ def _queued(communicator: Communicator) -> None:
 
 
 def _goes_on(communicator: Communicator, message: str) -> None:
-    """All ranks have the same message, and the communicator can be used further."""
+    """Assert that all ranks have the same message, and that the communicator is still usable."""
     assert communicator.failure is None
     total = np.ones(3)
     communicator.allreduce(total)
@@ -198,7 +198,7 @@ def _mismatch_of(call: Callable[[], object]) -> str:
 
 
 def _join(communicator: Communicator) -> None:
-    """Ranks run out of data one after another, first in their order, then against it, then at once."""
+    """Ranks run out of data one after another: first in rank order, then in reverse order, then all at once."""
     world_size, rank = communicator.world_size, communicator.rank
     for num_rounds, last in ((rank + 1, world_size - 1), (world_size - rank, 0)):
         for turn in range(num_rounds):
@@ -226,7 +226,7 @@ def _joined_rank_takes_part(communicator: Communicator) -> None:
         block = np.full(3, 9.0, np.float32)
         communicator.reduce_scatter(np.ones(3 * world_size, np.float32), block)
         assert block.tolist() == [world_size - 1] * 3
-        # Blocks are equal, too, where counts say so, on some of the ranks.
+        # Equal blocks may also be given as counts, on only some of the ranks.
         counts = [3] * world_size if rank % 2 else None
         communicator.reduce_scatter(np.ones(3 * world_size, np.float32), block, counts=counts)
         assert block.tolist() == [world_size - 1] * 3
@@ -240,7 +240,7 @@ def _joined_rank_takes_part(communicator: Communicator) -> None:
 
 
 def _mismatch_with_a_joined_rank(communicator: Communicator) -> None:
-    """The others learn who has joined, and the rank that has continues waiting for them."""
+    """The other ranks learn which rank has joined, and the joined rank keeps waiting for them."""
     world_size, rank = communicator.world_size, communicator.rank
     if world_size == 1:
         return

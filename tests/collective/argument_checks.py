@@ -1,4 +1,4 @@
-"""Arguments that cannot be used: every transport refuses them alike, on the spot, and lives on. Runs on ranks."""
+"""Invalid arguments: every transport refuses them alike and at once, and remains usable. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _bad_arguments(communicator: Communicator) -> None:
 
 
 def _read_only(communicator: Communicator) -> None:
-    """What would be written to has to be writable; what is only read need not be."""
+    """Only arrays that an operation writes must be writable."""
     world_size, rank = communicator.world_size, communicator.rank
     fixed = np.ones(3)
     fixed.setflags(write=False)

@@ -1,4 +1,4 @@
-"""A bfloat16 array without torch: what a torch tensor looks like to whoever only asks for ``__dlpack__``."""
+"""A bfloat16 array without torch: a stand-in for a torch tensor, for code that only calls ``__dlpack__``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 _BFLOAT_CODE = 4
 _TYPE_CODE_OFFSET = 20
-"""Where ``DLDataType.code`` stands in ``DLTensor``: after a pointer, a device of 8 bytes and ``ndim``."""
+"""Offset of ``DLDataType.code`` in ``DLTensor``: after a pointer, a device of 8 bytes and ``ndim``."""
 
 
 class Bfloat16Array:
-    """Holds float32 values cut to bfloat16; exports their memory through DLPack."""
+    """Float32 values truncated to bfloat16, exported through DLPack."""
 
     def __init__(self, values: np.ndarray[Any, Any]) -> None:
         self.bits = (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
     @classmethod
     def of_bits(cls, bits: np.ndarray[Any, Any]) -> Bfloat16Array:
-        """The array whose elements lie in ``bits``, of dtype uint16."""
+        """Make an array from elements as their bits, an array of dtype uint16."""
         array = cls.__new__(cls)
         array.bits = bits
         return array

@@ -1,4 +1,4 @@
-"""What a process holds: memory, descriptors, threads, shared memory. Runs on ranks."""
+"""The resources that a process holds: memory, descriptors, threads, shared memory. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Census:
-    """Counts of one process.
+    """Resource counts of one process.
 
     Attributes:
-        private_bytes: resident memory that is its own.
-        num_fds: open descriptors.
-        num_threads: threads, those of the native core among them.
-        num_segments: mappings of shared memory.
-        num_keys: keys of the job's rendezvous.
+        private_bytes: resident memory that only this process uses.
+        num_fds: number of open descriptors.
+        num_threads: number of threads, including those of the native core.
+        num_segments: number of mappings of shared memory.
+        num_keys: number of keys in the job's rendezvous.
     """
 
     private_bytes: int
@@ -29,9 +29,9 @@ class Census:
 
     @classmethod
     def take(cls, num_keys: int) -> Census:
-        """Count what this process holds once all garbage is collected."""
+        """Collect all garbage, then count what this process holds."""
         gc.collect()
-        # Otherwise the allocator keeps what was freed, as much of it as it happens to find useful.
+        # Otherwise the allocator keeps an arbitrary part of the freed memory.
         ctypes.CDLL(None).malloc_trim(0)
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         maps = Path("/proc/self/maps").read_text().splitlines()
@@ -44,7 +44,7 @@ class Census:
         )
 
     def growth_to(self, later: Census) -> dict[str, int]:
-        """By how much each count is larger later."""
+        """The increase of each count up to ``later``."""
         names = [field.name for field in fields(self)]
         growth = {name: getattr(later, name) - getattr(self, name) for name in names}
         return {name: more for name, more in growth.items() if more > 0}

@@ -1,6 +1,6 @@
-"""Elements of every dtype as NumPy can hold them, and the numbers that reductions calculate with.
+"""Array elements of every dtype as NumPy can hold them, and the numbers that reductions compute with.
 
-NumPy has no bfloat16: its elements are stored as uint16 bits, and counted as float32.
+NumPy has no bfloat16: its elements are stored as uint16 bits, and computed as float32.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 DTYPES = (*FLOATS, *INTEGERS, "bool")
 
 SMALL, WIDE, SPECIAL = "small", "wide", "special"
-"""Numbers whose sums and products over a few ranks are exact; of all magnitudes; with infinities, NaN and -0.0."""
+"""Kinds of numbers: with exact sums and products over a few ranks; of all magnitudes; with infinities, NaN and -0.0."""
 
 _SPECIAL_VALUES = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, -1e-40, 1.0], np.float32)
 
 
 def stored_type(dtype: str) -> np.dtype[Any]:
-    """What NumPy holds such elements in."""
+    """The NumPy dtype that holds elements of ``dtype``."""
     return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
 
 
 def counted_type(dtype: str) -> np.dtype[Any]:
-    """What reductions calculate in."""
+    """The NumPy dtype in which reductions of ``dtype`` compute."""
     narrow = {"bfloat16": np.float32, "float16": np.float32, "bool": np.uint8}
     return np.dtype(narrow.get(dtype, dtype))
 
 
 def decode(stored: Array, dtype: str) -> Array:
-    """Elements as the numbers that they are."""
+    """Convert stored elements to numbers."""
     if dtype == "bfloat16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(counted_type(dtype))
 
 
 def encode(numbers: Array, dtype: str) -> Array:
-    """Numbers as elements: floats rounded to nearest even, any number but zero true."""
+    """Convert numbers to stored elements: floats rounded to nearest even, any number but zero true."""
     if dtype == "bool":
         return numbers != 0
     if dtype != "bfloat16":
@@ -56,7 +56,7 @@ def encode(numbers: Array, dtype: str) -> Array:
 
 
 def draw_elements(dtype: str, numbers: str, shape: tuple[int, ...], seed: Sequence[int]) -> Array:
-    """Elements of one rank's array; the same for the same seed."""
+    """Draw the elements of one rank's array; the same seed gives the same elements."""
     generator = np.random.default_rng(list(seed))
     if dtype == "bool":
         return generator.integers(0, 2, shape).astype(bool)
@@ -73,7 +73,7 @@ def draw_elements(dtype: str, numbers: str, shape: tuple[int, ...], seed: Sequen
 
 
 def at_odd_address(array: Array) -> Array:
-    """A copy whose elements do not lie at multiples of their size, unless that is 1."""
+    """A copy whose elements are misaligned, unless their size is 1."""
     memory = np.empty(array.nbytes + 1, np.uint8)
     copy = memory[1:].view(array.dtype).reshape(array.shape)
     copy[...] = array
@@ -81,12 +81,12 @@ def at_odd_address(array: Array) -> Array:
 
 
 def as_argument(stored: Array, dtype: str) -> Any:
-    """What to hand to a communicator, which then works on the memory of ``stored``."""
+    """The argument for a communicator that makes it work on the memory of ``stored``."""
     return Bfloat16Array.of_bits(stored) if dtype == "bfloat16" else stored
 
 
 def same_elements(actual: Array, expected: Array, dtype: str) -> Array:
-    """Which elements are the same to the bit; all NaN are taken for the same."""
+    """Which elements are equal to the bit; all NaN are equal."""
     bits = np.dtype(f"u{actual.dtype.itemsize}")
     same: Array = actual.view(bits) == expected.view(bits)
     if dtype in FLOATS:

@@ -1,4 +1,4 @@
-"""Waiting for what becomes true by itself, with a deadline."""
+"""Waiting, with a deadline, for a condition that becomes true without further action."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def eventually(claim: Callable[[], bool], *, timeout_s: float = 5.0) -> bool:
-    """Whether ``claim`` becomes true in time."""
+    """Whether ``claim`` becomes true within ``timeout_s``."""
     deadline = Deadline(timeout_s)
     while not claim():
         if deadline.expired:

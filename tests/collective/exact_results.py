@@ -1,15 +1,16 @@
-"""What reductions come to, to the bit, in NumPy.
+"""The results of reductions, to the bit, in NumPy.
 
-Ranks of one host are folded from the left in the order of their ranks, in the type that reductions calculate in:
-``((r0 op r1) op r2) ...``. What the hosts have is then folded from the left, too, going around the hosts from some
-first one: in ``reduce`` it is the one after the root's, in ``reduce_scatter`` the one after that of the block's rank;
-in ``allreduce`` it depends on where in the array an element lies.
+Ranks of one host are folded from the left in the order of their ranks, in the type in which reductions compute:
+``((r0 op r1) op r2) ...``. The results of the hosts are then folded from the left, too, going around the hosts from
+some first host. In ``reduce`` it is the host after the root's, in ``reduce_scatter`` the host after that of the
+block's rank; in ``allreduce`` it depends on the position of an element in the array.
 
-MPI leaves the order open: of three ranks, any two may come first. With infinities, zeros and numbers near them that
-is more than a matter of rounding: a product may be infinite in one order and NaN in another.
+MPI leaves the order open: of three ranks, any two may come first. With infinities, zeros and numbers near them this
+affects more than rounding: a product may be infinite in one order and NaN in another.
 
-Scales: what goes in is rounded to the dtype when it was multiplied, what comes out is multiplied before it is
-rounded. Integers are multiplied as float64 and rounded toward zero; what does not fit becomes the nearest that does.
+Scales: inputs are multiplied by the prescale and then rounded to the dtype; the result is multiplied by the postscale
+before it is rounded. Integers are multiplied as float64 and rounded toward zero; a value out of range becomes the
+nearest value in range.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ def reduced(
     """Reduce the arrays of all ranks.
 
     Args:
-        arrays: by rank; None stands for the zeros of a rank that has joined.
-        dtype: of the arrays.
-        op: how to reduce.
-        prescale: factor of what goes in.
-        postscale: factor of what comes out.
-        host_of_rank: the hosts, as the core sees them.
-        first_host: where folding over hosts begins; any when None.
-        is_order_fixed: whether it is the one above; any of the ranks otherwise.
-        rounds_prescaled: whether what goes in is rounded to the dtype when it was multiplied, as the core does.
+        arrays: arrays by rank; None stands for the zeros of a rank that has joined.
+        dtype: dtype of the arrays.
+        op: name of the reduction.
+        prescale: factor by which the inputs are multiplied.
+        postscale: factor by which the result is multiplied.
+        host_of_rank: host of each rank, as the core sees them.
+        first_host: host with which the fold over hosts begins; any host when None.
+        is_order_fixed: whether ranks are folded in the order described above; if not, in any order.
+        rounds_prescaled: whether the multiplied inputs are rounded to the dtype, as the core does.
 
     Returns:
-        The results that are right; one if ``first_host`` is given and the order is fixed.
+        The correct results; exactly one if ``first_host`` is given and the order is fixed.
     """
     given = next(array for array in arrays if array is not None)
     zeros = np.zeros(given.shape, counted_type(dtype))
@@ -115,7 +116,7 @@ def _finished(total: Array, dtype: str, *, divisor: int, postscale: float) -> Ar
 def _divided(total: Array, divisor: int) -> Array:
     if total.dtype.kind == "f":
         return total / total.dtype.type(divisor)
-    # NumPy rounds down; here it is toward zero.
+    # NumPy rounds down; the core rounds toward zero.
     below = (total % divisor != 0) & (total < 0)
     return total // divisor + below.astype(total.dtype)
 
@@ -125,7 +126,7 @@ def _scaled(numbers: Array, dtype: str, factor: float) -> Array:
         return numbers * numbers.dtype.type(factor)
     limits = np.iinfo(counted_type(dtype))
     products = np.trunc(numbers.astype(np.float64) * factor)
-    # The largest integer need not be a float64; the one after it is.
+    # The largest integer may not be representable as float64; the next integer is.
     fits = (products >= float(limits.min)) & (
         products < float(limits.max) + (1.0 if limits.bits < 64 else 0.0)
     )

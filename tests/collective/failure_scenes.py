@@ -1,6 +1,6 @@
-"""What goes wrong in the tests of failure, and what each rank sees of it. Runs on ranks.
+"""Scenes of failure, and what each rank sees of them. Runs on ranks.
 
-One world plays the scenes one after the other, each on a new communicator; the last one kills a rank.
+One world plays the scenes one after the other, each on a new communicator; the last scene kills a rank.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 Outcome = dict[str, Any]
 
 LONG_S = 60.0
-"""A deadline of what is to end long before, which has to be told apart also on a busy machine."""
+"""Deadline of operations that fail long before it; long enough to tell the two apart on a busy machine."""
 
 
 def play(environment: RankEnvironment) -> dict[str, Outcome]:
-    """Play all scenes in the same order on every rank; what a rank saw of each, by name.
+    """Play all scenes in the same order on every rank; return by name what this rank saw of each.
 
-    Besides, as ``"shared memory"``, the ``files`` there that the rank used by a name, and whether it made ``nameless``
-    ones, of which nothing can be left.
+    In addition, ``"shared memory"`` has the named ``files`` in shared memory that the rank used, and whether it made
+    ``nameless`` ones, which cannot remain after it.
     """
     files: set[str] = set()
     nameless: list[int] = []
@@ -66,7 +66,7 @@ def _play_one(scene: Callable[[RankEnvironment], Outcome], environment: RankEnvi
 
 
 def error_of(call: Callable[[], object]) -> Outcome:
-    """Type name and message of the error that ``call`` raises, and after how many seconds."""
+    """The type names and the message of the error that ``call`` raises, and the seconds until then."""
     start = time.monotonic()
     try:
         call()
@@ -93,7 +93,7 @@ def late_rank(environment: RankEnvironment) -> Outcome:
         environment.rendezvous.set(f"gave up/{environment.rank}", b"")
         seen["failure"] = communicator.failure
         seen["again"] = error_of(communicator.barrier)
-        # Nobody leaves before all have looked, as leaving is news too.
+        # No rank closes before all have looked, because closing sends news to the others, too.
         for other in others:
             environment.rendezvous.get(f"gave up/{other}", 30.0)
         return seen
@@ -139,11 +139,11 @@ def exception_in_with(environment: RankEnvironment) -> Outcome:
 
 
 def left_early(environment: RankEnvironment) -> Outcome:
-    """A rank that closes while others still communicate is not a death, but they must not hang."""
+    """A rank that closes while others still communicate has not died, but the others must not hang."""
     with environment.open(name="left early", timeout_s=LONG_S) as communicator:
         communicator.barrier()
         if environment.rank == 0:
-            # Or what fails on one of them could end the barrier of another.
+            # Otherwise the failure on one rank could end the barrier of another.
             for other in range(1, environment.world_size):
                 environment.rendezvous.get(f"past the barrier/{other}", 30.0)
             return {}
@@ -190,7 +190,7 @@ def process_sets(environment: RankEnvironment) -> Outcome:
 
 
 def _refusals(process_set: Communicator) -> list[Outcome]:
-    """What a rank is told that is not in it."""
+    """The errors that a rank outside the process set gets."""
     return [error_of(lambda: process_set.allreduce(np.ones(2))), error_of(lambda: process_set.world_size)]
 
 
@@ -201,7 +201,7 @@ def _gather_ranks(communicator: Communicator, rank: int) -> list[int]:
 
 
 def _reduce_at_once(communicators: list[Communicator]) -> list[float | None]:
-    """Use several communicators from as many threads; the sum of each over 20 rounds."""
+    """Use several communicators at once, each in its own thread; return the sum of each over 20 rounds."""
     totals: list[float | None] = [None] * len(communicators)
 
     def use(position: int, communicator: Communicator) -> None:
@@ -225,7 +225,7 @@ def _reduce_at_once(communicators: list[Communicator]) -> list[float | None]:
 
 
 def opened_many_times(environment: RankEnvironment) -> Outcome:
-    """Descriptors, threads and keys in the store after few and after many openings."""
+    """Descriptors and threads after few and after many openings."""
     counts = []
     for number_of_openings in (3, 12):
         for _ in range(number_of_openings):
@@ -237,9 +237,9 @@ def opened_many_times(environment: RankEnvironment) -> Outcome:
 
 
 def dropped_many_times(environment: RankEnvironment) -> Outcome:
-    """The same for communicators that nobody closes."""
+    """The same for communicators that are never closed."""
     if environment.transport == "mpi":
-        return {}  # MPI's communicators have to be freed by all ranks together
+        return {}  # all ranks have to free MPI's communicators together
 
     def use() -> None:
         communicator = environment.open(name="dropped")
@@ -255,14 +255,14 @@ def dropped_many_times(environment: RankEnvironment) -> Outcome:
 
 
 def _fds_and_threads() -> tuple[int, int]:
-    """Descriptors and threads, once those are gone that end by themselves."""
+    """Numbers of descriptors and threads, once short-lived threads have ended."""
     passing = ("peer-watch", "messages")
     eventually(lambda: not any(word in thread.name for thread in threading.enumerate() for word in passing))
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
 def _exchange_messages(communicator: Communicator) -> None:
-    """Rank 0 and rank 1 send to each other."""
+    """Rank 0 and rank 1 send a message to each other."""
     if communicator.rank < 2:
         handle = communicator.send_async(np.ones(100), to=1 - communicator.rank)
         communicator.recv(np.zeros(100), source=1 - communicator.rank)
@@ -272,7 +272,7 @@ def _exchange_messages(communicator: Communicator) -> None:
 def late_message(environment: RankEnvironment) -> Outcome:
     with environment.open(name="late message", timeout_s=LONG_S) as communicator:
         if environment.rank > 0:
-            # Not only this message is lost: rank 0 takes part in nothing any more.
+            # All further operations fail, too, because rank 0 no longer takes part in any.
             return error_of(communicator.barrier)
         seen = error_of(lambda: communicator.recv(np.ones(3), source=1, tag=4, timeout_s=0.5))
         seen["failure"] = communicator.failure
@@ -281,7 +281,7 @@ def late_message(environment: RankEnvironment) -> Outcome:
 
 
 def aborted_while_messages_wait(environment: RankEnvironment) -> Outcome:
-    """Rank 0 waits for rank 2, to which it has sent before, and for a first message of rank 1."""
+    """Rank 0 waits for rank 2, to which it has sent before, and for a first message from rank 1."""
     with environment.open(name="aborted messages", timeout_s=LONG_S) as communicator:
         if environment.rank == 1:
             environment.rendezvous.get("message waits", 30.0)
@@ -343,7 +343,7 @@ SCENES: dict[str, Callable[[RankEnvironment], Outcome]] = {
 
 
 def killed_while_messages_wait(environment: RankEnvironment) -> Outcome:
-    """Rank 0 waits for the rank that dies, and rank 2 for rank 0."""
+    """Rank 0 waits for the killed rank, and rank 2 for rank 0."""
     with environment.open(timeout_s=LONG_S) as communicator:
         _exchange_messages(communicator)
         communicator.barrier()
@@ -354,7 +354,7 @@ def killed_while_messages_wait(environment: RankEnvironment) -> Outcome:
 
 
 def place(environment: RankEnvironment, transport: str) -> Outcome:
-    """Where a rank finds itself and its process set, for whatever carries the data."""
+    """The place of a rank and of its process set over some transport."""
     with environment.open(transport=transport) as communicator, _split_all(communicator) as process_set:
         return {
             "hosts": communicator.topology.host_of_rank,

@@ -1,4 +1,4 @@
-"""A rank that joins an operation last, whatever the load of the machine. Runs on ranks."""
+"""A rank that is the last to join an operation, whatever the load of the machine. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator
 
 _TIMEOUT_S = 15.0
-"""Below the default deadline of an operation, so that a late rank that gives up is told as such."""
+"""Below the default deadline of an operation, so that the error names a late rank that gives up."""
 
 
 @contextmanager
@@ -24,14 +24,14 @@ def joined_last(
 ) -> Iterator[None]:
     """Hold the late rank back until every other rank has waited for ``wait_s`` in the operation that runs inside.
 
-    A nap of the late rank would not do: on a busy machine another rank may come later than that.
+    Letting the late rank sleep would not suffice: on a busy machine another rank may be later than that.
 
     Args:
-        communicator: all of its ranks call this.
-        operation: how the operation's text in ``pending_waits()`` begins.
-        late_rank: by its number in ``communicator``.
-        key: used once per communicator.
-        wait_s: how long the others wait at least, but for the moment between begin and wait.
+        communicator: communicator whose ranks all call this.
+        operation: beginning of the operation's text in ``pending_waits()``.
+        late_rank: rank in ``communicator`` that joins last.
+        key: key in the rendezvous, unique per communicator.
+        wait_s: minimum time in seconds that the other ranks wait, except for the moment between begin and wait.
     """
     if communicator.rank == late_rank:
         for other in range(communicator.world_size):

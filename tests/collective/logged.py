@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def logged_warnings() -> Iterator[list[str]]:
-    """The warnings that are logged meanwhile, by any thread; the list grows with them."""
+    """The warnings that any thread logs inside the block; the list grows as they are logged."""
     messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]

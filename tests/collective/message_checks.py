@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _around_the_ring(communicator: Communicator) -> None:
-    """Every rank sends before it receives, more than fits into any buffer on the way."""
+    """Every rank sends before it receives, and sends more than any buffer on the way holds."""
     world_size, rank = communicator.world_size, communicator.rank
     to, source = (rank + 1) % world_size, (rank - 1) % world_size
     for dtype in ("float32", "bfloat16", "bool", "int8"):
@@ -65,7 +65,7 @@ def _tags_do_not_wait_for_each_other(communicator: Communicator) -> None:
 
 
 def _many_tags(communicator: Communicator) -> None:
-    """However many tags there are, in whatever order, they take no more threads and descriptors than one."""
+    """Any number of tags, in any order, needs no more threads and descriptors than one tag."""
     if communicator.rank > 1:
         return
     peer, tags = 1 - communicator.rank, list(range(200))
@@ -76,7 +76,7 @@ def _many_tags(communicator: Communicator) -> None:
 
 
 def _swap(communicator: Communicator, peer: int, tags: list[int]) -> None:
-    """Send to a rank what it expects in the reverse order, and get the same from it."""
+    """Send messages to a rank, which receives them in the reverse order, and receive its messages the same way."""
     arrays = {tag: np.zeros(3) for tag in tags}
     handles = [communicator.send_async(np.full(3, float(tag)), to=peer, tag=tag) for tag in tags]
     handles += [communicator.recv_async(arrays[tag], source=peer, tag=tag) for tag in reversed(tags)]
@@ -112,7 +112,7 @@ def _totals(communicator: Communicator) -> dict[str, tuple[int, int]]:
 
 
 def _beside_collectives(communicator: Communicator) -> None:
-    """A message that is waited for holds up no collective."""
+    """Waiting for a message does not delay collectives."""
     out, total = np.zeros(5), np.ones(4)
     handle = communicator.recv_async(out, source=1) if communicator.rank == 0 else None
     communicator.allreduce(total)
@@ -125,7 +125,7 @@ def _beside_collectives(communicator: Communicator) -> None:
 
 
 def _from_any_rank(communicator: Communicator) -> None:
-    """Each message goes once, to who expects it of any rank or of its sender, whatever else has its tag."""
+    """Each message is delivered once, to a receive from any rank or from its sender, among others with its tag."""
     world_size, rank = communicator.world_size, communicator.rank
     others = [other for other in range(world_size) if other != rank]
     sent = [
@@ -145,7 +145,7 @@ def _from_any_rank(communicator: Communicator) -> None:
 
 
 def _from_any_rank_and_from_one(communicator: Communicator) -> None:
-    """Each message goes once and whole to one of both, in order of sending among those that are expected alike."""
+    """Each message is delivered once and whole to one receive; equal receives get messages in the order of sending."""
     if communicator.rank == 0:
         by_name, of_any = [np.zeros(1_000_003) for _ in range(2)], [np.zeros(1_000_003) for _ in range(2)]
         handles = [communicator.recv_async(array, source=1, tag=4) for array in by_name]
@@ -178,7 +178,7 @@ def _mismatch_from_any_rank(communicator: Communicator) -> None:
 
 
 def _mismatch(communicator: Communicator) -> None:
-    """Both ends get the same error, nothing is written, and what follows is delivered."""
+    """Both ends get the same error, nothing is written, and later messages are delivered."""
     wrong = {
         "11 float64": np.zeros(11),
         "10 int64": np.zeros(10, np.int64),

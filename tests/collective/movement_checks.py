@@ -1,4 +1,4 @@
-"""Where elements end up that are moved unread. Runs on ranks."""
+"""Operations that move elements without computing: every element arrives in its place. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _alltoall(dtype: str) -> Callable[[Communicator], None]:
 def _alltoall_of_uneven_blocks(communicator: Communicator) -> None:
     world_size, rank = communicator.world_size, communicator.rank
     for scale in (1, 7000):
-        # Rank r sends to rank s; some send nothing, and nobody sends as much as another.
+        # Rank r sends to rank s; some send nothing, and no two amounts are equal.
         counts = [[(r * world_size + s) % 5 * scale for s in range(world_size)] for r in range(world_size)]
         arrays = [inputs(world_size, sum(row), "float32")[r] for r, row in enumerate(counts)]
         received = [row[rank] for row in counts]

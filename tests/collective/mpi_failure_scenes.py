@@ -1,4 +1,4 @@
-"""What goes wrong with MPI alone, and what each rank sees of it. Runs on ranks."""
+"""Failures that only MPI has, and what each rank sees of them. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def fault_of_mpi(environment: RankEnvironment) -> Outcome:
-    """MPI refuses an operation on one rank, as it does where it finds fault with a buffer."""
+    """MPI refuses an operation on one rank, as it does when it finds a buffer invalid."""
     with environment.open(timeout_s=LONG_S) as communicator:
         assert isinstance(communicator, MpiCommunicator)
         communicator.barrier()
@@ -28,11 +28,11 @@ def fault_of_mpi(environment: RankEnvironment) -> Outcome:
 
 
 def fault_in_messages(environment: RankEnvironment) -> Outcome:
-    """Something that is no fault of MPI goes wrong on rank 1 while a message is on its way."""
+    """An error outside of MPI occurs on rank 1 while a message is under way."""
     with environment.open(timeout_s=LONG_S) as communicator:
         assert isinstance(communicator, MpiCommunicator)
         communicator.barrier()
-        array = np.ones(1_000_000)  # more than MPI sends before it is expected
+        array = np.ones(1_000_000)  # more than MPI sends before the receive is posted
         if environment.rank == 0:
             return error_of(lambda: communicator.send(array, to=1))
         communicator._messages._written = None
@@ -40,7 +40,7 @@ def fault_in_messages(environment: RankEnvironment) -> Outcome:
 
 
 def dies_while_mpi_makes_the_communicator(environment: RankEnvironment) -> Outcome:
-    """Rank 1 takes part in the exchange that comes before, as if it were opening too."""
+    """Rank 1 takes part in the preceding exchange, as if it were opening the communicator too, and then dies."""
     if environment.rank == 0:
         return error_of(lambda: environment.open(name="half made", timeout_s=1.5, host_of_rank=(0, 0)))
     load_mpi()

@@ -23,12 +23,12 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def values_of(rank: int, dtype: Any, count: int = 6) -> np.ndarray:
-    """Small numbers whose sums, products and averages over up to three ranks every type has."""
+    """Small numbers whose sums, products and averages over up to three ranks are exact in every dtype."""
     return (np.arange(count) % 3 * 6 + 6 * (rank + 1)).astype(dtype)
 
 
 def every_operation(environment: RankEnvironment) -> dict[str, str | None]:
-    """Compare each operation with NumPy; say for each what was wrong, or None."""
+    """Compare each operation with NumPy; return for each a description of the failure, or None."""
     rank, size = environment.rank, environment.world_size
     outcomes: dict[str, str | None] = {}
     with environment.open() as communicator, open_nccl_group(communicator, gpu=rank) as group:
@@ -51,7 +51,7 @@ def check_allreduce(group: NcclGroup, rank: int, size: int) -> None:
         all_ranks = np.stack([values_of(other, dtype) for other in range(size)])
         for op, reference in REDUCTIONS.items():
             if op == "product" and dtype in ("int8", "uint8", "float16"):
-                continue  # too small a type
+                continue  # the dtype is too small
             array = GpuArray(values_of(rank, dtype), rank)
             run(group, group.batch().allreduce(array, op=op))
             np.testing.assert_array_equal(

@@ -1,4 +1,4 @@
-"""What the ranks of the NCCL tests do, with the stand-ins for NCCL and CUDA in place of the real ones."""
+"""Scenes that the ranks of the NCCL tests play, with stand-ins for NCCL and CUDA."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Outcome = dict[str, Any]
 Scene = Callable[[RankEnvironment, Communicator], Outcome]
 
 LONG_S = 60.0
-"""A deadline of what is to end long before, which has to be told apart also on a busy machine."""
+"""Deadline of operations that fail long before it; long enough to tell the two apart on a busy machine."""
 
 INVALID_USAGE, SYSTEM_ERROR, CUDA_ERROR, REMOTE_ERROR = 5, 2, 1, 6
 
 HINTS = [
-    # What the stand-in is told, its last error, what it then says, what sparkdl says to it.
+    # The instruction to the stand-in, its last error, the text of NCCL's error, and the hint that sparkdl adds.
     (f"open={SYSTEM_ERROR}", "", "unhandled system error", "NCCL_DEBUG=INFO"),
     (f"open={SYSTEM_ERROR}", "Bootstrap : no socket interface found", "unhandled", "NCCL_SOCKET_IFNAME"),
     (f"open={SYSTEM_ERROR}", "Error while creating shared memory segment", "unhandled", "--shm-size"),
@@ -42,7 +42,7 @@ HINTS = [
 
 
 def play(environment: RankEnvironment) -> dict[str, Outcome]:
-    """Play all scenes, each on a communicator of its own."""
+    """Play all scenes, each on its own communicator."""
     outcomes = {}
     for name, scene in SCENES.items():
         with environment.open(name=name, timeout_s=LONG_S) as communicator:
@@ -56,13 +56,13 @@ def tell_stand_in(order: str, last_error: str = "") -> None:
 
 
 def calls() -> list[str]:
-    """The calls of NCCL that this rank has made so far."""
+    """The NCCL calls that this rank has made so far."""
     path = Path(f"{os.environ['NCCL_STAND_IN_CALLS']}-{os.getpid()}")
     return path.read_text().split() if path.exists() else []
 
 
 def error_of(action: Callable[[], Any]) -> Outcome:
-    """What ``action`` raises, and how long that took; the kinds are the classes of the error."""
+    """The error that ``action`` raises and the seconds until then; ``kinds`` are the classes of the error."""
     start = time.monotonic()
     try:
         action()
@@ -83,14 +83,14 @@ def open_and_reduce(communicator: Communicator, timeout_s: float) -> None:
 
 
 def run_on_stream(stream: int, function: Callable[[], None]) -> object:
-    """Have a Python function called in a stream's order; what is returned is to be kept until then."""
+    """Call a Python function in the order of a stream; keep the returned object alive until then."""
     callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: function())
     call("cuLaunchHostFunc", ctypes.c_void_p(stream), callback, None)
     return callback
 
 
 def order_on_streams(environment: RankEnvironment, communicator: Communicator) -> Outcome:
-    """The call returns while the GPU is busy with what came before on the stream."""
+    """The call returns while the GPU is busy with earlier work of the stream."""
     rank = environment.rank
     stream, is_free, is_occupied = new_stream(), threading.Event(), threading.Event()
 
@@ -132,7 +132,7 @@ def exception_in_with(environment: RankEnvironment, communicator: Communicator) 
 def late_rank(environment: RankEnvironment, communicator: Communicator) -> Outcome:
     """The ranks wait for an operation that rank 1 calls too late.
 
-    GPUs may complete it before NCCL is aborted on rank 0; then the next one fails.
+    GPUs may complete it before NCCL is aborted on rank 0; then the next operation fails.
     """
     group = open_nccl_group(communicator, gpu=environment.rank)
 
@@ -150,7 +150,7 @@ def late_rank(environment: RankEnvironment, communicator: Communicator) -> Outco
 
 
 def late_wait(environment: RankEnvironment, communicator: Communicator) -> Outcome:
-    """A wait that is too short fails alone; the operation continues."""
+    """Only the wait that is too short fails; the operation continues."""
     rank = environment.rank
     with open_nccl_group(communicator, gpu=rank) as group:
         array = GpuArray(np.ones(3), rank)
@@ -164,7 +164,7 @@ def late_wait(environment: RankEnvironment, communicator: Communicator) -> Outco
 
 
 def told(orders: dict[int, str], last_error: str = "", timeout_s: float = LONG_S) -> Scene:
-    """A scene that opens and reduces while the stand-in misbehaves on some ranks."""
+    """Make a scene that opens a group and reduces while the stand-in misbehaves on some ranks."""
 
     def scene(environment: RankEnvironment, communicator: Communicator) -> Outcome:
         tell_stand_in(orders.get(environment.rank, ""), last_error)
@@ -177,7 +177,7 @@ def told(orders: dict[int, str], last_error: str = "", timeout_s: float = LONG_S
 
 
 def hints(environment: RankEnvironment, communicator: Communicator) -> Outcome:
-    """What the only rank of a world is told of each failure."""
+    """The error messages that the only rank of a world gets for each failure."""
     messages = []
     for number, (order, last_error, _, _) in enumerate(HINTS):
         with communicator.split([environment.rank], f"{environment.rank}-{number}") as alone:
@@ -187,7 +187,7 @@ def hints(environment: RankEnvironment, communicator: Communicator) -> Outcome:
 
 
 def seeing(visible: dict[int, str], gpu: int) -> Scene:
-    """A scene in which each rank sees other GPUs of the machine."""
+    """Make a scene in which each rank sees other GPUs of the machine."""
 
     def scene(environment: RankEnvironment, communicator: Communicator) -> Outcome:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[environment.rank]
@@ -200,7 +200,7 @@ def seeing(visible: dict[int, str], gpu: int) -> Scene:
 
 
 def wrong_arguments(environment: RankEnvironment, communicator: Communicator) -> Outcome:
-    """Errors of the caller, after each of which the group works."""
+    """Errors of the caller; the group remains usable after each of them."""
     rank = environment.rank
     with open_nccl_group(communicator, gpu=rank) as group:
         good, sliced, read_only = (GpuArray(np.ones(4), rank, np.float32) for _ in range(3))
@@ -231,25 +231,25 @@ def wrong_arguments(environment: RankEnvironment, communicator: Communicator) ->
 def idle(environment: RankEnvironment, communicator: Communicator) -> Outcome:
     with open_nccl_group(communicator, gpu=environment.rank) as group:
         reduce_once(group)
-        # The least of several: what Python itself does now and then is not there every time.
+        # The minimum of several measurements, as Python itself needs some time now and then.
         return {"cpu seconds": min(cpu_seconds_of_a_wait() for _ in range(3))}
 
 
 def cpu_seconds_of_a_wait() -> float:
-    """What all threads of this process take of the processor in half a second."""
+    """Processor time of all threads of this process in half a second."""
     before = time.process_time()
     threading.Event().wait(0.5)
     return time.process_time() - before
 
 
 def many_times(environment: RankEnvironment, communicator: Communicator) -> Outcome:
-    """Open, use and close again and again; what there is of threads and descriptors early and late."""
+    """Open, use and close many times; return the numbers of threads and descriptors early and late."""
 
     def count() -> tuple[int, int]:
         gc.collect()
         samples = []
         for _ in range(20):
-            # The stand-in's threads may have a file open for a moment, which on a busy machine can be long.
+            # A thread of the stand-in may have a file open for a moment, which can be long on a busy machine.
             threading.Event().wait(0.03)
             samples.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
         return min(threads for threads, _ in samples), min(fds for _, fds in samples)
@@ -265,7 +265,7 @@ def many_times(environment: RankEnvironment, communicator: Communicator) -> Outc
 
 
 def captured(environment: RankEnvironment, communicator: Communicator) -> Outcome:
-    """What a CUDA graph only captures is not waited for."""
+    """Operations that a CUDA graph only captures are not waited for."""
     with open_nccl_group(communicator, gpu=environment.rank) as group:
         stream = new_stream()
         call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 0)
@@ -303,11 +303,11 @@ SCENES: dict[str, Scene] = {
     ),
     "refuses": told({1: f"fail=ncclAllReduce:{INVALID_USAGE}"}),
 }
-"""They are played one after another, as starting ranks takes longer than most of them."""
+"""Scenes by name. One world plays them one after another, as starting ranks takes longer than most of them."""
 
 
 def open_once(environment: RankEnvironment, orders: dict[int, str]) -> Outcome:
-    """Opening in fresh processes, for what depends on the library that is loaded."""
+    """Open a group in fresh processes, for tests that depend on the loaded library."""
     with environment.open() as communicator:
         return told(orders, timeout_s=10.0)(environment, communicator)
 

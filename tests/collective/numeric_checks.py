@@ -1,6 +1,6 @@
-"""What every rank of a contract test goes through: one world is started once for all checks. Runs on ranks.
+"""The checks that every rank of a contract test runs: one world is started once for all checks. Runs on ranks.
 
-Each check ends as None or as the text of its failure.
+The outcome of a check is None or the text of its failure.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 
 def run_checks(environment: RankEnvironment, host_of_rank: Sequence[int] | None) -> dict[str, str | None]:
-    """Go through all checks on a communicator of all ranks."""
+    """Run all checks on a communicator of all ranks."""
     with environment.open(host_of_rank=host_of_rank) as communicator:
         return check_communicator(communicator)
 
 
 def check_communicator(communicator: Communicator) -> dict[str, str | None]:
-    """Go through all checks in the same order on every rank."""
+    """Run all checks in the same order on every rank."""
     outcome: dict[str, str | None] = {}
     for name, check in CHECKS.items():
         try:
             check(communicator)
             outcome[name] = None
         except CommunicatorError:
-            # The communicator is of no further use, or the ranks are out of step: other checks tell nothing.
+            # The communicator is unusable, or the ranks are out of step: further checks would say nothing.
             outcome[name] = traceback.format_exc()
             return outcome
         except Exception:
@@ -62,7 +62,7 @@ def _asynchronous(communicator: Communicator) -> None:
     exchanged = np.empty(world_size)
     handles.append(communicator.alltoall_async(np.arange(world_size, dtype=np.float64), exchanged))
     handles.append(communicator.barrier_async())
-    # A synchronous operation comes after everything that is queued.
+    # A synchronous operation runs after everything that is queued.
     total = np.ones(1)
     communicator.allreduce(total)
     assert all(handle.done() for handle in handles)

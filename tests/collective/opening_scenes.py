@@ -1,4 +1,4 @@
-"""What goes wrong while ranks open a communicator, and what each of them sees of it. Runs on ranks."""
+"""Failures while ranks open a communicator, and what each rank sees of them. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wrong_secret(environment: RankEnvironment) -> Outcome:
 
 
 class WatchedRendezvous:
-    """A rendezvous that shows what the ranks exchange for some purpose before the rank itself gets to see it."""
+    """A rendezvous that shows the values that the ranks exchange for some purpose before the rank itself gets them."""
 
     def __init__(
         self, rendezvous: RendezvousClient, purpose: str, show: Callable[[list[bytes]], None]
@@ -74,7 +74,7 @@ def where_it_listens(environment: RankEnvironment, host_of_rank: list[int] | Non
 
 
 def stranger_at_the_listener(environment: RankEnvironment) -> Outcome:
-    """Rank 1 sends garbage to the port of rank 0 before it connects as it should, and holds silent connections."""
+    """Rank 1 sends garbage to the port of rank 0 before it connects properly, and holds silent connections."""
     silent = []
 
     def bother(published: list[bytes]) -> None:

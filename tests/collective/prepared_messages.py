@@ -1,4 +1,4 @@
-"""The messages of one step of a program on one rank: one goes to a rank, one comes from another. Runs on ranks."""
+"""The messages of one step of a program on one rank, which sends one and receives one. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class PreparedMessages:
-    """What a rank sends, and room for what it gets.
+    """The message that a rank sends, and the buffer for the message that it receives.
 
     Args:
-        step: what the ranks do.
+        step: step of the program.
         rank: this rank.
-        world_size: ranks of the communicator.
+        world_size: number of ranks of the communicator.
     """
 
     def __init__(self, step: Step, rank: int, world_size: int) -> None:
@@ -38,10 +38,10 @@ class PreparedMessages:
             self._sent, self._got = at_odd_address(self._sent), at_odd_address(self._got)
 
     def call(self, communicator: Communicator, *, asynchronous: bool) -> Iterator[Handle]:
-        """Send and receive; what is to be waited for."""
+        """Send and receive; yield the handles to wait for."""
         dtype, tag = self._operation.dtype, self._operation.tag
         sent, got = as_argument(self._sent, dtype), as_argument(self._got, dtype)
-        # A rank that waited for its message to be taken would wait for all others.
+        # If every rank waited until its message was received, all ranks would wait for each other.
         yield communicator.send_async(sent, to=self._to, tag=tag)
         if asynchronous:
             yield communicator.recv_async(got, source=self._source, tag=tag)
@@ -49,7 +49,7 @@ class PreparedMessages:
             communicator.recv(got, source=self._source, tag=tag)
 
     def check(self, mismatches: list[str]) -> None:
-        """Assert that what fits has come, and that what does not fit is told by both ends."""
+        """Assert that a matching message has arrived, and that both ends report a mismatched one."""
         expected = [
             (sender, receiver)
             for sender, receiver in ((self._rank, self._to), (self._source, self._rank))

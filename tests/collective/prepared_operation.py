@@ -1,4 +1,4 @@
-"""One operation of a program on one rank: its arrays, its call, and whether it did what it should. Runs on ranks."""
+"""One operation of a program on one rank: its arrays, its call, and the check of its result. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.collective.programs import Operation
 
 _UNTOUCHED = 0xA5
-"""Fills what an operation shall write, so that bytes which it leaves alone show."""
+"""Initial content of outputs, so that bytes that an operation fails to write are detected."""
 
 
 _CACHE_LINE = 64
@@ -37,13 +37,13 @@ class PreparedOperation:
     """An operation with its arrays, ready to be called.
 
     Args:
-        operation: what to do.
+        operation: operation of the program.
         rank: this rank.
-        world_size: ranks of the communicator.
-        room: bytes for what comes out, if it shall lie there; left unused if they are too few.
+        world_size: number of ranks of the communicator.
+        room: memory in which the arrays are placed, as uint8, or None; unused if it is too small.
 
     Attributes:
-        arrays: those that the communicator gets, by the names of its parameters; several in a group.
+        arrays: arguments for the communicator, by the names of its parameters; several arrays in a group.
     """
 
     def __init__(self, operation: Operation, rank: int, world_size: int, room: Array | None = None) -> None:
@@ -57,7 +57,7 @@ class PreparedOperation:
         self._before = {name: [array.copy() for array in arrays] for name, arrays in self.arrays.items()}
 
     def call(self, communicator: Communicator, *, asynchronous: bool) -> Iterator[Handle]:
-        """Call the operation in one of its two forms; what is to be waited for."""
+        """Call the synchronous or the asynchronous form of the operation; yield the handles to wait for."""
         method = getattr(communicator, self.operation.kind + ("_async" if asynchronous else ""))
         handle: Handle | None = method(**self._arguments())
         if handle is not None:
@@ -70,11 +70,11 @@ class PreparedOperation:
                 assert array.tobytes() == before.tobytes(), f"{self.operation}: {name} was written"
 
     def check(self, host_of_rank: Sequence[int], joined: Sequence[int], *, is_order_fixed: bool) -> int:
-        """Assert that the result is right; return a checksum of what is the same on all ranks, 0 without such.
+        """Assert that the result is right; return a checksum of what is equal on all ranks, or 0 if nothing is.
 
         Args:
-            host_of_rank: hosts, as the core sees them.
-            joined: the ranks that have joined.
+            host_of_rank: host of each rank, as the core sees them.
+            joined: ranks that have joined.
             is_order_fixed: whether reductions are exact to the bit, or only up to rounding.
         """
         self._is_order_fixed = is_order_fixed
@@ -86,14 +86,14 @@ class PreparedOperation:
                 if candidates is None:
                     candidates = [before]
                 if name in ("array", "arrays") and self.operation.in_place:
-                    continue  # a part of what comes out, or written by it
+                    continue  # a part of the output, or written by it
                 self._compare(name, array, candidates, is_order_fixed=is_order_fixed)
         if not self.operation.kind.startswith("allreduce"):
             return 0
         return zlib.crc32(b"".join(self._same_everywhere(array) for array in self.arrays[self._output_name]))
 
     def _same_everywhere(self, array: Array) -> bytes:
-        """An array's bits, but for those of NaN where the order of a sum or product decides on them."""
+        """The bits of an array, except those of NaN where the order of a sum or product determines them."""
         dtype, op = self.operation.dtype, self.operation.op
         if self._is_order_fixed or dtype not in FLOATS or op in ("min", "max"):
             return array.tobytes()
@@ -133,7 +133,7 @@ class PreparedOperation:
         self.arrays["out"] = [out]
 
     def _inside(self, array: Array, out: Array, sizes: Sequence[int]) -> tuple[Array, Array]:
-        """The arrays of an allgather or a reduce_scatter, of which the one is this rank's block of the other."""
+        """The two arrays of an allgather or a reduce_scatter, one of which is this rank's block of the other."""
         if self.operation.kind.startswith("allgather"):
             inside = _block(out, sizes, self.rank)
             inside[...] = array
@@ -162,7 +162,7 @@ class PreparedOperation:
         return sum(sizes) if operation.kind in ("allgather", "gather") else sizes[rank]
 
     def _inputs(self, rank: int) -> list[Array]:
-        """What a rank brings: its array, its block, or the blocks of all ranks."""
+        """The inputs of a rank: its array, its block, or the blocks of all ranks."""
         operation, sizes = self.operation, self.operation.sizes
         if operation.kind == "allreduce_group":
             wanted: Sequence[int] = sizes
@@ -189,7 +189,7 @@ class PreparedOperation:
         ]
 
     def _place(self, array: Array) -> Array:
-        """A copy of the array, perhaps at an odd address, perhaps with gaps between its elements."""
+        """A copy of the array, possibly misaligned, possibly with gaps between its elements."""
         offset = 1 if self.operation.misaligned else 0
         num_bytes = array.nbytes * (2 if self.operation.strided else 1) + offset
         memory = np.empty(num_bytes, np.uint8)
@@ -231,7 +231,7 @@ class PreparedOperation:
         return arguments
 
     def _expected(self, host_of_rank: Sequence[int], joined: Sequence[int]) -> list[list[Array] | None]:
-        """For each array that comes out what may be in it; None if it stays as it was."""
+        """The possible values of each output array; None if it stays unchanged."""
         operation, rank = self.operation, self.rank
         ranks = range(self.world_size)
         brought = [None if other in joined else self._inputs(other) for other in ranks]
@@ -269,7 +269,7 @@ class PreparedOperation:
     def _expected_of_blocks(
         self, arrays: Sequence[Array | None], sizes: Sequence[int], host_of_rank: Sequence[int]
     ) -> list[Array]:
-        """What may come out of a reduce_scatter or an allgather of one array, with blocks of so many elements."""
+        """The possible results of a reduce_scatter or an allgather of one array with blocks of the given sizes."""
         if self.operation.kind.startswith("reduce_scatter"):
             blocks = [None if array is None else _block(array, sizes, self.rank) for array in arrays]
             return self._reduced(blocks, host_of_rank, self.rank)
@@ -284,7 +284,7 @@ class PreparedOperation:
         ]
 
     def _sent(self, whole: Array | None, source: int) -> Array:
-        """What another rank sends to this one in an alltoall."""
+        """The part that another rank sends to this one in an alltoall."""
         assert whole is not None
         first = source * self.world_size
         sizes = self.operation.sizes[first : first + self.world_size]
@@ -294,7 +294,7 @@ class PreparedOperation:
     def _reduced(
         self, arrays: Sequence[Array | None], host_of_rank: Sequence[int], ends_at: int | None = None
     ) -> list[Array]:
-        """The reduction; ``ends_at`` is the rank on whose host it ends, if that is known."""
+        """The possible results of the reduction; ``ends_at`` is the rank on whose host it ends, if that is known."""
         operation = self.operation
         num_hosts = max(host_of_rank) + 1
         return reduced(
@@ -305,7 +305,7 @@ class PreparedOperation:
             postscale=operation.postscale,
             host_of_rank=host_of_rank,
             first_host=None if ends_at is None else (host_of_rank[ends_at] + 1) % num_hosts,
-            # The core keeps such an intermediate in the dtype; over MPI it stays in float32.
+            # The core keeps the prescaled values in the dtype; over MPI they stay in float32.
             rounds_prescaled=self._is_order_fixed,
             is_order_fixed=self._is_order_fixed,
         )
@@ -332,15 +332,15 @@ class PreparedOperation:
         rounding = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
         got, wanted = decode(array, dtype).astype(np.float64), decode(expected, dtype).astype(np.float64)
         size = np.maximum(np.abs(wanted), 2.0**9 if self.operation.op in ("sum", "avg") else 0.0)
-        # Below the normal numbers a rounding is as large as the smallest of them.
+        # Below the normal numbers a rounding error is as large as the smallest subnormal number.
         least = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}[
             dtype
         ]
-        with np.errstate(invalid="ignore"):  # infinities of one sign
+        with np.errstate(invalid="ignore"):  # infinities of the same sign
             return np.abs(got - wanted) <= 4 * self.world_size * (rounding * size + least)
 
 
 def _block(whole: Array, sizes: Sequence[int], rank: int) -> Array:
-    """A rank's block of an array with blocks of so many elements."""
+    """A rank's block of an array with blocks of the given sizes."""
     start = sum(sizes[:rank])
     return whole[start : start + sizes[rank]]

@@ -1,4 +1,4 @@
-"""Runs programs on a rank and compares what comes out with NumPy. Runs on ranks."""
+"""Runs programs on a rank and compares their results with NumPy. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _TAKE_PART_WHEN_JOINED = (
 
 @dataclass
 class Outcome:
-    """What a rank saw of a program.
+    """The outcome of a program on one rank.
 
     Attributes:
-        failures: what went wrong.
-        shared: what must be the same on all ranks that have it: messages of mismatches and checksums of results, by
-            strand and step.
+        failures: descriptions of the failures.
+        shared: values that must be equal on all ranks that have them: messages of mismatches and checksums of results,
+            by strand and step.
         is_usable: whether the ranks are still in step, so that further programs can be run.
     """
 
@@ -45,12 +45,12 @@ class Outcome:
 def run_program(
     communicator: Communicator, program: Program, arena: Array | None, *, is_order_fixed: bool
 ) -> Outcome:
-    """Run this rank's strands, each in a thread if there are several.
+    """Run this rank's strands, each in its own thread if there are several.
 
     Args:
-        communicator: of all ranks.
-        program: what they do.
-        arena: memory of the communicator's ``allocate``.
+        communicator: communicator of all ranks.
+        program: program to run.
+        arena: memory from the communicator's ``allocate``, or None.
         is_order_fixed: whether reductions are exact to the bit, or only up to rounding.
     """
     outcome = Outcome()
@@ -93,21 +93,21 @@ def _run_strand(
 ) -> tuple[Sequence[int], list[StartedStep]]:
     if strand.ranks is None:
         return hosts_of_core(communicator), run_steps(communicator, strand, arena)
-    # Opened while other strands are under way, and closed so.
+    # Process sets are opened and closed while other strands run.
     process_set = communicator.split(strand.ranks, f"strand {number}")
     with process_set:
         return hosts_of_core(process_set), run_steps(process_set, strand)
 
 
 def hosts_of_core(communicator: Communicator) -> Sequence[int]:
-    """The ranks by the memory that they share, which is what the core takes for hosts."""
+    """The host of each rank by the memory that ranks share, which is how the core defines hosts."""
     if communicator.requested_transport == "tcp":
         return range(communicator.world_size)
     return communicator.topology.host_of_rank
 
 
 def run_steps(communicator: Communicator, strand: Strand, arena: Array | None = None) -> list[StartedStep]:
-    """Call the operations of a strand, join where it says so, and wait for all of it."""
+    """Call the operations of a strand, join where it says so, and wait for all of them."""
     rank, world_size = communicator.rank, communicator.world_size
     joins = strand.joins or (len(strand.steps),) * world_size
     share = 0 if arena is None else arena.size // len(strand.steps) // _PAGE * _PAGE
@@ -123,7 +123,7 @@ def run_steps(communicator: Communicator, strand: Strand, arena: Array | None = 
         assert last == expected, f"{strand}: join returned {last}, and not {expected}"
     for step in reversed(steps) if strand.waits_backwards else steps:
         step.wait()
-    # What was dropped comes before this.
+    # Dropped operations complete before this one.
     communicator.barrier()
     return steps
 
@@ -162,7 +162,7 @@ class StartedStep:
             self._is_dropped = True
 
     def wait(self) -> None:
-        """Wait for its end."""
+        """Wait for the end of the operation."""
         handles, self._handles = self._handles, []
         for handle in handles:
             try:
@@ -174,7 +174,7 @@ class StartedStep:
     def check(
         self, joins: Sequence[int] | None, position: int, host_of_rank: Sequence[int], *, is_order_fixed: bool
     ) -> str:
-        """Assert that it went as it should; return what must be the same on all ranks, or nothing."""
+        """Assert that the step succeeded; return what must be equal on all ranks, or an empty text."""
         if isinstance(self._prepared, PreparedMessages):
             self._prepared.check(self._mismatches)
             return ""

@@ -1,7 +1,7 @@
-"""Random programs: what some ranks do together, in which order, at once in which process sets.
+"""Random programs: which ranks call which operations, in which order, and concurrently in which process sets.
 
-``random`` may be one of hypothesis, which then looks for the smallest program that fails, or a plain one.
-Choices stand with the simplest first, as hypothesis prefers that.
+``random`` may be a generator of hypothesis, which then searches for the smallest program that fails, or a plain one.
+The simplest choice always comes first, as hypothesis prefers it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCALES = (1.0, 2.0, 0.5, -1.0, 0.3, 3.0)
 
 @dataclass(frozen=True)
 class _Shown:
-    """Shows only what is not as usual, so that a program that fails can be read."""
+    """A dataclass whose repr shows only fields that differ from their defaults, to keep failing programs readable."""
 
     def __repr__(self) -> str:
         told = [
@@ -41,7 +41,7 @@ class _Shown:
         ]
         return f"{type(self).__name__}({', '.join(told)})"
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # what hypothesis shows
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # hypothesis prints this
         printer.text(repr(self))
 
 
@@ -51,18 +51,18 @@ class Operation(_Shown):
 
     Attributes:
         kind: name of the communicator's method, or ``"messages"``: every rank sends one and receives one.
-        sizes: elements of each array of an ``allreduce_group``, of each rank's block where there are blocks, array by
-            array, of what every rank sends to every other in an ``alltoall``, rank by rank, of each rank's message; of
-            the array otherwise.
-        num_arrays: in a group of arrays with blocks.
+        sizes: numbers of elements. In an ``allreduce_group`` of each array; for operations with blocks of each rank's
+            block, array by array; in an ``alltoall`` of the part for every other rank, rank by rank; for messages of
+            each rank's message; otherwise of the array.
+        num_arrays: number of arrays in a group of arrays with blocks.
         uneven: whether ``counts`` are given.
-        in_place: whether the one block lies in the array of all.
+        in_place: whether a rank's block is a part of the array of all ranks.
         misaligned: whether the arrays begin at odd addresses.
-        strided: whether their elements do not lie one after another.
-        shift: how much higher the rank is that gets a message of a rank.
-        tag: of messages.
-        numbers: which numbers the arrays hold; see ``element_types``.
-        seed: of the numbers.
+        strided: whether there are gaps between their elements.
+        shift: distance from a rank to the rank that receives its message.
+        tag: tag of the messages.
+        numbers: kind of numbers that the arrays hold; see ``element_types``.
+        seed: seed of the numbers.
     """
 
     kind: str = "barrier"
@@ -86,14 +86,14 @@ class Operation(_Shown):
 
     @property
     def has_uneven_blocks(self) -> bool:
-        """Whether the ranks' blocks differ; ``counts`` may also say that they do not."""
+        """Whether the blocks of the ranks differ; with ``counts`` they may still be equal."""
         if self.kind in GROUPS_OF_BLOCKS:
             return len({sum(sizes) for sizes in zip(*self.array_sizes, strict=True)}) > 1
         return self.kind in BLOCKS and len(set(self.sizes)) > 1
 
     @property
     def array_sizes(self) -> list[tuple[int, ...]]:
-        """Elements of each rank's block, of each array."""
+        """Number of elements of each rank's block, by array."""
         world_size = len(self.sizes) // self.num_arrays
         return [
             self.sizes[start : start + world_size] for start in range(0, len(self.sizes), world_size or 1)
@@ -105,10 +105,10 @@ class Step(_Shown):
     """An operation, and how the ranks call it.
 
     Attributes:
-        asynchronous: the ranks that call the asynchronous form.
-        in_arena: the ranks whose arrays lie in the communicator's arena.
-        dropped: the ranks that drop its handle.
-        odd_rank: the rank that does ``instead``, which is not what the others do; None without one.
+        asynchronous: ranks that call the asynchronous form.
+        in_arena: ranks whose arrays are in the communicator's arena.
+        dropped: ranks that drop the handle.
+        odd_rank: rank that runs ``instead``, which does not match the operation of the others; None without one.
     """
 
     operation: Operation = Operation()
@@ -119,17 +119,17 @@ class Step(_Shown):
     instead: Operation = Operation()
 
     def operation_of(self, rank: int) -> Operation:
-        """What a rank does."""
+        """The operation of a rank."""
         return self.instead if rank == self.odd_rank else self.operation
 
 
 @dataclass(frozen=True, repr=False)
 class Strand(_Shown):
-    """What the members of one communicator do, one after the other.
+    """The consecutive steps of the members of one communicator.
 
     Attributes:
         ranks: members of the process set in its order; None for the communicator of all ranks.
-        joins: after how many steps each rank joins; None if none does.
+        joins: number of steps after which each rank joins; None if none does.
         waits_backwards: whether handles are waited for from the last to the first.
     """
 
@@ -140,12 +140,12 @@ class Strand(_Shown):
 
 
 Program = tuple[Strand, ...]
-"""Strands that run at once, each in a thread of its own; at most one of them is of all ranks."""
+"""Concurrent strands, each in its own thread; at most one of them uses the communicator of all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What programs may hold."""
+    """The operations that programs may contain."""
 
     sizes: tuple[int, ...] = SIZES + LARGE_SIZES
     numbers: tuple[str, ...] = (SMALL, WIDE, SPECIAL)
@@ -155,12 +155,12 @@ class Scope:
 
 @strategies.composite
 def programs(draw: Any, world_size: int, scope: Scope) -> Program:
-    """Programs for so many ranks."""
+    """Hypothesis strategy for programs of ``world_size`` ranks."""
     return draw_program(draw(strategies.randoms(use_true_random=False)), world_size, scope)
 
 
 def draw_program(random: Random, world_size: int, scope: Scope) -> Program:
-    """A program for so many ranks."""
+    """Draw a program for ``world_size`` ranks."""
     num_sets = _rarely(random, 0, lambda: random.randint(1, scope.most_process_sets))
     strands = []
     if num_sets == 0 or random.randint(0, 3):
@@ -174,7 +174,7 @@ def draw_program(random: Random, world_size: int, scope: Scope) -> Program:
 def _draw_strand(random: Random, ranks: tuple[int, ...] | None, world_size: int, scope: Scope) -> Strand:
     steps = tuple(draw_step(random, world_size, scope) for _ in range(random.randint(1, scope.most_steps)))
     joins = None
-    # Who has joined neither sends nor receives.
+    # A rank that has joined neither sends nor receives messages.
     if all(step.operation.kind != "messages" for step in steps):
         joins = _rarely(
             random, None, lambda: tuple(random.randint(0, len(steps)) for _ in range(world_size)), one_in=6
@@ -183,13 +183,13 @@ def _draw_strand(random: Random, ranks: tuple[int, ...] | None, world_size: int,
 
 
 def draw_step(random: Random, world_size: int, scope: Scope) -> Step:
-    """A step for so many ranks; now and then one of them does something else."""
+    """Draw a step for ``world_size`` ranks; occasionally one of them runs a mismatched operation."""
     operation = draw_operation(random, world_size, scope)
     step = Step(
         operation=operation,
         asynchronous=_some_ranks(random, world_size),
         in_arena=_some_ranks(random, world_size) if operation.kind.startswith("allreduce") else (),
-        # No later operation says when a message has arrived.
+        # No later operation shows when a message has arrived.
         dropped=_rarely(random, (), lambda: _some_ranks(random, world_size), one_in=4)
         if operation.kind != "messages"
         else (),
@@ -202,7 +202,7 @@ def draw_step(random: Random, world_size: int, scope: Scope) -> Step:
 
 
 def draw_operation(random: Random, world_size: int, scope: Scope) -> Operation:
-    """An operation for so many ranks."""
+    """Draw an operation for ``world_size`` ranks."""
     kind = random.choice(KINDS if world_size > 1 else KINDS[:-1])
     if kind == "barrier":
         return Operation(kind, name=_draw_name(random))
@@ -217,7 +217,7 @@ def draw_operation(random: Random, world_size: int, scope: Scope) -> Operation:
         sizes=sizes,
         num_arrays=num_arrays,
         uneven=uneven,
-        # Bools have no average.
+        # bool has no average.
         op=random.choice([op for op in OPS if op != "avg" or dtype != "bool"]) if reduces else "sum",
         prescale=_draw_scale(random) if reduces else 1.0,
         postscale=_draw_scale(random) if reduces else 1.0,
@@ -237,7 +237,7 @@ def draw_operation(random: Random, world_size: int, scope: Scope) -> Operation:
 def draw_other_operation(
     random: Random, operation: Operation, odd_rank: int, world_size: int, scope: Scope
 ) -> Operation:
-    """An operation with which ``odd_rank`` would disagree with the others."""
+    """Draw an operation that mismatches ``operation`` when ``odd_rank`` calls it."""
     ways = ["kind", "name"] if operation.kind != "messages" else []
     if operation.kind != "barrier":
         ways.append("dtype")
@@ -268,7 +268,7 @@ def draw_other_operation(
 def _other_sizes(operation: Operation, odd_rank: int, world_size: int) -> tuple[int, ...]:
     sizes = list(operation.sizes)
     if operation.kind == "alltoall" and operation.uneven:
-        # What it sends to a neighbour, or else the neighbour would not notice.
+        # The size of a message to a neighbour; the neighbour would not notice any other change.
         sizes[odd_rank * world_size + (odd_rank + 1) % world_size] += 1
     elif operation.kind == "messages":
         sizes[odd_rank] += 1

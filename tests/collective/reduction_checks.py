@@ -1,4 +1,4 @@
-"""What reductions give, compared with NumPy. Runs on ranks."""
+"""Results of reductions, compared with NumPy. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _reduce_scatter_in_place(communicator: Communicator) -> None:
         communicator.reduce_scatter(array, out)
         expected = reference(arrays, "sum")[rank * size : (rank + 1) * size]
         compare(out, expected, "float32", f"{size}")
-    # The first block is empty, and begins where the whole does.
+    # The first block is empty, and begins at the beginning of the array.
     counts = uneven_counts(world_size)
     arrays = inputs(world_size, sum(counts), "float32")
     array = arrays[rank].copy()
@@ -181,7 +181,7 @@ def _shapes(communicator: Communicator) -> None:
 
 
 def _extremes(dtype: str) -> Callable[[Communicator], None]:
-    """Whoever has it, NaN is both the least and the greatest; every rank gets the same bits."""
+    """On whichever rank NaN is, it is both the minimum and the maximum; every rank gets the same bits."""
 
     def check(communicator: Communicator) -> None:
         world_size, rank = communicator.world_size, communicator.rank

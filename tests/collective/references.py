@@ -1,4 +1,4 @@
-"""Inputs of every rank, and what NumPy makes of them: what the checks of the contract compare with."""
+"""Inputs of every rank, and their results in NumPy, with which the checks of the contract compare."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = (
     "bool",
 )
 OPS_OF = {dtype: OPS[:-1] if dtype == "bool" else OPS for dtype in DTYPES}
-"""Bools have no average."""
+"""Reductions by dtype; bool has no average."""
 
 SIZES = (0, 1, 7, 1000, 20_011)
 
@@ -59,7 +59,7 @@ def reference(arrays: Sequence[Array], op: str, prescale: float = 1.0, postscale
 
 
 def compare(actual: Array, expected: Array, dtype: str, what: str) -> None:
-    """Assert that they agree, but for one rounding to the result's type, and sums in float32 below it."""
+    """Assert that they agree up to one rounding to ``dtype``, and up to sums in float32 for the smaller types."""
     relative = {"float64": 1e-14, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}.get(dtype, 0.0)
     np.testing.assert_allclose(
         actual.astype(np.float64), expected, rtol=relative, atol=relative * 4, err_msg=what, strict=False
@@ -67,7 +67,7 @@ def compare(actual: Array, expected: Array, dtype: str, what: str) -> None:
 
 
 def wrap(values: Array, dtype: str) -> tuple[Any, Callable[[], Array]]:
-    """What to hand to a collective, and how to read it afterwards."""
+    """The argument for a collective, and a function that reads it afterwards."""
     if dtype == "bfloat16":
         wrapped = Bfloat16Array(values)
         return wrapped, lambda: wrapped.values
@@ -76,12 +76,12 @@ def wrap(values: Array, dtype: str) -> tuple[Any, Callable[[], Array]]:
 
 
 def blocks(whole: Array, counts: Sequence[int]) -> list[Array]:
-    """An array cut into blocks of so many elements."""
+    """An array cut into blocks of the given sizes."""
     return np.split(whole, np.cumsum(counts)[:-1])
 
 
 def uneven_counts(world_size: int, scale: int = 100) -> list[int]:
-    """Elements of each rank's block, none of them equal, one empty."""
+    """Number of elements of each rank's block, all different, one of them 0."""
     return [rank * scale + rank % 3 for rank in range(world_size)]
 
 

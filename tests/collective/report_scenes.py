@@ -1,4 +1,4 @@
-"""What the ranks do in the tests of the communication report. One world plays the scenes one after the other."""
+"""Scenes for the tests of the communication report. One world plays them one after the other."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LATE_RANK = 1
 NUM_LATE = 5
 WAIT_S = 0.05
 LONG_WAIT_S = 0.2
-"""Many times what a rank may need from the beginning of an operation to its wait."""
+"""Many times the time that a rank may need from the beginning of an operation to its wait."""
 
 
 def play(environment: RankEnvironment, hosts: Sequence[int]) -> dict[str, Outcome]:
-    """Play all scenes; what this rank returned of each, by name."""
+    """Play all scenes; return by name what this rank saw of each."""
     outcomes = {}
     for name, scene in SCENES.items():
         with environment.open(name=name, host_of_rank=tuple(hosts)) as communicator:
@@ -37,7 +37,7 @@ def play(environment: RankEnvironment, hosts: Sequence[int]) -> dict[str, Outcom
 
 
 def counted(communicator: Communicator) -> Outcome:
-    """Operations of all kinds, on the communicator and on process sets."""
+    """Operations of all kinds on the communicator and on process sets."""
     world_size, rank = communicator.world_size, communicator.rank
     block, blocks = np.ones(10, np.float32), np.ones(10 * world_size, np.float32)
     for _ in range(600):
@@ -78,13 +78,13 @@ def late(communicator: Communicator) -> Outcome:
     world = communicator.gather_report()
     if world is not None:
         seen |= {"world": world.as_dict(), "world table": str(world)}
-    # A report is not about what it takes to make one.
+    # Making a report must not change it.
     seen["after"] = communicator.report().as_dict()
     return seen
 
 
 def hidden(communicator: Communicator) -> Outcome:
-    """Operations that nobody waits for while they run, and others that somebody does."""
+    """Operations that no rank waits for while they run, and others that a rank does wait for."""
     shares = {}
     for name in ("hidden", "exposed"):
         communicator.barrier()
@@ -100,7 +100,7 @@ def hidden(communicator: Communicator) -> Outcome:
                 communicator.allreduce_async(np.ones(10)).wait()
         else:
             handle = communicator.allreduce_async(np.ones(10))
-            # Only here, so that the late rank stays away until this one is about to be blocked.
+            # Only here, so that the late rank stays away until this rank is about to block.
             with late:
                 handle.wait()
         (row,) = communicator.report().operations
@@ -109,7 +109,7 @@ def hidden(communicator: Communicator) -> Outcome:
 
 
 def failing(communicator: Communicator) -> Outcome:
-    """An operation that ends in a mismatch, and one that does not."""
+    """An operation that fails with a mismatch, and one that succeeds."""
     try:
         communicator.allreduce(np.ones(2 + communicator.rank))
     except MismatchError:
@@ -119,7 +119,7 @@ def failing(communicator: Communicator) -> Outcome:
 
 
 def namesakes(communicator: Communicator) -> Outcome:
-    """Two process sets that have the same name, in one of which a rank comes late."""
+    """Two process sets with the same name, in one of which a rank is late."""
     for number, ranks in enumerate(([0, 1], [1, 2]), start=1):
         pair = communicator.split(ranks, "pair")
         if not pair.is_member:

@@ -1,4 +1,4 @@
-"""Many random operations on one set of ranks, and what they leave behind. Runs on ranks."""
+"""Many random operations on one set of ranks, and the resources that remain afterwards. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _FAILURES = (CommunicatorTimeoutError, CommunicatorAbortedError)
 
 @dataclass(kw_only=True)
 class Soaked:
-    """What a rank reports.
+    """The report of one rank.
 
     Attributes:
-        warm: what it held without a communicator after half of the operations.
-        wet: what it held without one at the end.
-        num_operations: how many were called.
-        num_process_sets: how many were opened and closed.
-        num_mismatches: in how many operations the ranks disagreed.
-        num_recoveries: how often a communicator failed and another was opened.
-        failure: what went wrong.
+        warm: resources held without a communicator after half of the operations.
+        wet: resources held without a communicator at the end.
+        num_operations: number of operations called.
+        num_process_sets: number of process sets opened and closed.
+        num_mismatches: number of operations in which the ranks disagreed.
+        num_recoveries: number of times a communicator failed and another was opened.
+        failure: description of a failure, if any.
     """
 
     warm: Census
@@ -56,7 +56,7 @@ class Soaked:
 def soak(
     environment: RankEnvironment, host_of_rank: Sequence[int], num_operations: int, scope: Scope, seed: int
 ) -> Soaked:
-    """Run programs until they have had so many operations; the same ones on every rank."""
+    """Run programs until they have called ``num_operations`` operations; every rank runs the same programs."""
     random = Random(seed)
     dry = _census(environment, "dry")
     soaked = Soaked(warm=dry, wet=dry)
@@ -70,7 +70,7 @@ def soak(
         soaked.num_operations += sum(len(strand.steps) for strand in program)
         soaked.num_process_sets += sum(strand.ranks is not None for strand in program)
         soaked.num_mismatches += sum(step.odd_rank is not None for strand in program for step in strand.steps)
-        # MPI cannot take back what has begun.
+        # MPI cannot cancel operations that have begun.
         if is_order_fixed and random.random() < 0.01:
             del arena
             _meet(environment, f"recovery {soaked.num_recoveries}")
@@ -78,7 +78,7 @@ def soak(
             communicator = _open(environment, host_of_rank)
             arena = communicator.allocate(_ARENA_BYTES)
             soaked.num_recoveries += 1
-        # An allocator takes long to have what it needs: half of the operations.
+        # An allocator takes half of the operations to reach its steady state.
         if soaked.warm is dry and soaked.num_operations >= num_operations // 2:
             del arena
             communicator.close()
@@ -98,7 +98,7 @@ def _open(environment: RankEnvironment, host_of_rank: Sequence[int]) -> Communic
 
 
 def _meet(environment: RankEnvironment, key: str) -> None:
-    """Wait for all ranks, but not by the communicator: an abort overtakes what others have still to hear from it."""
+    """Wait for all ranks without the communicator: an abort would overtake messages that others have yet to receive."""
     rank, world_size = environment.rank, environment.world_size
     all_gather_bytes(
         environment.rendezvous, key=key, rank=rank, world_size=world_size, value=b"", timeout_s=60.0
@@ -106,7 +106,7 @@ def _meet(environment: RankEnvironment, key: str) -> None:
 
 
 def _fail(communicator: Communicator, environment: RankEnvironment, random: Random) -> None:
-    """Have a communicator fail with operations under way on all ranks."""
+    """Make a communicator fail while operations run on all ranks."""
     culprit = random.randrange(environment.world_size)
     aborts, closes = random.random() < 0.5, random.random() < 0.5
     handles = [communicator.allreduce_async(np.ones(1000), name="before") for _ in range(3)]
@@ -127,13 +127,13 @@ def _fail(communicator: Communicator, environment: RankEnvironment, random: Rand
 
 def _census(environment: RankEnvironment, name: str) -> Census:
     gc.collect()
-    # Threads of communicators that failed end by themselves, and then give back what they had.
+    # Threads of failed communicators end on their own, and only then release their resources.
     passing = ("messages", "peer-watch")
     assert eventually(
         lambda: not any(word in thread.name for thread in threading.enumerate() for word in passing),
         timeout_s=20.0,
     )
-    # Whoever leaves last deletes the keys of all, and whoever continues makes new ones.
+    # The last rank to leave deletes the keys of all; a rank that continues makes new ones.
     _meet(environment, f"before {name}")
     taken = Census.take(environment.rendezvous.num_keys())
     _meet(environment, f"after {name}")

@@ -1,4 +1,4 @@
-"""What the ranks do in the tests of the stall inspector. One world plays the scenes one after the other."""
+"""Scenes for the tests of the stall inspector. One world plays them one after the other."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Outcome = dict[str, Any]
 WARN_S = 0.3
 ABORT_S = 1.0
 DEADLINE_S = 60.0
-"""Of an operation that no stall ends."""
+"""Deadline of operations that no stall ends."""
 
 
 def play(environment: RankEnvironment, hosts: Sequence[int], stay_away: Sequence[int]) -> dict[str, Outcome]:
-    """Play all scenes; what this rank saw of each, by name.
+    """Play all scenes; return by name what this rank saw of each.
 
     Args:
-        environment: of this rank.
-        hosts: of all ranks.
-        stay_away: the ranks that do not join for a while.
+        environment: environment of this rank.
+        hosts: host of each rank.
+        stay_away: ranks that join late.
     """
     stays_away = environment.rank in stay_away
     num_waiting = environment.world_size - len(stay_away)
@@ -51,7 +51,7 @@ def play(environment: RankEnvironment, hosts: Sequence[int], stay_away: Sequence
 def _late_in_a_pair(
     environment: RankEnvironment, hosts: Sequence[int], waits: int, late: int
 ) -> dict[str, Outcome]:
-    """In a process set of two, where they have other numbers, one waits for the other: in an allreduce and a recv."""
+    """In a process set of two ranks with other numbers, one waits for the other in an allreduce and a recv."""
     check = StallCheck(warn_after_s=WARN_S)
     with environment.open(name="pairs", host_of_rank=tuple(hosts), stall_check=check) as communicator:
         pair = communicator.split([late, waits], "pair")
@@ -93,7 +93,7 @@ def _late_message(environment: RankEnvironment, pair: Communicator, *, is_late: 
 
 
 def warned(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:
-    """The ranks that have joined are warned, and again; then the others join, and all continues."""
+    """The ranks that have joined get repeated warnings; then the others join, and the operation completes."""
     array = np.ones(5, np.float32)
     key = f"warned/{communicator.name}"
     with logged_warnings() as warnings:
@@ -110,7 +110,7 @@ def warned(environment: RankEnvironment, communicator: Communicator, num_waiting
 
 
 def given_up(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:
-    """The operation ends with an error, on the ranks that stayed away, too."""
+    """The operation ends with an error, also on the ranks that stayed away."""
     start = time.monotonic()
     if not num_waiting:
         assert eventually(lambda: communicator.failure is not None, timeout_s=20.0)
@@ -123,7 +123,7 @@ def given_up(environment: RankEnvironment, communicator: Communicator, num_waiti
 
 
 def silent(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:
-    """Nobody is warned who did not ask for it; nor while all goes well."""
+    """Without a stall check there is no warning."""
     with logged_warnings() as warnings:
         if not num_waiting:
             threading.Event().wait(2 * WARN_S)
@@ -132,12 +132,12 @@ def silent(environment: RankEnvironment, communicator: Communicator, num_waiting
 
 
 def idle(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:
-    """An idle communicator takes no time of the processor, also when there were messages."""
+    """An idle communicator uses no processor time, also after messages."""
     if communicator.rank < 2:
         handle = communicator.send_async(np.ones(5), to=1 - communicator.rank)
         communicator.recv(np.ones(5), source=1 - communicator.rank)
         handle.wait()
-    # The least of several: what Python itself does now and then is not there every time.
+    # The minimum of several measurements, as Python itself needs some time now and then.
     return {"seconds": min(_cpu_seconds_of_a_wait() for _ in range(3))}
 
 
@@ -147,7 +147,7 @@ def _cpu_seconds_of_a_wait() -> float:
     return time.process_time() - before
 
 
-# A scene gets how many ranks wait; none, if it runs on a rank that stays away.
+# A scene gets the number of ranks that wait, or 0 on a rank that stays away.
 SCENES: dict[str, tuple[Callable[[RankEnvironment, Communicator, int], Outcome], StallCheck]] = {
     "warned": (warned, StallCheck(warn_after_s=WARN_S)),
     "given up": (given_up, StallCheck(warn_after_s=None, abort_after_s=ABORT_S)),

@@ -28,7 +28,7 @@ WORLDS = {
 
 @cache
 def outcomes(world: str) -> list[dict[str, str | None]] | Exception:
-    """What each rank found; or why the world broke down, which is found out once for all checks."""
+    """The outcomes of all checks on each rank, or the failure of the world, which is found once for all checks."""
     transport, world_size, host_of_rank = WORLDS[world]
     try:
         return run_ranks(world_size, run_checks, host_of_rank, transport=transport)
@@ -36,7 +36,7 @@ def outcomes(world: str) -> list[dict[str, str | None]] | Exception:
         return error
 
 
-# Three ranks do all that two do, and programs of random operations run on three hosts of two ranks, one and one.
+# Three ranks cover all that two do, and random programs run on three hosts with two, one and one ranks.
 SLOW = ("tcp-2", "mpi-2", "two-hosts-of-1-and-2", "interleaved-hosts")
 
 

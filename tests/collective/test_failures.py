@@ -1,4 +1,4 @@
-"""Whatever goes wrong on one rank, every other rank gets the error that names it, in time, and can continue."""
+"""After any failure on one rank, every other rank gets the error that names it, in time, and can continue."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.run_ranks import run_ranks
 WORLD_SIZE = 3
 DEAD_RANK = 1
 PROMPTLY_S = 30.0
-"""Many times what it takes on an idle machine, and far below the deadline that is not to be waited for."""
+"""Many times what is needed on an idle machine, and far below the deadline that must not be waited for."""
 
 transports = pytest.mark.parametrize("transport", ["shm", "tcp", "mpi"])
 
 
 @cache
 def seen(transport: str) -> list[dict[str, dict[str, Any]] | None]:
-    """What the ranks saw of all scenes; None for the one that was killed in the last."""
+    """What the ranks saw of all scenes; None for the rank that the last scene killed."""
     return run_ranks(WORLD_SIZE, failure_scenes.play, transport=transport, may_die=[DEAD_RANK])
 
 
@@ -48,7 +48,7 @@ def test_missed_deadline_names_the_rank_that_did_not_join(transport: str) -> Non
 
 
 @transports
-def test_communicator_that_failed_once_refuses_what_follows(transport: str) -> None:
+def test_failed_communicator_refuses_further_operations(transport: str) -> None:
     for outcome in survivors(transport, "late", besides=WORLD_SIZE - 1).values():
         assert "CommunicatorError" in outcome["again"]["kinds"], outcome
 
@@ -104,14 +104,14 @@ def test_rank_that_gives_up_ends_the_others_long_before_their_deadlines(transpor
         assert outcome["seconds"] < PROMPTLY_S
 
 
-def test_fault_of_mpi_on_one_rank_is_told_to_the_others() -> None:
+def test_mpi_failure_on_one_rank_reaches_the_other_ranks() -> None:
     for outcome in run_ranks(WORLD_SIZE, mpi_failure_scenes.fault_of_mpi, transport="mpi"):
         assert "allreduce of 3 float64 by sum" in outcome["message"]
         assert "failed in MPI" in outcome["message"]
         assert outcome["seconds"] < PROMPTLY_S
 
 
-def test_fault_of_any_kind_in_a_message_over_mpi_is_told_to_both_ends() -> None:
+def test_any_error_in_a_message_over_mpi_reaches_both_ends() -> None:
     sent, received = run_ranks(2, mpi_failure_scenes.fault_in_messages, transport="mpi")
     for outcome in (sent, received):
         assert "CommunicatorError" in outcome["kinds"], outcome
@@ -128,7 +128,7 @@ def test_abort_reaches_ranks_that_wait_for_messages(transport: str) -> None:
 
 
 @transports
-def test_rank_that_is_killed_is_named_by_all_that_wait_for_messages(transport: str) -> None:
+def test_killed_rank_is_named_by_all_ranks_that_wait_for_messages(transport: str) -> None:
     scene = failure_scenes.killed_while_messages_wait
     for outcome in run_ranks(3, scene, transport=transport, may_die=[DEAD_RANK]):
         if outcome is not None:
@@ -138,7 +138,7 @@ def test_rank_that_is_killed_is_named_by_all_that_wait_for_messages(transport: s
 
 
 @transports
-def test_close_may_be_called_twice_and_the_name_opened_again(transport: str) -> None:
+def test_close_can_be_called_twice_and_the_name_can_be_reused(transport: str) -> None:
     for outcome in survivors(transport, "closed").values():
         assert "CommunicatorError" in outcome["kinds"], outcome
         assert outcome["total"] == [WORLD_SIZE] * 2
@@ -159,7 +159,7 @@ def test_process_sets_may_overlap_and_be_used_from_several_threads(transport: st
 
 
 @transports
-def test_a_rank_outside_of_a_process_set_is_told_who_is_in_it(transport: str) -> None:
+def test_error_outside_a_process_set_names_its_members(transport: str) -> None:
     reduced, asked = survivors(transport, "process sets")[2]["pair"]
     assert reduced["message"] == (
         "rank 2 is not in process set 'pair' of ranks 0, 1: 'allreduce' is for its members. "
@@ -179,19 +179,19 @@ def test_process_set_of_impossible_ranks_is_refused(transport: str, ranks: str) 
 @transports
 def test_opening_and_closing_leaks_neither_descriptors_nor_threads(transport: str) -> None:
     for outcome in survivors(transport, "many").values():
-        # A descriptor may still be on its way out when the few are counted.
+        # A descriptor may still be about to close when the first count is taken.
         assert all(map(le, outcome["many"], outcome["few"])), outcome
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_communicators_that_are_dropped_leak_neither_descriptors_nor_threads(transport: str) -> None:
     for outcome in survivors(transport, "dropped").values():
-        # A descriptor may still be on its way out when the few are counted.
+        # A descriptor may still be about to close when the first count is taken.
         assert all(map(le, outcome["many"], outcome["few"])), outcome
 
 
 @transports
-def test_opening_without_a_rank_names_it(transport: str) -> None:
+def test_opening_error_names_the_missing_rank(transport: str) -> None:
     for outcome in survivors(transport, "absent").values():
         assert "CommunicatorTimeoutError" in outcome["kinds"], outcome
         assert "rank 1" in outcome["message"]
@@ -213,7 +213,7 @@ def test_killed_rank_is_named_by_all_others_within_seconds(transport: str) -> No
 def test_nothing_stays_in_shared_memory(transport: str) -> None:
     for outcome in survivors(transport, "shared memory").values():
         assert not [file for file in outcome["files"] if Path(file).exists()]
-        if transport != "mpi":  # MPICH's files have names
+        if transport != "mpi":  # the files of MPICH have names
             assert outcome["nameless"]
             assert not outcome["files"]
 
@@ -229,7 +229,7 @@ def test_strangers_at_the_listener_do_not_disturb_the_ranks() -> None:
     assert outcomes == [{"total": [2.0]}] * 2
 
 
-def test_shared_memory_that_is_too_small_is_a_warning_or_an_error_as_asked() -> None:
+def test_too_small_shared_memory_is_a_warning_for_auto_and_an_error_for_shm() -> None:
     for outcome in run_ranks(2, opening_scenes.no_room_for_the_segment):
         assert outcome["total"] == [2.0] * 3
         assert outcome["hosts"] == (0, 0), "no shared memory does not put the ranks on two hosts"

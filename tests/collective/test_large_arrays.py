@@ -1,4 +1,4 @@
-"""An array of more than 4 GiB, whose elements 32 bits cannot count, is communicated whole."""
+"""An array of more than 4 GiB, whose elements a 32-bit integer cannot count, is communicated whole."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def communicate(environment: RankEnvironment) -> dict[str, list[int]]:
-    """Which pieces are wrong after each operation."""
+    """The numbers of the wrong pieces after each operation."""
     world_size, rank = environment.world_size, environment.rank
     pieces = np.empty((NUM_ELEMENTS // PIECE, PIECE), np.uint8)
     with environment.open(timeout_s=300.0) as communicator:
         _fill(pieces, rank)
         communicator.allreduce(pieces)
-        # Sums of uint8 wrap.
+        # Sums of uint8 wrap around.
         wrong = {"allreduce": _wrong(pieces, world_size, 3 * sum(range(world_size)))}
         _fill(pieces, rank)
         communicator.broadcast(pieces, root=ROOT)
@@ -35,7 +35,7 @@ def communicate(environment: RankEnvironment) -> dict[str, list[int]]:
 
 
 def _fill(pieces: Array, rank: int) -> None:
-    """What repeats in a piece does so at no power of two, and no two pieces are alike."""
+    """Fill each piece with a pattern whose period is no power of two; no two pieces are equal."""
     pieces[:] = np.resize(np.arange(251, dtype=np.uint8), PIECE)
     for number in range(len(pieces)):
         pieces[number] += np.uint8((7 * number + 3 * rank) % 256)

@@ -1,4 +1,4 @@
-"""Ranks that ``mpiexec`` started find each other, whatever carries their data, and end together."""
+"""Ranks that ``mpiexec`` starts find each other over any transport, and end together."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_ranks_find_each_other(tmp_path: Path, library: str, transport: str) -> 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, str | None]]:
-    """What the ranks of one world found in all checks; test_contract has MPICH."""
+    """The outcomes of all checks on the ranks of one world with Open MPI; test_contract covers MPICH."""
     folder = tmp_path_factory.mktemp("openmpi")
     done = mpiexec("openmpi", folder, CHECK, ranks=3, SPARKDL_TRANSPORT="mpi", SPARKDL_TIMEOUT_S="20")
     found = told(folder)
@@ -123,7 +123,7 @@ def test_rank_that_fails_ends_the_others(tmp_path: Path, library: str, transport
     done = mpiexec(library, tmp_path, FAIL, SPARKDL_TRANSPORT=transport)
     assert done.returncode != 0
     assert "ValueError: bad batch" in done.stderr
-    # Whether rank 0 can still say why it ends depends on how fast mpiexec, which saw rank 1 exit, ends it.
+    # Whether rank 0 can still print its reason depends on how fast mpiexec ends it after it saw rank 1 exit.
     assert set(told(tmp_path)) == {1}, "rank 0 continued without rank 1"
     if (library, transport) == ("mpich", "mpi"):
         assert told(tmp_path)[1]
@@ -156,7 +156,7 @@ def test_variables_that_are_missing_are_named(tmp_path: Path, given: dict[str, s
     assert f" set, but not {missing}. Start ranks by " in done.stderr
 
 
-def test_process_that_nobody_started_as_a_rank_has_no_communicator(tmp_path: Path) -> None:
+def test_process_not_started_as_a_rank_has_no_communicator(tmp_path: Path) -> None:
     script = write_script(
         tmp_path, "from sparkdl.collective import current_communicator\ntell(0, current_communicator())"
     )

@@ -1,4 +1,4 @@
-"""What is ours of the NCCL path: loading, ids, opening, operations on streams, failure, and the words for it.
+"""sparkdl's part of the NCCL path: loading, ids, opening, operations on streams, failures and their error messages.
 
 Runs on stand-ins for NCCL and the CUDA driver, which are compiled here; tests/gpu runs the real ones.
 """
@@ -21,11 +21,11 @@ from tests.run_ranks import run_ranks
 WORLD_SIZE = 3
 DEAD_RANK = 1
 PROMPTLY_S = 30.0
-"""Many times what it takes on an idle machine, and far below the deadline that is not to be waited for."""
+"""Many times what is needed on an idle machine, and far below the deadline that must not be waited for."""
 
 
 def on_stand_ins(function: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> list[Any]:
-    """Run a function on ranks that have the stand-ins for NCCL and CUDA."""
+    """Run a function on ranks that load the stand-ins for NCCL and CUDA."""
     with TemporaryDirectory() as folder:
         variables = stand_in_variables(Path(folder), NCCL_STAND_IN_CALLS=f"{folder}/calls")
         variables |= options.pop("variables", {})
@@ -60,7 +60,7 @@ def test_call_returns_while_its_stream_is_busy_and_keeps_the_streams_order() -> 
         assert outcome["after"] == (True, 6.0)
 
 
-def test_killed_peer_is_named_and_what_waits_for_it_on_the_gpu_is_aborted() -> None:
+def test_killed_peer_is_named_and_gpu_operations_that_wait_for_it_are_aborted() -> None:
     outcomes = on_stand_ins(nccl_scenes.lost_peer, WORLD_SIZE, may_die=[DEAD_RANK])
     for outcome in (outcomes[0], outcomes[2]):
         assert "RankLostError" in outcome["kinds"], outcome
@@ -94,9 +94,9 @@ def test_exception_inside_with_aborts_the_other_ranks() -> None:
         assert "bad batch" in outcome["message"]
 
 
-def test_operation_that_misses_its_deadline_fails_everywhere_and_says_what_it_was() -> None:
+def test_operation_past_its_deadline_fails_on_all_ranks_with_its_description() -> None:
     first, *others = seen("late rank")
-    # What it told the others may come back before the wait has seen it.
+    # The abort that it sent to the others may come back before its own wait notices.
     assert {"CommunicatorTimeoutError", "CommunicatorAbortedError"} & set(first["kinds"]), first
     said = "allreduce of 3 float64 on 'late rank/nccl' was not complete on GPU 0 within 0.5 s"
     assert said in first["message"]
@@ -132,7 +132,7 @@ def test_rank_that_cannot_open_is_named_on_all_ranks_at_once() -> None:
 
 
 @pytest.mark.parametrize("case", range(len(HINTS)))
-def test_nccls_text_comes_with_the_hint_that_belongs_to_it(case: int) -> None:
+def test_nccl_error_text_comes_with_the_matching_hint(case: int) -> None:
     _, last_error, said, hint = HINTS[case]
     for outcome in seen("hints"):
         for text in ("NCCL 2.27.6 says", said, last_error, hint):
@@ -150,13 +150,13 @@ def test_operation_that_nccl_refuses_on_one_rank_fails_on_all() -> None:
         assert outcome["seconds"] < PROMPTLY_S
 
 
-def test_ranks_that_share_a_gpu_are_told_so_before_nccl_is_asked() -> None:
+def test_ranks_that_share_a_gpu_are_refused_before_nccl_is_called() -> None:
     for outcome in seen("shared gpu"):
         assert "ParamError" in outcome["kinds"], outcome
         assert "ranks 0, 2 share GPU-abababab-abab-abab-abab-ababababab03" in outcome["message"]
 
 
-def test_gpu_that_is_not_there_is_named_with_its_rank() -> None:
+def test_missing_gpu_is_named_with_its_rank() -> None:
     for outcome in seen("no gpu"):
         assert "ParamError" in outcome["kinds"], outcome
         assert "rank 1: there is no GPU 1: this process sees 1 (CUDA_VISIBLE_DEVICES" in outcome["message"]
@@ -219,7 +219,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("argument", ARGUMENTS)
-def test_wrong_argument_is_refused_by_what_is_wrong_and_leaves_the_group_usable(argument: str) -> None:
+def test_invalid_argument_is_named_and_leaves_the_group_usable(argument: str) -> None:
     kind, text = ARGUMENTS[argument]
     for outcome in seen("arguments"):
         assert kind in outcome[argument]["kinds"], outcome[argument]
@@ -233,7 +233,7 @@ def test_idle_group_uses_no_processor_time() -> None:
 
 def test_opening_and_closing_leaks_neither_descriptors_nor_threads() -> None:
     for outcome in seen("many"):
-        # Early on something else may still be on its way out.
+        # In the first count other resources may still be about to be released.
         assert all(late <= early for late, early in zip(outcome["many"], outcome["few"], strict=True)), (
             outcome
         )

@@ -1,4 +1,4 @@
-"""Random programs of operations do what NumPy does, to the bit, whatever carries the data."""
+"""Random programs of operations give NumPy's results, to the bit, over every transport."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ARENA_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class World:
-    """Where programs run: what carries the data, and which ranks share a host."""
+    """Where programs run: the transport, and which ranks share a host."""
 
     transport: str
     host_of_rank: tuple[int, ...]
@@ -59,7 +59,7 @@ WORLDS = {
 
 @contextmanager
 def serve(environment: RankEnvironment, world: World) -> Iterator[Callable[[Program], Outcome]]:
-    """Answers programs."""
+    """Answer programs on a rank with their outcomes."""
     with environment.open(host_of_rank=world.host_of_rank, timeout_s=OPERATION_TIMEOUT_S) as communicator:
         arena = communicator.allocate(ARENA_BYTES)
         yield partial(run_program, communicator, arena=arena, is_order_fixed=world.is_order_fixed)
@@ -75,9 +75,9 @@ class Programs:
         self._search: Deadline | None = None
 
     def check(self, program: Program) -> None:
-        """Assert that a program goes well on all ranks.
+        """Assert that a program succeeds on all ranks.
 
-        The search for the smallest program that fails ends before the test's deadline would cut it off.
+        The search for the smallest failing program ends before the deadline of the test would end it.
         """
         if self._search is not None and self._search.expired:
             if program in self._failures:
@@ -112,7 +112,7 @@ class Programs:
         self._ranks = None
 
 
-# The others differ in what these have together.
+# The other transports differ in aspects that these two cover together.
 QUICK = {"shm-2", "mpi-2", "tcp-3", "three-hosts-of-2-1-and-1"}
 
 

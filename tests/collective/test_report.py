@@ -1,4 +1,4 @@
-"""The communication report counts what was communicated, and finds what kept the ranks waiting."""
+"""The communication report counts operations, and finds the ranks that others waited for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def played(world: str) -> list[dict[str, dict[str, Any]]]:
 
 
 EXPECTED = {
-    # count, bytes, factor of the bus bandwidth
+    # number of operations, bytes, factor of the bus bandwidth
     "allreduce": (602, 600 * 40 + 80 + 400_000, 4 / 3),
     "reduce_scatter": (1, 120, 2 / 3),
     "allgather": (2, 120 + 48, 2 / 3),
@@ -56,7 +56,7 @@ def test_operations_and_bytes_are_counted_by_kind(world: str) -> None:
 
 
 @worlds
-def test_bandwidths_are_those_of_nccl_tests(world: str) -> None:
+def test_bandwidths_follow_the_definitions_of_nccl_tests(world: str) -> None:
     for outcome in played(world):
         for kind, row in outcome["counted"]["dict"]["process_sets"]["counted"]["operations"].items():
             assert 0.0 <= row["waiting_share"] <= 1.0
@@ -102,12 +102,12 @@ def test_metrics_have_names_that_mlflow_takes(world: str) -> None:
 
 
 @worlds
-def test_time_waiting_for_the_slowest_rank_is_told_apart(world: str) -> None:
+def test_waiting_for_the_slowest_rank_is_measured_separately(world: str) -> None:
     for rank, outcome in enumerate(played(world)):
         row = outcome["late"]["own"]["process_sets"]["late"]["operations"]["allreduce"]
         assert row["count"] == NUM_LATE
         if rank == LATE_RANK:
-            # What it did before it called is not communication.
+            # The time before its call is not communication.
             assert row["busy_s"] <= outcome["late"]["calls_s"]
             continue
         assert row["waiting_s"] > NUM_LATE * WAIT_S * 0.5
@@ -132,7 +132,7 @@ def test_straggler_is_named_with_how_often_it_was_last(world: str) -> None:
 
 
 @worlds
-def test_process_sets_that_share_a_name_are_told_apart_by_the_worlds_ranks(world: str) -> None:
+def test_process_sets_with_the_same_name_are_distinguished_by_their_world_ranks(world: str) -> None:
     outcomes = [outcome["namesakes"] for outcome in played(world)]
     seen = [
         {label: found["operations"]["allreduce"]["count"] for label, found in outcome["own"].items()}

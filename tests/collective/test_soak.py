@@ -1,4 +1,4 @@
-"""After thousands of mixed operations ranks hold no more than after the first half of them."""
+"""After thousands of mixed operations ranks hold no more resources than after the first half of them."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def test_hundred_thousand_operations_leave_nothing_behind(
     soaked = run_ranks(
         len(host_of_rank), soak, host_of_rank, 100_000, SCOPE, SEED, transport=transport, timeout_s=7000.0
     )
-    # NumPy keeps freed blocks of every size that the tests' arrays had, a few MiB of them in the end. Once MPICH is
-    # loaded, every thread that has been started costs 300 bytes for good; a process set has two.
+    # NumPy keeps freed blocks of every size that the arrays of the tests had, a few MiB in total. Once MPICH is
+    # loaded, every thread that was ever started keeps 300 bytes; a process set starts two.
     check(soaked, bytes_per_operation=200.0 if transport == "mpi" else 100.0)

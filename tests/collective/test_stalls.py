@@ -1,4 +1,4 @@
-"""Ranks that do not join are reported by name on every rank that waits for them, on any transport."""
+"""Ranks that do not join an operation are named on every rank that waits for them, on any transport."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_warning_reads_as_the_documentation_shows_it() -> None:
 
 
 @worlds
-def test_stalled_operation_goes_on_when_the_others_join(world: str) -> None:
+def test_stalled_operation_completes_when_the_missing_ranks_join(world: str) -> None:
     for outcome in played(world).values():
         assert outcome["warned"]["sum"] == len(WORLDS[world][1])
 
@@ -87,13 +87,13 @@ def test_stall_that_lasts_too_long_fails_on_every_rank_with_the_reason(world: st
 
 
 @worlds
-def test_nobody_is_warned_who_did_not_ask_for_it(world: str) -> None:
+def test_ranks_without_a_stall_check_get_no_warning(world: str) -> None:
     for outcome in played(world).values():
         assert outcome["silent"]["warnings"] == []
 
 
 @worlds
-def test_reports_on_a_process_set_say_who_its_ranks_are_in_the_world(world: str) -> None:
+def test_stall_warning_on_a_process_set_names_its_world_ranks(world: str) -> None:
     late = WORLDS[world][2][0]
     waits = next(rank for rank in played(world) if rank not in WORLDS[world][2])
     for rank, outcome in played(world).items():

@@ -1,4 +1,4 @@
-"""One file for all ranks tells what each of them communicated when."""
+"""One file for all ranks shows when each of them communicated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Traces = Callable[[str, str], TraceFile]
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """Plays the scenes of a world once; where the files lie, and what the ranks returned."""
+    """A function that plays the scenes of a world once and returns the folder of the files and the outcomes."""
 
     @cache
     def play(world: str) -> tuple[Path, list[dict[str, dict[str, Any]]]]:
@@ -45,7 +45,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 @pytest.fixture(scope="module")
 def trace_of(played: Played) -> Traces:
-    """The file of a scene in a world."""
+    """A function that reads the timeline file of a scene in a world."""
     return lambda world, scene: TraceFile(played(world)[0] / f"{scene}.json")
 
 
@@ -65,7 +65,7 @@ def test_ranks_are_processes_and_process_sets_are_threads(world: str, trace_of: 
 
 
 @worlds
-def test_operations_between_start_and_stop_are_there_with_name_bytes_and_dtype(
+def test_timeline_has_operations_between_start_and_stop_with_name_bytes_and_dtype(
     world: str, trace_of: Traces
 ) -> None:
     trace = trace_of(world, "operations")
@@ -113,22 +113,22 @@ def test_asynchronous_operations_have_a_queue_phase(world: str, trace_of: Traces
 def test_clocks_of_the_ranks_agree(world: str, trace_of: Traces) -> None:
     trace = trace_of(world, "operations")
     error_us = max(trace.about["clock_error_us"].values())
-    assert error_us < 1_000_000  # half of the quickest round trip, which on a busy machine is no quick one
+    assert error_us < 1_000_000  # half of the quickest round trip, which is slow on a busy machine
     by_rank = [trace.operations(rank, "operations") for rank in range(3)]
     for same in zip(*by_rank, strict=True):
-        # Nobody is done before the last one has begun.
+        # No rank is done before the last one has begun.
         last_begin = max(event["ts"] for event in same)
         first_end = min(event["ts"] + event["dur"] for event in same)
         assert last_begin <= first_end + 2 * error_us + 1
 
 
 @worlds
-def test_file_is_there_when_stopping_returns_on_any_rank(world: str, played: Played) -> None:
+def test_timeline_file_exists_when_stop_returns_on_any_rank(world: str, played: Played) -> None:
     assert [outcome["operations"]["exists"] for outcome in played(world)[1]] == [True] * 3
 
 
 @worlds
-def test_latest_operations_are_kept_and_the_dropped_ones_are_counted_and_said(
+def test_timeline_keeps_the_latest_operations_and_reports_how_many_were_dropped(
     world: str, played: Played, trace_of: Traces
 ) -> None:
     trace = trace_of(world, "dropped")
@@ -168,7 +168,7 @@ def test_closing_ends_the_timeline(world: str, trace_of: Traces) -> None:
 
 
 @worlds
-def test_exception_on_one_rank_leaves_a_file_of_all(world: str, trace_of: Traces) -> None:
+def test_exception_on_one_rank_leaves_a_timeline_of_all_ranks(world: str, trace_of: Traces) -> None:
     trace = trace_of(world, "failed")
     for rank in range(3):
         good = trace.operations(rank, "failed")[0]
@@ -194,7 +194,7 @@ def test_offset_of_shifted_clocks_is_within_its_error(world: str, played: Played
     "transport",
     ["shm", pytest.param("tcp", marks=pytest.mark.slow), pytest.param("mpi", marks=pytest.mark.slow)],
 )
-def test_killed_rank_is_missing_and_named_in_the_file_of_the_others(transport: str, tmp_path: Path) -> None:
+def test_timeline_of_the_survivors_names_the_killed_rank(transport: str, tmp_path: Path) -> None:
     path = tmp_path / "killed.json"
     outcomes = run_ranks(3, timeline_scenes.killed, str(path), transport=transport, may_die=[LATE_RANK])
     trace = TraceFile(path)

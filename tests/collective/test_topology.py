@@ -1,4 +1,4 @@
-"""What carries the data does not change where a communicator says that its ranks stand."""
+"""Every transport reports the same hosts and local ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks do in the tests of the timeline. One world plays the scenes one after the other."""
+"""Scenes for the tests of the timeline. One world plays them one after the other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WATCHFUL = StallCheck(warn_after_s=0.2)
 
 
 def play(environment: RankEnvironment, folder: str, hosts: Sequence[int]) -> dict[str, Outcome]:
-    """Play all scenes; what this rank returned of each, by name. Each has a file of its name in ``folder``."""
+    """Play all scenes; return by name what this rank saw of each. The file of a scene in ``folder`` has its name."""
     outcomes = {}
     for name, scene in SCENES.items():
         check = WATCHFUL if scene is failed else None
@@ -45,14 +45,14 @@ def _reduce(communicator: Communicator, name: str) -> None:
 
 
 def _meet(communicator: Communicator, place: str) -> None:
-    """Wait for all ranks, without an operation that a timeline would show."""
+    """Wait for all ranks without an operation that a timeline would show."""
     communicator.rendezvous.set(f"{place}/{communicator.rank}", b"")
     for rank in range(communicator.world_size):
         communicator.rendezvous.get(f"{place}/{rank}", 20.0)
 
 
 def operations(communicator: Communicator, path: Path) -> Outcome:
-    """One late rank, operations of all forms, process sets made before and during the timeline."""
+    """A late rank, operations of all forms, and process sets opened before and during the timeline."""
     early = communicator.split([0, LATE_RANK], "early")
     _reduce(communicator, "before")
     communicator.start_timeline(path)
@@ -86,7 +86,7 @@ def dropped(communicator: Communicator, path: Path) -> Outcome:
 
 
 def again(communicator: Communicator, path: Path) -> Outcome:
-    """A second timeline knows nothing of the first; both of its calls must fit."""
+    """A second timeline has none of the first one's operations."""
     seen = {"stopped": _error_of(communicator.stop_timeline)}
     for name in ("first", "second"):
         communicator.start_timeline(path)
@@ -99,17 +99,17 @@ def again(communicator: Communicator, path: Path) -> Outcome:
 
 
 def closed(communicator: Communicator, path: Path) -> Outcome:
-    """The end of the communicator ends the timeline."""
+    """Closing the communicator ends the timeline."""
     communicator.start_timeline(path)
     _reduce(communicator, "the last")
     return {}
 
 
 def failed(communicator: Communicator, path: Path) -> Outcome:
-    """A rank's exception ends the communicator, but not the file."""
+    """An exception of a rank ends the communicator, but does not lose the file."""
     communicator.start_timeline(path)
     _reduce(communicator, "good")
-    # The news of the abort must not overtake it.
+    # The news of the abort must not overtake the file.
     _meet(communicator, "good")
     try:
         with communicator:
@@ -118,7 +118,7 @@ def failed(communicator: Communicator, path: Path) -> Outcome:
                 raise ValueError("bad batch")
             with logged_warnings() as warnings:
                 handle = communicator.allreduce_async(np.ones(1000, np.float32), name="bad")
-                # Only what has begun can fail; a warning tells that it has.
+                # Only operations that have begun can fail; a warning shows that this one has.
                 assert eventually(lambda: bool(warnings), timeout_s=20.0)
             _meet(communicator, "bad")
             handle.wait()
@@ -128,7 +128,7 @@ def failed(communicator: Communicator, path: Path) -> Outcome:
 
 
 def clocks(communicator: Communicator, path: Path) -> Outcome:
-    """Ranks whose clocks are hours apart, and run at other speeds."""
+    """Ranks whose clocks are hours apart and run at different speeds."""
     shift = communicator.rank * 10**13
 
     def now() -> int:

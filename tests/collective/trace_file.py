@@ -1,4 +1,4 @@
-"""Reads a timeline file and checks that it is what the Trace Event Format demands."""
+"""Reads a timeline file and checks that it conforms to the Trace Event Format."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _ROUNDING_US = 0.002
 
 
 class TraceFile:
-    """A file that was found to be well-formed.
+    """A well-formed timeline file.
 
     Attributes:
-        events: all of them.
-        about: ``otherData``.
+        events: all events.
+        about: content of ``otherData``.
         threads: name of each thread, by (process, thread).
     """
 
@@ -37,17 +37,17 @@ class TraceFile:
         return {e["pid"]: e["args"]["name"] for e in self.events if e["name"] == "process_name"}
 
     def operations(self, rank: int, thread: str) -> list[Event]:
-        """The slices of whole operations, in order of time."""
+        """The slices of whole operations, ordered by time."""
         return [event for event in self.slices(rank, thread) if "args" in event]
 
     def phases(self, rank: int, thread: str, category: str) -> list[Event]:
-        """The slices inside operations of one category."""
+        """The slices inside operations that have a category."""
         return [
             event for event in self.slices(rank, thread) if event["cat"] == category and "args" not in event
         ]
 
     def slices(self, rank: int, thread: str) -> list[Event]:
-        """All slices of a thread, in order of time."""
+        """All slices of a thread, ordered by time."""
         return [
             event
             for event in self.events
@@ -55,7 +55,7 @@ class TraceFile:
         ]
 
     def queued(self, rank: int) -> list[Event]:
-        """The beginnings of queue phases."""
+        """The beginnings of the queue phases."""
         return [event for event in self.events if event["ph"] == "b" and event["pid"] == rank]
 
     def _check_events(self) -> None:
@@ -73,7 +73,7 @@ class TraceFile:
                 assert event["dur"] >= 0, event
 
     def _check_slices_nest(self) -> None:
-        """A viewer draws slices of a thread inside each other or beside each other, never across."""
+        """Assert that slices of a thread are nested or disjoint, as viewers draw them."""
         open_until: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
         for event in self.events:
             if event["ph"] != "X":

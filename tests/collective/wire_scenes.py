@@ -1,4 +1,4 @@
-"""Reductions of float32 that travel between hosts in 16 bits, beside what NumPy makes of them. Runs on ranks."""
+"""Reductions of float32 that travel between hosts in 16 bits, and their expected results in NumPy. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 
 SIZES = (0, 1, 7, 1000, 65_537, 1_000_003)
 _UNIT = 16
-"""Blocks of a ring begin at multiples of so many elements."""
+"""Number of elements of which the offsets of a ring's blocks are multiples."""
 
 
 def rounded(values: Array, wire: str) -> Array:
-    """What arrives of float32 that is sent as ``wire``: rounded to nearest even."""
+    """The values that arrive when float32 is sent as ``wire``: rounded to nearest even."""
     if wire == "float16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16).astype(np.float32)
@@ -31,13 +31,13 @@ def rounded(values: Array, wire: str) -> Array:
 
 
 def blocks_of(size: int, num_hosts: int) -> list[slice]:
-    """The block of each host in a ring's reduction of so many elements."""
+    """The block of each host in a ring's reduction of ``size`` elements."""
     stride = math.ceil(math.ceil(size / num_hosts) / _UNIT) * _UNIT
     return [slice(stride * host, stride * (host + 1)) for host in range(num_hosts)]
 
 
 def reduced(arrays: list[Array], host: int, wire: str, *, average: bool) -> Array:
-    """What a ring leaves in the block of a host: it begins at the next host, and each adds its own to what came."""
+    """A host's block after a ring reduction: the sum begins at the next host, and each host adds its values."""
     num_hosts = len(arrays)
     total = arrays[(host + 1) % num_hosts].copy()
     for step in range(2, num_hosts + 1):
@@ -46,13 +46,13 @@ def reduced(arrays: list[Array], host: int, wire: str, *, average: bool) -> Arra
 
 
 def inputs(size: int, world_size: int) -> list[Array]:
-    """The same on every rank, so that each knows what all have."""
+    """The inputs of all ranks, which every rank computes alike."""
     generators = [np.random.default_rng([rank, size]) for rank in range(world_size)]
     return [generator.normal(size=size).astype(np.float32) for generator in generators]
 
 
 def reductions(environment: RankEnvironment, wire: str) -> None:
-    """Every reduction over a ring of hosts with one rank each, to the bit."""
+    """Check every reduction over a ring of hosts with one rank each, to the bit."""
     with environment.open(transport="tcp", wire=wire) as communicator:
         assert communicator.wire == wire
         for size in SIZES:
@@ -73,7 +73,7 @@ def _allreduce(communicator: Communicator, arrays: list[Array], op: str, wire: s
 
 
 def _reduce_scatter(communicator: Communicator, arrays: list[Array], op: str, wire: str) -> None:
-    """Only what is under way is rounded: the sum itself stays where it was made."""
+    """Only values under way are rounded; the sum itself stays in float32 where it was computed."""
     rank, world_size = communicator.rank, communicator.world_size
     out = np.empty(arrays[0].size, np.float32)
     communicator.reduce_scatter(np.tile(arrays[rank], world_size), out, op=op)
@@ -91,7 +91,7 @@ def _reduce(communicator: Communicator, arrays: list[Array], op: str, wire: str)
 
 
 def what_is_not_rounded(environment: RankEnvironment, wire: str) -> None:
-    """Everything but sums and averages of float32."""
+    """Check all operations except sums and averages of float32."""
     with environment.open(transport="tcp", wire=wire) as communicator:
         world_size, rank = communicator.world_size, communicator.rank
         fine = np.float32(1 + 2.0**-20)
@@ -114,7 +114,7 @@ def what_is_not_rounded(environment: RankEnvironment, wire: str) -> None:
 
 
 def extremes(environment: RankEnvironment, wire: str) -> dict[str, float]:
-    """What becomes of numbers that are none, that have no end, or that the wire cannot hold."""
+    """Results for NaN, for infinity, and for values that the wire cannot represent."""
     seen = {}
     values = {"nan": np.nan, "inf": np.inf, "large": 70_000.0, "subnormal": 2.0**-130}
     with environment.open(transport="tcp", wire=wire) as communicator:
@@ -126,7 +126,7 @@ def extremes(environment: RankEnvironment, wire: str) -> dict[str, float]:
 
 
 def over_hosts(environment: RankEnvironment, wire: str, host_of_rank: Sequence[int]) -> bytes:
-    """The hierarchical form: close to the exact sum, and the same bits on all ranks; those bits."""
+    """Check the hierarchical form: close to the exact sum, with equal bits on all ranks; return those bits."""
     with environment.open(transport="native", wire=wire, host_of_rank=host_of_rank) as communicator:
         results = []
         for size in (1000, 3_000_001):
@@ -134,10 +134,10 @@ def over_hosts(environment: RankEnvironment, wire: str, host_of_rank: Sequence[i
             array = arrays[communicator.rank].copy()
             communicator.allreduce(array)
             exact = np.sum(arrays, axis=0, dtype=np.float64)
-            # Each host that a sum passes rounds it once, and the last its result.
+            # Each host that a sum passes rounds it once, and the last host rounds the result.
             num_roundings = max(host_of_rank) + 1
             growth = (1 + 2.0 ** -(8 if wire == "bfloat16" else 11) + 2.0**-23) ** num_roundings - 1
-            smallest = num_roundings * 2.0**-25  # half of the least step of float16
+            smallest = num_roundings * 2.0**-25  # half of the smallest step of float16
             assert (np.abs(array - exact) <= growth * np.abs(arrays).sum(axis=0) + smallest).all()
             results.append(array)
         group = [np.full(size, 1.0, np.float32) for size in (3, 100_000, 1)]

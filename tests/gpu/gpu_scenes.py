@@ -1,6 +1,6 @@
-"""What the GPU tests run on ranks, and the marks by which they skip where there is no GPU.
+"""Functions that the GPU tests run on ranks, and the marks that skip tests where there is no GPU.
 
-Everything here is at the top of a module, as ranks receive it by name.
+Every function is at the top of this module, because ranks receive it by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ needs_two_gpus = pytest.mark.skipif(
 
 
 class NotFiniteFromStep(nn.CrossEntropyLoss):
-    """A loss that is NaN from its ``first``-th call on in this process."""
+    """A loss that is NaN from its ``first``-th call in this process."""
 
     def __init__(self, first: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class NotFiniteFromStep(nn.CrossEntropyLoss):
 
 
 def own_device(environment: RankEnvironment) -> torch.device:
-    """The GPU of a rank, made current: one of its own where there are as many, else the first for all."""
+    """Make the GPU of this rank current and return it: its own GPU if there are enough, else the first one for all."""
     torch.cuda.set_device(environment.rank if environment.world_size <= torch.cuda.device_count() else 0)
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -57,7 +57,7 @@ def own_device(environment: RankEnvironment) -> torch.device:
 def sum_on_both_devices(
     environment: RankEnvironment, cuda: bool | str = True
 ) -> dict[str, tuple[str, float]]:
-    """Sum a tensor on the CPU and one on this rank's GPU; say where the results lie and what they are."""
+    """Sum a tensor on the CPU and one on this rank's GPU; return the device and the value of each result."""
     own_device(environment)
     with environment.communicator() as communicator:
         sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=cuda)
@@ -86,7 +86,7 @@ def average_on_gpus(environment: RankEnvironment, cuda: str) -> float:
 
 
 def ask_for(environment: RankEnvironment, cuda: str) -> str:
-    """The error of a process group over ranks that share a GPU."""
+    """The error message of a process group whose ranks share a GPU."""
     own_device(environment)
     with environment.communicator() as communicator:
         try:
@@ -98,20 +98,20 @@ def ask_for(environment: RankEnvironment, cuda: str) -> str:
 
 
 def hosts_for(environment: RankEnvironment, backend: str) -> list[int] | None:
-    """The first half of the ranks on one played host, the others on another, for the backend that needs several."""
+    """Divide the ranks into two simulated hosts, for the backend that needs several hosts."""
     if backend != "hierarchical":
         return None
     return [2 * rank // environment.world_size for rank in range(environment.world_size)]
 
 
 def play_checks(environment: RankEnvironment, backend: str) -> dict[str, str | None]:
-    """What the backends of our own must do, on the GPU's own streams."""
+    """Run the checks of sparkdl's CUDA backends on streams of the GPU."""
     device = own_device(environment)
     return run_checks(environment, backend, GpuLane(device), device, hosts_for(environment, backend))
 
 
 def overlap(environment: RankEnvironment, backend: str) -> tuple[bool, float]:
-    """Whether a collective returns while the GPU is busy, and its right result after all."""
+    """Whether a collective returns while the GPU is busy, and its result afterwards."""
     own_device(environment)
     with environment.open(host_of_rank=hosts_for(environment, backend)) as communicator:
         sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=backend)
@@ -131,7 +131,7 @@ def overlap(environment: RankEnvironment, backend: str) -> tuple[bool, float]:
 
 
 def train_data_parallel(environment: RankEnvironment, backend: str) -> list[float]:
-    """Some steps of DistributedDataParallel; the weights, which all ranks must share."""
+    """Train some steps with DistributedDataParallel; return the weights, which must be equal on all ranks."""
     device = own_device(environment)
     torch.manual_seed(environment.rank)
     with environment.open(host_of_rank=hosts_for(environment, backend)) as communicator:

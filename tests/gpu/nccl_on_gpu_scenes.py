@@ -1,4 +1,4 @@
-"""What the ranks of the tests of NCCL itself do, without torch.distributed."""
+"""Functions that the ranks of the tests of real NCCL run, without torch.distributed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(group: NcclGroup, batch: Any) -> None:
 
 
 def operations(environment: RankEnvironment) -> dict[str, bool]:
-    """Each operation on arrays that torch describes; whether it was right."""
+    """Run each operation on arrays that torch describes; return whether its result was right."""
     rank, size = environment.rank, environment.world_size
     device = own_device(environment)
     seen = {}
@@ -66,7 +66,7 @@ def operations(environment: RankEnvironment) -> dict[str, bool]:
 
 
 def library(environment: RankEnvironment) -> tuple[str, str]:
-    """Version and path of the library."""
+    """Version and path of the NCCL library."""
     device = own_device(environment)
     from sparkdl.collective.nccl.opening import load_nccl
 
@@ -76,7 +76,7 @@ def library(environment: RankEnvironment) -> tuple[str, str]:
 
 
 def waits_for_the_stream(environment: RankEnvironment) -> tuple[float, bool, float]:
-    """Seconds that a call takes while the GPU is busy, whether it was done then, and the result."""
+    """Seconds of a call while the GPU is busy, whether the operation was done by then, and its result."""
     device = own_device(environment)
     with environment.open() as communicator, open_nccl_group(communicator, gpu=device.index) as group:
         tensor = torch.zeros(1 << 20, device=device)
@@ -91,7 +91,7 @@ def waits_for_the_stream(environment: RankEnvironment) -> tuple[float, bool, flo
 
 
 def graph(environment: RankEnvironment) -> float:
-    """An allreduce that a CUDA graph captured once and replays."""
+    """The result of an allreduce that a CUDA graph captured once and replays."""
     device = own_device(environment)
     with environment.open() as communicator, open_nccl_group(communicator, gpu=device.index) as group:
         tensor = torch.ones(16, device=device)
@@ -119,7 +119,7 @@ def lost_peer(environment: RankEnvironment) -> dict[str, Any]:
         try:
             run(group, group.batch().allreduce(torch.ones(1 << 22, device=device)))
         except CommunicatorError as error:
-            torch.cuda.synchronize()  # nothing waits on the GPU any more
+            torch.cuda.synchronize()  # nothing is left waiting on the GPU
             seen = {"kind": type(error).__name__, "message": str(error), "seconds": time.monotonic() - start}
         group.close()
         return seen
@@ -145,7 +145,7 @@ def late_rank(environment: RankEnvironment) -> dict[str, Any]:
 
 
 def shared_gpu(environment: RankEnvironment) -> str:
-    """What two ranks on one GPU are told."""
+    """The error message of two ranks that share a GPU."""
     device = own_device(environment)
     with environment.open() as communicator:
         try:
@@ -156,7 +156,7 @@ def shared_gpu(environment: RankEnvironment) -> str:
 
 
 def host_array(environment: RankEnvironment) -> str:
-    """What an address that CUDA does not know is answered."""
+    """The error message for an address that CUDA does not know."""
     device = own_device(environment)
     with environment.open() as communicator, open_nccl_group(communicator, gpu=device.index) as group:
         wrong = torch.ones(4)

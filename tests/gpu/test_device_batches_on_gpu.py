@@ -1,4 +1,4 @@
-"""The copies to a GPU that run ahead of training."""
+"""Copies of batches to a GPU that run ahead of training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_batches_arrive_on_the_gpu_in_order_and_whole(ahead: bool) -> None:
     assert number == 49
 
 
-def test_closing_batches_early_ends_the_thread_that_copies_and_what_it_copies_from() -> None:
+def test_closing_batches_early_ends_the_copy_thread_and_closes_its_source() -> None:
     closed = threading.Event()
 
     def arrays() -> Generator[dict[str, np.ndarray], None, None]:
@@ -47,7 +47,7 @@ def test_closing_batches_early_ends_the_thread_that_copies_and_what_it_copies_fr
     assert not any(thread.name == "sparkdl-device-copies" for thread in threading.enumerate())
 
 
-def test_batches_that_draw_random_numbers_are_made_when_training_asks_for_them() -> None:
+def test_batches_without_read_ahead_are_made_on_the_training_thread_on_demand() -> None:
     made: list[str] = []
 
     def arrays() -> Generator[dict[str, np.ndarray], None, None]:

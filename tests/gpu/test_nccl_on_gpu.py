@@ -1,4 +1,4 @@
-"""NCCL itself, from a world of one rank up: what tests/collective/test_nccl.py runs on stand-ins."""
+"""Real NCCL, with worlds from one rank; tests/collective/test_nccl.py runs the same on stand-ins."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_graph_replays_what_it_captured(world_size: int) -> None:
 
 
 @needs_two_gpus
-def test_killed_peer_is_named_and_what_waits_for_it_on_the_gpu_is_aborted() -> None:
+def test_killed_peer_is_named_and_gpu_operations_that_wait_for_it_are_aborted() -> None:
     outcome, _ = run_ranks(2, scenes.lost_peer, timeout_s=150, may_die=[1])
     assert outcome["kind"] == "RankLostError", outcome
     assert "rank 1" in outcome["message"]
@@ -54,7 +54,7 @@ def test_operation_that_misses_its_deadline_is_aborted_on_the_gpu() -> None:
     assert "was not complete on GPU 0 within 1 s" in outcome["message"]
 
 
-def test_ranks_that_share_a_gpu_are_told_so() -> None:
+def test_ranks_that_share_a_gpu_are_refused_with_their_numbers_and_the_gpu() -> None:
     for text in run_ranks(2, scenes.shared_gpu, timeout_s=120, variables={"CUDA_VISIBLE_DEVICES": "0"}):
         assert text.startswith("ParamError: NCCL needs a GPU for every rank, but ranks 0, 1 share GPU-")
         assert str(torch.cuda.get_device_properties(0).uuid) in text

@@ -28,7 +28,7 @@ BACKENDS = ("auto", "torch", "sparkdl", "host")
 OWN_ROADS = [
     ("sparkdl", 1),
     pytest.param("sparkdl", 2, marks=needs_two_gpus),
-    # On two played hosts: two ranks and one, and two each.
+    # On two simulated hosts: two ranks and one, and two each.
     pytest.param("hierarchical", 3, marks=needs_three_gpus),
     pytest.param("hierarchical", 4, marks=needs_four_gpus),
     ("host", 2),
@@ -53,7 +53,7 @@ def test_group_of_two_gpus_sums_on_both_devices(backend: str) -> None:
 
 @needs_two_gpus
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_average_on_gpus_is_an_average(backend: str) -> None:
+def test_average_on_two_gpus_is_the_mean(backend: str) -> None:
     assert run_ranks(2, average_on_gpus, backend, timeout_s=150) == [1.5, 1.5]
 
 
@@ -78,10 +78,10 @@ def checked(backend: str, world_size: int) -> list[dict[str, str | None]]:
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(
     ("backend", "world_size"),
-    # NCCL refuses ranks that share a GPU inside a host; two hosts of one rank can share one all the same.
+    # NCCL refuses ranks that share a GPU inside a host, but not two hosts of one rank each that share one.
     [*OWN_ROADS, pytest.param("hierarchical", 2, id="one-rank-per-host"), ("host", 1)],
 )
-def test_backend_of_our_own(backend: str, world_size: int, check: str) -> None:
+def test_own_cuda_backend_passes_each_check(backend: str, world_size: int, check: str) -> None:
     for outcome in checked(backend, world_size):
         assert outcome[check] is None, outcome[check]
 

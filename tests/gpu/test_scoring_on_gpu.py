@@ -17,12 +17,12 @@ from tests.training.signatures import make_signature
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
-TOLERANCE = 1e-4  # float32 on other hardware: sums in another order, fused multiply-add
+TOLERANCE = 1e-4  # float32 on other hardware: other order of sums, fused multiply-add
 
 
 @pytest.fixture
 def task(monkeypatch):
-    """This process stands for a Python worker whose task has the first GPU."""
+    """Make this process look like a Python worker whose task has the first GPU."""
     context = TaskContext()
     context._resources = {"gpu": ResourceInformation("gpu", ["0"])}
     context._cpus = 1
@@ -38,7 +38,7 @@ def make_model(seed, kind, prediction_shape):
 
 
 @pytest.mark.parametrize(("kind", "prediction_shape"), [("value", (3,)), ("class", ())])
-def test_a_task_with_a_gpu_predicts_there_what_the_cpu_predicts(request, kind, prediction_shape):
+def test_model_on_a_gpu_of_the_task_predicts_what_the_cpu_predicts(request, kind, prediction_shape):
     rows = np.random.default_rng(0).normal(size=(50, 48)).astype(np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 48)
     on_cpu = load_predictor(make_model(1, kind, prediction_shape))

@@ -1,4 +1,4 @@
-"""The loop of a rank on CUDA, without Spark: what ``gpusPerWorker=1`` gives every rank."""
+"""The training loop of a rank on CUDA, without Spark, as with ``gpusPerWorker=1``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.training.training_scenes import make_spec, train_all, train_in_one_pr
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
-TOLERANCE = 1e-4  # float32 on other hardware: sums in another order, fused multiply-add
+TOLERANCE = 1e-4  # float32 on other hardware: other order of sums, fused multiply-add
 
 
 def assert_same_weights(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -54,7 +54,7 @@ def test_two_gpus_learn_what_one_process_learns_on_the_joined_batches(tmp_path: 
     spec, dataset = (
         make_spec(device="cuda"),
         write_dataset(tmp_path, 33),
-    )  # the last step leaves rank 1 no rows
+    )  # rank 1 has no rows in the last step
     expected = train_in_one_process(copy.deepcopy(spec), dataset, world_size=2)
     for (outcome,) in run_ranks(2, train_all, [(spec, dataset)], timeout_s=150):
         assert_same_weights(outcome.weights, expected)
@@ -90,7 +90,7 @@ def test_lower_precision_learns_nearly_what_float32_learns(tmp_path: Path, preci
     assert any((value != whole.weights[name]).any() for name, value in lower.weights.items())
 
 
-def test_a_fit_that_goes_on_from_any_checkpoint_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_fit_resumed_from_any_checkpoint_ends_with_the_same_bits(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "rows", 40)
     spec = interrupted_spec(
         dataset, tmp_path / "checkpoints", device="cuda", precision="float16", deterministic=True
@@ -110,7 +110,7 @@ def test_shards_on_gpus_learn_what_one_process_learns(
     from sparkdl.parallel import Parallelism, draw_weights
 
     dataset = write_dataset(tmp_path, 37)
-    spec = dataclasses.replace(make_spec(device="cuda"), max_grad_norm=1e6)  # found, and not reached
+    spec = dataclasses.replace(make_spec(device="cuda"), max_grad_norm=1e6)  # never reached
     whole = copy.deepcopy(spec)
     if initial_weights is not None:
         draw_weights(whole.model, seed=spec.seed)

@@ -1,4 +1,4 @@
-"""What the collectives give."""
+"""Results of the collectives."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def check_tensors_that_cannot_be_taken_are_named() -> None:
     for average in (hvd.allreduce, hvd.reducescatter, lambda tensor: hvd.grouped_allreduce([tensor])):
         with pytest.raises(ValueError, match=r"Tensor type torch\.BoolTensor is not supported\."):
             average(bools)
-    # Nothing has ended by that.
+    # The session is still usable after these errors.
     assert hvd.allreduce(bools, op=hvd.Product).tolist() == [True, False]
 
 
@@ -203,7 +203,7 @@ def check_tensors_of_one_element_or_none_may_have_any_stride() -> None:
     rank = hvd.rank()
     column = torch.arange(10.0).view(1, 10)[:, rank]
     assert (column.is_contiguous(), column.stride()) == (True, (10,))
-    # More than one operation runs before the next line, and none may end the session.
+    # Each call of these runs more than one operation; none may end the session.
     assert hvd.allgather(column).tolist() == [0, 1]
     assert [each.tolist() for each in hvd.grouped_allgather([column, column])] == [[0, 1], [0, 1]]
     assert hvd.broadcast(column, 1).tolist() == [1]

@@ -1,4 +1,4 @@
-"""Which gradients flow through the collectives: Horovod's, which averages where a loss per rank would be added up."""
+"""Gradients through the collectives are Horovod's: averaged where the loss of each rank would suggest a sum."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def check_what_was_asked_before_joining_still_runs() -> None:
         hvd.join()
         assert hvd.synchronize(late).tolist() == [2.0] * 2
     else:
-        # Rank 0 cannot have joined before "late" has run, and gives zeros here all the same.
+        # Rank 0 cannot have joined before "late" has run; it contributes zeros here nevertheless.
         assert hvd.allreduce(torch.ones(3), name="meanwhile", op=hvd.Sum).tolist() == [1.0] * 3
         assert hvd.allreduce(torch.ones(3), name="adasum", op=hvd.Adasum).tolist() == [1.0] * 3
         hvd.barrier()

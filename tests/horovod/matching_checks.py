@@ -1,4 +1,4 @@
-"""How requests of the ranks find each other: by name, whatever the order; and what is said where they do not fit."""
+"""How requests of the ranks are matched by name in any order, and the errors if they mismatch."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def check_threads_may_run_different_names_at_once() -> None:
                 own = torch.full((4,), float(thread + step + hvd.rank()))
                 reduced = hvd.allreduce(own, name=f"thread {thread}", op=hvd.Sum)
                 assert reduced.tolist() == [2.0 * (thread + step) + 1] * 4
-        except Exception as error:  # told to the main thread
+        except Exception as error:  # shown to the main thread
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
@@ -110,7 +110,7 @@ def check_a_name_that_is_outstanding_cannot_be_used_again() -> None:
     handles = [hvd.allreduce_async(tensor, name=f"twice on {hvd.rank()}")]
     with pytest.raises(ValueError, match="same name as another tensor that is currently being processed"):
         hvd.allreduce_async(tensor, name=f"twice on {hvd.rank()}")
-    hvd.barrier()  # until here the other rank has not submitted it
+    hvd.barrier()  # until here the other rank has not submitted this name
     handles.append(hvd.allreduce_async(tensor, name=f"twice on {1 - hvd.rank()}"))
     for handle in handles:
         hvd.synchronize(handle)
@@ -239,7 +239,7 @@ def check_a_mismatch_leaves_what_is_in_place_untouched() -> None:
 def check_ranks_that_never_agree_are_told_so_within_the_deadline() -> None:
     hvd.barrier()
     session().world.timeout_s, before = 2.0, session().world.timeout_s
-    # Or else it is a step of their agreement that one of them has waited for too long.
+    # Alternatively one of them waits too long for a step of their agreement.
     with pytest.raises(
         hvd.HorovodInternalError, match=r"allreduce\.only on 0 for ranks \[1\]|rank [01] failed|waited 2"
     ):

@@ -16,7 +16,7 @@ from tests.torch.training_examples import (
     reference_weights,
 )
 
-# float32 sums in another order than in one process.
+# other order of float32 sums than in one process
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
 
@@ -107,7 +107,7 @@ def check_predivide_compression_and_sum_are_honoured() -> None:
         half = hvd.DistributedOptimizer(optimizer_of(module), compression=hvd.Compression.fp16, groups=groups)
         train(half, module)
         for name, expected in reference_weights(hvd.size()).items():
-            # float16 gradients have 11 bits of mantissa.
+            # float16 gradients have 11 significant bits.
             torch.testing.assert_close(module.state_dict()[name], expected, rtol=1e-2, atol=1e-3)
     module = model()
     summing = hvd.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1 / hvd.size()), op=hvd.Sum)
@@ -147,7 +147,7 @@ def check_sparse_gradients_are_averaged() -> None:
         change = (before - embedding.weight.detach())[:, 0]
         torch.testing.assert_close(change, torch.tensor([0.5, 1.0, 0.0, 1.0, 0.0, 0.0]))
         assert embedding.weight.grad.is_sparse
-        # A rank whose backward pass leaves the embedding out still takes part.
+        # A rank whose backward pass does not use the embedding still takes part.
         optimizer.zero_grad()
         if hvd.rank() == 0:
             embedding(torch.tensor([5])).sum().backward()
@@ -157,7 +157,7 @@ def check_sparse_gradients_are_averaged() -> None:
 
 def check_a_group_may_have_sparse_and_dense_gradients() -> None:
     embedding, linear = torch.nn.Embedding(1, 1, sparse=True), torch.nn.Linear(2, 3, bias=False)
-    # Of one element and equal values, by which parameters must not be told apart.
+    # Parameters with one element and equal values must not be confused with each other.
     factor = torch.nn.Parameter(torch.ones(1, 1))
     parameters = [embedding.weight, factor, linear.weight]
     for parameter in parameters:
@@ -173,13 +173,13 @@ def check_a_group_may_have_sparse_and_dense_gradients() -> None:
 def check_adasum_combines_the_steps_of_the_ranks() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), op=hvd.Adasum)
-    # Orthogonal gradients: both steps are taken in full.
+    # Orthogonal gradients: both are applied in full.
     (weight * torch.eye(2)[hvd.rank()]).sum().backward()
     with pytest.raises(AssertionError, match="zero_grad"):
         optimizer.zero_grad()
     optimizer.step()
     assert weight.tolist() == [-0.5, -0.5]
-    # Equal gradients: one step.
+    # Equal gradients: one of them is applied.
     optimizer.zero_grad()
     weight.sum().backward()
     optimizer.step()
@@ -205,7 +205,7 @@ def check_adasum_trains_and_takes_several_passes() -> None:
             (loss / 2).backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[6] < losses[0]  # of the same batch
+    assert losses[6] < losses[0]  # losses of the same batch
     weights = hvd.allgather_object(module.state_dict())
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=0, atol=0)

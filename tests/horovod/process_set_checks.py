@@ -1,4 +1,4 @@
-"""Process sets among three ranks: dynamic, overlapping, used by several threads at once."""
+"""Process sets among three ranks: dynamic, overlapping, and used by several threads concurrently."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def check_overlapping_sets_run_at_once_from_several_threads() -> None:
                 assert reduced.tolist() == [float(sum(members))] * (1 + step)
                 rows = hvd.allgather(own[: 1 + hvd.rank()], process_set=process_set)
                 assert rows.numel() == sum(min(1 + step, 1 + rank) for rank in members)
-        except Exception as error:  # told to the main thread
+        except Exception as error:  # shown to the main thread
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=(ps,)) for ps in sets if ps.included()]

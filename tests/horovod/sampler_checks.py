@@ -1,4 +1,4 @@
-"""How ``hvd.elastic.ElasticSampler`` divides among more ranks than there are indices left."""
+"""``hvd.elastic.ElasticSampler`` with more ranks than remaining indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaving Horovod and joining again."""
+"""Shutting Horovod down and initializing it again."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def check_an_init_that_fails_leaves_nothing_open() -> None:
 
 
 def count_open() -> tuple[int, int]:
-    """Descriptors and threads of this rank."""
+    """Numbers of open descriptors and of threads of this rank."""
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
@@ -130,7 +130,7 @@ def check_init_takes_some_of_the_ranks() -> None:
 
 
 class CommOfRanks:
-    """As much of an mpi4py communicator as Horovod asks of one: what its members say, in order of rank."""
+    """The part of an mpi4py communicator that Horovod uses: gathering a value of each member, in order of rank."""
 
     def __init__(self, ranks: list[int]) -> None:
         self.ranks = ranks

@@ -1,4 +1,4 @@
-"""Making ranks alike, and keeping them so: parameters, optimizer state, objects, elastic state, batch statistics."""
+"""Making ranks equal and keeping them so: parameters, optimizer state, objects, elastic state, batch statistics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_parameters_become_the_roots() -> None:
 
 
 def check_what_cannot_be_sent_is_named() -> None:
-    if hvd.rank() == 0:  # the root alone pickles
+    if hvd.rank() == 0:  # only the root pickles
         with pytest.raises(ParamError, match="The state's lock is a lock, which cannot be pickled"):
             hvd.elastic.TorchState(epoch=1, lock=threading.Lock()).sync()
 
@@ -87,14 +87,14 @@ def check_elastic_state_is_synchronized_committed_and_restored() -> None:
 
 
 class Tally:
-    """A part of a kind that only the test knows."""
+    """A part of a state of a type that only this test defines."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
 
 class TallyHandler(StateHandler):
-    """Has attributes of its own, which are not there yet when the base class begins."""
+    """Has its own attributes, which do not exist yet when the base class's constructor runs."""
 
     def __init__(self, value: Tally) -> None:
         super().__init__(value)

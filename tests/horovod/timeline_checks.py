@@ -1,4 +1,4 @@
-"""The timeline and the stall inspector, as Horovod's users switch them on."""
+"""The timeline and the stall inspector, switched on as Horovod's users do it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.collective.trace_file import TraceFile
 
 @contextmanager
 def file_of_all() -> Iterator[Path]:
-    """A path in a folder that rank 0 makes and removes."""
+    """A path in a folder that rank 0 makes and removes; the same path on all ranks."""
     folder = tempfile.TemporaryDirectory() if hvd.rank() == 0 else None
     name = hvd.broadcast_object(folder.name if folder else None, root_rank=0)
     try:
@@ -35,7 +35,7 @@ def file_of_all() -> Iterator[Path]:
 
 @contextmanager
 def again_with(**variables: str) -> Iterator[None]:
-    """Horovod initialized under environment variables, and then once more without."""
+    """Initialize Horovod with additional environment variables, and after the block again without them."""
     hvd.shutdown()
     os.environ.update(variables)
     try:
@@ -52,7 +52,7 @@ def check(path: Path) -> None:
     trace = TraceFile(path)
     assert list(trace.processes) == [0, 1]
     text = path.read_text()
-    # What Horovod's users look for.
+    # Texts that Horovod's users search for.
     for expected in ("allreduce.test_allreduce", "NEGOTIATE_ALLREDUCE", "start_time_since_epoch_in_micros"):
         assert expected in text, expected
 
@@ -65,7 +65,7 @@ def check_timeline_is_started_and_stopped_at_run_time() -> None:
         hvd.stop_timeline()
         check(path)
         assert "CYCLE_START" not in path.read_text()
-        hvd.stop_timeline()  # nothing, as in Horovod
+        hvd.stop_timeline()  # does nothing, as in Horovod
 
 
 def check_timeline_can_be_read_while_it_runs() -> None:
@@ -78,7 +78,7 @@ def check_timeline_can_be_read_while_it_runs() -> None:
         hvd.allreduce(torch.ones(3), name="second")
         if hvd.rank() == 0:
             assert eventually(lambda: "allreduce.second" in path.read_text())
-            # Whoever reads it ends the list.
+            # A reader has to close the list, which is not complete yet.
             seen = json.loads(path.read_text().rstrip().removesuffix(",") + "]")
             assert {event["pid"] for event in seen} == {0}
             operations = [event["args"]["name"] for event in seen if event.get("cat") == "ALLREDUCE"]
@@ -118,7 +118,7 @@ def check_timeline_marks_where_a_rank_begins_to_run_requests() -> None:
         marks = [event for event in trace.events if event["name"] == "CYCLE_START"]
         operations = [event for event in trace.events if event.get("cat") == "ALLREDUCE"]
         places = {(event["pid"], event["tid"]) for event in operations}
-        # Two ranks in the set of all, and rank 0 in the late one.
+        # Two ranks in the set of all ranks, and rank 0 in the late set.
         assert len(places) == 3
         for place in places:
             times = [mark["ts"] for mark in marks if (mark["pid"], mark["tid"]) == place]
@@ -161,7 +161,7 @@ def check_rank_that_never_joins_ends_the_others_when_asked() -> None:
             with pytest.raises(hvd.HorovodInternalError, match=r"stalled for 1\.0 s: rank 1 had not joined"):
                 hvd.allreduce(torch.ones(1), name="lonely")
         else:
-            # It takes part in nothing as long as it asks for nothing.
+            # It takes part in nothing until it makes a request.
             session().world.rendezvous.get("lonely/over", 20.0)
         if hvd.rank() == 0:
             session().world.rendezvous.set("lonely/over", b"")

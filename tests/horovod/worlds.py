@@ -1,6 +1,6 @@
-"""Checks about ``sparkdl.horovod.torch`` on ranks; see :mod:`tests.checks`.
+"""Checks of ``sparkdl.horovod.torch`` on ranks; see :mod:`tests.checks`.
 
-After one that failed on some rank, all of them leave Horovod and join again, so that the next begins afresh.
+After a check that failed on some rank, all ranks leave Horovod and join again, so that the next check starts afresh.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.run_ranks import RankEnvironment, run_ranks
 
 
 def checks_of(module_names: Sequence[str]) -> list[str]:
-    """The checks of modules, as ``module.check``."""
+    """The names of the checks of modules, as ``module.check``."""
     return [f"{module_name}.{name}" for module_name in module_names for name in checks_in(module_name)]
 
 
 def run_world(module_names: Sequence[str], world_size: int) -> Outcomes:
-    """Run the checks of modules on new ranks; their names are those of :func:`checks_of`."""
+    """Run the checks of modules on new ranks; the outcomes have the names of :func:`checks_of`."""
     return first_failures(run_ranks(world_size, _run_on_rank, module_names))
 
 

@@ -1,4 +1,4 @@
-"""``DistributedOptimizer`` and what it wraps: what they share, which parameters are its, and how long it lives."""
+"""``DistributedOptimizer`` and the optimizer that it wraps: shared state, their parameters, and its lifetime."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def take_step(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> None
 
 def step_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it has not seen that the wrapped optimizer stepped
+        warnings.simplefilter("ignore")  # warns because it does not see the steps of the wrapped optimizer
         scheduler.step()
 
 

@@ -1,4 +1,4 @@
-"""A cable that takes its time: two network interfaces and a thread that carries packets between them.
+"""A cable with latency: two network interfaces and a thread that carries packets between them.
 
 ``tc``'s netem would do the same, but many machines' kernels are built without it.
 """
@@ -27,17 +27,17 @@ _LARGEST_PACKET = 1 << 17
 
 
 class DelayLine:
-    """Joins a new interface in one namespace with a new one in another; a context manager.
+    """Connects a new interface in one namespace with a new one in another; a context manager.
 
-    Packets stay as large as the kernel makes them (up to 64 KiB, with a header that says how to cut them), so that
+    Packets stay as large as the kernel makes them (up to 64 KiB, with a header that says how to segment them), so that
     one thread can carry some gigabits per second.
 
     Args:
-        here: namespace of the one end.
-        name_here: its interface's name.
+        here: namespace of one end.
+        name_here: name of the interface in ``here``.
         there: namespace of the other end.
-        name_there: its interface's name.
-        delay_s: seconds that each packet takes, and up to a millisecond more, which is how finely epoll waits.
+        name_there: name of the interface in ``there``.
+        delay_s: delay of each packet in seconds; up to a millisecond is added, the resolution of epoll's timeout.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class DelayLine:
         self._thread.start()
 
     def close(self) -> None:
-        """Take both interfaces away."""
+        """Remove both interfaces."""
         os.close(self._stop)
         self._thread.join()
         for fd in (*self._ends, self._stopped):
@@ -84,7 +84,7 @@ class DelayLine:
     def _take(self, fd: int, other: int) -> None:
         try:
             packet = os.read(fd, _LARGEST_PACKET)
-        except OSError:  # nothing there after all, or the interface is down
+        except OSError:  # no packet after all, or the interface is down
             return
         self._under_way.append((time.monotonic() + self._delay_s, other, packet))
 

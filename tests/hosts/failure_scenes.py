@@ -1,7 +1,7 @@
-"""What befalls the last of several hosts, and what each rank sees of it. Runs on ranks.
+"""Failures of the last of several hosts, and what each rank sees of them. Runs on ranks.
 
-The last host is the *victim*; the coordinator stands on the first. After each scene the hosts that are left open a
-communicator of their own, and, once the victim is back, all of them one together.
+The last host is the *victim*; the coordinator runs on the first. After each scene the surviving hosts open a new
+communicator, and, once the victim is back, all hosts open one together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
 
 PATIENCE_S = 2.0
-"""Deadline of the operations that cannot succeed. The victims' is shorter: they have seen it when they are back."""
+"""Deadline of operations that cannot succeed. The victims' is shorter, so that theirs has passed when they are back."""
 
 _SIOCGIFFLAGS = 0x8913
 _IFF_RUNNING = 0x40
@@ -47,12 +47,12 @@ _NUM_LARGE = 8 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What the ranks need to know to play.
+    """The parameters of the scenes.
 
     Attributes:
-        host_of_rank: which ranks share a host.
-        cut: the command that cuts the victim's cable.
-        fix: the command that fixes it.
+        host_of_rank: host of each rank.
+        cut: command that cuts the victim's cable.
+        fix: command that fixes it.
     """
 
     host_of_rank: tuple[int, ...]
@@ -72,7 +72,7 @@ class Stage:
 
 
 def play(environment: RankEnvironment, stage: Stage, names: Sequence[str]) -> dict[str, Outcome]:
-    """Play some of the scenes in the same order on every rank; what a rank saw of each, by name."""
+    """Play some scenes in the same order on every rank; return by name what this rank saw of each."""
     return {name: _play_one(environment, stage, name) for name in names}
 
 
@@ -86,7 +86,7 @@ def _play_one(environment: RankEnvironment, stage: Stage, name: str) -> Outcome:
 def _cut_between_operations(environment: RankEnvironment, stage: Stage) -> Outcome:
     with _open(environment, "cut between operations") as communicator:
         if environment.rank == 0:
-            # Or the cut may keep from a victim that all have opened, until the cable is fixed.
+            # Otherwise a victim might not learn that all have opened until the cable is fixed.
             for victim in stage.victims:
                 environment.rendezvous.get(f"is about to reduce/{victim}", 30.0)
             _run(stage.cut)
@@ -94,7 +94,7 @@ def _cut_between_operations(environment: RankEnvironment, stage: Stage) -> Outco
         elif environment.rank in stage.survivors:
             environment.rendezvous.get("is cut", 40.0)
         else:
-            # On a thread of its own, as the answer may come only when the cable is fixed.
+            # On its own thread, as the answer may come only when the cable is fixed.
             key = f"is about to reduce/{environment.rank}"
             threading.Thread(target=environment.rendezvous.set, args=(key, b"")).start()
         seen = _failed_allreduce(communicator, stage)
@@ -123,7 +123,7 @@ def _cut_before_opening(environment: RankEnvironment, stage: Stage) -> Outcome:
 
 
 def _cut_for_good(environment: RankEnvironment, stage: Stage) -> Outcome:
-    """The operation's deadline is farther away than the time that a silent network is given."""
+    """The deadline of the operation is longer than the time after which a silent host counts as lost."""
     with _open(environment, "cut for good") as communicator:
         array = np.ones(_NUM_LARGE, np.float32)
         with _once_under_way(lambda: _run(stage.cut), on=environment.rank == 0):
@@ -161,7 +161,7 @@ SCENES: dict[str, Callable[[RankEnvironment, Stage], Outcome]] = {
 
 
 def killed(environment: RankEnvironment, stage: Stage) -> Outcome:
-    """One of the victims ends without a word; if there are others on its host, they are survivors too."""
+    """One of the victims is killed; other ranks on its host are survivors, too."""
     dead = stage.victims[-1]
     with _open(environment, "killed") as communicator:
         large = np.ones(_NUM_LARGE, np.float32)
@@ -181,9 +181,9 @@ def killed(environment: RankEnvironment, stage: Stage) -> Outcome:
 
 
 def frozen_for_a_while(environment: RankEnvironment, stage: Stage, seconds: float) -> Outcome:
-    """The victim is frozen in the middle of an operation whose deadline it meets all the same.
+    """The victim is frozen in the middle of an operation and thawed before its deadline.
 
-    In a broadcast the others continue sending until the victim's buffers are full, and theirs.
+    In a broadcast the others keep sending until their buffers and the victim's are full.
     """
     with _open(environment, "frozen for a while") as communicator:
         victims = _Victims(environment, stage, communicator.name)
@@ -201,7 +201,7 @@ def frozen_for_a_while(environment: RankEnvironment, stage: Stage, seconds: floa
 
 
 def garbage(environment: RankEnvironment, kind: str) -> Outcome:
-    """The last rank proves itself as it should, and then sends garbage on one kind of its connections."""
+    """The last rank authenticates properly, and then sends garbage on one kind of its connections."""
     name, last = f"garbage on the {kind}", environment.world_size - 1
     hosts = tuple(range(environment.world_size))
     if environment.rank == last:
@@ -215,7 +215,7 @@ def garbage(environment: RankEnvironment, kind: str) -> Outcome:
 
 
 def _send_garbage(environment: RankEnvironment, name: str, kind: str, hosts: tuple[int, ...]) -> None:
-    """Connect as a communicator does, and say something else."""
+    """Connect as a communicator does, and send garbage."""
     rings = connect_rings(
         PrefixRendezvous(environment.rendezvous, f"communicator/{name}/1"),
         topology=Topology(rank=environment.rank, host_of_rank=hosts),
@@ -235,7 +235,7 @@ def _send_garbage(environment: RankEnvironment, name: str, kind: str, hosts: tup
 
 
 def _open(environment: RankEnvironment, name: str) -> Communicator:
-    """A communicator whose ranks all know that the others have opened it."""
+    """Open a communicator; return when all ranks know that the others have opened it."""
     communicator = environment.open(name=name)
     communicator.barrier()
     _meet(environment, f"{name}/is open")
@@ -262,7 +262,7 @@ def _failed_allreduce(communicator: Communicator, stage: Stage) -> Outcome:
 
 
 def _go_on(environment: RankEnvironment, stage: Stage, name: str, *, revive: Callable[[], None]) -> Outcome:
-    """The survivors open a communicator without the victims, then rank 0 revives these and all open one."""
+    """The survivors open a communicator without the victims; then rank 0 revives them, and all ranks open one."""
     outcome: Outcome = {}
     if environment.rank in stage.survivors:
         outcome["remaining total"] = _total_of(environment, stage.survivors, f"survivors of {name}")
@@ -273,7 +273,7 @@ def _go_on(environment: RankEnvironment, stage: Stage, name: str, *, revive: Cal
 
 
 def _total_of(environment: RankEnvironment, members: list[int], name: str) -> float:
-    """What an allreduce of ones on a new communicator of these ranks gives."""
+    """The result of an allreduce of ones on a new communicator of these ranks."""
     with open_communicator(
         rendezvous=environment.rendezvous,
         rank=members.index(environment.rank),
@@ -290,7 +290,7 @@ def _total_of(environment: RankEnvironment, members: list[int], name: str) -> fl
 
 
 class _Victims:
-    """The processes of the last host, which rank 0 freezes and thaws: all hosts share one space of process ids."""
+    """The processes of the last host, which rank 0 freezes and thaws: all hosts share one pid namespace."""
 
     def __init__(self, environment: RankEnvironment, stage: Stage, name: str) -> None:
         self._pids: list[int] = []
@@ -311,7 +311,7 @@ class _Victims:
 
 @contextmanager
 def _once_under_way(act: Callable[[], None], *, on: bool) -> Iterator[None]:
-    """Act while the body runs, as soon as this host has sent some megabytes."""
+    """While the body runs, call ``act`` as soon as this host has sent some megabytes."""
     failures: list[Exception] = []
 
     def wait_and_act() -> None:
@@ -333,7 +333,7 @@ def _once_under_way(act: Callable[[], None], *, on: bool) -> Iterator[None]:
 
 
 def _bytes_sent() -> int:
-    """Bytes that have left this host through its cable; the ninth number of an interface's line."""
+    """Number of bytes that this host has sent through its cable: the ninth number of an interface's line."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "eth0":
@@ -342,7 +342,7 @@ def _bytes_sent() -> int:
 
 
 def _has_carrier() -> bool:
-    """Whether this host's cable leads anywhere."""
+    """Whether this host's cable is connected."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         answer = fcntl.ioctl(sock.fileno(), _SIOCGIFFLAGS, struct.pack("16s16x", b"eth0"))
     (flags,) = struct.unpack("16xH14x", answer)

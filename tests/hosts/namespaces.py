@@ -1,4 +1,4 @@
-"""A network and a ``/dev/shm`` of their own for some processes of this machine; needs root, ``ip`` and ``unshare``."""
+"""Namespaces with a network and a ``/dev/shm`` for some processes; needs root, ``ip`` and ``unshare``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _END_TIMEOUT_S = 10.0
 
 
 class Namespace:
-    """Namespaces that live as long as a process that does nothing else; a context manager.
+    """Namespaces that exist as long as a process that does nothing else; a context manager.
 
     They have no names that a killed test could leave behind: their process ends when its standard input does, which
-    is when this one ends, however it ends; then the kernel takes down the interfaces and mounts in them.
+    happens when this process ends in any way; then the kernel removes their interfaces and mounts.
     """
 
     def __init__(self) -> None:
-        # cat echoes the first line once unshare has done its part and become cat.
+        # cat echoes the first line once unshare has created the namespaces and executed cat.
         self._holder = subprocess.Popen(
             ["unshare", "--net", "--mount", "cat"],
             stdin=subprocess.PIPE,
@@ -49,15 +49,15 @@ class Namespace:
 
     @property
     def pid(self) -> int:
-        """The process whose namespaces these are."""
+        """Process id of the process whose namespaces these are."""
         return self._holder.pid
 
     def command(self) -> list[str]:
-        """What goes before a command line that shall run inside."""
+        """The prefix of a command line that runs inside."""
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--wd"]
 
     def run(self, command: Sequence[str], text: str = "") -> str:
-        """Run a command inside, with ``text`` as its input, and return what it writes."""
+        """Run a command inside with ``text`` as its input; return its output."""
         done = subprocess.run(
             [*self.command(), *command], input=text, check=False, capture_output=True, text=True
         )
@@ -67,7 +67,7 @@ class Namespace:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Sockets and threads that the calling thread makes meanwhile belong to this network."""
+        """Create sockets and threads of the calling thread in this network while the block runs."""
         before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         try:
             inside = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY)
@@ -83,7 +83,7 @@ class Namespace:
             os.close(before)
 
     def close(self) -> None:
-        """End the holder."""
+        """End the process that holds the namespaces."""
         self._holder.communicate(timeout=_END_TIMEOUT_S)
 
     def __enter__(self) -> Namespace:
@@ -97,7 +97,7 @@ class Namespace:
 
 @cache
 def why_impossible() -> str:
-    """Why hosts cannot be made here; empty if they can."""
+    """The reason why hosts cannot be made here; empty if they can."""
     if os.geteuid() != 0:
         return "making hosts of network namespaces takes root"
     missing = [command for command in _COMMANDS if shutil.which(command) is None]

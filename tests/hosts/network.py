@@ -1,7 +1,7 @@
-"""Hosts of one machine on one switch: what ``run_ranks(..., place=...)`` takes to start ranks on several hosts.
+"""Simulated hosts of one machine on one switch: the ``place`` with which ``run_ranks`` starts ranks on several hosts.
 
-Each host is a network namespace with a ``/dev/shm`` of its own. Its cable is a veth pair to a bridge in a namespace of
-its own, limited in both directions by a token bucket (``tc``'s tbf), and delayed if asked to.
+Each host is a network namespace with its own ``/dev/shm``. Its cable is a veth pair to a bridge in another namespace,
+limited in both directions by a token bucket (``tc``'s tbf), and optionally delayed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _BURST = "256kb"
-"""A token bucket must hold the largest packet that the kernel has not yet cut into segments, 64 KiB."""
+"""Size of the token bucket: it must hold the largest packet before the kernel segments it, 64 KiB."""
 
 _QUEUE_MS = 10
 
 
 class Network:
-    """Some hosts with their ranks, numbered host by host; made by :func:`hosts_with_ranks`."""
+    """Hosts with their ranks, numbered host by host; made by :func:`hosts_with_ranks`."""
 
     def __init__(self, switch: Namespace, hosts: Sequence[Namespace], ranks_per_host: Sequence[int]) -> None:
         self._switch = switch
@@ -37,27 +37,27 @@ class Network:
 
     @property
     def world_size(self) -> int:
-        """How many ranks all hosts have."""
+        """Number of ranks on all hosts."""
         return len(self.host_of_rank)
 
     def command(self, rank: int) -> list[str]:
-        """What goes before a rank's command line, so that it runs on its host."""
+        """The prefix of a rank's command line that runs it on its host."""
         return self._hosts[self.host_of_rank[rank]].command()
 
     def inside(self) -> AbstractContextManager[None]:
-        """A coordinator made meanwhile listens on the first host."""
+        """A context in which a new coordinator listens on the first host."""
         return self._hosts[0].entered()
 
     def cut_command(self, host: int) -> list[str]:
-        """The command that cuts a host's cable; whoever runs it must be root, on any of the hosts."""
+        """The command that cuts a host's cable; it must be run as root, on any of the hosts."""
         return self._set_port(host, "down")
 
     def mend_command(self, host: int) -> list[str]:
-        """The command that undoes :meth:`cut_command`."""
+        """The command that reverts :meth:`cut_command`."""
         return self._set_port(host, "up")
 
     def bytes_sent(self) -> list[int]:
-        """How many bytes have left each host so far."""
+        """Number of bytes that each host has sent so far."""
         return [_bytes_sent(host) for host in self._hosts]
 
     def _set_port(self, host: int, state: str) -> list[str]:
@@ -72,14 +72,14 @@ def hosts_with_ranks(
     family: int = 4,
     decoy: bool = False,
 ) -> Iterator[Network]:
-    """Make as many hosts as there are arguments; the test is skipped where that is not possible.
+    """Make as many hosts as there are arguments; skip the test where that is not possible.
 
     Args:
-        ranks_per_host: how many ranks each host has.
-        gigabits_per_s: rate of each cable in each direction; as fast as can be when None.
-        delay_s: seconds that a packet spends in a host's cable, in each direction.
-        family: 4 or 6, what kind of addresses the hosts have.
-        decoy: whether all hosts have one more address that is the same for all, as those of container bridges are.
+        ranks_per_host: number of ranks of each host.
+        gigabits_per_s: rate of each cable in each direction; unlimited when None.
+        delay_s: delay in seconds of a packet in a host's cable, in each direction.
+        family: 4 or 6, the IP version of the hosts' addresses.
+        decoy: whether all hosts have an additional address that is the same for all, like those of container bridges.
     """
     if reason := why_impossible():
         pytest.skip(reason)
@@ -102,7 +102,7 @@ def hosts_with_ranks(
 
 def _addresses(number: int, family: int) -> list[str]:
     address = f"10.77.0.{number + 1}/24" if family == 4 else f"fd77::{number + 1}/64"
-    # Without the check for duplicates, which would keep an IPv6 address from use for a second.
+    # nodad disables the check for duplicates, which would make an IPv6 address unusable for a second.
     return [f"address add {address} dev eth0{' nodad' if family == 6 else ''}", "link set eth0 up"]
 
 

@@ -1,4 +1,4 @@
-"""What ranks on several hosts measure of the network between them. Runs on ranks."""
+"""Measurements of the network between ranks on several hosts. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PIECE_BYTES = 1 << 20
 
 
 def rates(environment: RankEnvironment, num_bytes: int, num_repetitions: int) -> dict[str, Any]:
-    """Time allreduces of float32, and plain copies of as much to the next host over a socket.
+    """Time allreduces of float32, and plain copies of as many bytes to the next host over a socket.
 
     Returns:
-        ``allreduce_s`` and ``copy_s``: the least of each, as whatever else the machine does only adds to them.
+        ``allreduce_s`` and ``copy_s``: the minimum of each, as other work on the machine only adds to them.
     """
     with environment.open() as communicator:
         array = np.ones(num_bytes // 4, np.float32)
@@ -57,7 +57,7 @@ def moved(
     transport: str = "auto",
     wire: str = "float32",
 ) -> None:
-    """Run one collective on so much float32: the array of broadcast and allreduce, all blocks of the others."""
+    """Run one collective on ``num_bytes`` of float32, which are its array or, with blocks, all blocks together."""
     with environment.open(transport=transport, wire=wire) as communicator:
         world_size = communicator.world_size
         whole = np.ones(num_bytes // 4, np.float32)
@@ -73,7 +73,7 @@ def moved(
 
 
 class _PlainRing:
-    """Sockets between ranks that are neighbours and on different hosts, with nothing of ours in between."""
+    """Sockets between neighbouring ranks on different hosts, without any code of sparkdl."""
 
     def __init__(self, environment: RankEnvironment, communicator: Communicator, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -95,7 +95,7 @@ class _PlainRing:
                 self._from_previous, _ = ready[0].accept()
 
     def copy_s(self) -> float:
-        """Seconds until all bytes have gone to the next host and as many have come from the previous."""
+        """Seconds until all bytes have been sent to the next host and as many received from the previous one."""
         start = time.perf_counter()
         sending = threading.Thread(target=self._send)
         sending.start()

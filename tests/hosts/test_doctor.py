@@ -1,4 +1,4 @@
-"""What the doctor sees of hosts on a network, and of a host whose shared memory is small."""
+"""The doctor's findings about hosts on a network, and about a host with little shared memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def survey(environment: RankEnvironment, secret: bytes) -> dict[str, Any]:
-    context: Any = environment  # it has what a survey needs of a rank's context
+    context: Any = environment  # it has the attributes of a rank's context that a survey uses
     return survey_network(context, secret, seconds=0.2, timeout_s=20.0)
 
 
@@ -38,14 +38,14 @@ def test_interfaces_that_reach_each_other_and_the_rate_of_the_link_are_found() -
     across, inside = (finding for finding in findings if finding.check == "transfer")
     ((_, _, by, bytes_per_s, _),) = surveys[2]["rates"]
     assert by == "TCP"
-    # The bucket lets a burst through; a busy machine may be slower than the link.
+    # The token bucket lets a burst through; a busy machine may be slower than the link.
     assert 0.05 * 25e6 < bytes_per_s < 1.5 * 25e6
     assert (across.where, across.status) == ("node-1 to node-2", NOTE)
     assert "look at which interface" in across.advice.lower()
     assert inside.where == "node-1"
 
 
-def test_small_shared_memory_and_a_missing_java_are_told_with_how_to_mend_them(tmp_path: Path) -> None:
+def test_doctor_reports_small_shared_memory_and_missing_java_with_remedies(tmp_path: Path) -> None:
     if reason := why_impossible():
         pytest.skip(reason)
     report = tmp_path / "report.json"

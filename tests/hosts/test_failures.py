@@ -1,4 +1,4 @@
-"""Whatever happens to a host, every rank gets the error that names it, in time, and can continue."""
+"""After any failure of a host, every rank gets the error that names it, in time, and can continue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK = (
 )
 
 GRACE_S = 10.0
-"""For finding out who is missing, which takes a second if ranks are silent, on a machine that may be busy."""
+"""Time to find out who is missing: a second if ranks are silent, more on a busy machine."""
 
 
 def stage_of(network: Network) -> scenes.Stage:
@@ -34,7 +34,7 @@ def stage_of(network: Network) -> scenes.Stage:
 
 @cache
 def seen(world: str) -> tuple[scenes.Stage, list[dict[str, Outcome]]]:
-    """What the ranks saw of the quick scenes."""
+    """The outcomes of the quick scenes on each rank."""
     with hosts_with_ranks(*WORLDS[world], gigabits_per_s=1.0) as network:
         stage = stage_of(network)
         return stage, run_ranks(network.world_size, scenes.play, stage, QUICK, place=network)
@@ -72,7 +72,7 @@ def test_survivors_name_the_host_that_is_gone_within_their_deadline(world: str, 
 
 @worlds
 @pytest.mark.parametrize("scene", ["cut between operations", "cut in an operation"])
-def test_host_that_is_cut_off_names_those_beyond_the_cut(world: str, scene: str) -> None:
+def test_host_that_is_cut_off_names_the_ranks_that_it_cannot_reach(world: str, scene: str) -> None:
     stage, outcomes = outcomes_of(world, scene)
     for rank in stage.victims:
         assert "CommunicatorTimeoutError" in outcomes[rank]["kinds"], outcomes[rank]
@@ -82,7 +82,7 @@ def test_host_that_is_cut_off_names_those_beyond_the_cut(world: str, scene: str)
 
 @worlds
 @pytest.mark.parametrize("scene", ["frozen between operations", "frozen in an operation"])
-def test_thawed_host_learns_what_happened_meanwhile(world: str, scene: str) -> None:
+def test_ranks_of_a_thawed_host_get_the_timeout_error(world: str, scene: str) -> None:
     stage, outcomes = outcomes_of(world, scene)
     for rank in stage.victims:
         assert "CommunicatorTimeoutError" in outcomes[rank]["kinds"], outcomes[rank]
@@ -90,7 +90,9 @@ def test_thawed_host_learns_what_happened_meanwhile(world: str, scene: str) -> N
 
 @worlds
 @quick_scenes
-def test_survivors_go_on_without_the_host_and_with_it_once_it_is_back(world: str, scene: str) -> None:
+def test_survivors_communicate_without_the_lost_host_and_again_when_it_is_back(
+    world: str, scene: str
+) -> None:
     stage, outcomes = outcomes_of(world, scene)
     for rank, outcome in enumerate(outcomes):
         assert outcome["total"] == len(stage.host_of_rank)
@@ -112,7 +114,7 @@ def test_killed_rank_is_named_by_all_others_within_seconds(world: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
-def test_host_that_is_cut_off_does_not_hold_an_opening_up(world: str) -> None:
+def test_host_that_is_cut_off_does_not_delay_an_opening_beyond_its_deadline(world: str) -> None:
     with hosts_with_ranks(*WORLDS[world]) as network:
         stage = stage_of(network)
         outcomes = run_ranks(network.world_size, scenes.play, stage, ["cut before opening"], place=network)
@@ -146,7 +148,7 @@ def test_host_that_is_silent_for_fifteen_seconds_is_lost(world: str) -> None:
 
 @pytest.mark.parametrize("seconds", [1.0, pytest.param(25.0, marks=pytest.mark.slow)])
 def test_host_that_is_frozen_for_less_than_the_deadline_is_waited_for(seconds: float) -> None:
-    """However long that is: a machine whose process does not read is not taken for one that is gone."""
+    """A machine whose process does not read does not count as lost, however long that lasts."""
     with hosts_with_ranks(1, 1, 1, gigabits_per_s=1.0) as network:
         outcomes = run_ranks(3, scenes.frozen_for_a_while, stage_of(network), seconds, place=network)
     for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""How much of a limited cable the collectives use, and how much they send through it."""
+"""The share of a limited cable's rate that the collectives reach, and the amount of data that they send."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ MIB = 1 << 20
 NUM_ATTEMPTS = 4
 
 HEADERS = 1.06
-"""Of every Ethernet frame of 1514 bytes at least 1448 are data; some more for acknowledgements and opening."""
+"""Overhead factor: at least 1448 of 1514 bytes of an Ethernet frame are data; acknowledgements and opening add some."""
 
 
 def share_an_allreduce_sends(num_hosts: int) -> Fraction:
-    """What each host of a ring must send of the data: all of it but its own part, in each of two passes."""
+    """The share of the data that each host of a ring sends: all but its own part, in each of two passes."""
     return Fraction(2 * (num_hosts - 1), num_hosts)
 
 
 def shares_of_a_link(
     ranks_per_host: Sequence[int], *, gigabits_per_s: float, num_bytes: int, delay_s: float = 0.0
 ) -> tuple[float, float]:
-    """The rates at which an allreduce sends and at which a plain copy does, as shares of the link's."""
+    """The rates at which an allreduce and a plain copy send, as shares of the link's rate."""
     with hosts_with_ranks(*ranks_per_host, gigabits_per_s=gigabits_per_s, delay_s=delay_s) as network:
         outcomes = run_ranks(network.world_size, rates, num_bytes, 5, place=network)
     assert [outcome["hosts"] for outcome in outcomes] == [network.host_of_rank] * network.world_size
@@ -41,9 +41,9 @@ def shares_of_a_link(
 def best_shares_of_a_link(
     ranks_per_host: Sequence[int], *, enough: Callable[[float, float], bool], **link: Any
 ) -> tuple[float, float]:
-    """The shares of the first of a few attempts in which they are enough, or else of the one that came nearest.
+    """The shares of the first attempt in which they are sufficient, or else of the attempt that came closest.
 
-    Other work on the machine holds an allreduce back more than a copy, which needs fewer processes at once.
+    Other work on the machine slows an allreduce more than a copy, which needs fewer processes at once.
     """
     attempts = []
     for _ in range(NUM_ATTEMPTS):
@@ -55,7 +55,7 @@ def best_shares_of_a_link(
 
 @pytest.mark.slow
 def test_allreduce_reaches_85_percent_of_what_a_plain_copy_does() -> None:
-    """On a slow link, as the machine has other tests to run, which hold back the copy as well."""
+    """Uses a slow link, because other tests on the machine slow down the copy as well."""
     allreduce, copy = best_shares_of_a_link(
         (1, 1),
         enough=lambda allreduce, copy: 0.5 < copy < 1.1 and allreduce > 0.85 * min(copy, 1.0),
@@ -93,7 +93,7 @@ def test_hierarchical_form_sends_each_byte_across_once_per_host(operation: str, 
 
 
 def test_flat_ring_over_the_same_hosts_sends_more() -> None:
-    """As every rank of a flat ring passes on all data but a rank's own part, the test above would see it."""
+    """Every rank of a flat ring passes on all data except one rank's part; the test above would detect that."""
     assert share_sent_by_a_host("allreduce", transport="tcp") > float(share_an_allreduce_sends(4))
 
 
@@ -105,7 +105,7 @@ def test_sixteen_bits_on_the_wire_take_half_the_bytes(operation: str) -> None:
 
 @cache
 def share_sent_by_a_host(operation: str, *, transport: str = "auto", wire: str = "float32") -> float:
-    """The largest share of the data that left a host of two with two ranks each."""
+    """The largest share of the data sent by one of two hosts with two ranks each."""
     num_bytes = 16 * MIB
     with hosts_with_ranks(2, 2) as network:
         run_ranks(network.world_size, moved, operation, num_bytes, transport, wire, place=network)

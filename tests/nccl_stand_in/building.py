@@ -33,16 +33,16 @@ def stand_ins() -> Path:
         _compile("libnccl.cc", old, *driver, "-Wl,-rpath,$ORIGIN/..", "-DNCCL_STAND_IN_WITHOUT_SPLIT")
         try:
             unfinished.rename(folder)
-        except OSError:  # another test process was first
+        except OSError:  # another test process was faster
             shutil.rmtree(unfinished)
     return folder
 
 
 def stand_in_variables(files: Path, **more: str) -> dict[str, str]:
-    """Environment variables for ranks that shall take the stand-ins for the real thing.
+    """Environment variables that make ranks load the stand-ins instead of the real libraries.
 
     Args:
-        files: an empty folder by which the ranks find each other.
+        files: empty folder through which the ranks find each other.
         more: further variables.
     """
     path = os.pathsep.join(filter(None, [str(stand_ins()), os.environ.get("LD_LIBRARY_PATH")]))
@@ -50,9 +50,9 @@ def stand_in_variables(files: Path, **more: str) -> dict[str, str]:
 
 
 def ask_stand_in_for_cuda_support() -> None:
-    """On a rank: have this process's MPI library be asked for CUDA support at the stand-in, which says yes.
+    """On a rank: ask the stand-in instead of this process's MPI library for CUDA support; it answers yes.
 
-    Memory of the stand-in's GPUs is memory of the process, which any library takes by its address.
+    Memory of the stand-in's GPUs is memory of the process, which any library can access by its address.
     """
     load_mpi().__file__ = str(stand_ins() / "libmpix.so")
 

@@ -26,7 +26,7 @@ enum Result {
   kInProgress
 };
 
-// Never freed: whoever uses one after its end is told so.
+// Never freed, so that using one after its end gives an error.
 struct Comm {
   std::filesystem::path folder;
   int rank = 0;
@@ -48,7 +48,7 @@ struct Comm {
     std::filesystem::rename(unfinished, folder / name);
   }
 
-  // Nothing if the communicator is aborted meanwhile.
+  // Returns nothing if the communicator is aborted while it waits.
   std::optional<std::string> AwaitFile(const std::string& name) const {
     while (!std::filesystem::exists(folder / name)) {
       if (aborted) return std::nullopt;
@@ -60,7 +60,7 @@ struct Comm {
     return content.str();
   }
 
-  // Every rank's value, in order of ranks.
+  // Returns every rank's value in rank order.
   std::optional<std::vector<std::string>> Exchange(const std::string& name,
                                                    const std::string& own) const {
     PutFile(name + "." + std::to_string(rank), own);

@@ -1,5 +1,5 @@
-// The elements of the stand-in for NCCL: read and written as double, which is exact for what the
-// tests use.
+// The elements of the stand-in for NCCL: read and written as double, which is exact for the values
+// of the tests.
 #ifndef SPARKDL_TESTS_STAND_IN_ELEMENTS_H_
 #define SPARKDL_TESTS_STAND_IN_ELEMENTS_H_
 
@@ -53,7 +53,7 @@ inline double LoadFloat16(const char* data) {
   return (bits & 0x8000) != 0 ? -size : size;
 }
 
-// Only numbers that float16 has; the tests use no others.
+// Only for numbers that float16 represents exactly; the tests use no others.
 inline void StoreFloat16(char* data, double value) {
   int exponent = 0;
   const double fraction = std::frexp(std::fabs(value), &exponent);

@@ -1,4 +1,4 @@
-"""Memory and streams of the stand-in for CUDA, whose GPUs have their memory in the process itself."""
+"""Memory and streams of the stand-in for CUDA, whose GPUs use the memory of the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def driver() -> ctypes.CDLL:
 
 
 class GpuArray:
-    """An array in memory of a GPU, which describes itself as CuPy's do."""
+    """An array in memory of a GPU, which describes itself as CuPy's arrays do."""
 
     def __init__(self, values: Any, gpu: int, dtype: Any = None) -> None:
         source = np.ascontiguousarray(values, dtype)
@@ -48,7 +48,7 @@ class GpuArray:
 
 
 def new_stream() -> int:
-    """A stream as an integer."""
+    """Create a stream; return it as an integer."""
     stream = ctypes.c_void_p()
     call("cuStreamCreate", ctypes.byref(stream), 0)
     assert stream.value is not None

@@ -1,9 +1,9 @@
-// A stand-in for the CUDA driver, for tests on machines without a GPU. Its GPUs have their memory
-// in this process; a stream is a thread that runs what was put on it, one after another, behind its
-// caller's back.
+// A stand-in for the CUDA driver, for tests on machines without a GPU. The memory of its GPUs is
+// memory of this process; a stream is a thread that runs the work put on it in order,
+// asynchronously to the caller.
 //
-// CUDA_VISIBLE_DEVICES=3,1 shows the GPUs 3 and 1 of eight. CUDA_STAND_IN_ALL_MEMORY=1 takes all
-// memory for memory of the current GPU; otherwise only what cuMemAlloc_v2 gave is a GPU's.
+// CUDA_VISIBLE_DEVICES=3,1 shows the GPUs 3 and 1 of eight. With CUDA_STAND_IN_ALL_MEMORY=1 all
+// memory counts as memory of the current GPU; otherwise only memory from cuMemAlloc_v2 does.
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -70,8 +70,8 @@ std::vector<int> VisibleDevices() {
   return devices;
 }
 
-// Initial-exec: memory that glibc allocates for a thread's variables of a library that was opened
-// late is freed where ThreadSanitizer does not see that the thread has ended.
+// Initial-exec: glibc frees the thread-local memory of a library opened late at a point where
+// ThreadSanitizer does not see that the thread has ended.
 [[gnu::tls_model("initial-exec")]] thread_local std::vector<Context*> current;
 
 // The default stream is that of the current context.
@@ -167,7 +167,7 @@ int cuStreamIsCapturing(void* stream, int* capturing) {
   return kSuccess;
 }
 
-// Only as much of capturing as the question above can see.
+// Implements only the part of capturing that the query above shows.
 int cuStreamBeginCapture_v2(void* stream, int) {
   StreamOf(stream)->capturing = 1;
   return kSuccess;
@@ -200,7 +200,7 @@ int cuEventRecord(Event* event, void* stream) {
 
 int cuEventQuery(Event* event) { return event->reached == event->recorded ? kSuccess : kNotReady; }
 
-// Not freed, as a stream may still have to reach it.
+// Not freed, because a stream may not have reached it yet.
 int cuEventDestroy_v2(Event*) { return kSuccess; }
 
 int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {

@@ -1,2 +1,2 @@
-// Stands for the answer of an MPI library that takes arrays in GPU memory.
+// Answers like an MPI library that accepts arrays in GPU memory.
 extern "C" int MPIX_Query_cuda_support() { return 1; }

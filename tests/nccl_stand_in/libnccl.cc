@@ -1,12 +1,13 @@
-// A stand-in for NCCL, for tests on machines without a GPU: the calls that sparkdl makes, over
-// files in the folder NCCL_STAND_IN_FOLDER, on the streams of the stand-in for CUDA.
+// A stand-in for NCCL, for tests on machines without a GPU: the functions that sparkdl calls. Ranks
+// exchange data by files in the folder NCCL_STAND_IN_FOLDER, on the streams of the stand-in for
+// CUDA.
 //
-// NCCL_STAND_IN tells it to misbehave, read anew at every call, as words between spaces.
-// version=21500: what ncclGetVersion says. fail=NAME:RESULT: the call NAME returns RESULT, with
-// NCCL_STAND_IN_LAST_ERROR as the last error. state=RESULT: what ncclCommGetAsyncError says of
-// communicators that are open. open=RESULT: opening ends so. open=never: it does not end.
+// NCCL_STAND_IN makes it misbehave; it is read at every call, as words separated by spaces.
+// version=21500: result of ncclGetVersion. fail=NAME:RESULT: the function NAME returns RESULT, with
+// NCCL_STAND_IN_LAST_ERROR as the last error. state=RESULT: result of ncclCommGetAsyncError for
+// open communicators. open=RESULT: opening ends with RESULT. open=never: opening does not end.
 //
-// Every call adds its name to the file NCCL_STAND_IN_CALLS-PID, where that variable is set.
+// Every call appends its name to the file NCCL_STAND_IN_CALLS-PID, if that variable is set.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -60,7 +61,7 @@ int Fail(int result, const std::string& error) {
   return result;
 }
 
-// What a call that was told to fail returns; otherwise success.
+// The result of a call that NCCL_STAND_IN makes fail; otherwise success.
 int Begin(const std::string& name, const Comm* comm = nullptr) {
   if (const char* path = std::getenv("NCCL_STAND_IN_CALLS"); path != nullptr) {
     const std::string file = std::string(path) + "-" + std::to_string(getpid());
@@ -80,7 +81,7 @@ int Begin(const std::string& name, const Comm* comm = nullptr) {
 void RunOnStream(void* argument) {
   const auto* operations = static_cast<std::vector<Operation>*>(argument);
   Comm& comm = *operations->front().comm;
-  // A group is one kernel that does all of it at once: nobody's send waits for a recv.
+  // A group is one kernel that runs all operations at once: no send waits for a recv.
   for (const bool sends : {true, false}) {
     for (const Operation& o : *operations) {
       if ((o.kind == "ncclSend") == sends && !comm.aborted) RunOne(o);
@@ -90,7 +91,7 @@ void RunOnStream(void* argument) {
   delete operations;
 }
 
-// As NCCL does for communicators that do not block, on a thread of its own.
+// On a separate thread, as NCCL does for non-blocking communicators.
 void Launch(std::vector<Operation> operations) {
   Comm* comm = operations.front().comm;
   comm->state = stand_in::kInProgress;
@@ -126,7 +127,7 @@ int Start(Operation operation) {
   return stand_in::kInProgress;
 }
 
-// A communicator that is kept for good.
+// Keeps a communicator until the process ends.
 Comm* Keep(std::unique_ptr<Comm> comm) {
   comm->num_sent.assign(comm->num_ranks, 0);
   comm->num_received.assign(comm->num_ranks, 0);

@@ -1,4 +1,4 @@
-// What an operation of the stand-in for NCCL does.
+// The operations of the stand-in for NCCL.
 #ifndef SPARKDL_TESTS_STAND_IN_OPERATION_H_
 #define SPARKDL_TESTS_STAND_IN_OPERATION_H_
 

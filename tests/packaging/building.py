@@ -1,4 +1,4 @@
-"""Builds what is released: the sdist, and the wheel that is made of it."""
+"""Builds the release artifacts: the sdist, and the wheel made from it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command: str | Path, cwd: Path = ROOT, timeout_s: float = 420, **variables: str) -> str:
-    """Run a program with this Python before all others on the path, and return what it says."""
-    # Tests with Spark set PYTHONPATH, which would put this checkout into every environment.
+    """Run a program with this Python first on the path; return its output."""
+    # Tests with Spark set PYTHONPATH, which would make this checkout importable in every environment.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment = {
         **inherited,

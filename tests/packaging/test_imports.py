@@ -34,7 +34,7 @@ def test_serving_needs_neither_pyspark_nor_petastorm_nor_the_extension() -> None
     run_python(f"import sys; sys.modules.update(dict.fromkeys({hidden})); import sparkdl.model.served_model")
 
 
-def test_stub_of_the_extension_is_what_it_offers(tmp_path: Path) -> None:
+def test_stub_equals_the_generated_stub_of_the_extension(tmp_path: Path) -> None:
     generated = tmp_path / "_native.pyi"
     run_python(
         "import sys, runpy;"

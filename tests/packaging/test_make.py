@@ -1,4 +1,4 @@
-"""``make`` names what a machine lacks before it installs anything, and installs once."""
+"""``make`` names missing requirements of a machine before it installs anything, and installs once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 class Machine:
-    """A PATH on which only what was put there is found."""
+    """A PATH that contains only the programs added to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,7 +27,7 @@ class Machine:
             self.has(name)
 
     def has(self, name: str, script: str | None = None) -> None:
-        """Put the real program there, or a script in its place."""
+        """Add the real program, or a script in its place."""
         real = shutil.which(name)
         if script is None and real is None:
             pytest.skip(f"{name} is not installed")
@@ -61,7 +61,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def mending_sentence(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line that make's user reads beside make's own."""
+    """The only line of the output that make itself did not print."""
     assert done.returncode != 0
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
     return line
@@ -102,7 +102,9 @@ def test_make_says_that_python_is_missing(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("target", ["setup", "demo", "test", "lint"])
-def test_every_target_looks_before_it_installs(machine: Machine, tmp_path: Path, target: str) -> None:
+def test_every_make_target_checks_requirements_before_it_installs(
+    machine: Machine, tmp_path: Path, target: str
+) -> None:
     copy = copy_of_what_setup_reads(tmp_path)
     done = machine.make(target, cwd=copy)
     assert mending_sentence(done).startswith("sparkdl needs Java 17")

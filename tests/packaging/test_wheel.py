@@ -21,13 +21,13 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python_wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same wheel but for the extension, whose compilation takes a minute and more."""
+    """The wheel without the extension, whose compilation takes more than a minute."""
     return build_wheel(sdist, tmp_path_factory.mktemp("python-wheel"), with_extension=False)
 
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that a user without one for the platform would build."""
+    """The wheel as a user builds it for whose platform there is no released wheel."""
     return build_wheel(sdist, tmp_path_factory.mktemp("wheel"))
 
 
@@ -52,7 +52,7 @@ def metadata_of(wheel: Path) -> list[str]:
         return archive.read(metadata).decode().splitlines()
 
 
-def test_wheel_has_a_name_of_its_own_and_the_version_of_the_package(python_wheel: Path) -> None:
+def test_wheel_has_its_own_distribution_name_and_the_version_of_the_package(python_wheel: Path) -> None:
     lines = metadata_of(python_wheel)
     assert f"Name: {DISTRIBUTION}" in lines
     assert f"Version: {sparkdl.__version__}" in lines
@@ -60,7 +60,7 @@ def test_wheel_has_a_name_of_its_own_and_the_version_of_the_package(python_wheel
     assert own == {f"Requires-Dist: {DISTRIBUTION}"}, "extras that name others are of this package"
 
 
-def test_wheel_names_no_package_that_a_cluster_brings_itself(python_wheel: Path) -> None:
+def test_wheel_requires_no_package_that_a_cluster_provides(python_wheel: Path) -> None:
     lines = metadata_of(python_wheel)
     required = [line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line]
     assert required
@@ -71,7 +71,7 @@ def test_wheel_names_no_package_that_a_cluster_brings_itself(python_wheel: Path)
 
 @pytest.mark.slow
 @pytest.mark.timeout(480)
-def test_wheel_adds_nothing_but_the_extension(wheel: Path, python_wheel: Path) -> None:
+def test_wheel_differs_from_the_python_wheel_only_by_the_extension(wheel: Path, python_wheel: Path) -> None:
     (extension,) = files_of(wheel) - files_of(python_wheel)
     assert extension.startswith("sparkdl/_native.")
     assert extension.endswith(".so")
@@ -80,27 +80,27 @@ def test_wheel_adds_nothing_but_the_extension(wheel: Path, python_wheel: Path) -
 
 @pytest.fixture(scope="module")
 def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has the wheel, and borrows only what the wheel depends on."""
+    """A Python that has the wheel, and borrows only the wheel's dependencies."""
     environment = tmp_path_factory.mktemp("clean") / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     python = environment / "bin" / "python"
     install = ("install", "--quiet", "--no-deps", "--no-index")
     run(sys.executable, "-m", "pip", "--python", python, *install, wheel)
-    # A plain path, in which no .pth file (such as that of an editable sparkdl) is followed.
+    # A plain path, so that no .pth file (such as that of an editable sparkdl) is evaluated.
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (site / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
     return python
 
 
 def files_of(wheel: Path) -> set[str]:
-    """Files of the package, without folders, which only some tools list."""
+    """Names of the files of the package, without folders, which only some tools list."""
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if not name.endswith("/") and ".dist-info/" not in name}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(480)
-def test_wheel_becomes_one_for_linux_in_general(wheel: Path, tmp_path: Path) -> None:
+def test_auditwheel_makes_a_manylinux_wheel_without_adding_libraries(wheel: Path, tmp_path: Path) -> None:
     run("auditwheel", "repair", "--wheel-dir", tmp_path, wheel)
     (path,) = tmp_path.glob("*.whl")
     assert "-manylinux_2_" in path.name
@@ -129,7 +129,7 @@ def test_wheel_built_from_the_sdist_runs_ranks_in_a_clean_environment(
     assert sorted(printed.splitlines()) == ["[rank 0] [2.0, 2.0, 2.0]", "[rank 1] [2.0, 2.0, 2.0]"]
 
 
-@pytest.mark.slow  # they run in this environment, too
+@pytest.mark.slow  # the tests run in this environment, too
 @pytest.mark.timeout(900)
 def test_wheel_built_from_the_sdist_passes_the_unit_tests_in_a_clean_environment(
     clean_python: Path, tmp_path: Path
@@ -141,6 +141,6 @@ def test_wheel_built_from_the_sdist_passes_the_unit_tests_in_a_clean_environment
         *("-m", "not slow", "tests/unit"),
         cwd=tmp_path,
         timeout_s=840,
-        # mpi4py looks for the MPI library below its own environment.
+        # mpi4py looks for the MPI library in its own environment.
         LD_LIBRARY_PATH=str(Path(sys.prefix) / "lib"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ from sparkdl.parallel import (
     on_meta,
     parallelize,
     save_weights,
+    weights,
 )
 from tests.checks import chosen, slow, with_marks
 from tests.parallel.models import SIZES, llama
@@ -161,6 +163,24 @@ def check_a_folder_of_hugging_face_is_read_part_by_part() -> None:
     load_weights(stages, folder)
     for key, value in whole(stages).items():
         assert torch.equal(value, reference.get_parameter(key)), key
+
+
+def check_an_interrupted_save_leaves_no_index_of_earlier_weights() -> None:
+    folder = shared_folder()
+    layout, stages = on_ranks(untied, LAYOUTS["plain"])
+    draw_weights(stages, seed=7)
+    save_weights(stages, folder, layout)
+
+    def no_space(*_: object) -> None:
+        raise OSError("no space left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "write_weights", no_space)
+        with contextlib.suppress(StoreError):  # on the rank that writes
+            save_weights(stages, folder, layout, file_bytes=1)
+    dist.barrier()
+    with pytest.raises(StoreError, match="index"):
+        weights.saved_files(folder)
 
 
 def check_weights_of_another_model_are_refused_before_anything_is_changed() -> None:

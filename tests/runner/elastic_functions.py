@@ -1,4 +1,4 @@
-"""Trainings that lose a rank and continue from their last commit."""
+"""Functions that train, lose a rank, and continue from their last commit."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def make_parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def make_gradients(model: torch.nn.Module, epoch: int) -> None:
-    """Those of all ranks together, each of which has the same rows."""
+    """Compute the gradients of all ranks together; every rank has the same rows."""
     rows = torch.arange(12.0).reshape(3, 4) / (epoch + 1)
     model.zero_grad()
     model(rows).square().mean().backward()
 
 
 def train(marker: str | None, executor_of: str | None = None) -> dict[str, Any]:
-    """Train with torch.distributed; unless the file is there, the last rank is killed in the fourth epoch.
+    """Train with torch.distributed; unless the file ``marker`` exists, the last rank is killed in the fourth epoch.
 
-    Or an executor instead: of the driver whose URL is given.
+    With ``executor_of``, the URL of a driver, an executor of that driver is killed instead.
     """
     model, optimizer = make_parts()
     state = TrainingState(model=model, optimizer=optimizer, epoch=0, losses=[])
@@ -55,7 +55,7 @@ def train(marker: str | None, executor_of: str | None = None) -> dict[str, Any]:
 
 
 def train_for_horovod(marker: str | None) -> dict[str, Any]:
-    """The same as Horovod's documentation has it."""
+    """Train as :func:`train` does, written as in Horovod's documentation."""
     hvd.init()
     model, optimizer = make_parts()
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -76,7 +76,7 @@ def train_for_horovod(marker: str | None) -> dict[str, Any]:
 
 
 def train_sharded(marker: str | None, mesh_name: str = "ranks") -> dict[str, Any]:
-    """The same with FSDP2, of which each rank has other rows of every parameter; one has none of the last layer."""
+    """Train as :func:`train` does with FSDP2, in which one rank has no rows of the last layer."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(mesh_name,))
@@ -107,7 +107,7 @@ def train_sharded(marker: str | None, mesh_name: str = "ranks") -> dict[str, Any
     assert torch.equal(model[0].weight.full_tensor(), committed)
     weights = [parameter.full_tensor().flatten() for parameter in model.parameters()]
     moments = [optimizer.state[p]["exp_avg"].full_tensor().flatten() for p in model.parameters()]
-    means = [torch.empty(3) for _ in range(dist.get_world_size())]  # not sharded, and each rank's own
+    means = [torch.empty(3) for _ in range(dist.get_world_size())]  # not sharded, and different on each rank
     dist.all_gather(means, model[1].running_mean)
     return {
         "began_with": began_with,
@@ -116,7 +116,7 @@ def train_sharded(marker: str | None, mesh_name: str = "ranks") -> dict[str, Any
 
 
 def train_pipeline(marker: str | None) -> dict[str, Any]:
-    """The same with a stage of a pipeline on each rank, which has other parameters than the other one."""
+    """Train as :func:`train` does with one pipeline stage on each rank, so that ranks have different parameters."""
     group = Parallelism(pipeline=-1).lay_out().group("pipeline")
     torch.manual_seed(3)
     stages = cut(torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))), group)
@@ -136,7 +136,7 @@ def train_pipeline(marker: str | None) -> dict[str, Any]:
 
 
 def train_in_layout(folder: str, marker: str | None, **sizes: int) -> dict[str, Any]:
-    """The same with checkpoints that any layout of the ranks can load."""
+    """Train as :func:`train` does, with checkpoints that any layout of the ranks can load."""
     layout = Parallelism(**sizes).lay_out()
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
@@ -156,13 +156,13 @@ def train_in_layout(folder: str, marker: str | None, **sizes: int) -> dict[str, 
 
 
 def keep_fsdp1() -> None:
-    """With which rank 0's state is not that of the others, and does not say so."""
+    """Keep a model of FSDP1, whose state differs between ranks without showing it."""
     model = FullyShardedDataParallel(torch.nn.Linear(4, 2), device_id=torch.device("cpu"))
     TrainingState(model=model)
 
 
 def die_once(marker: str | None, epoch: int, executor_of: str | None = None) -> None:
-    """End the last rank when all have committed the third epoch, and before any can commit the fourth."""
+    """Kill the last rank once all have committed the third epoch, and before any can commit the fourth."""
     if marker is None or epoch != 3 or Path(marker).exists():
         return
     dist.barrier()
@@ -175,7 +175,7 @@ def die_once(marker: str | None, epoch: int, executor_of: str | None = None) -> 
     from tests.spark.estimator_examples import _executor
 
     os.kill(_executor(executor_of), signal.SIGKILL)
-    threading.Event().wait(60)  # the ranks end together, whoever's executor it was
+    threading.Event().wait(60)  # all ranks end, whichever executor was killed
 
 
 def keep_what_no_commit_can() -> None:

@@ -1,6 +1,6 @@
-"""A training as Databricks' notebook for HorovodRunner and PyTorch has it, on digits that are made up.
+"""A training like the one in Databricks' notebook for HorovodRunner and PyTorch, on made-up digits.
 
-All that differs from a notebook for Databricks' class is the line that imports ``hvd``.
+The only difference from a notebook for Databricks' class is the line that imports ``hvd``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 def get_dataset() -> TensorDataset:
-    """Each digit is one bright spot, with some noise."""
+    """Make rows in which each digit is one bright spot, with some noise."""
     generator = torch.Generator().manual_seed(1)
     digits = torch.arange(320) % 10
     images = torch.rand(320, 1, 8, 8, generator=generator)

@@ -1,4 +1,4 @@
-"""Runners whose ranks are processes of this machine, forked from what an earlier test has had imported."""
+"""Runners whose ranks are processes of this machine, forked from a forkserver of an earlier test where possible."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sparkdl import Runner
 
 
 def make_runner(**options: Any) -> Runner:
-    """A Runner of two local ranks, unless the options say otherwise."""
+    """Make a Runner with two local ranks, unless the options say otherwise."""
     keep_environment()
     return Runner(**{"num_workers": 2, "local": True, **options})
 
 
 def keep_environment() -> None:
-    """Have variables the same for all tests: a rank is forked only from a process that has those of the rank."""
+    """Set the same variables for all tests: a forkserver is reused only for ranks with its environment."""
     os.environ["PYTEST_CURRENT_TEST"] = "any"
     os.environ["OMP_NUM_THREADS"] = "1"

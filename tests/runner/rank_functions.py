@@ -36,7 +36,7 @@ def see_everything(first: int, *, second: int) -> dict[str, Any]:
 
 
 def initialize_torch_in_every_way() -> list[Any]:
-    """Initialize torch.distributed as programs for torchrun do, with one backend after the other."""
+    """Initialize torch.distributed as programs for torchrun do, with one backend after another."""
     assert not dist.is_initialized()
     names = (
         "RANK",
@@ -60,7 +60,7 @@ def rank_in_accelerate() -> list[Any]:
     from accelerate import PartialState
 
     state = PartialState()
-    state.wait_for_everyone()  # Gloo fails on a rank that still connects to one that has ended
+    state.wait_for_everyone()  # Gloo fails on a rank that is still connecting to one that has ended
     return [state.process_index, state.num_processes, state.backend, dist.get_backend()]
 
 
@@ -75,7 +75,7 @@ def rank_in_mpi() -> tuple[int, int]:
 
 
 def keywords_of_the_launch(**kwargs: Any) -> dict[str, Any]:
-    """Whose names mean something to the launch."""
+    """Return the keyword arguments; the tests use names that the launch uses, too."""
     return kwargs
 
 
@@ -86,7 +86,7 @@ def fail_on(culprit: int) -> None:
 
 
 def fail_until(marker: str) -> str:
-    """Raise on rank 1 unless the file is there, which is made then."""
+    """Raise on rank 1 the first time, when the file does not exist yet."""
     if dist.get_rank() == 1 and not Path(marker).exists():
         Path(marker).touch()
         raise LookupError("the first time")
@@ -95,7 +95,7 @@ def fail_until(marker: str) -> str:
 
 
 def kill_once(marker: str) -> str:
-    """End rank 1 by SIGKILL unless the file is there, which is made then."""
+    """Kill rank 1 by SIGKILL the first time, when the file does not exist yet."""
     if dist.get_rank() == 1 and not Path(marker).exists():
         Path(marker).touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -106,7 +106,7 @@ def kill_once(marker: str) -> str:
 def look_around() -> dict[str, Any]:
     communicator = current_communicator()
     assert communicator is not None
-    # In bfloat16 the next number after one is 1 + 2**-7.
+    # In bfloat16 the next number after 1 is 1 + 2**-7.
     nearly_one = np.full(1 << 12, 1 + 2**-12, np.float32)
     communicator.allreduce(nearly_one)
     return {
@@ -118,7 +118,7 @@ def look_around() -> dict[str, Any]:
 
 
 def stand_still_once(marker: str) -> str:
-    """Have rank 1 keep the other waiting unless the file is there, which is made then."""
+    """Let rank 1 hang the first time, when the file does not exist yet."""
     if dist.get_rank() == 1 and not Path(marker).exists():
         Path(marker).touch()
         threading.Event().wait(600)
@@ -167,7 +167,7 @@ def unpicklable() -> Any:
 
 
 class NeverPickledError(Exception):
-    """Whose rank cannot send it before the others have failed because of it."""
+    """An exception whose pickling takes longer than the others need to fail because of it."""
 
     def __reduce__(self) -> Any:
         threading.Event().wait(600)
@@ -175,7 +175,7 @@ class NeverPickledError(Exception):
 
 
 class WithoutMessageError(Exception):
-    """Whose message cannot be made."""
+    """An exception whose message cannot be computed."""
 
     def __str__(self) -> str:
         raise AttributeError("none")
@@ -226,7 +226,7 @@ def fail_in_what_horovod_runs() -> None:
 def fail_in_a_hook_of_torch() -> None:
     module = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
 
-    def reduce(_, bucket):  # torch checks annotations, which are text here
+    def reduce(_, bucket):  # torch checks annotations, which are strings in this module
         if dist.get_rank() == 1:
             raise LookupError("in the hook")
         return (
@@ -240,6 +240,6 @@ def fail_in_a_hook_of_torch() -> None:
 
 
 def note_attempt(folder: str, name: str) -> None:
-    """Run one of these functions, after leaving a file for this rank's attempt."""
+    """Write a file for this rank's attempt, then run a function of this module."""
     (Path(folder) / f"{dist.get_rank()}-{os.getpid()}").touch()
     globals()[name]()

@@ -1,4 +1,4 @@
-"""States that outlive ranks which were killed, or whose code raised."""
+"""Training states that survive killed ranks and exceptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.runner.local_runner import make_runner
         *(pytest.param(each, marks=pytest.mark.slow) for each in (functions.train, functions.train_sharded)),
     ],
 )
-def test_a_training_whose_rank_was_killed_goes_on_from_its_last_commit_to_the_same_weights(
+def test_run_restarts_from_its_last_commit_after_a_killed_rank_and_ends_with_the_same_weights(
     train, tmp_path, caplog
 ):
     undisturbed = make_runner().run(train, None)
@@ -33,7 +33,7 @@ def test_a_training_whose_rank_was_killed_goes_on_from_its_last_commit_to_the_sa
     assert "continues with 2 of 2 ranks from commit 3 of its state: restart 1 of 1." in caplog.text
 
 
-def test_the_commits_of_a_sharded_training_are_taken_up_by_ranks_that_are_sharded_alike_alone(tmp_path):
+def test_sharded_commits_are_loaded_only_by_ranks_with_the_same_sharding(tmp_path):
     folder, marker = tmp_path / "commits", str(tmp_path / "killed")
     with pytest.raises(RankDiedError, match="Rank 1"):
         make_runner(checkpoint_dir=folder).run(functions.train_sharded, marker)
@@ -70,23 +70,23 @@ def test_the_commits_of_a_sharded_training_are_taken_up_by_ranks_that_are_sharde
     assert names == ["state-0-commit", "state-0-commit-5-rank-0", "state-0-commit-5-rank-1"]
 
 
-def test_a_training_whose_rank_was_killed_continues_on_fewer_ranks_in_another_layout(tmp_path):
+def test_run_whose_rank_was_killed_continues_on_fewer_ranks_in_another_layout(tmp_path):
     folder, train = str(tmp_path / "checkpoints"), functions.train_in_layout
     with pytest.raises(RankDiedError, match="Rank 3"):
         make_runner(num_workers=4).run(train, folder, str(tmp_path / "killed"), shard=2, tensor=2)
     continued = make_runner().run(train, folder, None, shard=2)
-    assert continued["began_with"] in (2, 3)  # the third may still have been written
+    assert continued["began_with"] in (2, 3)  # the third may still have been unfinished
     undisturbed = make_runner().run(train, str(tmp_path / "others"), None, shard=2)
     torch.testing.assert_close(continued["weight"], undisturbed["weight"], rtol=1e-5, atol=1e-6)
 
 
-def test_a_state_refuses_what_is_sharded_without_saying_so():
+def test_state_refuses_an_fsdp1_model_and_suggests_fully_shard():
     with pytest.raises(RankError, match=r"\(FSDP1\) cannot be kept in a state: .*fully_shard") as caught:
         make_runner(max_restarts=3).run(functions.keep_fsdp1)
     assert isinstance(caught.value.__cause__, ParamError)
 
 
-def test_a_later_run_on_fewer_ranks_goes_on_from_the_folder_of_an_earlier_one(tmp_path):
+def test_later_run_on_fewer_ranks_continues_from_the_commits_of_an_earlier_run(tmp_path):
     folder = tmp_path / "commits"
     with pytest.raises(RankDiedError, match="Rank 1"):
         make_runner(checkpoint_dir=folder).run(functions.train, str(tmp_path / "killed"))
@@ -109,7 +109,7 @@ def test_each_state_of_a_function_finds_its_own_commits(tmp_path):
     assert make_runner(**options).run(functions.commit_two_states, False) == (1, 13)
 
 
-def test_what_a_commit_cannot_keep_is_named_at_the_first_one():
+def test_value_that_a_commit_cannot_hold_is_named_at_the_first_commit():
     with pytest.raises(RankError, match="The state's best is a object, which a commit cannot hold") as caught:
         make_runner(num_workers=1, max_restarts=1).run(functions.keep_what_no_commit_can)
     assert isinstance(caught.value.__cause__, ParamError)

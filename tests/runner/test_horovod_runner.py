@@ -1,4 +1,4 @@
-"""``HorovodRunner`` in the cases that Databricks documents; those on a cluster are in tests/spark/test_runner.py."""
+"""``HorovodRunner`` in the cases that Databricks documents; tests/spark/test_runner.py has the cases on a cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_documented_training_runs_on_the_driver_and_returns_rank_0s_value(tm
     notebook.Net().load_state_dict(saved["model"])
 
 
-def test_a_negative_np_is_so_many_processes_of_the_driver_which_show_what_they_print(capfd):
+def test_negative_np_starts_that_many_local_processes_and_prints_their_output(capfd):
     keep_environment()
     pid, *place = HorovodRunner(np=-1).run(notebook.where_am_i)
     assert pid != os.getpid()
@@ -55,7 +55,7 @@ def test_ranks_wait_for_each_other_as_long_as_under_horovod():
     assert HorovodRunner(np=-1).run(notebook.how_long_ranks_wait) == 24 * 60 * 60
 
 
-def test_a_process_that_gives_no_sign_of_life_is_a_hang_although_waits_are_none(monkeypatch):
+def test_stopped_process_is_a_hang_although_waits_have_no_limit(monkeypatch):
     keep_environment()
     monkeypatch.setattr(horovod_runner, "SILENCE_TIMEOUT_S", 2.0)
     with pytest.raises(HangError, match=r"Rank 0 on .* hangs.*is stopped, as by SIGSTOP"):
@@ -70,7 +70,7 @@ def test_a_failure_is_named_with_its_rank():
         HorovodRunner(np=-2).run(notebook.where_am_i, lock=threading.Lock())
 
 
-def test_arguments_that_it_does_not_take_are_explained():
+def test_unsupported_arguments_are_explained():
     with pytest.raises(TypeError, match="positional"):
         HorovodRunner(2)
     with pytest.raises(ParamError, match="np=0, which once meant all slots"):
@@ -83,6 +83,6 @@ def test_arguments_that_it_does_not_take_are_explained():
         HorovodRunner(np=4).run(notebook.where_am_i)
 
 
-def test_log_to_driver_prints_where_nobody_carries_messages(capsys):
+def test_log_to_driver_prints_to_stdout_outside_of_a_run(capsys):
     log_to_driver("x" * 5000)
     assert capsys.readouterr().out == "x" * 4000 + "\n"

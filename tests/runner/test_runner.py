@@ -1,4 +1,4 @@
-"""``Runner`` with ranks of this machine; tests/spark/test_runner.py has it on Spark."""
+"""``Runner`` with ranks on this machine; tests/spark/test_runner.py tests it on Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.runner import rank_functions as functions
 from tests.runner.local_runner import make_runner
 
 
-def test_all_values_come_in_the_order_of_ranks_and_everything_is_ready_on_them():
+def test_values_are_in_the_order_of_ranks_and_every_backend_is_ready_on_them():
     values = make_runner().run_all(functions.see_everything, 1, second=2)
     for rank, value in enumerate(values):
         assert value == {
@@ -58,7 +58,7 @@ def test_a_function_that_leaves_the_ranks_unconnected_is_warned_of(caplog):
     assert len(caplog.records) == 1
 
 
-def test_accelerate_finds_the_ranks_whoever_initializes_torch():
+def test_accelerate_finds_the_ranks_with_and_without_init_torch():
     for init_torch, backend in ((True, "sparkdl"), (False, "gloo")):
         values = make_runner(init_torch=init_torch).run_all(functions.rank_in_accelerate)
         assert values == [[rank, 2, "gloo", backend] for rank in (0, 1)]
@@ -69,7 +69,7 @@ def test_ranks_share_an_mpi_world_whatever_the_transport():
     assert make_runner(transport="tcp").run_all(functions.rank_in_mpi) == [(0, 3), (1, 3)]
 
 
-def test_any_name_of_a_keyword_is_the_functions_own():
+def test_function_may_have_keywords_of_any_name():
     names = {"num_ranks": 7, "transport": "x", "spark": 1, "train": 2, "self": 3, "function": 4, "context": 5}
     assert make_runner(num_workers=1).run(functions.keywords_of_the_launch, **names) == names
 
@@ -81,7 +81,7 @@ def test_a_failing_rank_is_named_with_its_exception():
     assert "fail_on" in caught.value.traceback_text
 
 
-def test_what_cannot_be_pickled_is_named_as_the_user_knows_it():
+def test_argument_that_cannot_be_pickled_is_named_as_the_user_passed_it():
     with pytest.raises(SerializationError, match="^argument 1 cannot be pickled"):
         make_runner().run(print, 1, threading.Lock())
     with pytest.raises(SerializationError, match="^lock cannot be pickled"):
@@ -90,12 +90,12 @@ def test_what_cannot_be_pickled_is_named_as_the_user_knows_it():
         make_runner(num_workers=1).run(functions.unpicklable)
 
 
-def test_a_large_value_comes_whole_and_only_from_where_it_is_wanted():
+def test_value_of_100_mib_is_returned_whole():
     num_bytes = (100 << 20) + 7
     assert len(make_runner(num_workers=1).run(functions.many_bytes, num_bytes)) == num_bytes
 
 
-def test_a_killed_rank_is_a_loss_that_restarts_answer_and_retries_do_not(tmp_path, caplog):
+def test_killed_rank_is_restarted_and_not_retried(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="sparkdl"):
         assert make_runner(max_restarts=1).run(functions.kill_once, str(tmp_path / "once")) == "done"
     assert "Rank 1 on" in caplog.text
@@ -120,7 +120,7 @@ def test_a_killed_rank_is_a_loss_that_restarts_answer_and_retries_do_not(tmp_pat
         ("fail_in_a_hook_of_torch", 1, "LookupError: in the hook"),
     ],
 )
-def test_what_would_fail_again_is_no_loss_and_has_one_attempt(name, culprit, said, tmp_path, monkeypatch):
+def test_failure_that_would_repeat_is_no_loss_and_runs_once(name, culprit, said, tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "EXIT_GRACE_S", 1.0)
     with pytest.raises(RankError, match=said) as caught:
         make_runner(max_restarts=3).run(functions.note_attempt, str(tmp_path), name)
@@ -130,21 +130,21 @@ def test_what_would_fail_again_is_no_loss_and_has_one_attempt(name, culprit, sai
     assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["0", "1"]
 
 
-def test_the_error_of_a_rank_comes_with_all_that_it_was_raised_from():
+def test_error_of_a_rank_keeps_its_chain_of_causes():
     with pytest.raises(RankError) as caught:
         make_runner().run(functions.fail_in_what_horovod_runs)
     assert type(caught.value.__cause__) is HorovodInternalError
     assert type(caught.value.__cause__.__cause__) is TypeError
 
 
-def test_a_rank_that_stands_still_is_named_after_the_time_that_was_set_and_a_restart_answers_it(tmp_path):
+def test_hanging_rank_is_named_after_the_hang_timeout_and_a_restart_recovers_from_it(tmp_path):
     with pytest.raises(HangError, match="Rank 1 on .* hangs"):
         make_runner(hang_timeout_s=2.0).run(functions.stand_still_once, str(tmp_path / "first"))
     runner = make_runner(hang_timeout_s=2.0, max_restarts=1)
     assert runner.run(functions.stand_still_once, str(tmp_path / "second")) == "done"
 
 
-def test_variables_modules_deadline_and_wire_are_those_that_were_given():
+def test_runner_passes_variables_modules_deadline_and_wire_to_the_ranks():
     plain = make_runner(transport="tcp").run(functions.look_around)
     assert plain == {"variable": None, "is_imported": False, "timeout_s": 300.0, "sum": 2 + 2**-11}
     runner = make_runner(
@@ -162,14 +162,14 @@ def test_variables_modules_deadline_and_wire_are_those_that_were_given():
     }
 
 
-def test_a_retry_answers_what_code_raised(tmp_path, caplog):
+def test_retry_repeats_a_run_whose_code_raised(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="sparkdl"):
         assert make_runner(max_retries=1).run(functions.fail_until, str(tmp_path / "once")) == "done"
     assert "LookupError: the first time. The run continues" in caplog.text
     assert "retry 1 of 1" in caplog.text
 
 
-def test_lines_come_with_their_rank_and_the_level_that_logging_gave_them():
+def test_log_lines_carry_their_rank_and_log_level():
     lines = []
     make_runner(log_level="info", on_log=lambda *line: lines.append(line)).run(functions.log_and_print)
     assert lines == [
@@ -196,7 +196,7 @@ def test_without_a_log_level_warnings_are_shown_and_a_function_may_configure_log
     assert capfd.readouterr().err == "[rank 0] MINE informed\n"
 
 
-def test_the_last_lines_of_a_rank_that_was_killed_are_in_the_error_without_marks():
+def test_error_of_a_killed_rank_has_its_last_lines_without_marks():
     with pytest.raises(RankDiedError, match="SIGKILL") as caught:
         make_runner(num_workers=1, on_log=lambda *_: None).run(functions.print_last_words_and_die)
     assert caught.value.traceback_text == "WARNING of.mine: last words\n"
@@ -240,7 +240,7 @@ def test_a_script_gets_its_arguments_and_its_exit_status_counts(tmp_path):
         make_runner().run("train.sh")
 
 
-def test_mistakes_of_those_who_come_from_elsewhere_are_explained():
+def test_second_init_process_group_and_returned_ddp_model_are_explained():
     with pytest.raises(RankError, match="already initialized on every rank.*Remove the call"):
         make_runner(num_workers=1).run(functions.initialize_again)
     with pytest.raises(RankError, match=r"returned a DistributedDataParallel.*Return its \.module"):
@@ -260,11 +260,11 @@ def test_mistakes_of_those_who_come_from_elsewhere_are_explained():
         ({"resources": object()}, "resources has no meaning with local=True"),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_starts(options, said):
+def test_invalid_options_are_refused_before_ranks_start(options, said):
     with pytest.raises(ParamError, match=said):
         make_runner(**options).run(functions.fail_on, 0)
 
 
-def test_without_a_session_the_way_out_is_named():
+def test_missing_spark_session_error_suggests_local_ranks():
     with pytest.raises(LaunchError, match="no active Spark session.*local=True"):
         make_runner(local=False).run(functions.fail_on, 0)

@@ -20,7 +20,7 @@ def frame(spark):
 
 @pytest.fixture
 def hold(tmp_path: Path) -> Iterator[Callable[[Any], Any]]:
-    """What a task does that makes the file ``running``, and runs until there is ``release`` or the test is over."""
+    """A function for mapInArrow that makes the file ``running`` and waits for ``release`` or the end of the test."""
     running, release = tmp_path / "running", tmp_path / "release"
 
     def hold_slot(batches: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Data and estimators for the tests of the estimator."""
+"""Data and estimators for the tests of estimators."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_model(outputs: int = 3) -> nn.Module:
 
 
 def make_estimator(folder: Path, **changes: Any) -> TorchEstimator:
-    """An estimator that writes to ``folder/store`` and is not tracked."""
+    """An estimator that uses the store ``folder/store`` and is not tracked."""
     params: dict[str, Any] = {
         "model": make_model(),
         "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
@@ -53,7 +53,7 @@ def make_estimator(folder: Path, **changes: Any) -> TorchEstimator:
 
 
 def make_ready_made(made: type, **params: Any) -> Callable[..., Any]:
-    """Make a function that makes a ready-made estimator as :func:`make_estimator` makes its own."""
+    """Make a function that makes a ready-made estimator like :func:`make_estimator` makes a TorchEstimator."""
     return lambda folder, **changes: made(**{**_common(folder), "learningRate": 0.01, **params, **changes})
 
 
@@ -73,7 +73,7 @@ def _common(folder: Path) -> dict[str, Any]:
 
 
 class LossThatKillsRankOne(nn.Module):
-    """Notes each rank's process in a folder, and in the 20th step ends rank 1 as the kernel ends a process."""
+    """A loss that writes the pid of each rank to a folder, and kills rank 1 by SIGKILL in the 20th step."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -90,9 +90,9 @@ class LossThatKillsRankOne(nn.Module):
 
 
 class LossThatKillsRankOneOnce(nn.Module):
-    """In a call on rank 1 ends the process as the kernel does, unless that has been done before.
+    """A loss that kills rank 1 by SIGKILL in one of its calls, but only the first time.
 
-    Or ends an executor instead: of the driver whose URL is given.
+    With ``executor_of``, the URL of a driver, it kills an executor of that driver instead.
     """
 
     def __init__(self, folder: Path, *, call: int = 10, executor_of: str | None = None) -> None:
@@ -109,7 +109,7 @@ class LossThatKillsRankOneOnce(nn.Module):
 
 
 class LossThatHangsRankOneOnce(nn.Module):
-    """In a call on rank 1 never returns, unless that has been done before."""
+    """A loss that hangs on rank 1 in one of its calls, but only the first time."""
 
     def __init__(self, folder: Path, *, call: int = 10) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class LossThatHangsRankOneOnce(nn.Module):
 
 
 def _executor(driver: str) -> int:
-    """An executor's process on this machine."""
+    """Process id of an executor of this driver on this machine."""
     for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
         with suppress(OSError):
             arguments = Path("/proc", pid, "cmdline").read_text().split("\0")
@@ -135,7 +135,7 @@ def _executor(driver: str) -> int:
 
 
 class LossThatSpoils(nn.Module):
-    """In the 5th step of rank 0 overwrites or removes the files below a folder that match a pattern; then may fail."""
+    """A loss that overwrites or removes files that match a pattern in the 5th step of rank 0, and then may fail."""
 
     def __init__(self, folder: Path, pattern: str, *, removes: bool = False, fails: bool = False) -> None:
         super().__init__()
@@ -156,5 +156,5 @@ class LossThatSpoils(nn.Module):
 
 
 def store_is_empty(folder: Path) -> bool:
-    """Whether a fit has left nothing in its Store."""
+    """Whether a fit has left no files in its Store."""
     return not (folder / "store").exists() or list((folder / "store").iterdir()) == []

@@ -28,7 +28,7 @@ def describe(context: RankContext, greeting: str, *, suffix: str = "") -> dict[s
 
 
 def where_they_listen(context: RankContext, driver: int) -> list[str]:
-    """Where the driver and what it has started listen while ranks run, but for Spark's Java."""
+    """The addresses on which the driver and its descendants except Java listen while ranks run."""
     context.communicator.barrier()
     processes = {pid for pid in with_descendants(driver) if not runs(pid, "java")}
     assert os.getpid() in processes
@@ -67,7 +67,7 @@ def kill_on(context: RankContext, culprit: int) -> None:
 
 
 def kill_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
-    """As when an executor is lost: the Python worker goes, and the rank with it. Leaves a file per process."""
+    """Kill the Python worker of one rank, as when an executor is lost. Writes a file per rank process."""
     Path(folder, str(os.getpid())).touch()
     context.communicator.barrier()
     if context.rank == culprit:
@@ -76,7 +76,7 @@ def kill_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
 
 
 def hang(context: RankContext, folder: str) -> None:
-    """Start a child of our own, note both process numbers, and never return."""
+    """Start a child process, write both pids to a file, and never return."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(folder, f"{context.rank}.pids").write_text(f"{os.getpid()} {child.pid}")
     context.report({"hanging": context.rank})
@@ -84,7 +84,7 @@ def hang(context: RankContext, folder: str) -> None:
 
 
 def hang_on_rank(folder: str) -> None:
-    """Note the process number of a Runner's rank, and never return."""
+    """Write the pid of a Runner's rank to a file, and never return."""
     communicator = current_communicator()
     assert communicator is not None
     Path(folder, f"{communicator.rank}.pids").write_text(str(os.getpid()))
@@ -137,7 +137,7 @@ def mpi_world(context: RankContext) -> tuple[int, int, float]:
 
 
 def sleep_on(context: RankContext, culprit: int, folder: str) -> None:
-    """One rank sleeps while the others wait for it in a process set. Leaves a file per process."""
+    """Let one rank sleep while the others wait for it in a process set. Writes a file per rank process."""
     Path(folder, str(os.getpid())).touch()
     everybody = context.communicator.split(range(context.world_size), "all")
     if context.rank == culprit:
@@ -146,7 +146,7 @@ def sleep_on(context: RankContext, culprit: int, folder: str) -> None:
 
 
 def stop_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
-    """The Python worker of one rank is stopped, with all its threads. Leaves a file per process."""
+    """Stop all threads of one rank's Python worker. Writes a file per rank process."""
     Path(folder, str(os.getpid())).touch()
     context.communicator.barrier()
     if context.rank == culprit:
@@ -157,7 +157,7 @@ def stop_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
 
 
 def fail_while_the_worker_of_another_is_stopped(context: RankContext, folder: str) -> None:
-    """Rank 0 raises when rank 1's Python worker, which was to end that rank then, is stopped with all its threads."""
+    """Raise on rank 0 while rank 1's Python worker, which would have to end rank 1, is stopped with all its threads."""
     Path(folder, str(os.getpid())).touch()
     context.communicator.barrier()
     if context.rank == 1:
@@ -171,14 +171,14 @@ def fail_while_the_worker_of_another_is_stopped(context: RankContext, folder: st
 
 
 def _worker(context: RankContext) -> int:
-    # Who made the pair of sockets; the rank's parent may have been started by another worker of the executor.
+    # The process that made the socket pair; another worker of the executor may have started the rank's parent.
     worker = peer_process(context._task._socket)
     assert worker is not None
     return worker
 
 
 def tell_where_it_comes_from(context: RankContext) -> tuple[int, int]:
-    """What the rank was forked from, and what the Python worker of its task was forked from, one of each executor."""
+    """The pid of the rank's forkserver, and the pid of the parent of the task's Python worker, one per executor."""
     stat = Path(f"/proc/{_worker(context)}/stat").read_text()
     return os.getppid(), int(stat.rsplit(")", 1)[1].split()[1])
 
@@ -189,7 +189,7 @@ def tell_and_sleep(context: RankContext) -> None:
 
 
 def linger_on(context: RankContext, late: int, seconds: float) -> int:
-    """One rank continues alone for some time when the others have returned."""
+    """Return late on one rank, when the others have returned."""
     context.communicator.barrier()
     if context.rank == late:
         threading.Event().wait(seconds)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def cancel(spark: SparkSession, spark_mode: str) -> Any:
-    """Cancels what the test's own thread runs, from another thread."""
+    """A function that cancels from another thread what the test's own thread runs."""
     if spark_mode == "connect":
         spark.addTag("of-this-test")
         yield lambda: spark.interruptTag("of-this-test")
@@ -42,7 +42,7 @@ def cancel(spark: SparkSession, spark_mode: str) -> Any:
 
 
 @pytest.mark.no_cluster_needed
-def test_ranks_of_a_launch_that_spark_cancels_end_and_the_next_launch_runs(
+def test_cancelled_launch_ends_its_ranks_and_the_next_launch_runs(
     spark: SparkSession, cancel: Callable[[], None], tmp_path: Path
 ) -> None:
     hanging: set[int] = set()
@@ -83,10 +83,10 @@ def test_rows_whose_writing_spark_cancels_are_removed(
     assert not list((tmp_path / "store").glob("fit-*"))
 
 
-@pytest.mark.slow  # in a process of its own, as the session of the others has to live
+@pytest.mark.slow  # in its own process, because the session of the other tests has to persist
 @pytest.mark.any_spark_will_do
-@pytest.mark.usefixtures("spark")  # which sets the variables that Spark needs
-def test_an_application_that_ends_meanwhile_is_told_as_that_and_not_tried_again(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("spark")  # sets the variables that Spark needs
+def test_ended_application_raises_cluster_lost_error_and_is_not_restarted(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(
         "import sys, threading\n"
@@ -146,7 +146,7 @@ def test_launch_that_is_cancelled_before_its_job_is_active_runs_no_rank(
             channels.append((self, secret))
 
         def next_message(self, timeout_s: float) -> RankMessage | None:
-            raise KeyboardInterrupt  # as by Ctrl-C, when Spark has not been given the job yet
+            raise KeyboardInterrupt  # like a Ctrl-C before Spark has received the job
 
     monkeypatch.setattr(run, "DriverChannel", KnownChannel)
     monkeypatch.setattr(run, "CANCEL_TIMEOUT_S", 0.0)
@@ -169,7 +169,7 @@ def test_interrupt_ends_a_job_with_a_timeout(
 ) -> None:
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
-    )  # that of pyspark cancels all jobs itself
+    )  # pyspark's handler cancels all jobs itself
     main = threading.main_thread().ident
     assert main is not None
 

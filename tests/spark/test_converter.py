@@ -66,9 +66,7 @@ def test_dtype_none_leaves_numbers_as_they_are_and_float64_widens_them(
 
 
 @pytest.mark.any_spark_will_do
-def test_a_plain_read_of_parquet_files_is_used_where_it_lies_and_stays(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_plain_read_of_parquet_is_used_in_place_and_not_deleted(spark: SparkSession, tmp_path: Path) -> None:
     spark.range(7).write.parquet(f"{tmp_path}/theirs")
     with make_spark_converter(spark.read.parquet(f"{tmp_path}/theirs"), tmp_path / "store") as converter:
         assert converter.cache_dir_url == f"file://{tmp_path}/theirs"
@@ -76,7 +74,7 @@ def test_a_plain_read_of_parquet_files_is_used_where_it_lies_and_stays(
 
 
 @pytest.mark.any_spark_will_do
-def test_what_cannot_be_fed_or_written_is_an_error_at_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_dtype_and_empty_dataframe_are_errors_at_once(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ParamError, match="dtype must be 'float32', 'float64' or None, got 'float16'"):
         make_spark_converter(spark.range(3), tmp_path, dtype="float16")
     with pytest.raises(DataError, match="no rows"):
@@ -84,7 +82,7 @@ def test_what_cannot_be_fed_or_written_is_an_error_at_once(spark: SparkSession, 
 
 
 @pytest.mark.any_spark_will_do
-def test_what_a_converter_holds_stays_until_its_own_end(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_of_a_converter_are_kept_until_its_own_delete(spark: SparkSession, tmp_path: Path) -> None:
     df = spark.range(9).selectExpr("id * 2 as x")
     store = Store(f"file://{tmp_path}/store")
     first, second = (make_spark_converter(df, store.url) for _ in range(2))
@@ -98,7 +96,7 @@ def test_what_a_converter_holds_stays_until_its_own_end(spark: SparkSession, tmp
 
 
 @pytest.mark.any_spark_will_do
-def test_a_set_of_another_store_is_read_in_place_without_being_deleted_by_anybody(
+def test_dataset_of_another_store_is_read_in_place_and_not_deleted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     theirs = Store(f"file://{tmp_path}/store")

@@ -1,4 +1,4 @@
-"""The doctor with a session: it looks at every executor, runs ranks, and says what Spark cannot do."""
+"""The doctor with a session: it examines every executor, runs ranks, and reports what Spark cannot do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_executor_is_looked_at_and_the_ranks_measure(spark: SparkSession, 
     assert ranks.found == "2 ran on 1 host"
     (transfer,) = by_check(findings, "transfer")
     assert "between two of its ranks" in transfer.found
-    # A client of Spark Connect needs none.
+    # A client of Spark Connect needs no Java.
     assert len(by_check(findings, "Java")) == len(pythons) - (1 if spark_mode == "connect" else 0)
     assert steps[-1] == "Measuring the network"
 

@@ -1,4 +1,4 @@
-"""TorchEstimator and TorchModel on a real session: classic, local cluster or Connect, as ``--spark`` says."""
+"""TorchEstimator and TorchModel on a real session: local, local-cluster or Connect, as ``--spark`` says."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.spark.estimator_examples import (
 def fitted(frame, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fit")
     estimator = make_estimator(folder)
-    estimator.lock = threading.Lock()  # what Spark or the ranks receive must not hold the estimator
+    estimator.lock = threading.Lock()  # objects sent to Spark or to the ranks must not hold the estimator
     return estimator, estimator.fit(frame), folder
 
 
@@ -54,7 +54,7 @@ def test_fit_learns_and_remembers_its_epochs(fitted, frame):
     right = model.transform(frame).filter(F.col("prediction") == F.col("digit")).count()
     assert right / NUM_ROWS > 0.9
     assert model.getFeaturesCol() == estimator.getFeaturesCol()
-    assert model.uid == estimator.uid  # as all models of Spark ML have it
+    assert model.uid == estimator.uid  # as for all models of Spark ML
 
 
 def test_fit_leaves_the_module_of_the_user_and_the_store_as_they_were(fitted):
@@ -96,7 +96,7 @@ def test_transform_names_rows_of_another_length(fitted, frame):
 
 
 def with_computed_weights(module: nn.Module) -> nn.Module:
-    """Which torch itself does not pickle."""
+    """A module with computed weights, which torch itself cannot pickle."""
     weight_norm(module[0])
     return module
 
@@ -139,7 +139,9 @@ def test_killed_rank_ends_the_fit_within_ten_seconds_and_leaves_nothing(frame, t
 
 
 @pytest.mark.any_spark_will_do
-def test_rows_that_cannot_be_removed_cost_a_warning_and_nothing_else(frame, tmp_path, caplog, monkeypatch):
+def test_failure_to_remove_rows_is_a_warning_and_keeps_the_error_of_the_fit(
+    frame, tmp_path, caplog, monkeypatch
+):
     def fail(location):
         raise PermissionError(f"not allowed: {location.path}")
 
@@ -240,7 +242,7 @@ def test_more_ranks_than_slots_are_refused(frame, tmp_path):
 
 @pytest.mark.any_spark_will_do
 @pytest.mark.parametrize("name", ["model", "loss", "optimizer"])
-def test_what_cannot_be_pickled_is_named(frame, tmp_path, name):
+def test_param_that_cannot_be_pickled_is_named(frame, tmp_path, name):
     lock = threading.Lock()
     model = make_model()
     model.lock = lock
@@ -263,7 +265,7 @@ def test_a_store_that_cannot_be_written_is_named(frame, tmp_path):
 @pytest.mark.about_connect
 def test_a_model_larger_than_a_plan_of_connect_is_fitted_and_scores(frame, tmp_path):
     big = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
-    big.register_buffer("table", torch.full((36 << 20,), 0.5))  # 144 MiB; a plan of Connect has 128 at most
+    big.register_buffer("table", torch.full((36 << 20,), 0.5))  # 144 MiB; a plan of Connect has at most 128
     model = make_estimator(tmp_path, model=big, epochs=1, numWorkers=1, batchSize=64).fit(frame)
     assert model.module.table.shape == (36 << 20,)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Hanging ranks are found in time, named, reported with the stacks of all ranks, and ended."""
+"""Hanging ranks are detected in time, named, reported with the stacks of all ranks, and ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 HANG_S = 3.0
 WAITS: Any = {"hang_timeout_s": 2.0, "silence_timeout_s": 120.0}
-"""For hangs that are found by waits or missing progress: heartbeats may be late on a busy machine."""
+"""For hangs detected by waits or missing progress: on a busy machine heartbeats may be late."""
 
 
 def pids_in(folder: Path) -> list[int]:
@@ -107,13 +107,13 @@ def test_function_that_stops_reporting_progress_hangs(spark: SparkSession) -> No
 
 
 @pytest.mark.any_spark_will_do
-def test_ranks_that_have_returned_may_wait_for_the_last_one(spark: SparkSession) -> None:
+def test_ranks_that_have_returned_may_wait_longer_than_the_hang_timeout(spark: SparkSession) -> None:
     assert run_on_ranks(functions.linger_on, 1, 4.0, num_ranks=2, spark=spark, **WAITS) == [0, 1]
 
 
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
-@pytest.mark.usefixtures("spark")  # which sets the variables that Spark needs
+@pytest.mark.usefixtures("spark")  # sets the variables that Spark needs
 def test_nothing_is_left_running_when_the_driver_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(
@@ -140,7 +140,7 @@ def test_nothing_is_left_running_when_the_driver_is_killed(tmp_path: Path) -> No
 
 
 def executor_pid(driver_port: str, executor: str) -> int:
-    """The Java process of an executor of this driver."""
+    """Process id of the Java process of an executor of this driver."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
@@ -159,7 +159,7 @@ def executor_pid(driver_port: str, executor: str) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.about_executors
-def test_decommissioned_executor_keeps_its_rank_until_it_goes_and_then_is_a_loss(
+def test_decommissioned_executor_keeps_its_rank_until_it_exits_and_is_then_a_loss(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     context: Any = spark.sparkContext
@@ -203,7 +203,7 @@ def test_a_launch_after_a_lost_executor_waits_for_its_replacement(
     assert eventually(lambda: wait_for_slots(spark, 2, timeout_s=0) == 1, timeout_s=180)
     waits: list[str] = []
     with pytest.raises(LaunchError, match="3 ranks need 3 slots at once and the cluster has"):
-        # There will never be so many: this is not waited for.
+        # More than the cluster will ever have: the launch does not wait for them.
         run_on_ranks(functions.sum_of_ranks, num_ranks=3, spark=spark, on_wait=waits.append)
     assert not waits
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Models of transformers as they are, without a module around them."""
+"""Models of transformers used directly, without a wrapping module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def own_loss(model, batch):
 
 
 @pytest.mark.any_spark_will_do
-def test_a_classifier_of_transformers_is_trained_by_a_loss_or_by_its_own(spark, tmp_path):
+def test_classifier_of_transformers_is_trained_by_a_loss_or_by_its_own_loss(spark, tmp_path):
     rows = [([2, 3 + index % 2, 5, 0], [1, 1, 1, 0], index % 2) for index in range(64)]
     frame = spark.createDataFrame(
         rows, "input_ids array<long>, attention_mask array<long>, labels long"

@@ -1,4 +1,4 @@
-"""Plain reads of Parquet are trained on where they lie; everything else is copied."""
+"""Plain reads of Parquet are trained on in place; everything else is copied."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_only_the_files_that_spark_reads_are_read(spark: SparkSession, folder: P
         ["struct(x).x as x", "y"],
     ],
 )
-def test_what_computes_or_renames_is_copied(
+def test_dataframe_with_computed_or_renamed_columns_is_copied(
     spark: SparkSession, folder: Path, store: Store, expressions: list[str]
 ) -> None:
     df = spark.read.parquet(str(folder)).selectExpr(*expressions)
     dataset = materialize(df, ["x"], store)
-    # Spark's optimizer knows that struct(x).x is x.
+    # Spark's optimizer reduces struct(x).x to x.
     assert dataset.url.startswith(store.url) == (expressions[0] != "struct(x).x as x")
 
 
@@ -101,7 +101,7 @@ def test_nulls_and_lengths_are_checked_in_place_as_well(
 
 
 @pytest.mark.any_spark_will_do
-def test_a_delta_table_is_copied_as_its_log_says_which_rows_are_valid(
+def test_delta_table_is_copied_because_its_log_determines_the_valid_rows(
     spark: SparkSession, folder: Path, tmp_path: Path, store: Store
 ) -> None:
     spark.read.parquet(str(folder)).write.parquet(str(tmp_path / "table"))
@@ -116,7 +116,7 @@ def test_a_delta_table_is_copied_as_its_log_says_which_rows_are_valid(
 
 
 @pytest.mark.any_spark_will_do
-def test_empty_arrays_are_no_nulls_in_place_but_null_elements_are(
+def test_in_place_read_accepts_empty_arrays_and_refuses_null_elements(
     spark: SparkSession, tmp_path: Path, store: Store
 ) -> None:
     text = "array('[null]', '1,null,2')"

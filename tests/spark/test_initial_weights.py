@@ -1,4 +1,4 @@
-"""Fits that begin with weights that ranks draw or read, each its part."""
+"""Fits whose initial weights are drawn or read by the ranks, each its part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.any_spark_will_do
 
 @pytest.fixture(scope="module")
 def whole():
-    """A model with the weights that ranks draw by the seed of the estimator."""
+    """A model with the weights that ranks draw from the seed of the estimator."""
     module = make_model()
     draw_weights(module, seed=7)
     return module
@@ -56,7 +56,7 @@ def test_weights_of_half_precision_are_drawn_too(frame, whole, meta, tmp_path):
     assert drawn.fit(frame).history[0].loss == pytest.approx(exact, rel=1e-5)
 
 
-def test_what_cannot_begin_so_is_refused(frame, meta, folder, tmp_path):
+def test_invalid_combinations_with_initial_weights_are_refused(frame, meta, folder, tmp_path):
     half = make_estimator(tmp_path, model=meta, initialWeights="drawn", precision="float16")
     with pytest.raises(ParamError, match="precision is 'float16', whose gradients"):
         half.copy({half.parallelism: {"shard": 2}}).fit(frame)

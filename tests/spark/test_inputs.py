@@ -19,7 +19,7 @@ KINDS = ("apple", "pear", "plum")
 
 
 class Mixed(nn.Module):
-    """Tokens of any length, numbers out of bytes, and a scalar; tells the kind and the size."""
+    """A model of tokens of any length, numbers decoded from bytes, and a scalar; it predicts a kind and a size."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ def test_columns_of_many_kinds_and_two_labels_are_fitted_and_applied(rows, tmp_p
 
 
 class Recurrent(nn.Module):
-    """Computes a weight from others, and keeps it in a list."""
+    """A model that computes a weight from others, and keeps weights in a list."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +100,7 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.any_spark_will_do
-def test_labels_that_are_named_are_told_in_their_order_though_rows_lack_one(frame, tmp_path):
+def test_labels_param_defines_the_classes_in_order_although_rows_lack_one(frame, tmp_path):
     torch.manual_seed(0)
     labels = ["plum", "apple", "none such", "pear"]
     named = frame.coalesce(1).withColumn(
@@ -134,7 +134,7 @@ def test_labels_that_are_named_are_told_in_their_order_though_rows_lack_one(fram
 @pytest.mark.any_spark_will_do
 def test_a_fold_of_a_cross_validator_may_lack_a_class_that_is_named(spark, tmp_path):
     labels = [30, 10, 20]
-    # Fold 0 is held out with all rows of class 20, so that its model is trained on none of them.
+    # Fold 0 has all rows of class 20, so the model trained without it has seen none of them.
     rows = spark.createDataFrame(
         [(np.eye(3)[k % 3].tolist(), labels[k % 3], 0 if k % 3 == 2 else k % 2) for k in range(12)],
         "image array<double>, digit int, fold int",
@@ -173,7 +173,7 @@ def test_arrays_of_different_lengths_want_a_padding_value(rows, tmp_path):
 
 
 @pytest.mark.any_spark_will_do
-def test_parquet_is_fitted_on_where_it_lies(frame, tmp_path):
+def test_parquet_files_are_fitted_on_in_place(frame, tmp_path):
     frame.select("image", "digit").write.parquet(str(tmp_path / "rows"))
     estimator = make_estimator(tmp_path, epochs=1, keepRowsSeconds=3600)
     model = estimator.fit_on_parquet(tmp_path / "rows")
@@ -184,9 +184,9 @@ def test_parquet_is_fitted_on_where_it_lies(frame, tmp_path):
 @pytest.mark.any_spark_will_do
 def test_names_of_columns_are_taken_as_they_are(frame, tmp_path):
     name = "image.raw `a`"
-    # Decimals are numbers, also in arrays.
+    # Decimals are accepted as numbers, also in arrays.
     named = frame.withColumn(name, F.col("image").cast("array<decimal(20,15)>")).drop("image")
-    # As Spark ML has it, an empty weightCol is none.
+    # In Spark ML, an empty weightCol means none.
     model = make_estimator(tmp_path, featuresCol=name, weightCol="", epochs=1).fit(named)
     expected = model.copy({model.featuresCol: "image"}).transform(frame).select("id", "prediction").collect()
     assert model.transform(named).select("id", "prediction").collect() == expected

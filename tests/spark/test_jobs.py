@@ -1,4 +1,4 @@
-"""Jobs in a session that is there already, as a platform has it."""
+"""Jobs in an existing session, as on a platform that provides one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sure(outputs, labels):
 
 @pytest.mark.no_cluster_needed
 @pytest.mark.slow_elsewhere
-def test_a_job_is_planned_done_once_and_done_again_when_asked(spark, frame, tmp_path):
+def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path):
     frame.createOrReplaceTempView("rows_of_jobs")
     (tmp_path / "metrics_of_jobs.py").write_text(METRICS)
     file = tmp_path / "job.yaml"
@@ -70,7 +70,7 @@ def test_a_job_is_planned_done_once_and_done_again_when_asked(spark, frame, tmp_
     model = TorchClassificationModel.load(str(tmp_path / "out" / "model"))
     assert model.transform(frame).filter("prediction IN (0, 1, 2)").count() == 203
 
-    # A view of rows in memory is one that nobody can compare.
+    # The view is of rows in memory, which cannot be compared between runs.
     assert "has the result of this job. Spark cannot tell whether its rows are the same." in run()
     assert "nothing will be trained" in run(is_dry_run=True)
     with pytest.raises(
@@ -125,7 +125,7 @@ def test_a_job_of_a_language_model_is_planned_and_done_with_packed_rows(spark, f
     assert "parameters: weights" in lines["model"]
     run_job(job, lambda _: nullcontext(spark), say=said.append)
     result = json.loads((tmp_path / "out" / "result.json").read_text())
-    # Packed rows are not all full.
+    # Some packed rows are not full.
     assert 0.6 * result["history"][0]["rows"] < int(num_rows) <= result["history"][0]["rows"]
     model = LanguageModelModel.load(str(tmp_path / "out" / "model"))
     assert isinstance(model.generate("the row"), str)
@@ -136,7 +136,7 @@ def test_a_job_of_a_language_model_is_planned_and_done_with_packed_rows(spark, f
 
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
-def test_a_job_is_tracked_and_its_model_registered_where_it_says(spark, frame, tracked, tmp_path):
+def test_job_is_tracked_and_its_model_registered_as_the_job_file_says(spark, frame, tracked, tmp_path):
     import mlflow
 
     frame.createOrReplaceTempView("rows_of_jobs")

@@ -1,4 +1,4 @@
-"""A language model is fitted on a column of texts, speaks, and is tracked, saved and served."""
+"""A language model is fitted on a column of texts, continues texts, and is tracked, saved and served."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make(tmp_path, **changes):
 
 
 @pytest.mark.slow_elsewhere
-def test_a_model_of_texts_speaks_and_is_saved_and_served(spark, texts, tmp_path, tracked):
+def test_language_model_continues_texts_and_is_saved_and_served(spark, texts, tmp_path, tracked):
     model = make(tmp_path, tracking="on").fit(texts)
     losses = [record.loss for record in model.history]
     assert losses[-1] < losses[0] / 2
@@ -108,7 +108,7 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     assert losses[1] < losses[0]
     assert type(model.module.decoder).__name__ == "LlamaForCausalLM"  # the adapters are in its weights
     assert isinstance(model.generate("the cat"), str)
-    # The tokens of the folder's tokenizer do as well as texts, and are what is learned from the same.
+    # Tokens of the folder's tokenizer are accepted like texts, and the model learns the same from them.
     tokens = spark.createDataFrame(
         [(tokenizer(row["text"])["input_ids"],) for row in texts.collect()], "text array<long>"
     )
@@ -130,7 +130,7 @@ def test_token_arrays_are_learned_and_continued(spark, tmp_path):
     tokens = spark.createDataFrame(rows, "tokens array<int>").repartition(2)
     changes = {"featuresCol": "tokens", "vocabularySize": 40, "endToken": 2, "maxLength": 32}
     model = make(tmp_path, **changes).fit(tokens)
-    assert model.generate([3, 20, 21, 22]) == list(range(23, 30))  # and then comes the end
+    assert model.generate([3, 20, 21, 22]) == list(range(23, 30))  # followed by the end token
     asked = spark.createDataFrame([([3, 20, 21],), (None,)], "tokens array<int>")
     found = {
         row["tokens"] and tuple(row["tokens"]): row["prediction"] for row in model.transform(asked).collect()
@@ -150,7 +150,7 @@ def test_token_arrays_are_learned_and_continued(spark, tmp_path):
 
 
 @pytest.mark.any_spark_will_do
-def test_corpora_are_in_an_epoch_as_their_weights_say(spark, tmp_path):
+def test_epoch_draws_rows_of_each_corpus_by_its_weight(spark, tmp_path):
     rows = [([3 + index % 4] * 15, "few" if index % 8 == 0 else "many") for index in range(160)]
     tokens = spark.createDataFrame(rows, "tokens array<int>, corpus string").repartition(2)
     changes = {
@@ -162,14 +162,14 @@ def test_corpora_are_in_an_epoch_as_their_weights_say(spark, tmp_path):
         "corpusCol": "corpus",
         "corpusWeights": {"few": 1, "many": 3},
     }
-    # 140 rows of "many", and one of "few" for each three of them.
+    # 140 rows of "many", and one row of "few" for every three of them.
     model = make(tmp_path, **changes).fit(tokens)
     assert model.history[0].rows == 187
     short = make(tmp_path, **changes, epochRows=40, validationFraction=0.1).fit(tokens)
     assert short.history[0].rows == 40
     _, estimated = make(tmp_path, **changes, validationFraction=0.1).planned(tokens)
     assert estimated.num_marked == 16
-    assert estimated.num_rows - 16 == pytest.approx(168, abs=1)  # four for three of the others of "many"
+    assert estimated.num_rows - 16 == pytest.approx(168, abs=1)  # 4/3 of the other rows of "many"
     assert "val_loss" in short.history[0].metrics
     changes["corpusWeights"] = {"few": 1}
     with pytest.raises(DataError, match="holds 'many', which has no weight"):
@@ -180,7 +180,7 @@ def test_corpora_are_in_an_epoch_as_their_weights_say(spark, tmp_path):
 
 
 @pytest.mark.any_spark_will_do
-def test_what_cannot_be_learned_is_refused(spark, texts, tmp_path):
+def test_invalid_params_and_rows_of_a_language_model_are_refused(spark, texts, tmp_path):
     with pytest.raises(ParamError, match="width 65 cannot have 4 heads"):
         make(tmp_path, embeddingSize=65).fit(texts)
     with pytest.raises(ParamError, match="loraRank is set, and pretrained is not"):

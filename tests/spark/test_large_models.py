@@ -1,4 +1,4 @@
-"""Models whose weights do not fit into a broadcast, nor into what an int32 counts, on their way through Spark."""
+"""Models with weights too large for a broadcast and for 32-bit sizes, on their way through Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTH = 256
 
 
 class Words(nn.Module):
-    """An embedding, and the sum of what it gives."""
+    """An embedding followed by a sum over its outputs."""
 
     def __init__(self, num_bytes: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Words(nn.Module):
 
 
 def frame_of(spark: SparkSession, module: Words) -> DataFrame:
-    """Rows at the beginning and at the end of the embedding."""
+    """Rows that use the beginning and the end of the embedding."""
     last = module.embedding.num_embeddings - 1
     return spark.range(0, 64, 1, 2).selectExpr(f"{last} * (id % 2) - (id % 2) * id AS ids", "0D AS label")
 
@@ -106,5 +106,5 @@ def test_a_model_above_two_gib_passes_through_everything_and_the_driver_never_co
     np.testing.assert_array_equal(
         model.module.embedding.weight[-5:].detach(), module.embedding.weight[-5:].detach()
     )
-    # Libraries that are loaded in the course of it; the user's own module is there before and after.
+    # This includes libraries that are loaded meanwhile; the user's own module exists before and after.
     assert max(peaks.values()) < 256, peaks

@@ -11,11 +11,11 @@ from sparkdl.launch import RankContext, run_on_ranks
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NUM_BYTES = 2_362_232_013  # 2.2 GiB and no multiple of anything: above what an int32 counts
+NUM_BYTES = 2_362_232_013  # 2.2 GiB, no multiple of a chunk size: more than an int32 counts
 
 
 def large_value(context: RankContext, num_bytes: int) -> bytes | str:
-    """The bytes on rank 0, their checksum on the others."""
+    """The bytes on rank 0, their checksum on the other ranks."""
     value = np.random.default_rng(7).bytes(num_bytes)
     return value if context.rank == 0 else hashlib.sha256(value).hexdigest()
 

@@ -50,7 +50,7 @@ def test_ranks_sum_over_the_communicator(spark: SparkSession) -> None:
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
 
 
-# Each starts a server of its own; the first sees a failure too, and continues.
+# Each case starts its own server; the first one also catches a failure, and continues.
 @pytest.mark.slow
 @pytest.mark.about_connect
 @pytest.mark.timeout(300)
@@ -70,7 +70,7 @@ except Exception as error:
     print(error, file=sys.stderr)
 print(run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark))
 """
-    # Without what the session of these tests has set for its own server.
+    # Remove the variables that the tests' own session has set for its server.
     environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
     environment |= {"SPARK_TESTING": "1", "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
@@ -93,7 +93,7 @@ def test_ranks_of_one_executor_are_forked_from_one_forkserver(spark: SparkSessio
     assert len(set(forkservers)) == len(set(executors))
 
 
-def test_on_one_machine_all_listen_on_loopback_only(spark: SparkSession) -> None:
+def test_launch_on_one_machine_listens_only_on_loopback(spark: SparkSession) -> None:
     values = run_on_ranks(functions.where_they_listen, os.getpid(), num_ranks=2, spark=spark)
     assert values == [["127.0.0.1"]] * 2
 
@@ -158,7 +158,9 @@ def test_failing_rank_is_named_with_host_and_traceback(spark: SparkSession, culp
     ("function", "said"),
     [(functions.disagree, "the ranks disagree"), (functions.leave_early, "rank 1 closed the communicator")],
 )
-def test_what_ranks_do_differently_is_no_loss(spark: SparkSession, function: Any, said: str) -> None:
+def test_operations_that_differ_between_ranks_are_no_loss(
+    spark: SparkSession, function: Any, said: str
+) -> None:
     with pytest.raises(RankError, match=said) as caught:
         run_on_ranks(function, num_ranks=2, spark=spark)
     assert not isinstance(caught.value, LossError)
@@ -171,7 +173,7 @@ def test_killed_rank_ends_all_within_ten_seconds(spark: SparkSession, culprit: i
     with pytest.raises(RankDiedError, match="SIGKILL") as caught:
         run_on_ranks(functions.kill_on, culprit, num_ranks=2, spark=spark)
     assert caught.value.rank == culprit
-    assert time.monotonic() - started < 20  # ten for the end, the rest for the start
+    assert time.monotonic() - started < 20  # ten for the end, the rest for startup
 
 
 def test_lost_python_worker_is_named_and_nothing_runs_twice(spark: SparkSession, tmp_path: Path) -> None:
@@ -221,7 +223,7 @@ def test_every_line_and_event_reaches_the_driver_in_order(spark: SparkSession) -
 
 
 class UnreachableChannel(DriverChannel):
-    """A driver that executors cannot reach, as a Connect client behind a firewall."""
+    """A driver that executors cannot reach, like a Connect client behind a firewall."""
 
     def __init__(self, secret: bytes, num_ranks: int, **options: Any) -> None:
         super().__init__(secret, num_ranks, **options)
@@ -232,7 +234,7 @@ class UnreachableChannel(DriverChannel):
 @pytest.mark.any_spark_will_do
 @pytest.mark.parametrize(
     "seconds",
-    # The second is longer than Spark may be silent about its tasks.
+    # The second time is longer than Spark may be silent about its tasks.
     [0.5, pytest.param(16.0, marks=pytest.mark.slow)],
 )
 def test_ranks_that_cannot_reach_the_driver_run_and_return_their_lines_with_the_result(
@@ -303,9 +305,7 @@ def test_more_ranks_than_slots_are_refused_before_anything_starts(spark: SparkSe
 def test_ranks_that_find_no_free_slot_are_reported(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        run, "STATUS_LAG_S", 0.5
-    )  # no task of the launch starts, so Spark has none to report late
+    monkeypatch.setattr(run, "STATUS_LAG_S", 0.5)  # no task of the launch starts, so Spark reports none late
     release, running = tmp_path / "release", tmp_path / "running"
 
     def hold_slot(batches: Any) -> Any:
@@ -315,7 +315,7 @@ def test_ranks_that_find_no_free_slot_are_reported(
             pause.wait(0.05)
         yield from batches
 
-    # As many tasks as there are ranks, which are not mistaken for those of the launch.
+    # As many tasks as there are ranks; they must not be mistaken for those of the launch.
     other_job = spark.range(0, 2, 1, 2).mapInArrow(hold_slot, "id long")
     blocker = threading.Thread(target=other_job.collect)
     blocker.start()
@@ -331,7 +331,7 @@ def test_ranks_that_find_no_free_slot_are_reported(
 
 
 class Toucher(logging.Handler):
-    """Makes a file when a message is logged that holds a text."""
+    """Creates a file when a message is logged that contains a text."""
 
     def __init__(self, text: str, path: Path) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class Toucher(logging.Handler):
             self.path.touch()
 
 
-def test_ranks_wait_for_the_slots_of_another_launch_as_long_as_it_takes(
+def test_ranks_wait_without_limit_for_the_slots_of_another_launch(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sparkdl.launch.run")
@@ -357,7 +357,7 @@ def test_ranks_wait_for_the_slots_of_another_launch_as_long_as_it_takes(
     try:
         assert running.wait(60)
         logger.addHandler(toucher)
-        # The first launch continues until the second has waited for longer than it would wait for anything else.
+        # The first launch ends only when the second has waited longer than its start timeout.
         values = run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=2)
         assert values == [3.0, 3.0]
     finally:
@@ -379,7 +379,7 @@ def test_transport_that_does_not_exist_is_refused(spark: SparkSession) -> None:
 
 
 @pytest.mark.any_spark_will_do
-def test_what_cannot_be_pickled_is_named(spark: SparkSession) -> None:
+def test_argument_that_cannot_be_pickled_is_named(spark: SparkSession) -> None:
     with pytest.raises(SerializationError, match="argument 0"):
         run_on_ranks(functions.describe, threading.Lock(), num_ranks=2, spark=spark)
 
@@ -390,7 +390,7 @@ def executors_of(context: Any) -> list[str]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.about_executors
-def test_a_worker_that_is_killed_before_the_tasks_have_met_takes_no_other_executor_along(
+def test_worker_killed_before_the_tasks_meet_does_not_end_other_executors(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     folder, secret = str(tmp_path), new_secret()
@@ -424,7 +424,7 @@ def test_a_worker_that_is_killed_before_the_tasks_have_met_takes_no_other_execut
         with pytest.raises(WorkersLostError), spark_job(spark, "meeting", outlives_no_task=True):
             spark.range(0, 2, 1, 2).mapInArrow(meet_the_killed, "id long", barrier=True).collect()
         killer.join()
-    # The task that was killed with the other one has ended by now, two seconds after Spark asked it to.
+    # The task killed along with the other one has ended by now, two seconds after Spark requested it.
     assert wait_until_gone([int(Path(folder, "0").read_text())], 30) == []
     assert executors_of(context) == before
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]

@@ -1,4 +1,4 @@
-"""Materialization from a real Spark session; what it needs of Spark is the same on classic and Connect."""
+"""Materialization with a real Spark session, classic or Connect."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def df(spark: SparkSession) -> DataFrame:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "a store")  # Spark and Python must spell the space alike
+    return Store(tmp_path / "a store")  # Spark and Python must encode the space alike
 
 
 def files_of(store: Store) -> list[str]:
@@ -179,7 +179,7 @@ WRITERS = {
 
 @pytest.mark.no_cluster_needed
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_stream_and_what_is_no_dataframe_are_refused_before_anything_runs(
+def test_streams_and_objects_that_are_no_dataframe_are_refused_before_any_job_runs(
     spark: SparkSession, store: Store, name: str
 ) -> None:
     stream = spark.readStream.format("rate").load()
@@ -202,9 +202,7 @@ def test_columns_as_one_text_are_refused_and_a_store_may_be_a_path(df: DataFrame
 
 
 @pytest.mark.any_spark_will_do
-def test_who_asks_is_told_when_rows_are_written_and_only_then(
-    df: DataFrame, store: Store, tmp_path: Path
-) -> None:
+def test_on_write_is_called_only_when_rows_are_written(df: DataFrame, store: Store, tmp_path: Path) -> None:
     told: list[str] = []
     for name in ("first", "second"):
         with use_materialized(df, ["id"], store, on_write=lambda name=name: told.append(name)):
@@ -238,7 +236,7 @@ def test_a_store_that_cannot_be_written_is_known_before_spark_starts(df: DataFra
 
 
 @pytest.mark.any_spark_will_do
-def test_a_disk_that_fills_up_is_named_and_no_half_set_stays(spark: SparkSession, small_disk: Path) -> None:
+def test_full_disk_is_named_and_leaves_no_partial_dataset(spark: SparkSession, small_disk: Path) -> None:
     with pytest.raises(StoreError, match=rf"{small_disk} cannot be written: its disk is full.*cleanup"):
         materialize(spark.range(0, 1 << 20, 1, 2).selectExpr("hash(id) * id as x"), ["x"], Store(small_disk))
     assert list(small_disk.iterdir()) == []

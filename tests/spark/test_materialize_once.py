@@ -1,4 +1,4 @@
-"""Rows of one content are written once, and never taken for others: what shares a dataset and what must not."""
+"""Equal rows are written once, and different rows are never shared: which fits share a dataset and which must not."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def test_the_same_plan_is_written_once(spark: SparkSession, tmp_path: Path, stor
 
 
 @pytest.mark.any_spark_will_do
-def test_files_written_again_are_other_rows(spark: SparkSession, tmp_path: Path, store: Store) -> None:
+def test_rewritten_files_give_a_new_dataset(spark: SparkSession, tmp_path: Path, store: Store) -> None:
     write_numbers(tmp_path / "in", 0)
     first = materialize(doubled(spark, tmp_path / "in"), ["x"], store)
-    write_numbers(tmp_path / "in", 1000)  # of the same name, size and number of rows
+    write_numbers(tmp_path / "in", 1000)  # same name, size and number of rows
     second = materialize(doubled(spark, tmp_path / "in"), ["x"], store)
     assert second.url != first.url
     assert values(second) == [2.0 * number for number in range(1000, 1100)]
@@ -97,13 +97,13 @@ def test_random_rows_are_written_for_each_fit(spark: SparkSession, store: Store)
         "reflect('java.lang.System', 'nanoTime') as x",
     ],
 )
-def test_what_may_differ_next_time_has_no_key(spark: SparkSession, expression: str) -> None:
+def test_nondeterministic_plan_has_no_key(spark: SparkSession, expression: str) -> None:
     assert plan_key(spark.range(50).selectExpr(expression), {}) is None
     assert plan_key(spark.range(50).selectExpr("id as x"), {}) is not None
 
 
 @pytest.mark.any_spark_will_do
-def test_a_volatile_column_among_hundreds_is_seen(spark: SparkSession) -> None:
+def test_nondeterministic_column_among_hundreds_is_detected(spark: SparkSession) -> None:
     columns = [f"id + {index} as c{index}" for index in range(200)]
     assert plan_key(spark.range(5).selectExpr(*columns), {}) is not None
     df = spark.range(5).selectExpr(*columns[:100], "rand() as x", *columns[100:])
@@ -118,7 +118,7 @@ def test_python_functions_have_no_key(spark: SparkSession) -> None:
     assert plan_key(spark.range(50).mapInPandas(lambda frames: frames, "id bigint"), {}) is None
 
 
-def test_rows_in_memory_are_shared_by_content_and_no_further(spark: SparkSession, store: Store) -> None:
+def test_rows_in_memory_are_shared_only_if_they_are_equal(spark: SparkSession, store: Store) -> None:
     df = spark.createDataFrame([(1,), (2,)], "x bigint")
     other = spark.createDataFrame([(1,), (3,)], "x bigint")
     first = materialize(df, ["x"], store)
@@ -141,7 +141,7 @@ def test_the_features_of_an_ml_pipeline_are_shared(spark: SparkSession, store: S
 
 
 @pytest.mark.any_spark_will_do
-def test_a_split_is_shared_and_others_are_not_taken_for_it(spark: SparkSession, store: Store) -> None:
+def test_split_is_shared_and_not_confused_with_other_splits(spark: SparkSession, store: Store) -> None:
     train, test = spark.range(100).randomSplit([0.5, 0.5], seed=1)
     other = spark.range(100).randomSplit([0.5, 0.5], seed=2)[0]
     first = materialize(train, ["id"], store)
@@ -187,7 +187,7 @@ def in_threads(count: int, call: Callable[[], ParquetDataset]) -> list[ParquetDa
 def test_a_half_written_set_of_the_same_rows_is_not_read(spark: SparkSession, store: Store) -> None:
     df = spark.range(0, 1000, 1, 4).selectExpr("id as x")
     first = materialize(df, ["x"], store)
-    # What a driver leaves that was killed before it committed: files, and no manifest.
+    # Files without a manifest, as a driver leaves them that was killed before it committed.
     half = f"{first.url.rsplit('-', 2)[0]}-{'0' * 16}-{'0' * 8}"
     shutil.copytree(first.url, half)
     (Path(half) / "_sparkdl_dataset.json").unlink()
@@ -196,7 +196,9 @@ def test_a_half_written_set_of_the_same_rows_is_not_read(spark: SparkSession, st
 
 
 @pytest.mark.any_spark_will_do
-def test_a_use_ends_with_its_block_and_leaves_what_can_be_shared(spark: SparkSession, store: Store) -> None:
+def test_dataset_is_protected_until_its_block_ends_and_kept_only_if_it_can_be_shared(
+    spark: SparkSession, store: Store
+) -> None:
     df = spark.range(100).selectExpr("id as x")
     with use_materialized(df, ["x"], store) as dataset:
         assert store.cleanup(timedelta(0)) == []
@@ -225,10 +227,10 @@ def test_why_rows_are_not_shared_is_logged(
 
 
 @pytest.mark.no_cluster_needed
-def test_a_lasting_key_tells_files_and_plans_and_is_none_of_rows_in_memory(
+def test_lasting_key_depends_on_files_and_plan_and_is_none_for_rows_in_memory(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """That another application finds the same one is seen in tests/cli/test_jobs.py."""
+    """tests/standalone/test_submit.py shows that another application computes the same key."""
     source = ["parquet", str(tmp_path / "rows")]
     write_numbers(tmp_path / "rows", 0)
     key = lasting_key(doubled(spark, tmp_path / "rows"), source)

@@ -1,4 +1,4 @@
-"""Every type that a DataFrame's column can have keeps it in the Store, and comes out of the feed as documented."""
+"""Every column type of a DataFrame is kept in the Store, and is read by the feed as documented."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def python_row(number: int) -> dict[str, Any]:
         "instant": np.datetime64(epoch + datetime.timedelta(seconds=seconds, microseconds=micros)),
         "words": [f"a{number}", "b"],
         "days": [np.datetime64("2020-01-01"), np.datetime64("2020-01-01") + number],
-        # Spark counts down from 1 to 0.
+        # Spark's sequence(1, 0) counts down.
         "tokens": list(range(1, number % 4 + 1)) or [1, 0],
         "points": [[float(index), float(number)] for index in range(number % 3 + 1)],
         "jagged": [list(range(index, number % 3 + 2)) for index in range(2)],
@@ -88,7 +88,9 @@ def check_rows(dataset: Any, names: list[str], *, shuffle: bool) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, pytest.param(True, marks=pytest.mark.any_spark_will_do)])
-def test_every_type_comes_out_of_the_feed_as_it_went_in(df: DataFrame, store: Store, shuffle: bool) -> None:
+def test_every_type_is_unchanged_after_writing_and_feeding(
+    df: DataFrame, store: Store, shuffle: bool
+) -> None:
     names = list(EXPRESSIONS)
     dataset = materialize(df, ["id", *names], store)
     assert dataset.url.startswith(store.url)
@@ -97,7 +99,7 @@ def test_every_type_comes_out_of_the_feed_as_it_went_in(df: DataFrame, store: St
 
 
 @pytest.mark.any_spark_will_do
-def test_columns_say_what_they_hold(df: DataFrame, store: Store) -> None:
+def test_columns_of_a_dataset_describe_types_and_shapes(df: DataFrame, store: Store) -> None:
     dataset = materialize(df, list(EXPRESSIONS), store)
 
     def ragged(name: str, lengths: tuple[int | None, ...], element: tuple[str, str]) -> Column:
@@ -166,7 +168,7 @@ def test_row_groups_have_their_size_whatever_the_number_of_partitions(
 ) -> None:
     if joined_by == "executors":
         monkeypatch.setattr("sparkdl.data.spark.writing._ON_DRIVER_BYTES", 0)
-    target = 1 << 16  # 8,192 rows of a bigint
+    target = 1 << 16  # 8,192 rows of bigint
     for partitions in (1, 3, 40):
         df = spark.range(0, 40_000, 1, partitions).selectExpr("id * 1 as x")
         dataset = materialize(df, ["x"], store, row_group_bytes=target)

@@ -1,4 +1,4 @@
-"""Token arrays out of Megatron's ``.bin`` and ``.idx`` files."""
+"""Token arrays read from Megatron's ``.bin`` and ``.idx`` files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sparkdl.errors import DataError, ParamError, StoreError
 
 CODES = {"uint8": 1, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "uint16": 8}
 DOCUMENTS = [[[5, 6, 7], [8]], [[]], [[9] * 50, [1, 2], [3]], [[40_000]]]
-"""Documents of sequences of tokens."""
+"""Documents, each a list of token sequences."""
 
 
 def write_indexed(prefix, documents, dtype="uint16", *, modes=b"", **head):
-    """Write a pair of files by the description of the format."""
+    """Write a pair of files as the format describes them."""
     sequences = [sequence for document in documents for sequence in document]
     lengths = np.array([len(sequence) for sequence in sequences], "<i4")
     tokens = np.concatenate([np.array(sequence, dtype) for sequence in sequences] or [np.empty(0, dtype)])

@@ -50,7 +50,7 @@ def accuracy():
 
 @dataclass(frozen=True)
 class Case:
-    """A public estimator: how to make one for the classes in column ``digit`` that depend on ``featuresCol``."""
+    """A public estimator: how to make one that predicts the classes in column ``digit`` from ``featuresCol``."""
 
     make: Callable[..., Estimator]
     estimator_class: type[Estimator]
@@ -58,12 +58,12 @@ class Case:
     function: str = "scheduler"
     """A Param that holds a function, which a fit calls before it starts ranks."""
     takes_text: bool = False
-    """Whether its features are texts, of a word for each number of the others."""
+    """Whether its features are texts with one word for each of the four numbers."""
     prediction_type: str = "double"
     metric: Callable[[], Evaluator] = accuracy
-    """Makes what tuning chooses by."""
+    """Makes the evaluator by which tuning chooses."""
     tuned: Mapping[str, object] = field(default_factory=dict)
-    """Params that it needs for that."""
+    """Params that the estimator needs for that evaluator."""
 
     @property
     def features_type(self) -> str:
@@ -100,7 +100,7 @@ CASES = {
 }
 
 READY_MADE = (pytest.mark.slow, pytest.mark.no_cluster_needed)
-"""They leave fits and transforms to the classes of the first case, which meet all kinds of Spark every day."""
+"""Marks of ready-made estimators: fits on all kinds of Spark run daily with the first case only."""
 
 
 @pytest.fixture(
@@ -122,7 +122,7 @@ def best_of(metric, values):
 
 @pytest.fixture(scope="module")
 def frame(case, frame):
-    """The rows, with texts where the estimator takes some."""
+    """The rows, with texts as features where the estimator takes texts."""
     if not case.takes_text:
         return frame
     words = F.transform(
@@ -133,7 +133,7 @@ def frame(case, frame):
 
 @pytest.fixture(scope="module")
 def parts(case, frame):
-    """The rows with a column for each number or word, for an assembler to put together."""
+    """The rows with one column for each number or word, for an assembler."""
     values = F.split("image", " ") if case.takes_text else F.col("image")
     return frame.select("id", "digit", *[values[index].alias(f"x{index}") for index in range(4)])
 
@@ -215,7 +215,7 @@ def test_evaluators_of_classes_and_of_numbers_take_the_predictions(case, piped, 
 
 @pytest.fixture(scope="module")
 def split(case, frame, metric, tmp_path_factory):
-    """Two fits at once, each of as many ranks as there are slots."""
+    """Two concurrent fits, each with as many ranks as there are slots."""
     folder = tmp_path_factory.mktemp("split")
     estimator = case.make(folder, numWorkers=2, **case.tuned)
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 4]).build()
@@ -241,7 +241,7 @@ def test_a_split_chooses_the_model_of_the_best_metric(case, split, frame, metric
     assert model.validationMetrics == pytest.approx(metrics)
     best = best_of(metric, metrics)
     assert len(model.bestModel.history) == [1, 4][best]
-    if case.metric is not PerplexityEvaluator:  # for which rows are packed
+    if case.metric is not PerplexityEvaluator:  # its rows are packed
         assert {record.rows for record in model.bestModel.history} == {frame.count()}
     assert store_is_empty(folder)
 
@@ -293,7 +293,7 @@ def test_cross_validation_of_a_pipeline_averages_over_folds_and_comes_back_from_
 
 
 @pytest.mark.any_spark_will_do
-def test_a_grid_of_functions_is_not_saved_by_sparks_writer_and_its_best_model_is(
+def test_tuning_with_functions_in_its_grid_is_not_saved_by_spark_but_its_best_model_is(
     case, piped, metric, tmp_path
 ):
     pipeline, estimator, model = piped
@@ -307,7 +307,7 @@ def test_a_grid_of_functions_is_not_saved_by_sparks_writer_and_its_best_model_is
 
 
 def count_reads(folder: Path):
-    """Make a function for mapInArrow that leaves a file for every partition it is given, every time."""
+    """Make a function for mapInArrow that writes a file each time it reads a partition."""
     where = str(folder)
 
     def read(batches):
@@ -320,7 +320,7 @@ def count_reads(folder: Path):
 
 
 @pytest.mark.any_spark_will_do
-def test_maps_with_other_columns_share_rows_that_are_held_until_nobody_asks_for_models(case, frame, tmp_path):
+def test_param_maps_with_other_columns_share_rows_until_no_more_models_are_requested(case, frame, tmp_path):
     if case.estimator_class is LanguageModel:
         pytest.skip("it packs rows for each map")
     reads = tmp_path / "reads"
@@ -343,7 +343,7 @@ def test_maps_with_other_columns_share_rows_that_are_held_until_nobody_asks_for_
 
 
 @pytest.mark.any_spark_will_do
-def test_a_fit_that_fails_lets_go_of_rows_and_the_next_one_gets_them_again(case, frame, tmp_path):
+def test_failed_fit_releases_its_rows_and_the_next_fit_writes_them_again(case, frame, tmp_path):
     calls = []
 
     def fail_first(given, *others):

@@ -1,4 +1,4 @@
-"""Estimators whose ranks share the model."""
+"""Estimators whose ranks divide the model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def is_right(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.any_spark_will_do
-def test_parallelism_that_cannot_work_is_an_error_before_the_training(frame, tmp_path):
+def test_invalid_parallelism_is_an_error_before_training_starts(frame, tmp_path):
     def fit(parallelism: Any, **changes: Any) -> None:
         make_estimator(tmp_path, parallelism=parallelism, **changes).fit(frame)
 
@@ -120,7 +120,7 @@ spark.stop()
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
 @pytest.mark.timeout(500)
-def test_a_hybrid_of_four_workers_is_the_same_on_every_kind_of_spark(tmp_path, frame):
+def test_hybrid_of_four_workers_gives_equal_weights_on_every_kind_of_spark(tmp_path, frame):
     script = tmp_path / "fit.py"
     script.write_text(PROGRAM)
     rows = tmp_path / "rows"

@@ -1,7 +1,7 @@
-"""Ready-made estimators on a real session: column names go in, what Spark's evaluators and OneVsRest take comes out.
+"""Ready-made estimators on a real session: fitted by column names, with outputs for Spark's evaluators and OneVsRest.
 
-Their pipelines, tuning and saving are in ``test_ml_contract.py``, what they learn in
-``tests/unit/estimators/ready_made/test_tabular.py``.
+``test_ml_contract.py`` tests their pipelines, tuning and saving;
+``tests/unit/estimators/ready_made/test_tabular.py`` tests what they learn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.any_spark_will_do
 
 @pytest.fixture(scope="module")
 def people(frame):
-    """A vector, a decimal, a word and a number that stands for a category, on which two labels depend."""
+    """Rows with a vector, a decimal, a word and a number as category; two labels depend on them."""
     return frame.select(
         "id",
         "image",
@@ -62,7 +62,7 @@ def classified(people, tmp_path_factory):
     return estimator, estimator.fit(people)
 
 
-def test_a_classifier_gives_what_evaluators_take(people, classified):
+def test_output_of_a_classifier_is_accepted_by_evaluators(people, classified):
     estimator, model = classified
     assert isinstance(estimator, Classifier)
     assert isinstance(model, ClassificationModel)
@@ -84,7 +84,7 @@ def test_a_table_of_categories_alone_is_fitted_and_saved(people, tmp_path):
     )
 
 
-def test_a_row_alone_is_told_what_it_is_told_in_a_frame(people, classified):
+def test_prediction_of_a_single_row_equals_transform(people, classified):
     _, model = classified
     assert (model.numClasses, model.numFeatures) == (2, 7)
     for row in model.transform(people.limit(3)).collect():
@@ -102,7 +102,7 @@ def test_a_row_alone_is_told_what_it_is_told_in_a_frame(people, classified):
 
 def test_a_category_of_no_training_row_is_scored_and_a_null_is_not(people, classified):
     _, model = classified
-    # Nor does it look at labels.
+    # Scoring ignores the label column.
     people = people.withColumn("label", F.lit("unheard of"))
     strange = people.withColumn("colour", F.when(F.col("id") % 2 == 0, F.lit("violet")))
     for row in model.transform(strange).select("id", "prediction", "probability").collect():
@@ -157,7 +157,7 @@ def test_one_versus_rest_trains_a_classifier_per_class_and_comes_back_from_disk(
 
 
 @pytest.mark.slow
-def test_strings_are_predicted_as_they_are_called(people, tmp_path):
+def test_string_labels_are_predicted_by_name(people, tmp_path):
     estimator = TorchClassifier(featuresCol="image", labelCol="colour", epochs=3, **common(tmp_path))
     model = estimator.fit(people)
     scored = model.transform(people).groupBy("prediction").count().collect()

@@ -1,4 +1,4 @@
-"""ImageClassifier on a real session: files of images go in, what Spark's evaluators take comes out."""
+"""ImageClassifier on a real session: fitted on image files, with outputs for Spark's evaluators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_IMAGES = 60
 
 
 def write_images(folder):
-    """Dark stripes across or along, in files of several formats and sizes, in a folder for each class."""
+    """Write images with a dark stripe across or along, in several modes and sizes, in a folder for each class."""
     rng = np.random.default_rng(0)
     for index in range(NUM_IMAGES):
         height, width = rng.integers(14, 20, 2)
@@ -57,7 +57,7 @@ def common(folder):
     }
 
 
-def test_sparks_image_source_is_trained_on_with_names_of_columns_alone_and_saved(spark, folder, tmp_path):
+def test_images_of_sparks_image_source_are_fitted_scored_and_saved(spark, folder, tmp_path):
     images = spark.read.format("image").option("recursiveFileLookup", "true").load(f"file://{folder}")
     rows = images.withColumn("class", F.element_at(F.split("image.origin", "/"), -2))
     estimator = ImageClassifier(featuresCol="image", augmentation=["flip"], epochs=8, **common(tmp_path))

@@ -1,4 +1,4 @@
-"""TextClassifier on a real session: strings go in, what Spark's evaluators take comes out."""
+"""TextClassifier on a real session: fitted on strings, with outputs for Spark's evaluators."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FILLERS = [
 
 
 def make_texts():
-    """Texts with two names among other words, and which of the names comes first: their order alone tells."""
+    """Texts with two names among other words; the label is the name that comes first."""
     rng = np.random.default_rng(0)
     rows = []
     for index in range(NUM_TEXTS):
@@ -62,7 +62,7 @@ def texts(spark):
     )
 
 
-def test_a_task_that_bags_of_words_cannot_solve_is_solved_with_names_of_columns_and_saved(texts, tmp_path):
+def test_text_classifier_solves_a_task_that_bags_of_words_cannot_solve(texts, tmp_path):
     is_tested = F.col("id") % 5 == 0
     estimator = TextClassifier(
         featuresCol="text",
@@ -102,8 +102,8 @@ def test_a_task_that_bags_of_words_cannot_solve_is_solved_with_names_of_columns_
             assert loaded.predict(row["text"]) == row["prediction"]
 
 
-def test_bags_of_words_cannot_solve_it():
-    """What the task of the test above is worth."""
+def test_bag_of_words_classifier_fails_on_the_task_of_the_text_classifier():
+    """The accuracy of bags of words on the task of the test above."""
     _, texts, first = zip(*make_texts(), strict=True)
     counts = CountVectorizer().fit_transform(texts)
     is_tested = np.arange(NUM_TEXTS) % 5 == 0

@@ -1,4 +1,4 @@
-"""Fits that are interrupted: restarted by themselves, run again, or refused with the checkpoints of others."""
+"""Interrupted fits: restarted automatically, run again, or refused because the checkpoints are of another fit."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_fit_whose_rank_was_killed_restarts_and_ends_with_the_same_weights(
 
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
-def test_a_fit_whose_rank_hangs_goes_on_from_its_checkpoint_and_ends_with_the_same_weights(
+def test_fit_with_a_hanging_rank_resumes_from_its_checkpoint_and_ends_with_the_same_weights(
     frame, undisturbed, tmp_path, caplog
 ):
     estimator = make_estimator(
@@ -114,7 +114,7 @@ def test_a_fit_whose_rank_hangs_goes_on_from_its_checkpoint_and_ends_with_the_sa
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.about_executors
-def test_a_fit_whose_executor_was_killed_goes_on_and_ends_with_the_same_weights(
+def test_fit_with_a_killed_executor_resumes_and_ends_with_the_same_weights(
     spark, frame, undisturbed, tmp_path, caplog
 ):
     driver = f"spark://CoarseGrainedScheduler@127.0.0.1:{spark.conf.get('spark.driver.port')}"
@@ -136,7 +136,7 @@ def test_a_fit_whose_executor_was_killed_goes_on_and_ends_with_the_same_weights(
 
 
 @pytest.mark.any_spark_will_do
-def test_a_finished_fit_is_returned_without_training_and_a_longer_one_goes_on(
+def test_finished_fit_is_returned_without_training_and_a_longer_fit_continues_from_it(
     frame, undisturbed, tmp_path, capfd
 ):
     model, checkpoints = undisturbed
@@ -155,7 +155,7 @@ def test_a_finished_fit_is_returned_without_training_and_a_longer_one_goes_on(
 
 
 @pytest.mark.any_spark_will_do
-def test_a_fit_that_goes_on_with_another_number_of_workers_ends_with_the_same_weights(frame, tmp_path):
+def test_fit_resumed_with_another_number_of_workers_ends_with_the_same_weights(frame, tmp_path):
     def estimator(folder: Path, **changes):
         return make_estimator(
             tmp_path,
@@ -208,7 +208,7 @@ def test_checkpoints_of_another_model_dataset_or_setting_are_refused_before_rank
 
 
 @pytest.mark.any_spark_will_do
-def test_what_code_raises_on_a_rank_is_not_tried_again(frame, tmp_path, caplog):
+def test_exception_of_the_users_code_is_not_restarted(frame, tmp_path, caplog):
     loss = LossThatSpoils(tmp_path, "nothing", fails=True)
     told = r"In epoch \d, step \d+ on rank \d training failed: ValueError: the loss failed. The batch: image float64"
     with pytest.raises(RankError, match=told) as caught:

@@ -1,4 +1,4 @@
-"""The runners on Spark; tests/runner has what is the same on ranks of one machine."""
+"""The runners on Spark; tests/runner tests the same on ranks of one machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_script_that_no_executor_has_runs_on_all_ranks(spark: SparkSession, tm
 
 
 @pytest.mark.no_cluster_needed
-def test_horovod_runner_shows_what_is_meant_for_the_driver_or_all(spark: SparkSession, capfd) -> None:
+def test_horovod_runner_prints_messages_for_the_driver_or_all_output(spark: SparkSession, capfd) -> None:
     HorovodRunner(np=2).run(functions.log_and_print)
     quiet = capfd.readouterr()
     assert quiet.out.startswith("[rank 0] meant for the driver!")
@@ -62,12 +62,12 @@ def test_the_documented_training_runs_on_tasks_of_the_session(spark: SparkSessio
     assert len(list(tmp_path.glob("checkpoint-*.pth.tar"))) == notebook.NUM_EPOCHS
 
 
-@pytest.mark.slow  # tests/spark/test_launch.py has it every day, without a Runner
+@pytest.mark.slow  # tests/spark/test_launch.py tests this daily, without a Runner
 @pytest.mark.any_spark_will_do
-def test_a_run_waits_for_slots_as_long_as_it_was_told(
+def test_run_waits_for_slots_until_its_start_timeout(
     spark: SparkSession, hold: Callable[[Any], Any], tmp_path
 ) -> None:
-    """One of the two slots is taken until the run has given up."""
+    """One of the two slots is occupied until the run has given up."""
     holder = threading.Thread(target=spark.range(0, 1, 1, 1).mapInArrow(hold, "id long").collect)
     holder.start()
     try:
@@ -87,7 +87,7 @@ def test_a_failure_on_spark_is_a_named_error(spark: SparkSession) -> None:
         HorovodRunner(np=3).run(functions.fail_on, culprit=1)
 
 
-def test_resources_are_those_of_a_task_and_need_a_cluster(spark: SparkSession, spark_mode: str) -> None:
+def test_resources_apply_to_each_task_and_need_a_cluster(spark: SparkSession, spark_mode: str) -> None:
     from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
 
     one_core = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1)).build
@@ -104,13 +104,13 @@ def test_resources_are_those_of_a_task_and_need_a_cluster(spark: SparkSession, s
             Runner(num_workers=2, resources=one_core).run(functions.see_everything, 1, second=2)
         return
     assert Runner(num_workers=2, resources=one_core).run(functions.keywords_of_the_launch, a=1) == {"a": 1}
-    # Its executors have one core each.
+    # The executors of this profile have one core each.
     with pytest.raises(LaunchError, match="2 ranks need 2 slots at once and the cluster has 0"):
         Runner(num_workers=2, resources=two_cores).run(functions.keywords_of_the_launch, a=1)
 
 
 @pytest.mark.any_spark_will_do
-def test_a_run_that_lost_a_rank_goes_on_from_the_last_commit_in_the_store(
+def test_run_that_lost_a_rank_resumes_from_the_last_commit_in_the_store(
     spark: SparkSession, tmp_path, caplog
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="sparkdl"):
@@ -124,7 +124,7 @@ def test_a_run_that_lost_a_rank_goes_on_from_the_last_commit_in_the_store(
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.about_executors
-def test_a_run_whose_executor_was_killed_goes_on_from_the_last_commit(
+def test_run_with_a_killed_executor_resumes_from_the_last_commit(
     spark: SparkSession, tmp_path, caplog
 ) -> None:
     driver = f"spark://CoarseGrainedScheduler@127.0.0.1:{spark.conf.get('spark.driver.port')}"

@@ -1,4 +1,4 @@
-"""A fit whose rows lie on S3, written by Spark's executors and read by its ranks."""
+"""A fit whose rows are on S3, written by Spark's executors and read by its ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["s3", "s3_endpoint"]
 
 @pytest.fixture
 def environment_of_executors(spark, s3):
-    """As ``spark.executorEnv.*`` sets it at the start of a session."""
+    """Sets the variables that ``spark.executorEnv.*`` would set at the start of a session."""
     of_workers = spark.sparkContext.environment
     of_workers.update(s3.environment)
     yield
@@ -38,7 +38,7 @@ def test_rows_are_written_to_s3_once_and_trained_on_from_there(frame, s3, tmp_pa
 
 
 @pytest.mark.any_spark_will_do
-def test_executors_without_credentials_end_the_fit_with_what_to_set(frame, s3, tmp_path):
+def test_executors_without_credentials_end_the_fit_with_the_settings_to_make(frame, s3, tmp_path):
     estimator = make_estimator(tmp_path, store=f"s3://{s3.make_bucket()}/rows", epochs=1)
     with pytest.raises(StoreError, match="no credentials were found"):
         estimator.fit(frame)

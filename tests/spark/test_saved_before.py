@@ -1,6 +1,6 @@
-"""What was saved before modules were merged and moved loads by the names that are written in it.
+"""Models and estimators saved before modules were merged and moved can be loaded by the old names of their classes.
 
-``tests/saved_before`` holds what the code before that saved, with the rows that models were fitted on and predictions.
+``tests/saved_before`` holds folders saved by the older code, the rows on which models were fitted, and predictions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREDICTIONS = json.loads((SAVED / "predictions.json").read_text())
 
 
 def load(name: str) -> Any:
-    """Load as Spark's readers do: by the class that the metadata names."""
+    """Load as Spark's readers do: by the class name in the metadata."""
     (metadata,) = (SAVED / name / "metadata").glob("part-*")
     module, _, of_class = json.loads(metadata.read_text())["class"].rpartition(".")
     return getattr(importlib.import_module(module), of_class).load(f"file://{SAVED / name}")
@@ -35,7 +35,7 @@ def rows(spark):
 
 
 @pytest.mark.parametrize("name", PREDICTIONS)
-def test_a_model_predicts_what_it_did_when_it_was_saved(rows, name):
+def test_model_saved_by_an_older_version_gives_the_same_predictions(rows, name):
     scored = load(name).transform(rows.orderBy("a").limit(4)).select("prediction").collect()
     predictions = [row["prediction"] for row in scored]
     expected = PREDICTIONS[name]
@@ -48,7 +48,7 @@ def test_an_estimator_with_pickled_functions_fits(rows):
     assert isinstance(estimator.fit(rows), TorchModel)
 
 
-def test_a_fit_goes_on_from_a_checkpoint(rows, tmp_path):
+def test_fit_resumes_from_a_checkpoint_of_an_older_version(rows, tmp_path):
     shutil.copytree(SAVED / "checkpoints", tmp_path / "checkpoints")
     estimator = load("classifier_estimator")
     assert isinstance(estimator, TorchClassifier)
@@ -60,7 +60,7 @@ def test_a_fit_goes_on_from_a_checkpoint(rows, tmp_path):
 
 
 @pytest.mark.parametrize("name", OLD_NAMES)
-def test_an_old_name_is_the_module_of_today(name):
+def test_old_module_name_imports_the_current_module(name):
     module = importlib.import_module(name)
     assert module is importlib.import_module(OLD_NAMES[name])
     assert module.__spec__ is not None

@@ -1,4 +1,4 @@
-"""The columns that ``transform`` adds, of models that were not fitted, on a real session."""
+"""The columns that ``transform`` adds, with models that were not fitted, on a real session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.no_cluster_needed
 
 
 class Noted(nn.Module):
-    """A linear layer that leaves a file for every call, with the number of its rows, and one for every load."""
+    """A linear layer that writes a file for every call, with the number of rows, and a file for every load."""
 
     def __init__(self, outputs: int, folder: Path) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def called_rows(folder: Path) -> list[int]:
 ALL = {"probabilityCol": "probability", "rawPredictionCol": "raw"}
 
 
-def test_vectors_for_evaluators_come_of_one_pass_over_the_rows(frame, tmp_path):
+def test_vector_columns_for_evaluators_need_one_pass_over_the_rows(frame, tmp_path):
     model = make_model(tmp_path, **ALL, predictionBatchSize=64)
     holes = frame.withColumn("image", F.when(F.col("id") % 2 == 0, F.col("image"))).repartition(7)
     scored = model.transform(holes)
@@ -76,11 +76,11 @@ def test_vectors_for_evaluators_come_of_one_pass_over_the_rows(frame, tmp_path):
         if row["id"] % 2:
             assert (row["raw"], row["probability"], row["prediction"]) == (None, None, None)
             continue
-        # The row alone is another batch than it was scored in, for which a BLAS may round otherwise.
+        # The single row is another batch than it was scored in, for which a BLAS may round differently.
         outputs = model.module.linear(torch.tensor([row["image"]])).detach()[0]
         raw = torch.tensor(row["raw"].toArray())
         torch.testing.assert_close(raw.float(), outputs)
-        # Of the very scores beside them, in float64.
+        # Computed in float64 from the scores beside them.
         torch.testing.assert_close(torch.tensor(row["probability"].toArray()), raw.softmax(0))
         assert row["prediction"] == float(raw.argmax())
 
@@ -102,7 +102,7 @@ def test_evaluators_take_scores_and_probabilities(frame, tmp_path):
 
 
 @pytest.mark.any_spark_will_do
-def test_a_single_column_may_be_a_vector_and_no_rows_are_no_rows(frame, tmp_path):
+def test_single_output_column_may_be_a_vector_and_an_empty_frame_gives_no_rows(frame, tmp_path):
     model = make_model(tmp_path, predictionCol="", probabilityCol="p")
     assert dict(model.transform(frame).dtypes)["p"] == "vector"
     assert model.transform(frame.filter("id < 0")).collect() == []
@@ -147,7 +147,7 @@ def test_a_head_of_classes_beside_one_of_numbers_has_a_field_in_the_column_of_pr
 
 
 class JoinedColumns(nn.Module):
-    """A linear layer over scalar columns."""
+    """A linear layer over several scalar columns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class JoinedColumns(nn.Module):
         return self.linear(torch.cat(columns, dim=1))
 
 
-def test_several_columns_of_numbers_go_packed_to_python_and_stay_what_they_are(frame):
+def test_numeric_feature_columns_are_packed_for_python_and_returned_unchanged(frame):
     names = [f"x{index}" for index in range(4)]
     signature = ModelSignature(inputs=make_inputs(*names), outputs=(ModelOutput(name="y", kind="value"),))
     model = TorchModel(SavedModel(JoinedColumns(), signature)).setParams(featuresCol=names)
@@ -174,7 +174,7 @@ def test_several_columns_of_numbers_go_packed_to_python_and_stay_what_they_are(f
         assert row["x0"] == row["image"][0]
 
 
-@pytest.mark.any_spark_will_do  # looks at the plan in the JVM, which Spark Connect does not show
+@pytest.mark.any_spark_will_do  # reads the plan in the JVM, which Spark Connect does not expose
 def test_rows_of_a_columnar_table_go_to_python_one_by_one(spark, frame, tmp_path):
     frame.select("id", "image").write.parquet(str(tmp_path / "rows"))
     table = spark.read.parquet(str(tmp_path / "rows"))
@@ -197,7 +197,7 @@ class SumOfNumbers(nn.Module):
 
 @pytest.mark.any_spark_will_do
 @pytest.mark.parametrize(("names", "shape"), [(["x"], ()), (["x", "y"], ()), (["pair"], (2,))])
-def test_nan_is_a_number_to_the_model_and_null_is_none(spark, names, shape):
+def test_nan_is_a_value_for_the_model_and_null_gives_a_null_prediction(spark, names, shape):
     rows = spark.createDataFrame(
         [(0, 1.0, 2.0), (1, float("nan"), 2.0), (2, None, 2.0)], "id long, x double, y double"
     ).withColumn("pair", F.when(F.col("x").isNotNull(), F.array("x", "y")))
@@ -233,7 +233,7 @@ def test_a_row_that_the_model_answers_with_nan_has_null_in_all_columns(spark, na
 
 
 @pytest.mark.any_spark_will_do
-def test_a_model_that_has_diverged_is_an_error_and_no_column_of_first_classes(frame):
+def test_diverged_model_is_an_error_and_does_not_predict_the_first_class(frame):
     model = make_model("")
     with torch.no_grad():
         model.module.linear.weight.fill_(float("nan"))
@@ -244,7 +244,7 @@ def test_a_model_that_has_diverged_is_an_error_and_no_column_of_first_classes(fr
 
 
 @pytest.mark.any_spark_will_do
-def test_a_stream_is_scored_and_not_fitted_on(spark, frame, tmp_path):
+def test_stream_can_be_scored_and_is_refused_by_fit(spark, frame, tmp_path):
     frame.select("id", "image").coalesce(1).write.parquet(str(tmp_path / "rows"))
     stream = spark.readStream.schema("id long, image array<double>").parquet(str(tmp_path / "rows"))
     model = make_model("", **ALL)
@@ -257,7 +257,7 @@ def test_a_stream_is_scored_and_not_fitted_on(spark, frame, tmp_path):
     found = spark.read.parquet(to["path"]).select(columns).orderBy("id").collect()
     expected = model.transform(frame).select(columns).orderBy("id").collect()
     assert [row[:2] for row in found] == [row[:2] for row in expected]
-    # The stream is one partition and the frame three: in other batches a BLAS may round otherwise.
+    # The stream has one partition and the frame three: for other batches a BLAS may round differently.
     for name in ("probability", "raw"):
         one, other = (
             torch.tensor([row[name].toArray().tolist() for row in rows]) for rows in (found, expected)

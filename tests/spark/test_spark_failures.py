@@ -1,4 +1,4 @@
-"""Jobs of Spark that fail over files or over the executors' Python: what it was, in words instead of Java."""
+"""Spark jobs that fail because of files or of the executors' Python: short errors instead of Java traces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """A folder of two files, the second of which has a page of column ``pair`` that cannot be decompressed."""
+    """A folder of two files, the second of which has a page in column ``pair`` that cannot be decompressed."""
     folder = tmp_path / "rows with space"
     folder.mkdir()
     table = pa.table(
@@ -89,7 +89,7 @@ def test_a_file_that_vanished_under_spark_is_an_error_of_its_own(
 
 
 @pytest.mark.any_spark_will_do
-def test_what_spark_says_of_a_file_that_the_driver_cannot_read_is_told_in_one_line(
+def test_spark_error_about_a_file_that_the_driver_cannot_read_is_one_line(
     spark: SparkSession,
 ) -> None:
     java = "\n".join(
@@ -123,7 +123,7 @@ def test_labels_of_a_damaged_file_are_an_error_with_file_row_group_and_column(
     end = chunk.data_page_offset + chunk.total_compressed_size
     content[chunk.data_page_offset : end] = b"\xff" * chunk.total_compressed_size
     path.write_bytes(bytes(content))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # a disk's fault, not another file
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # like a disk fault, not like a replaced file
     with pytest.raises(CorruptFileError, match=r"b\.parquet, row group 0, column 'y' failed"):
         list(stored_values(dataset, "y"))
 
@@ -154,7 +154,7 @@ def _note_process(partition: int, folder: str) -> None:
 
 
 @pytest.mark.no_cluster_needed
-def test_a_python_worker_that_is_killed_while_rows_are_written_is_named_and_nothing_stays(
+def test_python_worker_killed_while_rows_are_written_is_named_and_leaves_no_files(
     spark: SparkSession, tmp_path: Path, store: Store
 ) -> None:
     folder, stores = str(tmp_path), str(tmp_path / "store")
@@ -163,11 +163,11 @@ def test_a_python_worker_that_is_killed_while_rows_are_written_is_named_and_noth
         from pyspark import TaskContext
 
         if TaskContext.get().partitionId() == 1:
-            # The other one waits by now.
+            # The other worker is waiting by now.
             while not Path(folder, "0.pid").exists():
                 threading.Event().wait(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
-        # Has rows for the Store when the driver has removed what there was of them, unless Spark ends it before.
+        # Yield rows only after the driver has removed the partial dataset, unless Spark ends this task before.
         while list(Path(stores).glob("fit-*")):
             threading.Event().wait(0.01)
         yield from batches
@@ -193,14 +193,14 @@ def test_a_python_worker_that_is_killed_while_rows_are_written_is_named_and_noth
 
 
 @pytest.mark.about_executors
-def test_rows_are_written_though_a_python_worker_was_killed_once(
+def test_rows_are_written_once_although_a_python_worker_was_killed(
     spark: SparkSession, tmp_path: Path, store: Store
 ) -> None:
     killed = str(tmp_path / "killed")
 
     def rows_of_a_worker_killed_once(batches: Any) -> Any:
         for batch in batches:
-            yield batch  # the file is begun
+            yield batch  # the file has been begun
             if not os.path.exists(killed):
                 Path(killed).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -214,7 +214,7 @@ def test_rows_are_written_though_a_python_worker_was_killed_once(
 
 
 @pytest.mark.any_spark_will_do
-def test_what_py4j_and_grpc_raise_of_a_job_is_never_raised_itself(spark: SparkSession) -> None:
+def test_py4j_and_grpc_errors_of_a_job_are_replaced_by_errors_of_sparkdl(spark: SparkSession) -> None:
     from pyspark.errors import ArithmeticException
     from pyspark.errors.exceptions.connect import SparkException
     from pyspark.sql import functions as F
@@ -239,6 +239,6 @@ def test_what_py4j_and_grpc_raise_of_a_job_is_never_raised_itself(spark: SparkSe
     assert str(caught.value).startswith(
         "sparkdl fit Net: writing rows: the Spark job failed: Job aborted: no route. "
     )
-    # A condition of the user's query has a class of its own, which says what to do.
+    # A condition raised by the user's query has its own exception class, which says what to do.
     with pytest.raises(ArithmeticException), spark_failures_named(spark):
         spark.range(1).select(F.expr("cast(300 + id as tinyint)")).collect()

@@ -1,4 +1,4 @@
-"""What Spark's UI shows the jobs of sparkdl as, and that the user's own names for jobs stay."""
+"""How Spark's UI shows the jobs of sparkdl, and that the user's own job names remain."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class ToldJobs:
-    """The jobs that a classic session has run since this object was made, as its UI shows them."""
+    """The jobs that a classic session has run since this object was made, as Spark's UI shows them."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context: Any = spark.sparkContext
         self._known = self._all().keys()
 
     def names(self) -> list[tuple[str | None, str | None]]:
-        """Description and job group of each, in their order, without repetitions."""
+        """Description and job group of each job, in order, without repetitions."""
         told = [job for number, job in sorted(self._all().items()) if number not in self._known]
         return list(dict.fromkeys(told))
 
@@ -47,7 +47,7 @@ def _or_none(option: Any) -> str | None:
 
 @pytest.fixture
 def properties(spark: SparkSession) -> Iterator[Any]:
-    """The local properties that name jobs, of this thread; none at first."""
+    """A function that reads the local properties of this thread that name jobs; both are unset at first."""
     context = spark.sparkContext
 
     def read() -> tuple[str | None, str | None]:
@@ -60,7 +60,7 @@ def properties(spark: SparkSession) -> Iterator[Any]:
 
 
 @pytest.mark.any_spark_will_do
-def test_all_jobs_of_a_fit_say_what_they_are_for_and_are_one_group(
+def test_jobs_of_a_fit_are_described_and_share_one_job_group(
     spark: SparkSession, frame: DataFrame, properties: Any, tmp_path: Path
 ) -> None:
     told = ToldJobs(spark)
@@ -78,7 +78,7 @@ def test_all_jobs_of_a_fit_say_what_they_are_for_and_are_one_group(
 
 
 @pytest.mark.any_spark_will_do
-def test_a_job_group_of_the_user_stays_in_force_and_their_description_comes_back(
+def test_users_job_group_is_kept_and_their_description_restored(
     spark: SparkSession, properties: Any, tmp_path: Path
 ) -> None:
     told = ToldJobs(spark)
@@ -99,7 +99,7 @@ def test_a_job_group_of_the_user_stays_in_force_and_their_description_comes_back
 
 
 def functions_of_runner() -> None:
-    """Does nothing on a rank."""
+    """Do nothing on a rank."""
 
 
 @pytest.mark.about_connect

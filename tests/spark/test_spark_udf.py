@@ -1,4 +1,4 @@
-"""A logged model as a function of Spark SQL, by MLflow."""
+"""A logged model as a Spark SQL function made by MLflow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.mlflow.model_examples import expected, many_into_many, rows
 
 @pytest.mark.slow
 @pytest.mark.no_cluster_needed
-def test_a_function_of_spark_sql_tells_what_the_model_tells(spark, tmp_path):
+def test_spark_udf_returns_the_predictions_of_the_model(spark, tmp_path):
     model = many_into_many()
     path = str(tmp_path / "model")
     sparkdl.mlflow.save_model(model, path, input_example=rows(2))

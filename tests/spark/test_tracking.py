@@ -92,8 +92,8 @@ def _files_in(folder):
 
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
-def test_the_run_of_a_fit_that_goes_on_or_is_done_has_all_epochs(frame, tracked):
-    """Of one that restarts by itself too, and each epoch once."""
+def test_run_of_a_resumed_or_restarted_or_finished_fit_has_every_epoch_once(frame, tracked):
+    """Also of a fit that restarts automatically, and each epoch once."""
     killed = tracked / "killed"
     killed.touch()
     estimator = make_estimator(
@@ -152,7 +152,7 @@ def test_a_store_that_goes_away_does_not_lose_the_model(frame, tracked, caplog):
 
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
-def test_a_search_has_a_run_for_each_fold_and_param_map_under_one(frame, tracked):
+def test_search_has_a_run_per_fold_and_param_map_under_one_parent_run(frame, tracked):
     estimator = make_estimator(tracked, tracking="on", epochs=1, numWorkers=1, registeredModelName="found")
     maps = [{estimator.batchSize: 16}, {estimator.batchSize: 64}]
     search = CrossValidator(

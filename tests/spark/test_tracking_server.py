@@ -1,4 +1,4 @@
-"""A fit that is tracked by a real server, which stops while the ranks train."""
+"""A fit tracked by a real server that is stopped while the ranks train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spark.estimator_examples import make_estimator
 
 
 class LossThatStopsAServer(nn.Module):
-    """In the 5th step of rank 0 stops a group of processes."""
+    """A loss that stops a process group in the 5th step of rank 0."""
 
     def __init__(self, group: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class LossThatStopsAServer(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
-def test_a_server_that_stops_during_a_fit_costs_the_stated_time_and_gets_all_later(frame, tracked):
+def test_server_that_stops_during_a_fit_delays_it_by_the_timeout_and_gets_the_run_later(frame, tracked):
     (tracked / "server").mkdir()
     with tracking_server(tracked / "server") as server:
         mlflow.set_tracking_uri(server.url)

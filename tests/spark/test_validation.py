@@ -20,7 +20,7 @@ from tests.spark.estimator_examples import NUM_ROWS, make_estimator
 
 
 class WritesDown(Callback):
-    """Notes on each rank how gradients travel, and the model's weights after each epoch."""
+    """Writes the wire format, and the model's weights after each epoch, to files on each rank."""
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -62,7 +62,7 @@ def test_marked_rows_are_validated_on_and_the_best_model_comes_back(frame, track
         np.testing.assert_array_equal(np.array(weights, np.float32), parameter.detach().numpy())
     assert (tracked / f"1-{len(losses)}.json").exists()
 
-    # What transform predicts on the marked rows is what the validation of the best epoch said.
+    # The predictions of transform on the marked rows agree with the validation of the best epoch.
     scored = model.transform(marked.filter("validates"))
     right = scored.filter(F.col("prediction") == F.col("digit")).count() / num_validated
     found = model.history[best - 1].metrics

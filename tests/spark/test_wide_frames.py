@@ -1,4 +1,4 @@
-"""Frames of many columns, and of columns that share a name."""
+"""Frames with many columns, and with columns of the same name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.any_spark_will_do
 
 
 def wide(spark: SparkSession, width: int) -> tuple[DataFrame, list[str]]:
-    """Eight rows of ``width`` numbers, the row's number times the column's."""
+    """Eight rows of ``width`` numbers: the row's number times the column's number."""
     names = [f"x.{index}" for index in range(width)]
     products = (f"id * {index} as `{name}`" for index, name in enumerate(names))
     return spark.range(8).selectExpr("id", "id % 2 as label", *products), names
@@ -41,13 +41,13 @@ def estimator_of(names: list[str], store: Path) -> TorchEstimator:
 def test_more_columns_take_few_more_calls_to_the_jvm(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call takes a third of a millisecond: forty per column would be minutes for ten thousand columns."""
+    """A call takes a third of a millisecond: forty calls per column would take minutes for ten thousand columns."""
     client = spark.sparkContext._gateway._gateway_client
     send, num_calls = client.send_command, 0
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal num_calls
-        num_calls += not str(args[0]).startswith("m\n")  # Python's garbage, which is collected at any time
+        num_calls += not str(args[0]).startswith("m\n")  # garbage collection of Python references
         return send(*args, **kwargs)
 
     monkeypatch.setattr(client, "send_command", counted)
@@ -68,14 +68,14 @@ def test_more_columns_take_few_more_calls_to_the_jvm(
         assert [row.prediction for row in scored.orderBy("id").collect()] == expected.tolist()
         return written, transformed
 
-    count(10)  # the first asks Spark for its functions and the like
+    count(10)  # the first run looks up Spark's functions, among others
     (written, transformed), (written_wide, transformed_wide) = count(100), count(200)
-    # Six say which columns are written and looked for; others come with time, from threads that watch the jobs.
+    # Six calls per column choose and find the columns; others come over time from threads that watch the jobs.
     assert written_wide - written <= 100 * 15
     assert transformed_wide - transformed < 100 // 2
 
 
-def test_columns_that_share_a_name_are_told_and_others_are_of_no_concern(
+def test_duplicate_column_names_are_refused_only_where_the_columns_are_used(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     rows = spark.range(8).selectExpr("id % 2 as label", "id as a", "id as b", "id as c")

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster on loopback, of pip's pyspark: a master and workers, each a process of its own."""
+"""A Spark standalone cluster on loopback from pip's pyspark: a master and workers, each in its own process."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ appender.stderr.layout.pattern = %p %c{1}: %m%n
 
 
 class StandaloneCluster:
-    """A master and workers with one slot each, until the end of the block.
+    """A master and workers with one slot each, running until the end of the block.
 
     Args:
-        folder: where they write.
-        num_workers: how many.
-        settings: of Spark, for master, workers and applications alike.
-        executors_have_sparkdl: whether executors find sparkdl without that somebody ships it.
+        folder: folder for their files.
+        num_workers: number of workers.
+        settings: settings of Spark for master, workers and applications.
+        executors_have_sparkdl: whether executors can import sparkdl without shipping it.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class StandaloneCluster:
         self.stop()
 
     def stop(self) -> None:
-        """End all processes, with what they started."""
+        """End all processes and their descendants."""
         for name in list(self._processes):
             self.kill(name)
 
     def kill(self, name: str) -> None:
-        """End one of them, ``master`` or ``worker-0``, with its executors, as a machine ends that loses its power."""
+        """Kill one process, ``master`` or ``worker-0``, with its executors, like a machine that loses its power."""
         process = self._processes.pop(name)
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -104,11 +104,11 @@ class StandaloneCluster:
         process.wait()
 
     def log(self, name: str) -> str:
-        """What a process has logged."""
+        """The log of a process."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def executor_logs(self) -> str:
-        """What all executors have written to stderr."""
+        """The stderr of all executors."""
         return "\n".join(path.read_text(errors="replace") for path in self.folder.glob("worker-*/*/*/stderr"))
 
     def _start(self, name: str, role: str, *arguments: str) -> None:

@@ -15,7 +15,7 @@ NUM_ROWS = 203
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """A master and two workers without any security."""
+    """A cluster with two workers, without authentication and encryption."""
     with StandaloneCluster(tmp_path_factory.mktemp("cluster")) as started:
         yield started
 

@@ -1,4 +1,4 @@
-"""Keystores that Spark takes for TLS, made by keytool of the Java that runs it."""
+"""Keystores for Spark's TLS, made by keytool of the Java that runs Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PASSWORD = "not a secret"
 
 @dataclass(frozen=True)
 class Keystores:
-    """A key with its certificate, and the certificate alone: for Spark, and for Python."""
+    """A key with its certificate, and the certificate alone, for Spark and for Python."""
 
     keys: Path
     trusted: Path
@@ -21,7 +21,7 @@ class Keystores:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What Spark has to be told to use them for all that it serves."""
+        """The settings that make Spark use them for everything it serves."""
         return {
             "spark.ssl.enabled": "true",
             "spark.ssl.rpc.enabled": "true",
@@ -35,7 +35,7 @@ class Keystores:
 
 
 def make_keystores(folder: Path) -> Keystores:
-    """Make a key for this machine, and trust it."""
+    """Make a key for this machine, and a truststore with its certificate."""
     keys, trusted, certificate = folder / "keys.jks", folder / "trusted.jks", folder / "certificate.pem"
     store = ("-alias", "spark", "-storetype", "JKS", "-storepass", PASSWORD)
     _keytool(

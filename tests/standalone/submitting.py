@@ -1,4 +1,4 @@
-"""Programs that are given to a cluster by spark-submit, and the job that tests give."""
+"""Programs submitted to a cluster by spark-submit, and the job that the tests submit."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ output: {folder}/out
 
 
 def write_job(folder: Path, rows: Path) -> Path:
-    """Write a job and the module of its network and loss into a folder of its own."""
+    """Write a job, and the module of its network and loss, into a new folder."""
     (folder / "job").mkdir(parents=True)
     (folder / "job" / "my_nets.py").write_text(NETS)
     file = folder / "job" / "job.yaml"
@@ -101,7 +101,7 @@ def submit_command(
     settings: Mapping[str, str] | None = None,
     *options: str,
 ) -> list[str]:
-    """Return the spark-submit of a program with its arguments, in client mode unless options say otherwise."""
+    """Return the spark-submit command of a program with its arguments, in client mode unless options say otherwise."""
     small = {"spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.ui.enabled": "false"}
     pairs = [f"{name}={value}" for name, value in {**small, **(settings or {})}.items()]
     return [
@@ -114,12 +114,12 @@ def submit_command(
 
 
 def train_command(*arguments: str | Path) -> list[str]:
-    """Return ``sparkdl train`` with arguments."""
+    """Return the ``sparkdl train`` command with arguments."""
     return [sys.executable, "-m", "sparkdl.cli", "train", *map(str, arguments)]
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Return the environment in which users start programs: none of MLflow's and pyspark's variables are set."""
+    """Return a user's environment: none of MLflow's and pyspark's variables are set."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PYSPARK_"))
     }
@@ -135,14 +135,14 @@ def environment(**changes: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended, and all that it said: spark-submit has its Python program write to stdout alone."""
+    """How a program ended, and its whole output; spark-submit redirects its Python program to stdout."""
 
     code: int
     said: str
 
 
 def run(command: Sequence[str], folder: Path, **changes: str) -> Ended:
-    """Run a program to its end, in a folder."""
+    """Run a program in a folder until it ends."""
     with started(command, folder, **changes) as process:
         said, _ = process.communicate(timeout=TIMEOUT_S)
     return Ended(process.returncode, said)
@@ -150,7 +150,7 @@ def run(command: Sequence[str], folder: Path, **changes: str) -> Ended:
 
 @contextmanager
 def started(command: Sequence[str], folder: Path, **changes: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a program, which is killed with all that it started where it still runs at the end of the block."""
+    """Run a program; at the end of the block kill it and its descendants if it still runs."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -172,7 +172,7 @@ def started(command: Sequence[str], folder: Path, **changes: str) -> Iterator[su
 
 
 def wait_for_files(process: subprocess.Popen[str], *files: Path) -> None:
-    """Wait until files are there that a program, or its ranks, write."""
+    """Wait until a program or its ranks have written files."""
     deadline, pause = time.monotonic() + TIMEOUT_S, threading.Event()
     while not all(file.exists() for file in files):
         assert process.poll() is None, process.communicate()
@@ -181,7 +181,7 @@ def wait_for_files(process: subprocess.Popen[str], *files: Path) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the processes that a process has started."""
+    """Return the pids of the children of a process."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         found += [int(child) for child in (task / "children").read_text().split()]
@@ -189,11 +189,11 @@ def children_of(pid: int) -> list[int]:
 
 
 def rank_pids(folder: Path) -> list[int]:
-    """Return the processes of the ranks, as the job's loss told them."""
+    """Return the pids of the ranks, which the job's loss has written."""
     return [int(path.read_text().split()[0]) for path in sorted(folder.glob("rank-*"))]
 
 
 def assert_gone(pids: Sequence[int], timeout_s: float = 60.0) -> None:
-    """Check that processes end by themselves."""
+    """Assert that processes end without being killed."""
     assert pids
     assert wait_until_gone(pids, timeout_s) == []

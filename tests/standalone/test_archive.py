@@ -1,7 +1,7 @@
-"""sparkdl shipped to executors that have none, as a packed virtual environment.
+"""sparkdl shipped to executors that do not have it, as a packed virtual environment.
 
-The environment is made of the wheel. torch and the other libraries, a gigabyte, are not copied into it: it borrows them
-from the environment of the tests, so what is tested is the way of the archive and that sparkdl comes from it.
+The environment contains the wheel. torch and the other libraries, a gigabyte, are not copied into it but borrowed from
+the environment of the tests; so this tests the archive's way to the executors, and that sparkdl comes from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> Path:
-    """A virtual environment with sparkdl's wheel."""
+    """A virtual environment that contains sparkdl's wheel."""
     wheel = build_wheel(build_sdist(tmp_path_factory.mktemp("sdist")), tmp_path_factory.mktemp("wheel"))
     made = tmp_path_factory.mktemp("made") / "environment"
     build(sys.executable, "-m", "venv", "--without-pip", made)
@@ -41,7 +41,7 @@ def environment(tmp_path_factory) -> Path:
     )
     site = Path(build(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    # As code, since venv-pack takes a plain path for a package that is being edited, which it refuses to pack.
+    # As code: venv-pack would take a plain path for an editable package, which it refuses to pack.
     (site / "lent.pth").write_text(f"import sys; sys.path.extend({sorted(lent)!r})\n")
     return made
 
@@ -65,7 +65,7 @@ def test_a_job_runs_from_a_packed_virtual_environment(bare_cluster, environment,
         {"spark.pyspark.python": "./environment/bin/python", "spark.pyspark.driver.python": str(python)},
         *("--archives", f"{archive}#environment"),
     )
-    # What is not said on the command line is not there.
+    # The environment of the program has no other settings.
     done = run(
         command,
         tmp_path,

@@ -20,7 +20,7 @@ def test_a_healthy_cluster_is_examined_with_the_settings_that_are_given(
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     done = sparkdl(
         *("doctor", "--master", cluster.url, "--timeout", "120", "--json", "report.json"),
-        *("--conf", "spark.cores.max=1"),  # of the two that there are
+        *("--conf", "spark.cores.max=1"),  # of the two cores of the cluster
         cwd=tmp_path,
         timeout_s=240,
     )

@@ -1,4 +1,4 @@
-"""A machine of the cluster goes away for good; Runner and TorchEstimator make do with the slots that are left."""
+"""A machine of the cluster is lost for good; Runner and TorchEstimator continue with the remaining slots."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ if __name__ == "__main__":
 
 
 def run_and_lose_a_machine(program, folder):
-    """Run a program on a cluster of two machines, one of which is killed as soon as both ranks say so."""
+    """Run a program on a cluster of two machines; kill one as soon as both ranks are ready."""
     (folder / "program.py").write_text(program)
     with StandaloneCluster(folder / "cluster") as cluster, (folder / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -152,13 +152,13 @@ def run_and_lose_a_machine(program, folder):
     return json.loads((folder / "value.json").read_text()), said
 
 
-def test_a_run_whose_machine_was_lost_goes_on_with_fewer_ranks_from_its_last_commit(tmp_path):
+def test_run_continues_with_fewer_ranks_from_its_last_commit_after_a_lost_machine(tmp_path):
     value, said = run_and_lose_a_machine(RUN, tmp_path)
     assert value == {"began_with": 3, "sizes": [2, 2, 2, 1, 1]}
     assert "The run continues with 1 of 2 ranks from commit 3 of its state: restart 1 of 1." in said
 
 
-def test_a_fit_whose_machine_was_lost_goes_on_with_fewer_ranks_to_the_same_weights(tmp_path):
+def test_fit_continues_with_fewer_ranks_to_the_same_weights_after_a_lost_machine(tmp_path):
     value, said = run_and_lose_a_machine(FIT, tmp_path)
     whole, broken = value["whole"], value["broken"]
     assert broken["epochs"] == whole["epochs"] == 5

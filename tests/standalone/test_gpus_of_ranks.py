@@ -1,6 +1,6 @@
-"""GPUs that Spark assigns to ranks: by the application's settings, or by a profile of one run's own.
+"""GPUs that Spark assigns to ranks: by the application's settings, or by a resource profile of a single run.
 
-There are none: a discovery script makes them up, and the ranks only say which ones they were given.
+There are no real GPUs: a discovery script makes them up, and the ranks only report which ones were assigned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.standalone.cluster import ROOT, StandaloneCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# Two for each worker, with names that no other one has.
+# Two for each worker, with names that no other worker has.
 DISCOVERY = """#!/bin/sh
 echo "{\\"name\\": \\"gpu\\", \\"addresses\\": [\\"${PPID}0\\", \\"${PPID}1\\"]}"
 """
@@ -85,7 +85,7 @@ def test_ranks_see_the_gpus_that_spark_assigned_to_them(tmp_path):
     assert [(len(seen), local_rank) for seen, local_rank in twos] == [(2, "0"), (2, "0")]
     assert len({*twos[0][0], *twos[1][0]}) == 4
     assert "gives each task 2 GPUs, and each rank is to have 3" in value["refused"]
-    # Both ranks are on this machine, so each sees what the other one was assigned, too.
+    # Both ranks are on this machine, so each also sees the GPUs that were assigned to the other.
     seen, local_rank = value["for horovod"]
     assert len(set(seen)) == 2
     assert local_rank == "0"

@@ -1,4 +1,4 @@
-"""Jobs and Runner on clusters on which authentication, and encryption by either of Spark's ways, are on."""
+"""Jobs and Runner on clusters with authentication and either kind of Spark's encryption."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def keystores(tmp_path_factory) -> Keystores:
 
 @pytest.fixture(scope="module", params=["crypto", "tls"])
 def secure(request, keystores, tmp_path_factory) -> Iterator[StandaloneCluster]:
-    """A cluster with authentication whose connections Spark encrypts by AES of its own, or by TLS."""
+    """A cluster with authentication whose connections Spark encrypts with its own AES or with TLS."""
     by = {"crypto": {"spark.network.crypto.enabled": "true"}, "tls": keystores.settings}[request.param]
     with StandaloneCluster(tmp_path_factory.mktemp(request.param), settings=authenticated(**by)) as started:
         yield started

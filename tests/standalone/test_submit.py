@@ -1,4 +1,4 @@
-"""Jobs on a standalone cluster, given to it by spark-submit, and the same ones on this machine."""
+"""Jobs submitted to a standalone cluster by spark-submit, compared with the same jobs on this machine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def assert_equal_weights(one: dict[str, np.ndarray], other: dict[str, np.ndarray
 
 @pytest.fixture(scope="module")
 def undisturbed(rows, tmp_path_factory) -> Path:
-    """The folder of a job that was trained on this machine by ``sparkdl train``."""
+    """The folder of a job that ``sparkdl train`` has run on this machine."""
     folder = tmp_path_factory.mktemp("laptop")
     done = run(train_command(write_job(folder, rows)), folder)
     assert done.code == 0, done.said
@@ -52,7 +52,7 @@ def undisturbed(rows, tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_submitted_job_is_the_one_of_sparkdl_train_to_the_bit(cluster, rows, undisturbed, tmp_path):
+def test_submitted_job_equals_sparkdl_train_to_the_bit(cluster, rows, undisturbed, tmp_path):
     job = write_job(tmp_path, rows)
     done = run(submit_command(cluster, [SCRIPT, job]), tmp_path)
     assert done.code == 0, done.said
@@ -87,7 +87,7 @@ def test_the_plan_of_a_submitted_job_is_printed_and_nothing_is_trained(cluster, 
     assert lines["model"].startswith("131 parameters: weights 524 B, gradients 524 B, optimizer 524 B")
     assert "2 ranks (0, 1) on " in lines["host"]
     assert lines["output"] == f"{tmp_path / 'out'} is empty"
-    assert {path.name for path in tmp_path.iterdir()} <= {"job", "spark-warehouse"}  # which Spark makes
+    assert {path.name for path in tmp_path.iterdir()} <= {"job", "spark-warehouse"}  # Spark makes the latter
 
 
 def test_spark_submit_ends_with_the_code_of_the_job(cluster, rows, tmp_path):
@@ -110,9 +110,7 @@ def test_spark_submit_ends_with_the_code_of_the_job(cluster, rows, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_job_that_sigterm_ended_here_goes_on_from_its_checkpoints_on_a_cluster(
-    cluster, rows, undisturbed, tmp_path
-):
+def test_job_ended_by_sigterm_resumes_from_its_checkpoints_on_a_cluster(cluster, rows, undisturbed, tmp_path):
     job = write_job(tmp_path, rows)
     (tmp_path / "hold").touch()
     with started(train_command(job), tmp_path) as process:
@@ -131,7 +129,7 @@ def test_a_job_that_sigterm_ended_here_goes_on_from_its_checkpoints_on_a_cluster
     assert_equal_weights(weights_of(tmp_path), weights_of(undisturbed))
 
 
-def test_ctrl_c_ends_a_job_and_its_ranks_with_130(rows, tmp_path):
+def test_ctrl_c_ends_a_job_and_its_ranks_with_status_130(rows, tmp_path):
     (tmp_path / "hold").touch()
     with started(train_command(write_job(tmp_path, rows)), tmp_path) as process:
         wait_for_files(process, tmp_path / "held-0", tmp_path / "held-1")
@@ -146,7 +144,7 @@ def test_ctrl_c_ends_a_job_and_its_ranks_with_130(rows, tmp_path):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)], ids=str
 )
-def test_the_end_of_spark_submit_is_that_of_its_program_and_the_ranks(cluster, rows, tmp_path, number, code):
+def test_signal_to_spark_submit_ends_its_program_and_the_ranks(cluster, rows, tmp_path, number, code):
     (tmp_path / "hold").touch()
     with started(submit_command(cluster, [SCRIPT, write_job(tmp_path, rows)]), tmp_path) as process:
         wait_for_files(process, tmp_path / "held-0", tmp_path / "held-1")
@@ -182,7 +180,7 @@ def test_a_master_that_does_not_answer_may_be_tried_again(cluster, rows, tmp_pat
 
 
 def test_a_standalone_cluster_runs_no_driver_of_python_itself(cluster, rows, tmp_path):
-    """``--deploy-mode cluster`` is for YARN and Kubernetes: Spark refuses it here, and says so."""
+    """``--deploy-mode cluster`` is for YARN and Kubernetes: Spark refuses it on a standalone cluster with an error."""
     job = write_job(tmp_path, rows)
     done = run(submit_command(cluster, [SCRIPT, job], None, "--deploy-mode", "cluster"), tmp_path)
     assert done.code == 1

@@ -1,4 +1,4 @@
-"""What the backends of our own for CUDA tensors must do, on any device and any number of ranks from one up."""
+"""Checks of sparkdl's backends for CUDA tensors, on any device and with any number of ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIMEOUT_S = 20.0
 
 
 class Scene:
-    """One backend's group, and what the ranks hold, on torch's default device."""
+    """The group of one backend, and the data of the ranks, on torch's default device."""
 
     def __init__(self, group: Any, communicator: Communicator) -> None:
         self.group = group
@@ -209,8 +209,8 @@ def check_wrong_shapes_are_refused(scene: Scene) -> None:
 
 
 def check_abort_fails_what_follows_on_all_ranks(scene: Scene) -> None:
-    """The last check: the group is of no use afterwards."""
-    scene.communicator.barrier()  # none is still at what comes before
+    """This is the last check: the group is unusable afterwards."""
+    scene.communicator.barrier()  # all ranks have finished the earlier checks
     if scene.rank == scene.last:
         scene.group.abort()
     with pytest.raises(CommunicatorAbortedError) as caught:
@@ -241,7 +241,7 @@ def run_checks(
     device: torch.device,
     hosts: Sequence[int] | None = None,
 ) -> dict[str, str | None]:
-    """Check each check on new ranks, with tensors on a device; say for each how it failed, or None."""
+    """Run each check on new ranks, with tensors on a device; return for each its failure, or None."""
     torch.set_num_threads(1)
     with environment.open(host_of_rank=hosts) as communicator, device:
         store = RendezvousStore(environment.rendezvous, timeout_s=TIMEOUT_S)

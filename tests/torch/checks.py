@@ -1,4 +1,4 @@
-"""Checks about ``torch.distributed`` on ranks; see :mod:`tests.checks`."""
+"""Runs checks of ``torch.distributed`` on ranks; see :mod:`tests.checks`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def run_checks(
     transport: str = "auto",
     names: Sequence[str] | None = None,
 ) -> Outcomes:
-    """Run the checks of modules on new ranks with a process group; no two have the same name.
+    """Run the checks of modules on new ranks with a process group; names of checks must be unique.
 
     Args:
-        module_names: where the checks are.
-        world_size: how many ranks to start.
-        transport: of the ranks' communicator.
-        names: of the checks to run; all of them when None.
+        module_names: modules that define the checks.
+        world_size: number of ranks to start.
+        transport: transport of the ranks' communicator.
+        names: names of the checks to run; all of them when None.
     """
     return first_failures(run_ranks(world_size, _run_on_rank, module_names, names, transport=transport))
 

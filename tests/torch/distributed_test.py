@@ -1,9 +1,9 @@
-"""Runs torch's own ``DistributedTest``, which the torch wheel ships, on a backend and says how each test ended.
+"""Runs torch's own ``DistributedTest``, which the torch wheel ships, on a backend and reports how each test ended.
 
 ``python -m tests.torch.distributed_test sparkdl [NAME ...]`` writes one JSON object: for each test ``"passed"``, or why
-it was skipped or failed. The suite names its backends, so every other backend is told apart from Gloo only where it is
-opened: what the suite runs on Gloo it runs here, too. Ranks are forked, as starting a process that imports torch takes
-longer than most of the tests.
+it was skipped or failed. The suite only knows torch's backends, so it sees any other backend as Gloo except where a
+process group is opened: it runs here all tests that it runs on Gloo. Ranks are forked, because starting a process
+that imports torch takes longer than most of the tests.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 WORLD_SIZE = 3
 
 _BARRIER_TIMEOUT_S = 120.0
-"""For ranks to meet before and after a test; the suite's own 10 s hold a busy machine to its clock."""
+"""Timeout for ranks to meet before and after a test; the suite's own 10 s are too short on a busy machine."""
 
 _TEST_TIMEOUT_S = 240
-"""After which the suite kills the ranks of a test."""
+"""Timeout after which the suite kills the ranks of a test."""
 
 _WITH_EVENTS = ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS")
-"""The suite's lists of backends whose collectives are events of torch's profiler."""
+"""Names of the suite's lists of backends whose collectives are events of torch's profiler."""
 
 
 class _LikeGloo(str):
-    """A backend's name that the suite takes for Gloo's where it asks what a backend can do."""
+    """The name of a backend that equals "gloo" where the suite asks what a backend can do."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ class _LikeGloo(str):
 
 
 def _import_suite(backend: str) -> ModuleType:
-    # Read when the suite is imported. Its decorators compare the backend with those that they know.
+    # Read when the suite is imported, as its decorators compare the backend with those that they know.
     os.environ.update(
         BACKEND="gloo",
         WORLD_SIZE=str(WORLD_SIZE),
@@ -65,10 +65,10 @@ def _import_suite(backend: str) -> ModuleType:
 
 
 def _without_threads(get_events: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """The suite's search for events, without its check about threads.
+    """Wrap the suite's search for events to skip its check of threads.
 
-    It wants to see that each event ended on another thread than it began, as Gloo's do. Ours end when the call returns;
-    what is left are their names, counts, durations and shapes.
+    The suite expects each event to end on another thread than it began, as Gloo's events do. sparkdl's events end when
+    the call returns; their names, counts, durations and shapes are still checked.
     """
 
     def events(*arguments: Any, **options: Any) -> list[Any]:

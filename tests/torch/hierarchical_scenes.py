@@ -1,4 +1,4 @@
-"""What ranks on two played hosts do with NCCL's stand-in inside each; tensors on the CPU stand for those on a GPU."""
+"""Scenes on two simulated hosts with NCCL's stand-in inside each; CPU tensors stand for GPU tensors."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tests.torch.host_lane import HostLane
 
 HOSTS = (0, 0, 1, 1)
 LONG_S = 60.0
-"""A deadline of what is to end long before, which has to be told apart also on a busy machine."""
+"""Deadline of operations that fail long before it; long enough to tell the two apart on a busy machine."""
 
 REMOTE_ERROR = 6
 SYSTEM_ERROR = 2
 BLOCK = 5 << 18
 ELEMENTS = 4 * BLOCK + 1
-"""Float32 in several pieces, of which the last does not divide evenly."""
+"""Number of float32 elements: several pieces, the last of which does not divide evenly."""
 
 Outcome = dict[str, Any]
 
 
 def play(environment: RankEnvironment) -> dict[str, Outcome]:
-    """Play all scenes, each on groups of its own."""
+    """Play all scenes, each on its own groups."""
     torch.set_num_threads(1)
     os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
     outcomes = {}
@@ -66,7 +66,7 @@ def lose_a_rank(environment: RankEnvironment, *, is_cuda_aware: bool = False) ->
 
 
 def send_from_gpu(environment: RankEnvironment) -> str:
-    """What MPI is answered that was built without CUDA; empty where it was built with it."""
+    """The error of MPI without CUDA support for GPU memory; empty if MPI was built with CUDA."""
     with environment.open() as communicator:
         if communicator.takes_device_memory:
             return ""
@@ -75,7 +75,7 @@ def send_from_gpu(environment: RankEnvironment) -> str:
 
 
 def sums(environment: RankEnvironment, communicator: Communicator) -> Outcome:
-    """Sum up some MiB; whether that is right, and how many bytes each group moved for it."""
+    """Sum some MiB; return whether the result is right, and how many bytes each group moved for it."""
     group = open_group(environment, communicator)
     mine = [torch.arange(ELEMENTS) % 7 + rank for rank in range(len(HOSTS))]
     tensor = mine[environment.rank].float()

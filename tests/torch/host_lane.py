@@ -1,4 +1,4 @@
-"""A lane whose device is the host, so that what runs on a GPU's lane can be tested without one."""
+"""A lane whose device is the host, to test the code for GPU lanes without a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkdl.collective import Handle
 
 
 class HostLane:
-    """Everything is in order as soon as it has been called, but for NCCL's stand-in, whose streams are threads."""
+    """A lane whose calls complete in order at once, except those of NCCL's stand-in, whose streams are threads."""
 
     @contextmanager
     def beside(self, tensors: Sequence[torch.Tensor], *, asynchronous: bool) -> Iterator[int]:
@@ -35,7 +35,7 @@ class HostLane:
         pass
 
     def host_twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.full(tensor.shape, 77).to(tensor.dtype)  # shows where nothing was copied
+        return torch.full(tensor.shape, 77).to(tensor.dtype)  # makes missing copies visible
 
     def new_future(self) -> torch.futures.Future[Any]:
         return torch.futures.Future()

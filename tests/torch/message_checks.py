@@ -1,4 +1,4 @@
-"""What sending and receiving in torch.distributed must do on the backend ``"sparkdl"``."""
+"""Checks of sending and receiving in torch.distributed on the backend ``"sparkdl"``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of which every rank knows what the others hold. Used on ranks."""
+"""Tensors whose values on every rank are known to all ranks. Used on ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def tensor_of(rank: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (5, 3)) -> torch.Tensor:
-    """Small whole numbers, exact in every dtype also when summed over four ranks."""
+    """Small whole numbers that are exact in every dtype, also when summed over four ranks."""
     generator = torch.Generator().manual_seed(100 + rank)
     return torch.randint(1, 4, shape, generator=generator).to(dtype)
 

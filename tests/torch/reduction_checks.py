@@ -1,4 +1,4 @@
-"""What allreduce of torch.distributed must do on the backend ``"sparkdl"``."""
+"""Checks of allreduce of torch.distributed on the backend ``"sparkdl"``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_sparse_tensors_are_summed_and_averaged() -> None:
     rank, size = rank_and_size()
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-            for num_entries in (min(rank, 2), 2):  # one rank has none
+            for num_entries in (min(rank, 2), 2):  # one rank has no entries
                 places = torch.tensor([[0, 3]])[:, :num_entries]
                 rows = torch.full((num_entries, 2), rank + 1).to(dtype)
                 tensor = torch.sparse_coo_tensor(places, rows, (5, 2))

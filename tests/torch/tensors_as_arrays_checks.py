@@ -1,4 +1,4 @@
-"""What communicators do with tensors that they are given as arrays. Checks for ranks, see :mod:`tests.checks`."""
+"""Checks of communicators that get tensors as arrays. Run on ranks, see :mod:`tests.checks`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The backends of our own for CUDA tensors, over NCCL, through host memory and both, give what one process computes.
+"""sparkdl's backends for CUDA tensors (NCCL, host memory, and both) give the results of one process.
 
-Tensors on the CPU stand for those on a GPU: NCCL's stand-in takes them, and host memory can be staged in host memory.
-What only a GPU shows, its streams, is in tests/gpu.
+CPU tensors stand for GPU tensors: NCCL's stand-in accepts them, and host memory can be staged in host memory.
+tests/gpu tests what needs a GPU, its streams.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.torch.accelerator_checks import CHECKS, run_checks
 from tests.torch.host_lane import HostLane
 
 WORLDS = {
-    # Which backend, over which transport, on which hosts.
+    # The backend, the transport, and the host of each rank.
     "NCCL": ("sparkdl", "auto", (0, 0, 0)),
     "host memory": ("host", "auto", (0, 0, 0)),
     "even hosts": ("hierarchical", "hierarchical", (0, 1, 0, 1)),
@@ -35,7 +35,7 @@ SLOW = ("even hosts", "MPI", "CUDA-aware MPI")
 
 
 def run_on_cpu(environment: RankEnvironment, world: str) -> dict[str, str | None]:
-    # Each rank sees one GPU, another than the others.
+    # Each rank sees one GPU, which no other rank sees.
     os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
     backend, _, hosts = WORLDS[world]
     if world == "CUDA-aware MPI":
@@ -98,7 +98,7 @@ def test_hierarchical_transport_is_not_replaced_where_ranks_share_a_gpu() -> Non
         choose_cuda_backend(["auto"] * 2, ["a", "a"], is_hierarchical=True, num_hosts=1)
 
 
-def test_wire_that_nccl_does_not_know_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_wire_that_nccl_ignores_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     for backend, wire, num_hosts in (
         ("torch", "float32", 2),
         ("hierarchical", "float16", 2),
@@ -113,7 +113,7 @@ def test_wire_that_nccl_does_not_know_is_warned_of(caplog: pytest.LogCaptureFixt
     ]
 
 
-def test_backend_that_cannot_be_had_is_refused_with_the_ranks_that_stand_in_the_way() -> None:
+def test_unavailable_cuda_backend_is_refused_with_the_ranks_at_fault() -> None:
     for backend in ("torch", "sparkdl"):
         with pytest.raises(ParamError, match=r"ranks 0, 2 share GPU a.*use cuda='host'"):
             choose_cuda_backend([backend] * 3, ["a", "b", "a"])

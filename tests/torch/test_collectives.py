@@ -1,4 +1,4 @@
-"""Every collective of torch.distributed gives what one process computes from all ranks' tensors."""
+"""Every collective of torch.distributed gives what one process computes from the tensors of all ranks."""
 
 from __future__ import annotations
 

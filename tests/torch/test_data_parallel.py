@@ -1,4 +1,4 @@
-"""DataParallel gives what one process gives on the joined batch; tolerance as in ``test_training``."""
+"""DataParallel gives the results of one process on the joined batch; tolerance as in ``test_training``."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def check_sums_of_several_passes_are_averaged_once() -> None:
 
 
 class Branches(nn.Module):
-    """Rank 0 takes one branch, the others another; nobody takes the third."""
+    """A module in which rank 0 uses one branch, the other ranks another, and no rank the third."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ def check_a_backward_pass_that_failed_leaves_no_trace() -> None:
 
 
 def check_a_sparse_gradient_is_an_error_that_names_its_parameter() -> None:
-    for bucket_bytes in (1, 1 << 20):  # in a bucket that begins while the pass runs, and in the last one
+    for bucket_bytes in (1, 1 << 20):  # a bucket that starts during the backward pass, and the last bucket
         module = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2))
         wrapped = wrap(nn.ModuleDict({"words": module}), bucket_bytes=bucket_bytes)
         with pytest.raises(ParamError, match=r"'words\.0\.weight' is sparse .* without sparse=True"):

@@ -11,19 +11,19 @@ import pytest
 from tests.launchers import ROOT, environment
 
 OF_GLOO_ALONE = {
-    # monitored_barrier is a function of Gloo's process group.
+    # monitored_barrier is a method of Gloo's process group only.
     "test_monitored_barrier_gloo",
     "test_monitored_barrier_gloo_rank_0_timeout",
     "test_monitored_barrier_gloo_subgroup",
-    # Wants the words of Gloo's error; ours says which ranks had not joined.
+    # Expects the text of Gloo's error; sparkdl's error names the missing ranks.
     "test_barrier_timeout_full_group",
 }
-"""What passes on Gloo, run on three ranks, and not here."""
+"""Tests that pass on Gloo with three ranks, but not on sparkdl."""
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.slow  # 285 tests, of which some 90 need neither a GPU nor another world size
-def test_what_passes_on_gloo_passes_but_for_what_is_gloos_own() -> None:
+def test_backend_passes_the_tests_of_torch_that_gloo_passes_except_those_about_gloo() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.torch.distributed_test", "sparkdl"],
         cwd=ROOT,

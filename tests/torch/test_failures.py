@@ -1,4 +1,4 @@
-"""A lost rank or a failure reaches whoever waits, in our own exceptions."""
+"""A lost rank or a failure reaches all waiting ranks as an exception of sparkdl."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _abort(_: RankEnvironment, communicator: Communicator) -> str:
 
 
 def _lose_rank_one(_: RankEnvironment, communicator: Communicator) -> dict[str, str]:
-    """Rank 0 meets the death in three groups, each of which has a communicator of its own to notice it."""
+    """Rank 0 sees the death in three groups, each of which has its own communicator that detects it."""
     sparkdl.torch.init_process_group(communicator, timeout_s=30.0)
     groups = {where: dist.new_group([0, 1]) for where in KILLED_AT}
     module = DistributedDataParallel(torch.nn.Linear(4, 2), process_group=groups["backward"])
@@ -75,7 +75,7 @@ SCENES: dict[str, Callable[[RankEnvironment, Communicator], Any]] = {
 
 
 def _play(environment: RankEnvironment) -> dict[str, Any]:
-    """Play all scenes, each on a new communicator; the last one kills rank 1."""
+    """Play all scenes, each on a new communicator; the last scene kills rank 1."""
     outcomes: dict[str, Any] = {}
     for name, scene in SCENES.items():
         with environment.open(name=name) as communicator:

@@ -1,6 +1,6 @@
-"""CUDA tensors on several hosts: what crosses, and that all ranks end together, whatever fails where.
+"""CUDA tensors on several hosts: the bytes sent between hosts, and that all ranks end together after any failure.
 
-That the results are those of one process is in tests/torch/test_accelerators.py, with all operations and layouts.
+tests/torch/test_accelerators.py compares the results with one process, for all operations and layouts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.torch import hierarchical_scenes as scenes
 from tests.torch.hierarchical_scenes import BLOCK, ELEMENTS, HOSTS, Outcome
 
 PROMPTLY_S = 30.0
-"""Many times what it takes on an idle machine, and far below the deadline that is not to be waited for."""
+"""Many times what is needed on an idle machine, and far below the deadline that must not be waited for."""
 
 
 def on_stand_ins(function: Callable[..., Any], **options: Any) -> list[Any]:
@@ -53,7 +53,7 @@ def test_each_byte_crosses_once_per_host() -> None:
         assert sum(of_host) == 4 * ELEMENTS
         assert abs(of_host[0] - of_host[1]) <= 4
     for outcome in seen("sums"):
-        # Of all buffers: two blocks that a rank carries, of four, and the two of the other host.
+        # Each rank carries two of the four blocks, and receives the two blocks of the other host.
         assert outcome["moved"] == {
             ("across", "reduce_scatter"): 4 * 2 * BLOCK,
             ("across", "allgather"): 4 * 2 * BLOCK,
@@ -101,7 +101,7 @@ def test_missed_deadline_ends_all_ranks() -> None:
     assert late["again"]["kind"] == "CommunicatorAbortedError", late
 
 
-def test_nccl_that_does_not_open_on_one_host_is_told_on_the_others() -> None:
+def test_nccl_opening_failure_on_one_host_reaches_the_other_hosts() -> None:
     for host, outcome in zip(HOSTS, seen("opening fails"), strict=True):
         assert outcome["kind"] == "CommunicatorError"
         assert "unhandled system error" in outcome["message"]

@@ -1,4 +1,4 @@
-"""Meshes of four ranks in two dimensions: sub-groups, DTensor redistributions, and tensor times data parallelism."""
+"""Two-dimensional meshes of four ranks: sub-groups, DTensor redistributions, and tensor with data parallelism."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_tensor_times_data_parallel_gradients_equal_one_process() -> None:
     loss_of(reference, joined_batch(2, 0)).backward()
     for (name, parameter), expected in zip(module.named_parameters(), reference.parameters(), strict=True):
         assert isinstance(parameter.grad, DTensor), name
-        # float32 sums in another order: see test_training.
+        # Other order of float32 sums: see test_training.
         torch.testing.assert_close(parameter.grad.full_tensor(), expected.grad, rtol=1e-5, atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""The bridges between c10d stores and the rendezvous, and groups that torch brings up by itself."""
+"""The bridges between c10d stores and the rendezvous, and process groups that torch opens by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sub-groups are opened as their world was asked to be, also where that made do with less."""
+"""Sub-groups use the transport requested for their world, also where the world fell back to a slower one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.run_ranks import RankEnvironment, run_ranks
 
 def _open_in_turn(environment: RankEnvironment) -> dict[str, dict[str, Any]]:
     seen = {"tcp": _open_sub_groups(environment, "tcp")}
-    # As in tests/collective: a limit on file sizes stands for a /dev/shm that is too small.
+    # As in tests/collective: a limit on file sizes simulates a /dev/shm that is too small.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
     return {**seen, "auto": _open_sub_groups(environment, "auto")}
 
@@ -49,7 +49,7 @@ def seen_by_ranks() -> list[dict[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
-def test_sub_groups_use_the_transport_that_their_world_asked_for(transport: str) -> None:
+def test_sub_groups_use_the_transport_requested_for_their_world(transport: str) -> None:
     for seen in seen_by_ranks():
         expected = {"total": [4.0] * 3, "requested": transport, "local size": 2, "measured": True}
         assert seen[transport] == expected

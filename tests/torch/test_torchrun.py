@@ -1,4 +1,4 @@
-"""Ranks that ``torchrun`` started find each other, beside whatever else torch's store serves, and end together."""
+"""Ranks that ``torchrun`` starts find each other, beside other users of torch's store, and end together."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_ranks_find_each_other(tmp_path: Path) -> None:
     assert told(tmp_path) == {0: [3.0] * 3, 1: [3.0] * 3}
 
 
-@pytest.mark.slow  # eight imports of torch, as ranks and what torchrun starts them with
+@pytest.mark.slow  # eight processes import torch: ranks and their launchers
 def test_store_serves_another_backend_too(tmp_path: Path) -> None:
     done = torchrun(tmp_path, BESIDE_GLOO)
     assert done.returncode == 0, done.stderr
@@ -91,7 +91,7 @@ def test_variables_that_are_missing_are_named(
         sparkdl.torch.init_process_group()
 
 
-def test_torchrun_without_sparkdl_torch_is_told_what_to_import(tmp_path: Path) -> None:
+def test_error_under_torchrun_says_to_import_sparkdl_torch(tmp_path: Path) -> None:
     source = "from sparkdl.collective import current_communicator\ncurrent_communicator()"
     done = run(
         [sys.executable, write_script(tmp_path, source)], cwd=tmp_path, variables={"TORCHELASTIC_RUN_ID": "x"}
@@ -100,7 +100,7 @@ def test_torchrun_without_sparkdl_torch_is_told_what_to_import(tmp_path: Path) -
     assert "import sparkdl.torch" in done.stderr
 
 
-def test_process_that_nobody_started_as_a_rank_is_told_how_to() -> None:
+def test_error_outside_a_rank_says_how_to_start_ranks() -> None:
     with pytest.raises(ParamError, match="init_process_group found no communicator") as caught:
         sparkdl.torch.init_process_group()
     assert "sparkdl run" in str(caught.value)

@@ -1,7 +1,6 @@
-"""DistributedDataParallel, FSDP2 and distributed checkpoints over the backend give what one process gives.
+"""DistributedDataParallel, FSDP2 and distributed checkpoints over the backend give the results of one process.
 
-Tolerance: float32 gradients and weights agree to 1e-6 absolute and 1e-5 relative; the sums are the same but for their
-order.
+Tolerance: float32 gradients and weights agree to 1e-6 absolute and 1e-5 relative; only the order of the sums differs.
 """
 
 from __future__ import annotations
@@ -89,10 +88,10 @@ def check_ddp_with_several_buckets_trains_as_one_process() -> None:
 
 def check_ddp_starts_reducing_before_the_backward_pass_ends() -> None:
     module = DistributedDataParallel(model(), bucket_cap_mb=SMALL_BUCKET_MB)
-    loss_of(module, batch(dist.get_rank(), 0)).backward()  # after the first pass DDP orders its buckets anew
+    loss_of(module, batch(dist.get_rank(), 0)).backward()  # after the first pass DDP reorders its buckets
     events: list[str] = []
 
-    def reduce_bucket(group, bucket):  # type: ignore[no-untyped-def]  # DDP accepts its own classes alone
+    def reduce_bucket(group, bucket):  # type: ignore[no-untyped-def]  # DDP only accepts its own classes as annotations
         events.append("reduce")
         buffer = bucket.buffer().div_(group.size())
         future = group.allreduce([buffer]).get_future()
@@ -153,7 +152,7 @@ def check_ddp_trains_in_bfloat16() -> None:
     dist.all_gather(gathered, module.module[0].weight.grad)
     assert all(torch.equal(gathered[0], other) for other in gathered)
     expected = reference_gradients(dist.get_world_size())["0.weight"]
-    # bfloat16 has 8 bits of mantissa, and the forward and backward passes round at every layer.
+    # bfloat16 has 8 significant bits, and the forward and backward passes round at every layer.
     torch.testing.assert_close(gathered[0].float(), expected, rtol=0.1, atol=0.01)
 
 

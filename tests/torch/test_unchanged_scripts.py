@@ -1,4 +1,4 @@
-"""Scripts that know ``torchrun`` and not sparkdl: on ranks of ``sparkdl run`` they train one model."""
+"""Scripts written for ``torchrun``, without sparkdl, train one model on ranks of ``sparkdl run``."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def sparkdl_run(
     return run(command, cwd=folder, variables=variables)
 
 
-def test_torch_loads_the_backend_in_ranks_alone_and_nothing_heavy_with_it() -> None:
+def test_torch_loads_the_backend_only_in_ranks_and_without_heavy_modules() -> None:
     source = (
         "import torch, sys;"
         "heavy = [name for name in ('sparkdl.torch', 'sparkdl.collective', 'sparkdl._native') if name in sys.modules];"
@@ -278,7 +278,7 @@ def test_variables_are_those_of_torchrun(tmp_path: Path) -> None:
             or name.endswith(("RANK", "WORLD_SIZE", "ROLE_NAME"))
         }
         of_its_own = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
-        # For its agent: where a program writes its error, and which signals the agent passes on.
+        # For its agent: the file for a program's error, and the signals that the agent passes on.
         for name in ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"):
             set_by_torchrun.pop(name, None)
         assert set(of_its_own) <= set_by_torchrun.keys() <= ours[rank].keys()
@@ -298,15 +298,13 @@ def test_every_spelling_of_the_backend_finds_the_other_ranks(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "urls", [("env://", "tcp://{MASTER_ADDR}:{MASTER_PORT}"), ("file://{PWD}/{backend}",)], ids=str
 )
-def test_ranks_meet_at_any_kind_of_address_however_long_they_would_wait(
-    tmp_path: Path, urls: tuple[str, ...]
-) -> None:
+def test_ranks_meet_at_any_kind_of_address_with_any_timeout(tmp_path: Path, urls: tuple[str, ...]) -> None:
     done = sparkdl_run(tmp_path, EACH_ADDRESS, *urls, PWD=str(tmp_path))
-    assert (done.returncode, done.stderr) == (0, "")  # and no warning that they are unconnected
+    assert (done.returncode, done.stderr) == (0, "")  # and no warning about unconnected ranks
     assert told(tmp_path) == {rank: [[6.0, 6.0]] * 2 * len(urls) for rank in (0, 1)}
 
 
-def test_ranks_may_have_other_numbers_than_the_launchers_and_meet_in_a_store_of_their_own(
+def test_ranks_may_be_renumbered_and_meet_in_a_store_of_their_own(
     tmp_path: Path,
 ) -> None:
     done = sparkdl_run(tmp_path, RENUMBERED, num_ranks=3)
@@ -315,7 +313,7 @@ def test_ranks_may_have_other_numbers_than_the_launchers_and_meet_in_a_store_of_
     assert told(tmp_path) == dict.fromkeys(range(3), seen)
 
 
-@pytest.mark.slow  # of a face of torch that few use
+@pytest.mark.slow  # a rarely used part of torch
 def test_remote_procedure_calls_find_the_other_ranks(tmp_path: Path) -> None:
     done = sparkdl_run(tmp_path, REMOTE_CALLS)
     assert done.returncode == 0, done.stderr
@@ -337,14 +335,14 @@ def test_programs_may_leave_process_groups_open(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == "sparkdl: rank 1 failed: ValueError: bad batch"
 
 
-def test_gloo_goes_beside_what_is_ours_and_a_failed_rank_is_named(tmp_path: Path) -> None:
+def test_gloo_works_beside_the_sparkdl_backend_and_a_failed_rank_is_named(tmp_path: Path) -> None:
     done = sparkdl_run(tmp_path, BESIDE_GLOO, SPARKDL_TRANSPORT="tcp")
     assert told(tmp_path) == {rank: [[3.0, 3.0], [3.0, 3.0], "tcp"] for rank in (0, 1)}, done.stderr
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "sparkdl: rank 1 failed: ValueError: bad batch"
 
 
-@pytest.mark.slow  # about a hint
+@pytest.mark.slow  # only tests a hint
 def test_torch_that_was_kept_from_loading_backends_is_explained(tmp_path: Path) -> None:
     done = sparkdl_run(
         tmp_path,
@@ -396,7 +394,7 @@ def test_trainer_of_hugging_face_has_the_losses_of_one_process(tmp_path: Path, g
     assert weights == pytest.approx(expected_weights, rel=1e-3, abs=1e-3)
 
 
-@pytest.mark.slow  # takes seconds to import; what it goes by is in the variables of torchrun
+@pytest.mark.slow  # takes seconds to import; the variables that it reads are those of torchrun
 def test_lightning_trains_one_model(tmp_path: Path) -> None:
     done = sparkdl_run(tmp_path, LIGHTNING)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""A small model and its data, trained by one process on the joined batch: what ranks are compared with."""
+"""A small model with data, and its training by one process on the joined batch, with which ranks are compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NUM_STEPS = 3
 
 
 def model() -> torch.nn.Sequential:
-    """Three layers with the same first weights wherever it is called."""
+    """Three layers with the same initial weights in every process."""
     torch.manual_seed(3)
     return torch.nn.Sequential(
         torch.nn.Linear(FEATURES, 16),
@@ -22,7 +22,7 @@ def model() -> torch.nn.Sequential:
 
 
 def optimizer_of(module: torch.nn.Module) -> torch.optim.Optimizer:
-    """Plain steps: with Adam a wrong scale of the gradients could go unseen."""
+    """Plain SGD: with Adam a wrong scale of the gradients could stay undetected."""
     return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
 
 
@@ -47,7 +47,7 @@ def loss_of(module: torch.nn.Module, rows: tuple[torch.Tensor, torch.Tensor]) ->
 
 
 def reference_gradients(world_size: int, step: int = 0) -> dict[str, torch.Tensor]:
-    """The gradients of one process on the joined batch, with the first weights."""
+    """The gradients of one process on the joined batch, with the initial weights."""
     module = model()
     loss_of(module, joined_batch(world_size, step)).backward()
     return {

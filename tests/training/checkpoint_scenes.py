@@ -1,4 +1,4 @@
-"""Trainings that are interrupted: a model in which everything random or remembered has a part, and ranks that die."""
+"""Interrupted trainings: a model with every kind of randomness and state, and ranks that are killed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VALIDATION_ROWS = 12
 
 
 class LossThatEndsItsRank(nn.Module):
-    """Cross entropy per row that ends its process in one of its calls, as the kernel does; its count is a buffer."""
+    """Cross entropy per row that kills its process by SIGKILL in one of its calls; a buffer counts the calls."""
 
     def __init__(self, at_call: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class LossThatEndsItsRank(nn.Module):
 
 
 class RandomModel(nn.Module):
-    """Two heads over dropout, a BatchNorm, noise of Python and NumPy, and a count that no state dict holds."""
+    """Two heads over dropout, a BatchNorm, random noise of Python and NumPy, and a non-persistent counter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,14 +71,14 @@ class RandomModel(nn.Module):
         noise = torch.zeros(())
         if self.training:
             self.calls += 1
-            # Behind the BatchNorm, which takes out what all rows have alike.
+            # After the BatchNorm, which would remove an offset that all rows share.
             noise = noise + 0.1 * random.random() + 0.1 * np.random.random() + self.calls / 1000
         found = self.body(rows) + noise
         return self.classes(found), self.value(found)
 
 
 class StopsOnOneRank(Callback):
-    """Asks for the end of the fit early in the second epoch."""
+    """Requests the end of the fit on one rank, early in the second epoch."""
 
     def on_step_end(self, context: FitContext) -> None:
         if (context.rank, context.epoch, context.step) == (1, 2, 2):
@@ -86,7 +86,7 @@ class StopsOnOneRank(Callback):
 
 
 class PearsonOfValues(PearsonCorrCoef):
-    """Of the second head; its states have no reduction."""
+    """Pearson correlation of the second head; its states have no reduction."""
 
     def update(self, outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor]) -> None:
         super().update(outputs["target"].reshape(-1).double(), labels["target"].reshape(-1).double())
@@ -97,7 +97,7 @@ def is_right(outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor]) 
 
 
 noted_rows: defaultdict[int, list[list[float]]] = defaultdict(list)
-"""Of each epoch the batches of this rank, each row by its target, which no other row has."""
+"""The batches of this rank by epoch; each row is noted by its target, which is unique."""
 
 
 def note_rows(outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor]) -> float:
@@ -106,7 +106,7 @@ def note_rows(outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor])
 
 
 class NotesEpoch(Callback):
-    """Tells metrics which epoch it is."""
+    """Makes the number of the epoch available to metrics."""
 
     epoch = 0
 
@@ -115,7 +115,7 @@ class NotesEpoch(Callback):
 
 
 def jitter(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Change a row by numbers of all three generators."""
+    """Change a row by random numbers of all three generators."""
     rows = arrays["x"].copy()
     rows[0] += np.float32(0.1 * (random.random() + np.random.random() + float(torch.rand(()))))
     return {**arrays, "x": rows}
@@ -126,7 +126,7 @@ def one_cycle(optimizer, num_steps):
 
 
 def scheduled_spec(folder: Path | None, **changes: Any) -> TrainingSpec:
-    """Momentum, a schedule per step, warm-up, accumulation and clipping; a checkpoint after each update."""
+    """A spec with momentum, a schedule per step, warm-up, accumulation and clipping; a checkpoint after each update."""
     plan = None if folder is None else CheckpointPlan(url=str(folder), every_updates=1, num_kept=99)
     fields: dict[str, Any] = {
         "loss": LossThatEndsItsRank(0),
@@ -145,9 +145,9 @@ def scheduled_spec(folder: Path | None, **changes: Any) -> TrainingSpec:
 def interrupted_spec(
     dataset: ParquetDataset, folder: Path | None, *, ends_at: int = 0, **changes: Any
 ) -> TrainingSpec:
-    """All that a checkpoint has to bring back; patience ends the fit after two epochs, and the first one is the best.
+    """A spec with all state that a checkpoint restores; patience ends it after two epochs, and the first is the best.
 
-    Of the rows ``VALIDATION_ROWS`` are to validate on.
+    ``VALIDATION_ROWS`` of the rows are for validation.
     """
     validation = draw_rows(dataset.row_counts, VALIDATION_ROWS / dataset.num_rows, seed=3)
     worst = Goal(metric="val_loss", mode="max")
@@ -171,7 +171,7 @@ def interrupted_spec(
 
 
 def noisy_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
-    """Draws a number of its own, and asks for its outputs to be steady."""
+    """A train step that draws a random number and returns outputs for the metrics."""
     rows = batch["doubled"] + 0.1 * torch.randn(())
     classes, value = model(rows)
     return nn.functional.cross_entropy(classes, batch["y"]) + value.pow(2).mean(), classes
@@ -186,7 +186,7 @@ def first_is_largest(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
 
 
 def estimated_specs(dataset: ParquetDataset, folder: Path) -> list[TrainingSpec]:
-    """What estimators make of their Params: a step of the user's own on prepared features, and a ready-made network."""
+    """Specs made by estimators: a user's train step on prepared features, and a ready-made network."""
     common: dict[str, Any] = {
         "featuresCol": "x",
         "labelCol": "y",
@@ -220,7 +220,7 @@ def estimated_specs(dataset: ParquetDataset, folder: Path) -> list[TrainingSpec]
 def train_through_death(
     environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDataset, dying: int | None = None
 ) -> Outcome | None:
-    """Train, and let only one rank be ended by the loss; the others fail as their peer is lost."""
+    """Train; the loss kills only the rank ``dying``, and the others fail because they lose a peer."""
     if environment.rank != dying:
         spec.heads[0].loss.at_call = 0
     try:
@@ -232,7 +232,7 @@ def train_through_death(
 
 
 def assert_same_fit(one: Outcome, other: Outcome) -> None:
-    """Weights, buffers, losses and metrics are equal to the bit."""
+    """Assert that weights, buffers, losses and metrics are equal to the bit."""
     for name, value in one.weights.items():
         np.testing.assert_array_equal(value, other.weights[name], err_msg=name)
     assert one.model_epoch == other.model_epoch
@@ -251,7 +251,7 @@ def train_each(
 def train_and_note(
     environment: RankEnvironment, specs: list[TrainingSpec], dataset: ParquetDataset
 ) -> list[tuple[Outcome, dict[int, list[list[float]]]]]:
-    """Train each spec, whose metric is :func:`note_rows`, and return what it noted on this rank."""
+    """Train each spec, whose metric is :func:`note_rows`, and return the rows noted on this rank."""
     outcomes = []
     for number, spec in enumerate(specs):
         noted_rows.clear()
@@ -263,13 +263,13 @@ def train_and_note(
 def train_from_every_checkpoint(
     environment: RankEnvironment, specs: list[TrainingSpec], dataset: ParquetDataset
 ) -> list[tuple[Outcome, dict[tuple[int, int], Outcome]]]:
-    """Train each spec once, keeping every checkpoint; then from each of them, by the place that it resumed from."""
+    """Train each spec once, keeping every checkpoint; then from each checkpoint. Outcomes are by (epoch, step)."""
     outcomes = []
     for number, spec in enumerate(specs):
         plan, untrained = spec.checkpoints, copy.deepcopy(spec.model)
         whole = _train(environment, spec, dataset, f"{number}-whole")
         with environment.open(name=f"{number}-written") as communicator:
-            communicator.barrier()  # rank 0 comes here when the last checkpoint is written
+            communicator.barrier()  # rank 0 gets here when the last checkpoint is written
         resumed = {}
         for name in CheckpointFolder(plan.url).names():
             url = f"{plan.url}-{name}"

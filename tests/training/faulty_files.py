@@ -1,4 +1,4 @@
-"""A filesystem of local files whose second file fails in a way that is chosen. Runs on *ranks*."""
+"""A filesystem of local files whose second file fails in a chosen way. Runs on *ranks*."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BAD_FILE = "part-1.parquet"
 
 
 class FaultyFiles(LocalFileSystem):
-    """Local files, of which ``part-1.parquet`` cannot be opened."""
+    """Local files; ``part-1.parquet`` cannot be opened."""
 
     protocol = "faulty"
     cachable = False
@@ -31,6 +31,6 @@ class FaultyFiles(LocalFileSystem):
 
 
 def register(fault: str) -> None:
-    """Have ``faulty:///folder`` name a local folder whose second file is ``"silent"`` or ``"expired"``."""
+    """Register ``faulty://``, under which a local folder's second file is ``"silent"`` or ``"expired"``."""
     FaultyFiles.fault = fault
     fsspec.register_implementation("faulty", FaultyFiles, clobber=True)

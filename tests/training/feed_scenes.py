@@ -1,4 +1,4 @@
-"""Feeds on real ranks, with a row filter that they count together."""
+"""Feeds on real ranks with a row filter, whose matches the ranks count together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import sparkdl.data.petastorm.reader  # noqa: F401 - loaded before time counts
+import sparkdl.data.petastorm.reader  # noqa: F401 - loaded before time is measured
 from sparkdl.data import ParquetFeed, RowFilter
 from sparkdl.errors import DataError
 from tests.training.faulty_files import register
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_filtered(environment: RankEnvironment, folder: str) -> tuple[list[int], int]:
-    """The rows of this rank's epoch, and how many row groups it looked at to count."""
+    """The rows of this rank's epoch, and the number of row groups that it read to count."""
     looked_at = []
 
     def keep(values: dict[str, np.ndarray]) -> np.ndarray:
@@ -39,7 +39,7 @@ def read_filtered(environment: RankEnvironment, folder: str) -> tuple[list[int],
 
 
 def fail_to_count(environment: RankEnvironment, source: Any, fails: str) -> tuple[str, str]:
-    """Type and words of what the feed raises on this rank when rank 1 cannot count: by its filter, or its file."""
+    """Type and message of the feed's error on this rank when counting fails on rank 1, in its filter or its file."""
     if fails in ("silent", "expired"):
         register(fails)
 
@@ -49,7 +49,7 @@ def fail_to_count(environment: RankEnvironment, source: Any, fails: str) -> tupl
         return values["id"] >= 0
 
     with environment.open(name="start") as communicator:
-        communicator.barrier()  # from here on time counts: all have started, and imported what they need
+        communicator.barrier()  # from here on time counts: all ranks have started and finished their imports
     with environment.communicator(timeout_s=6.0) as communicator:
         try:
             ParquetFeed(

@@ -1,4 +1,4 @@
-"""Rows of many kinds, models that take them, and what each makes small in plain torch."""
+"""Columns of many kinds, models that take them, and the losses of these models in plain torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CODES = (3, 7, 9)
 
 
 def write_rows(folder: Path, num_rows: int = 37) -> ParquetDataset:
-    """Features of every kind and labels of every kind; each row is about as likely in each class."""
+    """Write features and labels of every kind; each class has about as many rows."""
     rng = np.random.default_rng(5)
     number = rng.integers(0, 3, num_rows)
     dense = rng.normal(size=(num_rows, 4)).astype(np.float32) + number[:, None].astype(np.float32)
@@ -51,7 +51,7 @@ def write_rows(folder: Path, num_rows: int = 37) -> ParquetDataset:
 
 
 class Two(nn.Module):
-    """An embedding of integers, and floats."""
+    """A model of an embedding of integers, and of floats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Two(nn.Module):
 
 
 class Heads(nn.Module):
-    """Two outputs: classes and a number, as a tuple or by name in another order."""
+    """A model of two outputs, a class and a number, as a tuple or by name in another order."""
 
     def __init__(self, *, named: bool) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Heads(nn.Module):
 
 
 def decode(columns: dict[str, Any]) -> Any:
-    """Bytes and strings as numbers."""
+    """Decode bytes and strings to numbers."""
     pixels = np.stack([np.frombuffer(each, np.float32) for each in columns["blob"]])
     return {"pixels": pixels, "kind": np.array([KINDS.index(each) for each in columns["kind"]], np.float32)}
 
@@ -96,7 +96,7 @@ def double(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 class Penalized(nn.Linear):
-    """Has a method beside forward, which a step may call."""
+    """A model with a method besides forward, which a train step may call."""
 
     def penalty(self, dense: Tensor) -> Tensor:
         return 0.1 * self(dense).pow(2).mean() + 0.01 * self.weight.pow(2).sum()

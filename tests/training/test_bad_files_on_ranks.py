@@ -1,4 +1,4 @@
-"""A file that only one rank stumbles over ends the training of all ranks, each with file, row group and column."""
+"""A file that only one rank cannot read ends the training of all ranks; each error names file, row group and column."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT_DEADLINE_S = 8.0
 def failures_of_training(
     environment: RankEnvironment, spec: TrainingSpec, datasets: list[ParquetDataset]
 ) -> list[tuple[str, str, float]]:
-    """How training on each dataset ends on this rank: type, message, seconds."""
+    """The type and message of the error of training on each dataset on this rank, and the seconds until then."""
     failures = []
     for number, dataset in enumerate(datasets):
         timeout_s = DEADLINE_S
@@ -100,7 +100,7 @@ def test_both_ranks_end_with_the_error_of_the_rank_that_read_the_bad_file(tmp_pa
         (folder / "part-0.parquet").rename(folder / "part-1.parquet")
         dataset = write_dataset(folder, 30)  # 60 rows: rank 0 has the first file, rank 1 the second
         spoil(dataset, folder / "part-1.parquet")
-        # As where a filesystem does not tell that a file was written again, which would be the error otherwise.
+        # Without versions, as on filesystems without modification times; otherwise the error is about the version.
         datasets.append(dataset if spoil is rewritten else replace(dataset, versions={}))
     failures = run_ranks(2, failures_of_training, make_spec(shuffle=False), datasets)
     for number, (kind, message) in enumerate(expected.values()):
@@ -112,7 +112,7 @@ def test_both_ranks_end_with_the_error_of_the_rank_that_read_the_bad_file(tmp_pa
         assert waited_s < DEADLINE_S / 2
 
 
-def test_a_rank_whose_file_cannot_be_had_names_it_before_the_others_give_up(tmp_path: Path) -> None:
+def test_rank_that_cannot_read_its_file_names_it_before_the_others_time_out(tmp_path: Path) -> None:
     write_dataset(tmp_path, 30)
     (tmp_path / "part-0.parquet").rename(tmp_path / BAD_FILE)
     dataset = replace(write_dataset(tmp_path, 30), url=f"faulty://{tmp_path}")

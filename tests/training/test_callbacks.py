@@ -29,7 +29,7 @@ class FailsOnOneRank(Callback):
 
 
 class KeepsWeights(Callback):
-    """Saves what it sees, as what it remembers stays on the rank."""
+    """Saves weights to files, because attributes of the callback stay on the rank."""
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -49,7 +49,7 @@ def dataset(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("data"), 75)
 
 
-def test_the_wish_of_one_rank_stops_all_and_patience_ends_early_with_the_best_weights(dataset, tmp_path):
+def test_stop_request_of_one_rank_stops_all_and_patience_restores_the_best_weights(dataset, tmp_path):
     one_wish = make_spec(callbacks=(StopsOnOneRank(),), epochs=4)
     goal = Goal(metric="val_loss")
     impatient = make_spec(
@@ -67,7 +67,7 @@ def test_the_wish_of_one_rank_stops_all_and_patience_ends_early_with_the_best_we
         losses = [record.metrics["val_loss"] for record in best.history]
         assert best.model_epoch == losses.index(min(losses)) + 1
         assert len(losses) == best.model_epoch + 2 < 12
-        # Rank 0 gives the model; the other one has what it had in the end.
+        # Rank 0 returns the best model; the other rank keeps its last weights.
         source = torch.load(tmp_path / f"{rank}-{len(losses) if rank else best.model_epoch}.pt")
         at_end = torch.load(tmp_path / f"{rank}-end.pt")
         for name, value in best.weights.items():

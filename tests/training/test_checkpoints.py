@@ -1,4 +1,4 @@
-"""A fit that continues from a checkpoint ends with the weights, to the bit, of one that was never interrupted."""
+"""A fit that resumes from a checkpoint ends with the same weights, to the bit, as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tests.training.training_scenes import Outcome, make_model, write_dataset
 if TYPE_CHECKING:
     from sparkdl.training.spec import TrainingSpec
 
-NUM_ROWS = 81  # to train on: 6 steps of 8 rows on each of 2 ranks, the last one of one row and none
+NUM_ROWS = 81  # to train on: 6 steps of 8 rows on each of 2 ranks; the last one of one row and none
 CASES = {
     1: {"sync_batch_norm": True, "precision": "float16", "patience": None, "callbacks": (StopsOnOneRank(),)},
     2: {},
 }
-"""Fits by the number of steps of their updates."""
-TOLERANCE = 2e-6  # float32, sums in another order
+"""Changes of the spec by the number of steps per update."""
+TOLERANCE = 2e-6  # float32, other order of sums
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def undisturbed(dataset):
     ("dying", "call"),
     [pytest.param(1, 4, id="rank 1"), pytest.param(0, 9, id="rank 0", marks=pytest.mark.slow)],
 )
-def test_a_rank_that_was_killed_changes_no_bit(dataset, undisturbed, tmp_path, dying, call):
+def test_fit_resumed_after_a_killed_rank_ends_with_the_same_bits(dataset, undisturbed, tmp_path, dying, call):
     killed = interrupted_spec(dataset, tmp_path, ends_at=call)
     run_ranks(2, train_through_death, killed, dataset, dying, may_die=[dying])
     assert CheckpointFolder(str(tmp_path)).names()
@@ -98,7 +98,7 @@ def test_fits_with_a_train_step_and_of_a_ready_made_network_can_be_resumed(datas
 
 
 def copy_of(folder: Path, place: tuple[int, int], name: str) -> Path:
-    """A folder of this name that holds the checkpoint of an epoch and step alone."""
+    """Copy only the checkpoint of an epoch and step to a folder of this name."""
     source = CheckpointFolder(str(folder))
     (found,) = [
         each for each in source.names() if (source.manifest(each).epoch, source.manifest(each).step) == place
@@ -108,7 +108,7 @@ def copy_of(folder: Path, place: tuple[int, int], name: str) -> Path:
 
 
 def small_batches(dataset, folder: Path, *, num_rows: int = 276, **changes: Any) -> TrainingSpec:
-    """Of 276 rows 16 in each of 18 steps, the last of which has 4, and updates of two steps; else nothing is random."""
+    """A spec of 18 steps of 16 of 276 rows, the last of 4 rows, and of updates of two steps; nothing else is random."""
     validation = draw_rows(dataset.row_counts, 1 - num_rows / dataset.num_rows, seed=3)
     fields: dict[str, Any] = {
         "loss": nn.CrossEntropyLoss(),
@@ -128,7 +128,7 @@ def is_right_class(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 CASES_OF_RANKS: dict[str, dict[str, Any]] = {
     "weighted": {},
-    # Adam would enlarge the rounding of gradients that are 0, as those of biases before a BatchNorm.
+    # Adam would amplify the rounding of gradients that are 0, such as those of biases before a BatchNorm.
     "normalized": {
         "model": make_model(norm=True),
         "sync_batch_norm": True,
@@ -137,7 +137,7 @@ CASES_OF_RANKS: dict[str, dict[str, Any]] = {
         "optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
         "scheduler": None,
     },
-    # On 3 ranks one of them never has a row.
+    # On 3 ranks one rank never has a row.
     "single rows": {"batch_size": 1, "num_rows": 31, "accumulated_batches": 3, "validation_rows": None},
 }
 
@@ -149,14 +149,14 @@ def more_rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def on_two_ranks(more_rows, tmp_path_factory):
-    """Where the checkpoints of fits on 2 ranks that nothing disturbed lie, and their outcomes."""
+    """The folder of the checkpoints of uninterrupted fits on 2 ranks, and their outcomes."""
     folder = tmp_path_factory.mktemp("two")
     specs = [small_batches(more_rows, folder / name, **case) for name, case in CASES_OF_RANKS.items()]
     return folder, run_ranks(2, train_each, specs, more_rows)[0]
 
 
 def assert_same_updates(resumed: Outcome, whole: Outcome) -> None:
-    """Rows came together in the updates as in the whole fit: nothing differs but the order of sums."""
+    """Assert that every update used the same rows as in the whole fit: only the order of sums may differ."""
     for name, value in whole.weights.items():
         np.testing.assert_allclose(resumed.weights[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
     for mine, theirs in zip(resumed.history, whole.history, strict=True):
@@ -188,7 +188,7 @@ def test_several_restarts_keep_the_plan_of_the_first_ranks(more_rows, on_two_ran
 
 
 @pytest.mark.slow
-def test_on_other_ranks_an_interruption_changes_no_bit_either(dataset, tmp_path):
+def test_interruption_of_a_fit_that_changed_its_ranks_changes_no_bit(dataset, tmp_path):
     run_ranks(2, train_each, [interrupted_spec(dataset, tmp_path / "2")], dataset)
     for world_size in (1, 3):
         folder = copy_of(tmp_path / "2", (1, 4), f"on {world_size}")
@@ -199,7 +199,7 @@ def test_on_other_ranks_an_interruption_changes_no_bit_either(dataset, tmp_path)
                 assert_same_fit(whole, outcome)
 
 
-def test_a_fit_without_a_checkpoint_yet_begins_with_the_plan_of_all_its_ranks(
+def test_fit_planned_for_two_ranks_makes_the_same_updates_when_it_starts_on_one(
     more_rows, on_two_ranks, tmp_path
 ):
     spec = small_batches(more_rows, tmp_path)
@@ -208,7 +208,7 @@ def test_a_fit_without_a_checkpoint_yet_begins_with_the_plan_of_all_its_ranks(
     assert_same_updates(begun, on_two_ranks[1][0])
 
 
-def test_other_numbers_of_ranks_take_every_row_once_and_the_schedule_to_its_end(dataset, tmp_path):
+def test_fit_resumed_on_other_ranks_takes_every_row_once_and_completes_the_schedule(dataset, tmp_path):
     first = interrupted_spec(
         dataset,
         tmp_path / "2",
@@ -225,7 +225,7 @@ def test_other_numbers_of_ranks_take_every_row_once_and_the_schedule_to_its_end(
     batches = [noted for ((_, noted),) in ranks]
     every_row = sorted(row for noted in batches for batch in noted[1] for row in batch)
     assert len(set(every_row)) == NUM_ROWS
-    places = [(1, 3), (1, 5), (2, 2)]  # after the 5th step one row is left
+    places = [(1, 3), (1, 5), (2, 2)]  # after the 5th step one row remains
     for world_size in (1, 3):
         specs = [
             replace(first, checkpoints=replace(first.checkpoints, url=str(copy)))

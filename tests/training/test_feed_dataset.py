@@ -1,4 +1,4 @@
-"""The loader of a converter: exact rows on every rank, whatever the number of epochs."""
+"""The data loader of a converter: every rank gets its exact rows, for any number of epochs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def epochs_of_ranks(
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_what_is_out_of_range_is_named_as_the_caller_spells_it(
+def test_option_out_of_range_is_named_as_the_caller_spells_it(
     converter: SparkDatasetConverter, options: dict[str, Any]
 ) -> None:
     name, value = next(iter(options.items()))
@@ -86,7 +86,7 @@ def test_without_num_epochs_batches_are_full_and_epochs_follow_each_other(
     converter: SparkDatasetConverter,
 ) -> None:
     ids = []
-    for rank in range(3):  # shards of 11 rows
+    for rank in range(3):  # shards of 11 rows each
         with converter.make_torch_dataloader(batch_size=4, cur_shard=rank, shard_count=3) as loader:
             batches = list(islice(loader, 11))
             with pytest.raises(TypeError, match="without num_epochs"):
@@ -105,7 +105,7 @@ def test_second_iteration_continues_with_the_next_epoch(converter: SparkDatasetC
     assert torch.equal(torch.cat(first).sort().values, torch.cat(second).sort().values)
 
 
-def test_the_order_is_that_of_the_files_or_of_row_groups_or_of_rows_as_asked(
+def test_rows_come_in_file_order_by_row_group_or_shuffled_as_requested(
     converter: SparkDatasetConverter,
 ) -> None:
     def order(**options: Any) -> list[int]:
@@ -122,7 +122,9 @@ def test_the_order_is_that_of_the_files_or_of_row_groups_or_of_rows_as_asked(
     assert order(seed=1) == order(seed=1) != order(seed=2)
 
 
-def test_predicates_transforms_columns_and_caches_are_the_feeds(converter: SparkDatasetConverter) -> None:
+def test_dataloader_passes_predicates_transforms_columns_and_caches_to_the_feed(
+    converter: SparkDatasetConverter,
+) -> None:
     spec = TransformSpec(
         lambda frame: frame.assign(square=frame["id"] ** 2),
         edit_fields=[edit_field("square", np.int64, ())],

@@ -1,4 +1,4 @@
-"""Every kind of input, label and loss: two ranks equal plain torch on the joined rows, and so do predictions."""
+"""Every kind of input, label and loss: two ranks train and predict like plain torch on the joined rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def trained(dataset, fits):
 
 
 def train_plainly(scene, dataset, spec):
-    """Train by a plain loop over the joined rows of all ranks, as they lie in the files."""
+    """Train by a plain loop over the joined rows of all ranks, in the order of the files."""
     model = make_model(scene)
     optimizer = spec.optimizer(model.parameters())
     feeds = [
@@ -127,12 +127,12 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_saved_model_predicts_what_the_labels_are_called(fits, dataset, tmp_path, name):
+def test_saved_model_predicts_numbers_and_names_of_labels(fits, dataset, tmp_path, name):
     model, rows = make_model(SCENES[name]).eval(), rows_of(dataset)
     save_model(SavedModel(model, fits[name].signature), tmp_path / "model")
     with torch.no_grad():
         expected = EXPECTED[name](model, rows)
-    # In batches of all rows, as those of padded arrays are as long as the longest of their rows.
+    # One batch of all rows, because arrays are padded to the longest row of their batch.
     found = Predictor(load_model(tmp_path / "model"), batch_size=64).predict(rows)
     assert found.keys() == expected.keys()
     for label, values in found.items():

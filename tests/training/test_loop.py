@@ -1,4 +1,4 @@
-"""The loop on real ranks: N ranks compute what one process computes on the joined batches."""
+"""The training loop on real ranks: N ranks compute what one process computes on the joined batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.training.training_scenes import (
     write_dataset,
 )
 
-TOLERANCE = 2e-6  # float32, sums in another order
+TOLERANCE = 2e-6  # float32, other order of sums
 
 CASES = {
     "mean over unequal last batches": (37, {}),
@@ -45,9 +45,9 @@ CASES = {
 
 @pytest.mark.parametrize(("world_size", "num_rows"), [(1, 17), (2, 33), (2, 37), (3, 50)])
 def test_synchronized_batch_norms_take_the_statistics_of_all_rows(tmp_path, world_size, num_rows):
-    """Also where one of three ranks has no row in the last step, or all have one row together, which has no variance.
+    """Also if one of three ranks has no row in the last step, or all together have one row, which has no variance.
 
-    The model's layers stay what they were.
+    The layers of the returned model keep their classes.
     """
     spec = make_spec(model=make_model(norm=True), sync_batch_norm=True, epochs=3)
     dataset = write_dataset(tmp_path, num_rows)
@@ -58,7 +58,7 @@ def test_synchronized_batch_norms_take_the_statistics_of_all_rows(tmp_path, worl
     for (outcome,) in outcomes:
         assert outcome.weights.keys() == expected.keys()
         for key, value in outcome.weights.items():
-            # Two rows in the last step hardly vary, and dividing by that magnifies what rounding did.
+            # The two rows of the last step hardly vary; dividing by their deviation magnifies rounding errors.
             np.testing.assert_allclose(value, expected[key], rtol=0, atol=5e-5)
 
 
@@ -73,7 +73,7 @@ def make_case(tmp_path, name):
 
 
 def lambda_free(optimizer, lr):
-    """Run ranks pickle with pickle, which takes no lambda."""
+    """A copy of the optimizer factory without a lambda, which pickle could not pickle."""
     from functools import partial
 
     return partial(optimizer.func, **{**optimizer.keywords, "lr": lr})
@@ -81,7 +81,7 @@ def lambda_free(optimizer, lr):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """All cases, trained in two worlds of two ranks."""
+    """The outcomes of all cases in two worlds of two ranks."""
     cases = [make_case(tmp_path_factory.mktemp("data"), name) for name in CASES]
     return cases, [run_ranks(2, train_all, cases) for _ in range(2)]
 
@@ -109,7 +109,7 @@ DRAWN = []
 
 
 class DrawsNumbers(Callback):
-    """Notes numbers of each kind that a fit draws on its rank."""
+    """Notes random numbers of each generator on its rank at the start of a fit."""
 
     def on_fit_start(self, context):
         DRAWN.append((random.random(), np.random.random(), float(torch.rand(()))))
@@ -120,7 +120,7 @@ def draw_in_fits(environment, cases):
     return DRAWN
 
 
-def test_each_rank_draws_random_numbers_of_its_own_and_again_the_same(tmp_path):
+def test_random_numbers_differ_between_ranks_and_repeat_for_the_same_seed(tmp_path):
     dataset = write_dataset(tmp_path, 9)
     cases = [(make_spec(callbacks=(DrawsNumbers(),), seed=seed), dataset) for seed in (7, 7, 8)]
     ranks = run_ranks(2, draw_in_fits, cases)
@@ -159,7 +159,7 @@ def test_one_rank_equals_plain_torch(tmp_path):
         np.testing.assert_allclose(value, expected[key], rtol=0, atol=TOLERANCE)
 
 
-def test_a_fit_on_cpu_leaves_gpus_alone(tmp_path):
+def test_fit_on_cpu_does_not_use_gpus(tmp_path):
     for (outcome,) in run_ranks(2, train_beside_gpus, make_spec(epochs=1), write_dataset(tmp_path, 20)):
         assert outcome.history[0].rows == 20
 
@@ -167,7 +167,7 @@ def test_a_fit_on_cpu_leaves_gpus_alone(tmp_path):
 def test_a_batch_norm_takes_one_row_and_no_rows(tmp_path):
     dataset = write_dataset(
         tmp_path, 33
-    )  # 16 and 17 rows: the third step has none on rank 0 and one on rank 1
+    )  # 16 and 17 rows: in the third step rank 0 has none and rank 1 has one
     spec = make_spec(model=make_model(norm=True), epochs=1)
     outcomes = run_ranks(2, train_all, [(spec, dataset)])
     for (outcome,) in outcomes:
@@ -191,7 +191,7 @@ def test_a_loss_that_is_no_longer_finite_is_named_with_epoch_and_step(tmp_path, 
 
 
 class FailsOnOneRank(nn.Module):
-    """A loss that fails in the third batch of rank 1, while rank 0 waits for its gradients."""
+    """A loss that fails in the third batch of rank 1 while rank 0 waits for its gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ def fail_on_one_rank(environment, spec, dataset):
     return str(caught.value), is_consequence(caught.value)
 
 
-def test_loss_that_fails_on_one_rank_is_reported_there_and_a_consequence_elsewhere(tmp_path):
+def test_loss_that_fails_on_one_rank_is_reported_there_and_as_the_cause_elsewhere(tmp_path):
     spec = make_spec(loss=FailsOnOneRank(), batch_size=4)
     (other, own) = run_ranks(2, fail_on_one_rank, spec, write_dataset(tmp_path, 40))
     told = "In epoch 1, step 3 on rank 1 training failed: RuntimeError: not these rows. The batch: x float32 (4, 4)"
@@ -240,7 +240,7 @@ class FailsInCompute(MeanMetric):
 
 
 def failing_scheduler(optimizer, num_steps):
-    """Fails when the weights were updated a second time, or after the second epoch."""
+    """Make a scheduler that fails after the second update or epoch."""
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: [1.0, 0.5][step])
 
 
@@ -271,7 +271,7 @@ FAILING = {
 
 
 def fail_in_each(environment, cases):
-    """Return why each training failed."""
+    """Return the error message of each training."""
     told = []
     for name, case in cases.items():
         with pytest.raises(SparkdlError) as caught:
@@ -292,12 +292,12 @@ def test_failures_in_a_fit_are_reported_with_their_position(tmp_path):
 
 
 def loss_in_any_order(outputs, labels):
-    """Which of several values stays at a place depends on the order of writing."""
+    """A nondeterministic loss: the order of writes decides which of several values remains."""
     torch.zeros(3).put_(labels.clamp(max=1), torch.arange(float(len(labels))))
     return nn.functional.cross_entropy(outputs, labels)
 
 
-def test_what_does_not_repeat_to_the_bit_is_refused_where_that_was_asked_for(tmp_path):
+def test_deterministic_fit_refuses_nondeterministic_operations(tmp_path):
     dataset = write_dataset(tmp_path, 9)
     cases = [(make_spec(loss=loss_in_any_order, deterministic=refused), dataset) for refused in (False, True)]
     with pytest.raises(RankError, match="put_ does not have a deterministic implementation"):
@@ -306,7 +306,7 @@ def test_what_does_not_repeat_to_the_bit_is_refused_where_that_was_asked_for(tmp
 
 
 class RefusesToRun(nn.Module):
-    """Runs compiled alone, or not compiled alone."""
+    """A module that only runs compiled, or only not compiled."""
 
     def __init__(self, *, compiled: bool) -> None:
         super().__init__()

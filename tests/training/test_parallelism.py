@@ -1,4 +1,4 @@
-"""Fits whose ranks share the module: weights and history are those of replicas on as many ranks as read rows."""
+"""Fits whose ranks divide the module have the weights and the history of replicas on as many ranks as read rows."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.training.signatures import make_inputs
 from tests.training.test_validation import with_split
 from tests.training.training_scenes import make_model, make_spec, train_all, write_dataset
 
-NUM_ROWS = 45  # of which some are for validation; the last step is uneven
-TOLERANCE = 1e-5  # float32, sums in another order
+NUM_ROWS = 45  # some of them for validation; the last step is uneven
+TOLERANCE = 1e-5  # float32, other order of sums
 
 PARTS = {
     "shard": Parallelism(shard=4),
@@ -80,7 +80,7 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def replicas(rows):
-    """What replicas on one, two and four ranks have after each fit."""
+    """The outcomes of each fit with replicas on one, two and four ranks."""
     cases = [(with_split(spec, rows, 0.2), rows) for spec in fits().values()]
     return {
         ranks: dict(zip(fits(), run_ranks(ranks, train_all, cases)[0], strict=True)) for ranks in (1, 2, 4)
@@ -93,7 +93,7 @@ EACH_ONCE = [(name, list(CHANGES)[number % len(CHANGES)]) for number, name in en
 
 @pytest.fixture(scope="module")
 def parts(rows, request):
-    """What the ranks have after each fit that is among the tests of this run."""
+    """The outcomes of each fit that is among the collected tests of this run."""
     mine = {item.callspec.id for item in request.session.items if item.originalname == NAME_OF_TEST}
     chosen = [(name, fit) for name, fit in ALL if f"{name}-{fit}" in mine]
     cases = [
@@ -124,7 +124,7 @@ def test_ranks_with_parts_compute_what_replicas_do(parts, replicas, name, fit):
 NAME_OF_TEST = test_ranks_with_parts_compute_what_replicas_do.__name__
 
 
-def test_replicas_compute_activations_again_and_return_a_plain_module(rows):
+def test_recomputed_activations_change_no_bit_and_a_plain_module_is_returned(rows):
     spec = fits()["plain"]
     again = dataclasses.replace(fits()["plain"], parallelism=Parallelism(data=2, recompute=True))
     ((plain, found), _) = run_ranks(2, train_all, [(spec, rows), (again, rows)])
@@ -190,9 +190,9 @@ def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path, layouts)
 
 @pytest.mark.parametrize("all_pairs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
-    """From the middle of an epoch; the optimizer, the metrics and the best weights so far are continued too.
+    """Resumes in the middle of an epoch; the optimizer, the metrics and the best weights so far are restored, too.
 
-    Of three layouts each into one other; every pair of six where that may take a minute.
+    By default each of three layouts resumes in one other layout; the slow test covers every pair of six.
     """
     spec = dataclasses.replace(
         with_split(fits()["best epoch"], rows, 0.2), batch_size=2, metrics={"right": is_right}
@@ -239,7 +239,7 @@ def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_each_rank_writes_its_part_of_a_checkpoint(tmp_path, rows, is_lost):
-    """And a checkpoint of which a file was lost, or has other content, is left out for the one before it."""
+    """Also, a checkpoint with a lost or changed file is skipped in favour of the one before it."""
     plan = CheckpointPlan(url=str(tmp_path), every_updates=None, num_kept=100)
     spec = dataclasses.replace(
         make_spec(model=with_plan(make_model()), optimizer=adamw, batch_size=4, epochs=3),

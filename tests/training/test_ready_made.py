@@ -1,8 +1,8 @@
 """Ready-made networks on scikit-learn's data, on two ranks, against the same layers trained in plain PyTorch.
 
-Noise: the plain trainings differ in first weights and in the order of rows. The standard deviation of their metrics on
-the test rows is 0.003 (accuracy on digits), 0.009 (breast cancer) and 0.009 (R2 of diabetes); about three times that is
-tolerated between a ready-made network and their mean.
+Noise: the plain trainings differ in initial weights and in the order of rows. The standard deviation of their metrics
+on the test rows is 0.003 (accuracy on digits), 0.009 (breast cancer) and 0.009 (R2 of diabetes); the tolerance between
+a ready-made network and their mean is about three times that.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def split(case):
 
 
 def make_fit(case, folder, *, unit=1, **params):
-    """The spec of a fit with nothing but column names and the rows that it reads; and its signature."""
+    """The spec of a fit with nothing but column names, the rows that it reads, and its signature."""
     features, _, labels, _ = split(case)
     folder.mkdir()
     vectors = pa.array(features.tolist(), pa.list_(pa.float32()))
@@ -71,7 +71,7 @@ def make_fit(case, folder, *, unit=1, **params):
 
 
 def train_plainly(case, seed):
-    """The same layers, optimizer, batches and epochs, as one writes them in PyTorch; returns the metric."""
+    """Train the same layers with the same optimizer, batches and epochs in plain PyTorch; return the metric."""
     features, tested, labels, expected = split(case)
     is_regression = case.num_outputs == 1
     scaler, labels_scaler = StandardScaler().fit(features), StandardScaler().fit(labels[:, None])
@@ -95,7 +95,7 @@ def train_plainly(case, seed):
 
 
 def train_ready_made(case, folder):
-    """What a fit does, without Spark; returns the metric."""
+    """Train as a fit does, without Spark; return the metric."""
     spec, dataset, signature = make_fit(case, folder)
     ((outcome,), _) = run_ranks(NUM_RANKS, train_all, [(spec, dataset)])
     spec.model.load_state_dict({name: torch.from_numpy(value) for name, value in outcome.weights.items()})
@@ -106,7 +106,7 @@ def train_ready_made(case, folder):
 
 @pytest.fixture
 def one_thread():
-    """Spare the threads of torch, which such small layers only wait for."""
+    """Limit torch to one thread: such small layers only wait for its threads."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -126,7 +126,7 @@ def test_a_ready_made_network_is_as_good_as_the_same_layers_in_plain_torch(tmp_p
 
 
 def test_a_regression_learns_the_same_in_any_unit_of_its_labels(tmp_path, one_thread):
-    """To the bit, where units differ by powers of two: as much as 1 and a millionth."""
+    """The results are equal to the bit for units that differ by powers of two, here up to a factor of a million."""
     units = (1.0, 2.0**-20, 2.0**20)
     fits = [
         make_fit(CASES["diabetes"], tmp_path / str(unit), unit=unit, numWorkers=1, epochs=3) for unit in units

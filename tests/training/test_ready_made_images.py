@@ -1,8 +1,7 @@
 """ImageClassifier on scikit-learn's digits as images, on two ranks, against the same network trained in plain PyTorch.
 
-Noise: the plain trainings differ in first weights and in the order of rows. The standard deviation of their accuracy on
-the test rows is 0.005; about three times that is tolerated between a fit and
-their mean.
+Noise: the plain trainings differ in initial weights and in the order of rows. The standard deviation of their accuracy
+on the test rows is 0.005; the tolerance between a fit and their mean is about three times that.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def accuracy_on_ranks(folder):
 
 
 def accuracy_in_plain_torch(seed):
-    """The same layers, optimizer, batches and epochs, as one writes them in PyTorch."""
+    """Train the same network with the same optimizer, batches and epochs in plain PyTorch; return the accuracy."""
     images, tested, labels, expected = split()
     mean, deviation = images.mean(), images.std()
 
@@ -100,7 +99,7 @@ def accuracy_in_plain_torch(seed):
 
 @pytest.fixture
 def one_thread():
-    """Spare the threads of torch, which such small layers only wait for."""
+    """Limit torch to one thread: such small layers only wait for its threads."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -120,7 +119,7 @@ def test_a_ready_made_image_network_is_as_good_as_the_same_one_in_plain_torch(tm
     "backbone",
     [
         "timm:test_resnet",
-        # Returns the scores of two further layers in training, which then get no gradient.
+        # In training it also returns the scores of two further layers, which then get no gradient.
         pytest.param("torchvision:googlenet", marks=pytest.mark.slow),
     ],
 )

@@ -1,4 +1,4 @@
-"""Accumulated, clipped, scheduled and scaled updates on two ranks are those of one process in plain torch."""
+"""Accumulated, clipped, scheduled and scaled updates on two ranks equal those of one process in plain torch."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def outcomes(dataset):
 
 
 def plainly_trained(spec, dataset):
-    """The weights and the learning rates of the updates, by a loop as one would write it."""
+    """The weights and the learning rates of the updates of a plain training loop."""
     factor = {"none": 1.0, "linear": WORLD_SIZE, "sqrt": WORLD_SIZE**0.5}[spec.learning_rate_scaling]
     model = spec.model.train()
     optimizer = spec.optimizer(model.parameters())
@@ -203,7 +203,7 @@ def test_a_lower_precision_learns_the_same_but_for_its_rounding(lower, dataset, 
     exact, _ = plainly_trained(make_spec(**{**LOWER[name], "precision": "float32"}), dataset)
     for outcome, dtypes, num_steps in lower[name]:
         assert dtypes == {getattr(torch, precision)}
-        # The scale of float16 is found by trying, by leaving out a first update at most.
+        # The scale of float16 is found by trial; at most the first update is skipped.
         assert num_steps >= 9
         for key, value in outcome.weights.items():
             assert value.dtype == np.float32
@@ -213,7 +213,7 @@ def test_a_lower_precision_learns_the_same_but_for_its_rounding(lower, dataset, 
 
 
 def train_and_watch(environment, cases, dataset):
-    """Train, and note the dtypes that the layers give and how many steps the optimizer takes."""
+    """Train; return the dtypes of the layers' outputs and the number of the optimizer's steps."""
     return [_watched(environment, number, changes, dataset) for number, changes in enumerate(cases)]
 
 
@@ -235,7 +235,7 @@ def _watched(environment, number, changes, dataset):
 
 
 class OverflowingOnce(nn.Module):
-    """A loss whose gradients do not fit in float16 the first time."""
+    """A loss whose gradients exceed float16 in its first call."""
 
     def __init__(self):
         super().__init__()
@@ -246,7 +246,7 @@ class OverflowingOnce(nn.Module):
         return nn.functional.cross_entropy(outputs, labels) * (1e6 if self.calls == 1 else 1.0)
 
 
-def test_an_update_that_overflows_is_left_out_and_counts_for_no_schedule(dataset, capfd):
+def test_overflowing_update_is_skipped_and_not_counted_by_the_scheduler(dataset, capfd):
     spec = make_spec(
         loss=OverflowingOnce(),
         precision="float16",
@@ -255,7 +255,7 @@ def test_an_update_that_overflows_is_left_out_and_counts_for_no_schedule(dataset
         epochs=1,
     )
     for (outcome,) in run_ranks(WORLD_SIZE, train_all, [(spec, dataset)]):
-        # Of five updates the first one is left out: 0.1, then a fifth less after each of three.
+        # Of five updates the first one is skipped: 0.1, reduced by a fifth after each of three updates.
         assert outcome.history[0].learning_rate == pytest.approx(0.1 * (1 - 3 / 5))
     assert capfd.readouterr().err.count("1 of 5 updates of epoch 1 were left out") == WORLD_SIZE
 
@@ -267,7 +267,7 @@ def test_rows_that_weigh_nothing_update_nothing(dataset):
             np.testing.assert_array_equal(outcome.weights[key], value.numpy())
 
 
-def test_gradients_that_lie_on_the_model_do_not_count(dataset):
+def test_existing_gradients_of_the_model_are_ignored(dataset):
     model = make_model()
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 100.0)

@@ -1,4 +1,4 @@
-"""Validation over several ranks sees each row once, finds what one rank finds, and changes nothing of the training."""
+"""Validation on several ranks uses each row once, agrees with validation on one rank, and does not affect training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEW_ROWS = 2 / NUM_ROWS
 
 
 class ModelThatNotes(nn.Module):
-    """Remembers of each forward pass whether it was one of validation, and how many rows it had."""
+    """A model that checks its mode in training and validation, and draws a random number in validation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class ModelThatNotes(nn.Module):
         assert torch.is_grad_enabled() == self.training
         assert all(part.training == self.training for part in self.modules())
         if not self.training:
-            torch.rand(1)  # which the training must not notice
+            torch.rand(1)  # training must not be affected by this
         return self.inner(rows)
 
 
 class LossThatCounts(nn.Module):
-    """Grows with the number of its calls, and draws what the training must not notice."""
+    """A loss that grows with the number of its calls, and draws random numbers in validation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,8 +149,8 @@ def test_all_ranks_have_the_same_record(outcomes):
         assert ranks[0].history == ranks[1].history == ranks[2].history
 
 
-def test_the_metrics_of_training_are_those_of_the_training_rows(dataset):
-    """With a learning rate of 0 the model stays, and each pass tells of the same weights."""
+def test_training_metrics_are_computed_on_the_training_rows(dataset):
+    """With a learning rate of 0 the weights are the same in each pass."""
     spec = make_spec(
         metrics={**METRICS, "r": PearsonOfScores},
         optimizer=standing_still,
@@ -170,14 +170,14 @@ def standing_still(parameters):
 
 
 class PearsonOfScores(PearsonCorrCoef):
-    """Of a score and the label; its states have no reduction, and it puts those of ranks together itself."""
+    """Correlation of a score and the label; its states have no reduction, and it merges those of ranks itself."""
 
     def update(self, outputs, labels):
         super().update(outputs[:, 0].double(), labels.double())
 
 
-def test_validation_changes_nothing_of_the_training(dataset):
-    """The same rows are trained on with and without validation, by a model and a loss that draw and remember."""
+def test_validation_does_not_affect_training(dataset):
+    """The same rows are trained on with and without validation, by a model and a loss with state and random numbers."""
     split = with_split(
         make_spec(model=ModelThatNotes(), loss=LossThatCounts(), metrics=METRICS), dataset, 0.4
     )
@@ -187,12 +187,12 @@ def test_validation_changes_nothing_of_the_training(dataset):
     parameters = [name for name, _ in ModelThatNotes().named_parameters()]
     for rank, (validated, alone) in enumerate(ranks):
         assert [record.loss for record in validated.history] == [record.loss for record in alone.history]
-        for name in parameters if rank else alone.weights:  # the others are given rank 0's buffers
+        for name in parameters if rank else alone.weights:  # the other ranks get the buffers of rank 0
             np.testing.assert_array_equal(validated.weights[name], alone.weights[name])
 
 
 class ModelWithoutRunningStatistics(nn.Module):
-    """Normalizes each batch by its own statistics, in ``eval()`` mode too."""
+    """A model that normalizes each batch by its own statistics, also in ``eval()`` mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,14 +206,14 @@ class ModelWithoutRunningStatistics(nn.Module):
 
 
 def test_ranks_with_unlike_numbers_of_validation_batches_do_not_wait_for_each_other(dataset):
-    """One of them has the only validation row, which a synchronized BatchNorm normalizes by itself."""
+    """One rank has the only validation row, which a synchronized BatchNorm normalizes without the other rank."""
     spec = make_spec(model=ModelWithoutRunningStatistics(), sync_batch_norm=True, epochs=1)
     for (outcome,) in run_ranks(2, train_all, [(with_split(spec, dataset, 1 / NUM_ROWS), dataset)]):
         assert np.isfinite(outcome.history[0].metrics["val_loss"])
 
 
 def count_collectives(environment, cases):
-    """Train on this rank and return how many operations the ranks had together in each case."""
+    """Train on this rank; return the number of collective operations of each case."""
     counts = []
     for number, (spec, dataset) in enumerate(cases):
         with environment.open(name=f"counted-{number}") as communicator:

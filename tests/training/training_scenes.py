@@ -1,4 +1,4 @@
-"""Trainings for the tests of the loop: on ranks through ``train``, and in one process by plain torch."""
+"""Trainings for the tests of the loop: on ranks by ``train``, and in one process by plain torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """What one rank has after training."""
+    """The results of one rank's training."""
 
     weights: dict[str, np.ndarray]
     history: tuple[EpochRecord, ...]
@@ -36,7 +36,7 @@ class Outcome:
 
 
 def write_dataset(folder: Path, num_rows: int, *, rows_per_group: int = 5) -> ParquetDataset:
-    """Write rows with 4 features, a class of 3, a target, a weight, and whether to validate on them."""
+    """Write rows with 4 features, one of 3 classes, a target, weights, and validation indicators."""
     rng = np.random.default_rng(num_rows)
     features = rng.normal(size=(num_rows, 4)).astype(np.float32)
     table = pa.table(
@@ -81,7 +81,7 @@ def make_spec(**changes: Any) -> TrainingSpec:
     given = {**fields, **changes}
     names = given.pop("features")
     label = LabelColumn(name=given.pop("label"), dtype=given.pop("label_dtype"))
-    heads = (Head(label=label, loss=given.pop("loss")),)  # unless they are given
+    heads = (Head(label=label, loss=given.pop("loss")),)  # unless heads are given
     column = Column(name=names, dtype="float32", shape=(4,))
     return TrainingSpec(**{"inputs": make_inputs(names, **{names: column}), "heads": heads, **given})
 
@@ -89,7 +89,7 @@ def make_spec(**changes: Any) -> TrainingSpec:
 def train_all(
     environment: RankEnvironment, cases: list[tuple[TrainingSpec, ParquetDataset]], name: str = "case"
 ) -> list[Outcome]:
-    """Train every case on this rank, one after the other, each on a communicator that ``name`` names."""
+    """Train every case on this rank, one after the other, each on a communicator whose name begins with ``name``."""
     outcomes = []
     for number, (spec, dataset) in enumerate(cases):
         events: list[dict[str, Any]] = []
@@ -104,7 +104,7 @@ def train_all(
 def train_beside_gpus(
     environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDataset
 ) -> list[Outcome]:
-    """Train on a rank of a machine with GPUs, which fails when its GPU is asked for: that would initialize CUDA."""
+    """Train on a rank of a simulated machine with GPUs; using a GPU fails, as it would initialize CUDA."""
 
     def initialize_cuda(*_: object) -> None:
         raise AssertionError("CUDA was initialized")

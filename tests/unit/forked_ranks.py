@@ -17,7 +17,7 @@ RankFunction = Callable[[_native.Communicator, int], Any]
 
 
 class World:
-    """The descriptors of all ranks, made before the ranks are forked."""
+    """The descriptors of all ranks, created before the ranks are forked."""
 
     def __init__(self, host_of_rank: Sequence[int], timeout_s: float = TIMEOUT_S) -> None:
         self.host_of_rank = list(host_of_rank)
@@ -76,7 +76,7 @@ def _child(world: World, rank: int, function: RankFunction, pipe: Connection) ->
 
 
 def fork_ranks(world: World, function: RankFunction, *, dies: Sequence[int] = ()) -> list[Any]:
-    """Run function on every rank in a process of its own and return the results in order of ranks."""
+    """Run a function on every rank, each in its own process; return the results in the order of ranks."""
     context = multiprocessing.get_context("fork")
     pipes, processes = [], []
     for rank in range(world.size):

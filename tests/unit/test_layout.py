@@ -1,4 +1,4 @@
-"""The shape of the package: a file holds one idea whole, a folder at most fifteen of them, and no import goes round."""
+"""The structure of the package: at most fifteen modules per folder, few small modules, and no import cycles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL_FOR_A_REASON = {
     "sparkdl.runner.training_state": "sparkdl.runner imports it on first use: it needs torch",
     "sparkdl.tracking.model_loader": "copied into every logged model",
 }
-"""Modules of less than 60 lines that one other module imports, and why they are files of their own."""
+"""Modules of less than 60 lines with only one importer, and the reason why each is a separate file."""
 
 LAYERS = {
     "rendezvous": "client, coordinator, listener | pmi, dialing | hosts, handshake, frames | store, "
@@ -44,7 +44,7 @@ LAYERS = {
     "estimators": "ready_made, torch_estimator, torch_model, fit | persistence, params | summary, "
     "scoring | summary_plot",
 }
-"""The modules and folders of a floor, the upper ones first: a layer imports those after it alone, as it runs."""
+"""The modules and folders of a floor, from the top: at run time a layer only imports later ones."""
 
 ROOT = Path(sparkdl.__file__).parent
 
@@ -55,13 +55,13 @@ def graph() -> grimp.ImportGraph:
 
 
 def path_of(module: str) -> Path:
-    """The file of a module; of a package its ``__init__``."""
+    """The file of a module; for a package its ``__init__``."""
     folder = ROOT.joinpath(*module.split(".")[1:])
     return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
 
 
 def modules_of(graph: grimp.ImportGraph) -> set[str]:
-    """All modules that are Python files and no packages."""
+    """All modules that are Python files, not packages."""
     return {name for name in graph.modules if path_of(name).is_file() and path_of(name).name != "__init__.py"}
 
 
@@ -84,14 +84,14 @@ def test_a_small_module_has_two_importers_or_a_reason(graph: grimp.ImportGraph) 
     assert small == set(SMALL_FOR_A_REASON)
 
 
-def test_no_import_goes_round(graph: grimp.ImportGraph) -> None:
+def test_imports_have_no_cycle(graph: grimp.ImportGraph) -> None:
     modules = modules_of(graph)
     imports = {name: graph.find_modules_directly_imported_by(name) & modules for name in modules}
     assert circles(imports) == []
 
 
 @pytest.mark.parametrize("floor", LAYERS)
-def test_a_layer_of_a_floor_imports_lower_ones_alone(graph: grimp.ImportGraph, floor: str) -> None:
+def test_layer_of_a_floor_imports_only_lower_layers(graph: grimp.ImportGraph, floor: str) -> None:
     package = f"sparkdl.{floor}"
     level_of = {
         f"{package}.{name}": level
@@ -110,11 +110,11 @@ def test_a_layer_of_a_floor_imports_lower_ones_alone(graph: grimp.ImportGraph, f
 
 
 def part_of(module: str, package: str) -> str:
-    """The module or folder of a package in which a module lies."""
+    """The module or folder of a package that contains a module."""
     return ".".join(module.split(".")[: package.count(".") + 2])
 
 
-def test_no_old_name_hides_a_module_of_today(graph: grimp.ImportGraph) -> None:
+def test_old_names_hide_no_current_module(graph: grimp.ImportGraph) -> None:
     assert set(OLD_NAMES) & graph.modules == set()
 
 

@@ -1,4 +1,4 @@
-"""The raw extension over real processes."""
+"""The raw extension on real processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.forked_ranks import World, fork_ranks
 
 DEADLINE_S = 45.0
 PROMPTLY_S = 15.0
-"""Many times what it takes on an idle machine, and far below the deadline that is not to be waited for."""
+"""Many times what is needed on an idle machine, and far below the deadline that must not be waited for."""
 
 TOPOLOGIES = [[0], [0, 0], [0, 1], [0, 1, 0, 1], [0, 0, 0, 1]]
 
@@ -73,7 +73,7 @@ def _reduce_bfloat16(communicator: _native.Communicator, rank: int) -> list[floa
     import torch
 
     torch.set_num_threads(1)
-    # 256 + 1 + 1 + 1 in bfloat16 steps would stay 256: its next number is 258.
+    # 256 + 1 + 1 + 1 in bfloat16 would stay 256: its next number is 258.
     tensor = torch.full((5,), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)
     communicator.allreduce(tensor)
     return [float(value) for value in tensor]
@@ -82,13 +82,13 @@ def _reduce_bfloat16(communicator: _native.Communicator, rank: int) -> list[floa
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("host_of_rank", [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1]], ids=str)
 def test_bfloat16_of_torch_accumulates_in_float32(host_of_rank: list[int]) -> None:
-    pytest.importorskip("torch")  # imported before the fork: once, not once per rank
+    pytest.importorskip("torch")  # imported once before the fork, not once per rank
     for found in fork_ranks(World(host_of_rank), _reduce_bfloat16):
         assert found == [260.0] * 5  # 259 rounded once, to even
 
 
 def _wait_for_absent(communicator: _native.Communicator, rank: int) -> str:
-    communicator.barrier()  # a rank that has not even started would be missing, too
+    communicator.barrier()  # a rank that has not started yet would count as absent, too
     if rank in (1, 3):
         with pytest.raises(errors.CommunicatorTimeoutError) as caught:
             while communicator.failure is None:
@@ -115,7 +115,7 @@ def _die_while_others_wait(communicator: _native.Communicator, rank: int) -> tup
     begun = time.monotonic()
     array = np.zeros(100_000)
     with pytest.raises(errors.RankLostError) as caught:
-        communicator.barrier()  # one that is late here may hear of the death already
+        communicator.barrier()  # a rank that is late here may already see the death
         if rank == 0:
             communicator.allreduce(array)
         else:
@@ -160,7 +160,7 @@ def _leave_a_forked_child(communicator: _native.Communicator, rank: int) -> str:
 
 
 @pytest.mark.timeout(60)
-def test_death_is_noticed_though_a_forked_child_of_the_rank_lives_on() -> None:
+def test_death_of_a_rank_is_detected_although_its_forked_child_lives() -> None:
     message, _ = fork_ranks(World([0, 0], DEADLINE_S), _leave_a_forked_child, dies=[1])
     assert "rank 1 was lost" in message
 
@@ -187,7 +187,7 @@ def _disagree(communicator: _native.Communicator, rank: int) -> str:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("host_of_rank", [[0, 0], [0, 1]], ids=str)
-def test_mismatch_says_what_the_ranks_said(host_of_rank: list[int]) -> None:
+def test_mismatch_error_describes_the_operation_of_each_rank(host_of_rank: list[int]) -> None:
     for message in fork_ranks(World(host_of_rank), _disagree):
         assert "rank 0 said allreduce of 10 float32 by sum" in message
         assert "rank 1 said allreduce of 11 float32 by sum" in message
@@ -195,7 +195,7 @@ def test_mismatch_says_what_the_ranks_said(host_of_rank: list[int]) -> None:
 
 def _interrupt_oneself(communicator: _native.Communicator, rank: int) -> str | None:
     if rank == 0:
-        # Whoever starts the tests in the background of a script has told them to ignore it.
+        # SIGINT is ignored if the tests were started in the background of a script.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
@@ -232,14 +232,14 @@ def _leave_early(communicator: _native.Communicator, rank: int) -> str:
             communicator.barrier()
         return ""
     with pytest.raises(errors.CommunicatorError) as caught:
-        communicator.barrier()  # a rank that is late here may hear of the failure of the next one
+        communicator.barrier()  # a rank that is late here may see the failure of the next operation
         communicator.allreduce(np.zeros(3, np.float32))
     return str(caught.value)
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("host_of_rank", [[0, 0], [0, 1], [0, 0, 1]], ids=str)
-def test_operation_after_a_peer_closed_says_so(host_of_rank: list[int]) -> None:
+def test_error_after_a_peer_closed_names_it_and_the_operation(host_of_rank: list[int]) -> None:
     for rank, message in enumerate(fork_ranks(World(host_of_rank), _leave_early)):
         if rank != 1:
             assert "rank 1 closed the communicator before it took part in allreduce" in message
@@ -343,6 +343,6 @@ def test_idle_communicator_uses_no_processor_time(alone: _native.Communicator) -
         threading.Event().wait(0.3)
         return time.process_time() - before
 
-    # Of several, as threads that other tests have left may take some now and then.
+    # Several measurements, because threads left by other tests may need some time now and then.
     assert any(cpu_seconds_of_a_wait() < 0.02 for _ in range(5))
     alone.close()

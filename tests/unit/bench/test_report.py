@@ -1,4 +1,4 @@
-"""Sizes, tables, rows and the report of a benchmark, without measuring anything."""
+"""Sizes, tables, rows and the report of a benchmark, without any measurement."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEP = Case(name="step of 25M", settings={"model": "25M", "rows": 2})
 
 
 def steps(**times: list[float]) -> dict[str, dict[str, Measured]]:
-    """Steps of contenders, whose ranks all ended with the same parameters."""
+    """Steps of contenders whose ranks all ended with the same parameters."""
     result = {"checksum": 1.5, "bytes": 100, "tensors": 3}
     measured = {name: Measured(times=found, results=[[result, result]]) for name, found in times.items()}
     return {STEP.name: measured}
@@ -137,12 +137,12 @@ def test_queued_tensors_are_a_case_of_their_own() -> None:
         allreduce.make_cases("1KiB", "0x1KiB", 2)
 
 
-def test_no_buffer_that_caches_may_lose_is_reduced_twice_in_a_repetition() -> None:
+def test_cases_of_large_buffers_have_one_operation_per_repetition() -> None:
     cases = allreduce.make_cases("512KiB,1MiB", "100x256KiB", 2)
     assert [case.max_operations == 1 for case in cases] == [False, True, True]
 
 
-def test_as_many_buffers_take_turns_as_are_asked_for() -> None:
+def test_trial_cycles_through_the_requested_number_of_buffers() -> None:
     seen: list[int] = []
     communicator = SimpleNamespace(rank=0, world_size=1)
     contender = Contender(
@@ -167,7 +167,7 @@ def test_bytes_moved_are_those_of_the_algorithms() -> None:
     assert bytes_moved("mpi", 1024, 1, 2) is None
 
 
-def test_share_of_communication_is_what_it_adds_to_a_step_alone() -> None:
+def test_communication_share_is_the_time_added_to_a_step_on_one_rank() -> None:
     measured = steps(alone=[0.1], DataParallel=[0.125], quick=[0.09])
     rows = {row["contender"]: row for row in step.make_rows([STEP], measured, 2)}
     assert rows["DataParallel"]["communication_share"] == pytest.approx(0.2)

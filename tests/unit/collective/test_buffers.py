@@ -10,7 +10,7 @@ from sparkdl.errors import ParamError
 
 @pytest.fixture
 def odd() -> np.ndarray:
-    """Elements that do not lie at multiples of their size."""
+    """Misaligned elements."""
     return np.arange(17, dtype=np.uint8)[1:].view(np.float32)
 
 
@@ -22,7 +22,7 @@ def test_elements_at_odd_addresses_are_copied_only_for_mpi(odd: np.ndarray) -> N
     assert for_mpi(copy) is copy
 
 
-def test_copy_that_mpi_wrote_is_written_back_only_when_it_is_complete(odd: np.ndarray) -> None:
+def test_copy_for_mpi_is_written_back_only_when_the_call_completes(odd: np.ndarray) -> None:
     before = odd.copy()
     with pytest.raises(InterruptedError), written_by_mpi(odd) as given:
         given[:] = 7.0
@@ -52,13 +52,13 @@ def test_byte_swapped_array_is_refused_by_its_byte_order() -> None:
         flatten(np.ones(3, ">f4"))
 
 
-def test_array_that_does_not_give_its_memory_away_is_refused_in_its_words() -> None:
+def test_tensor_that_requires_gradients_is_refused_with_the_reason() -> None:
     torch = pytest.importorskip("torch", reason="its tensors with gradients do not")
     with pytest.raises(ParamError, match="Tensor cannot be used: .*gradient"):
         flatten(torch.ones(3, requires_grad=True))
 
 
-def test_array_elsewhere_is_refused_before_its_memory_is_asked_for() -> None:
+def test_array_in_gpu_memory_is_refused_before_dlpack_is_called() -> None:
     class OnGpu:
         def __dlpack_device__(self) -> tuple[int, int]:
             return 2, 0

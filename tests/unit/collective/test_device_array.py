@@ -1,4 +1,4 @@
-"""Arrays in GPU memory are known by what they say of themselves."""
+"""Arrays in GPU memory are recognized by their description."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkdl.errors import ParamError
 
 
 class OnGpu:
-    """An array that says it lies on a GPU, by DLPack."""
+    """An array that says by DLPack that it is on a GPU."""
 
     def __init__(self, array: Any, kind: int = 2) -> None:
         self.array = array
@@ -28,14 +28,14 @@ class OnGpu:
 
 
 class Described:
-    """An array that describes itself as CuPy's and Numba's do."""
+    """An array that describes itself as arrays of CuPy and Numba do."""
 
     def __init__(self, array: np.ndarray, **changes: Any) -> None:
         self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3, **changes}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint64", "bool", "complex64"])
-def test_dlpack_tells_address_size_type_and_gpu_without_waiting_for_a_stream(dtype: str) -> None:
+def test_dlpack_gives_address_size_type_and_gpu_without_waiting_for_a_stream(dtype: str) -> None:
     array = np.zeros((2, 3), dtype)
     owner = OnGpu(array)
     found = device_array(owner)
@@ -52,7 +52,7 @@ def test_bfloat16_is_known_by_dlpack() -> None:
     assert (found.pointer, found.count, found.dtype) == (tensor.data_ptr(), 5, "bfloat16")
 
 
-def test_cuda_array_interface_tells_the_same_but_for_the_gpu() -> None:
+def test_cuda_array_interface_gives_the_same_except_the_gpu() -> None:
     array = np.zeros((2, 3), np.int16)
     found = device_array(Described(array))
     assert (found.pointer, found.count, found.dtype) == (array.ctypes.data, 6, "int16")
@@ -60,7 +60,7 @@ def test_cuda_array_interface_tells_the_same_but_for_the_gpu() -> None:
     assert not device_array(Described(array, data=(array.ctypes.data, True))).is_writable
 
 
-def test_empty_arrays_are_welcome() -> None:
+def test_empty_arrays_are_accepted() -> None:
     assert device_array(OnGpu(np.zeros((0, 3)))).count == 0
     assert device_array(Described(np.zeros((0, 3)), data=(0, False), strides=(800, 8))).count == 0
 
@@ -76,7 +76,7 @@ def test_dimensions_of_one_may_have_any_stride(wrap: Any) -> None:
     assert device_array(wrap(np.zeros((4, 4))[:1])).count == 4
 
 
-def test_arrays_elsewhere_are_refused() -> None:
+def test_arrays_outside_cuda_memory_are_refused() -> None:
     with pytest.raises(ParamError, match="DLPack type 1"):
         device_array(np.zeros(3))
     with pytest.raises(ParamError, match="DLPack type 8"):
@@ -85,7 +85,7 @@ def test_arrays_elsewhere_are_refused() -> None:
         device_array("tensor")
 
 
-def test_elements_are_addressed_inside_the_array_alone() -> None:
+def test_elements_outside_the_array_are_refused() -> None:
     array = DeviceArray(pointer=1000, count=10, dtype="float32")
     assert array.elements(2, 8, 4) == 1008
     with pytest.raises(ParamError, match="elements 3 to 11 are outside an array of 10"):

@@ -16,7 +16,7 @@ from sparkdl.horovod.torch import HorovodInternalError
 
 
 def raised(*errors: BaseException) -> BaseException:
-    """The last error, each raised from the one before."""
+    """The last of these errors, each raised from the one before."""
     for cause, error in pairwise(errors):
         error.__cause__ = cause
     return errors[-1]
@@ -51,6 +51,6 @@ def raised_while_handling(first: BaseException, second: BaseException) -> BaseEx
         (raised_while_handling(RankLostError("rank 1"), KeyError("cleaning up")), Origin.LOST),
     ],
 )
-def test_where_an_error_began(error: BaseException, origin: Origin) -> None:
+def test_origin_of_an_error_decides_whether_it_is_a_consequence(error: BaseException, origin: Origin) -> None:
     assert origin_of(error) is origin
     assert is_consequence(error) is (origin in (Origin.ABORTED, Origin.LATE, Origin.LOST))

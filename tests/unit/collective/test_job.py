@@ -1,4 +1,4 @@
-"""When a rank leaves its job, and for whom the rank with the coordinator waits."""
+"""When a rank leaves its job, and for which ranks the rank with the coordinator waits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SECRET = new_secret()
 
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Membership]]:
-    """Two ranks of this process, the first of which has the coordinator."""
-    monkeypatch.delattr(sys, "last_value", raising=False)  # pytest's, of tests that failed
+    """Two ranks in this process; the first one runs the coordinator."""
+    monkeypatch.delattr(sys, "last_value", raising=False)  # set by pytest after failed tests
     coordinator = Coordinator(secret=SECRET, world_size=2, host="127.0.0.1")
     clients = [RendezvousClient.connect(coordinator.address, SECRET, 10.0) for _ in range(2)]
 
@@ -34,7 +34,7 @@ def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Membership]]:
             secret=SECRET,
             transport="tcp",
             timeout_s=20.0,
-            stall_check=StallCheck(warn_after_s=None),  # no thread that outlives the test
+            stall_check=StallCheck(warn_after_s=None),  # starts no thread that would outlive the test
         )
         return membership
 
@@ -56,7 +56,7 @@ def test_coordinator_outlives_the_last_rank(members: list[_Membership]) -> None:
         leaving.result(10.0)
 
 
-def test_coordinator_that_ends_before_the_last_rank_names_it(
+def test_coordinator_that_leaves_first_names_the_rank_that_has_not_left(
     members: list[_Membership], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, last = members

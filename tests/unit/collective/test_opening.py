@@ -12,7 +12,7 @@ SECRET = new_secret()
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.nan, math.inf, 1e9])
-def test_time_that_nobody_can_wait_for_is_refused_before_any_rank_is_asked(timeout_s: float) -> None:
+def test_invalid_timeout_is_refused_before_any_rank_is_contacted(timeout_s: float) -> None:
     with (
         Coordinator(secret=SECRET, world_size=2, host="127.0.0.1") as coordinator,
         RendezvousClient.connect(coordinator.address, SECRET, 5.0) as client,
@@ -23,7 +23,7 @@ def test_time_that_nobody_can_wait_for_is_refused_before_any_rank_is_asked(timeo
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
-def test_variable_that_is_no_time_is_named(text: str) -> None:
+def test_invalid_timeout_variable_is_named(text: str) -> None:
     job = Job(rank=0, world_size=1, coordinator=Address(hosts=("127.0.0.1",), port=1), secret=SECRET)
     with pytest.raises(LaunchError, match=TIMEOUT_S):
         job.with_choices_of({TIMEOUT_S: text})

@@ -26,7 +26,7 @@ def test_synchronous_operation_runs_on_the_callers_thread_when_nothing_is_queued
     turns.close()
 
 
-def test_error_of_an_operation_is_raised_where_it_is_waited_for_and_the_next_one_runs() -> None:
+def test_wait_raises_the_error_of_an_operation_and_the_next_operation_runs() -> None:
     turns = OperationQueue("test")
 
     def fail() -> None:
@@ -50,7 +50,7 @@ def test_wait_has_a_deadline_of_its_own() -> None:
     turns.close()
 
 
-def test_closed_turns_refuse_operations_as_a_communicator_does() -> None:
+def test_closed_queue_refuses_operations_as_a_closed_communicator_does() -> None:
     turns = OperationQueue("world")
     turns.close()
     for _ in range(2):

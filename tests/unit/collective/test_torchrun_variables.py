@@ -13,7 +13,7 @@ TOPOLOGY = Topology(rank=2, host_of_rank=(0, 1, 1))
 VARIABLES = {**JOB.to_variables(), **torchrun_variables(JOB, TOPOLOGY)}
 
 
-def test_variables_of_torchrun_say_where_a_rank_stands() -> None:
+def test_torchrun_variables_describe_the_place_of_a_rank() -> None:
     variables = torchrun_variables(JOB, TOPOLOGY, restart_count=1, max_restarts=4)
     assert tuple(variables) == TORCHRUN_VARIABLES
     of_rank = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -25,7 +25,7 @@ def test_variables_of_torchrun_say_where_a_rank_stands() -> None:
     assert [alone[name] for name in names] == ["0", "1", "2", "3"]
 
 
-def test_a_rank_is_of_its_job_until_torchrun_starts_others_inside_it() -> None:
+def test_job_of_a_rank_is_ignored_when_torchrun_starts_ranks_inside_it() -> None:
     assert find_own_job(VARIABLES) == JOB
     assert find_own_job({**VARIABLES, "TORCHELASTIC_RUN_ID": "none"}) is None
 
@@ -39,5 +39,7 @@ def test_a_rank_is_of_its_job_until_torchrun_starts_others_inside_it() -> None:
         ({"MASTER_PORT": "29500"}, False),
     ],
 )
-def test_a_program_that_names_another_address_meets_there(changed: dict[str, str], is_named: bool) -> None:
+def test_master_address_and_port_decide_whether_a_program_meets_in_the_job(
+    changed: dict[str, str], is_named: bool
+) -> None:
     assert names_job({**VARIABLES, **changed}, JOB) is is_named

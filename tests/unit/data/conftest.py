@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the data floor: Parquet folders of a known content, written by pyarrow alone."""
+"""Fixtures for the tests of the data floor: Parquet folders with known content, written by pyarrow alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def numbered_table(start: int, stop: int) -> pa.Table:
-    """Rows whose every column can be told from their number."""
+    """Rows in which every column is computed from the row's number."""
     number = np.arange(start, stop)
     vector = np.stack([number, 2 * number, 3 * number], axis=1).astype(np.float32)
     grid = np.stack([number, number + 1, number + 2, number + 3], axis=1)

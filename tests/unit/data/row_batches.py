@@ -1,4 +1,4 @@
-"""Batches of rows as Spark hands them to the function that writes them."""
+"""Batches of rows as Spark passes them to the function that writes them."""
 
 from __future__ import annotations
 

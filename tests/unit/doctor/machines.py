@@ -1,4 +1,4 @@
-"""Machines for the tests of the doctor's judgement."""
+"""Machine facts for the tests of the doctor's findings."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ GOOD_MACHINE = MachineFacts(
 
 
 def machine(**changes: Any) -> MachineFacts:
-    """A machine on which all is well, but for the changes."""
+    """The facts of a healthy machine, with changes."""
     return replace(GOOD_MACHINE, **changes)
 
 
 def without(*packages: str, **others: str) -> dict[str, str]:
-    """The packages of that machine without some, and with others' versions."""
+    """The packages of that machine without some, and with other versions of others."""
     kept = {name: version for name, version in GOOD_MACHINE.packages.items() if name not in packages}
     return {**kept, **others}

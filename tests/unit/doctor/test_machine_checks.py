@@ -1,4 +1,4 @@
-"""What the doctor says of a machine, by what that has."""
+"""The doctor's findings about a machine, given its facts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def judged(facts: MachineFacts, *, num_ranks: int = 2) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
 
 
-def test_nothing_is_wrong_with_a_good_machine() -> None:
+def test_healthy_machine_has_only_good_findings() -> None:
     findings = judged(GOOD_MACHINE)
     assert {finding.status for finding in findings.values()} == {GOOD}
     assert is_healthy(findings.values())
@@ -85,7 +85,7 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_how_to_mend_it(
+def test_finding_about_a_fault_says_how_to_fix_it(
     facts: MachineFacts, check: str, status: str, found: str, advice: str
 ) -> None:
     import re
@@ -97,13 +97,13 @@ def test_what_is_wrong_is_said_with_how_to_mend_it(
     assert is_healthy([finding]) == (status != BAD)
 
 
-def test_spark_3_makes_do_with_java_8_in_its_old_spelling() -> None:
+def test_java_8_is_enough_for_spark_3() -> None:
     old = machine(packages=without(pyspark="3.5.1"), java=(True, "1.8.0_402 at /usr/bin/java"))
     assert judged(old)["Java"].status == GOOD
     assert judged(machine(java=(True, "1.8.0_402 at /usr/bin/java")))["Java"].status == BAD
 
 
-def test_an_executors_java_is_told_and_fails_nothing():
+def test_java_of_an_executor_is_a_note_and_no_failure():
     for java in ((False, "No such file"), (True, "1.8.0_402 at /usr/bin/java")):
         (found,) = (
             finding
@@ -115,7 +115,7 @@ def test_an_executors_java_is_told_and_fails_nothing():
     assert "Java" not in [finding.check for finding in unasked]
 
 
-def test_nothing_is_said_of_a_torchvision_that_is_not_installed() -> None:
+def test_torchvision_that_is_not_installed_gives_no_finding() -> None:
     assert "torchvision" not in judged(machine(torchvision=None))
 
 
@@ -141,7 +141,7 @@ def test_versions_that_do_not_go_together_are_named() -> None:
     assert judge_versions(GOOD_MACHINE, GOOD_MACHINE, where="node-2").status == GOOD
 
 
-def test_facts_come_back_as_they_were_sent() -> None:
+def test_facts_survive_json() -> None:
     facts = machine(gpus=("H100", "H100"))
     assert MachineFacts.from_fields(json.loads(json.dumps(facts.to_fields()))) == facts
 

@@ -1,4 +1,4 @@
-"""What is seen of this machine, with libraries hidden."""
+"""The facts that are found about this machine, with some libraries hidden."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sparkdl.doctor.machine_facts import ask, ask_python, look_around
 from tests.unkillable import HOLD
 
 
-def test_hidden_libraries_are_told_as_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hidden_libraries_are_reported_as_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     monkeypatch.setenv("SPARKDL_NCCL_LIBRARY", str(tmp_path / "libnccl.so"))
-    # Whoever asks for mpi4py finds this instead.
+    # An import of mpi4py finds this module instead.
     (tmp_path / "mpi4py.py").write_text("raise ImportError('hidden by a test')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     facts = look_around(timeout_s=60)
@@ -33,7 +33,7 @@ def test_hidden_libraries_are_told_as_missing(monkeypatch: pytest.MonkeyPatch, t
     assert "sparkdl" in facts.packages
 
 
-def test_torchvision_is_looked_at_by_the_library_of_its_operators(
+def test_torchvision_is_checked_by_loading_the_library_of_its_operators(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     torch = metadata.version("torch")
@@ -56,7 +56,7 @@ def test_question_that_hangs_or_crashes_has_an_answer() -> None:
     assert ask(["/no/such/program"], timeout_s=1) == (False, "No such file or directory")
 
 
-def test_program_whose_end_is_not_seen_is_not_waited_for(
+def test_program_that_cannot_be_reaped_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(machine_facts, "_END_TIMEOUT_S", 0.2)

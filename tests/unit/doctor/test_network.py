@@ -1,4 +1,4 @@
-"""What the doctor says of a network, by what ranks have seen of it; and who measures with whom."""
+"""The doctor's findings about a network, given the surveys of ranks, and the schedule of measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def survey(**seen: Any) -> dict[str, Any]:
     return {"host_of_rank": [0, 1], "attempts": [], "rates": [], "failure": "", **seen}
 
 
-def test_reached_addresses_are_named_and_those_that_are_not() -> None:
+def test_finding_lists_reached_and_unreached_addresses() -> None:
     attempts = [(1, "eth0", "10.0.0.2", ""), (1, "docker0", "172.17.0.1", "refused")]
     (finding,) = judge_network([survey(attempts=attempts), survey()], NAMES)
     assert finding.status == GOOD
@@ -35,7 +35,7 @@ def test_host_that_cannot_be_reached_is_a_failure_with_the_reason() -> None:
     assert "firewall" in finding.advice
 
 
-def test_rates_are_told_once_for_a_pair_and_slow_ones_are_worth_a_note() -> None:
+def test_rate_of_a_pair_is_reported_once_and_a_slow_one_as_a_note() -> None:
     rate = (0, 1, "TCP", 1.1e9, 50e-6)
     (fast,) = judge_network([survey(rates=[rate]), survey(rates=[rate])], NAMES)
     assert fast.status == GOOD
@@ -53,7 +53,7 @@ def test_transfer_that_fails_on_all_ranks_is_one_finding() -> None:
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=17, unique=True))
-def test_everybody_meets_everybody_once_and_nobody_two_at_a_time(players: list[int]) -> None:
+def test_every_pair_meets_once_and_each_player_once_per_round(players: list[int]) -> None:
     found = rounds(players)
     for pairs in found:
         met = [player for pair in pairs for player in pair]

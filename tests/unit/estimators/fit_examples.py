@@ -1,4 +1,4 @@
-"""Estimators and functions of a user for the tests of what may be fitted."""
+"""Estimators and users' functions for the tests of the checks before a fit."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def loss_alone(model, batch):
 
 
 def loss_by_gradients(model, batch):
-    """Wants the output to change little with the features."""
+    """A loss that penalizes the gradient of the output with respect to the features."""
     rows = batch["dense"].requires_grad_()
     (slope,) = torch.autograd.grad(model(rows).sum(), rows, create_graph=True)
     return slope.pow(2).sum()
 
 
 class Encoder(nn.Module):
-    """Returns, as variational encoders do, more than there are labels."""
+    """A model with more outputs than there are labels, like a variational encoder."""
 
     def __init__(self, *, sparse: bool = False) -> None:
         super().__init__()

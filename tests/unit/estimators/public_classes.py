@@ -1,6 +1,6 @@
-"""The public estimators, for the suites that run each of them through the contract of Spark ML.
+"""The public estimators, for the test suites that run each of them through the contract of Spark ML.
 
-A new estimator is one more line here and one in ``tests/spark/test_ml_contract.py``.
+A new estimator needs one more line here and one in ``tests/spark/test_ml_contract.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_scheduler(optimizer, num_steps):
 
 
 def make_ready_made(made):
-    """Make an estimator that has, as all others do, a function among its Params."""
+    """Return a function that makes an estimator with a function among its Params, as all estimators here have."""
     return lambda **changes: made(**{"scheduler": make_scheduler, **changes})
 
 
@@ -60,11 +60,11 @@ ESTIMATORS = {
     "ImageClassifier": make_ready_made(ImageClassifier),
     "LanguageModel": make_ready_made(LanguageModel),
 }
-"""Makes an estimator that could be fitted, with Params changed by keyword."""
+"""Functions that make an estimator that could be fitted, with Params changed by keyword."""
 
 MODELS = {
     "TorchModel": make_model(TorchModel, "class"),
     "TorchClassificationModel": make_model(TorchClassificationModel, "class"),
     "TorchRegressionModel": make_model(TorchRegressionModel, "value"),
 }
-"""Makes a model as a fit returns it."""
+"""Functions that make a model like one returned by a fit."""

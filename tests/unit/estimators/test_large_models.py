@@ -1,4 +1,4 @@
-"""Weights pass through the driver without a copy of them: one of 100 MiB would be seen here."""
+"""Weights pass through the driver without being copied: a copy of 100 MiB would be detected here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.memory_watch import memory_watched
 MIB = 1 << 20
 ROWS = 25 * MIB // 64
 COPY_BYTES = 50 * MIB
-"""Half of a copy, and more than what is copied of the small parameters, with their gradients."""
+"""Half of a copy, and more than the copies of the small parameters and their gradients."""
 
 
 class Words(nn.Module):
@@ -44,7 +44,7 @@ def words() -> Words:
     return Words()
 
 
-def test_the_watch_sees_a_copy(words: Words) -> None:
+def test_memory_watch_detects_a_copy(words: Words) -> None:
     with memory_watched() as found:
         words.embedding.weight.detach().clone()
     assert found.peak_bytes > 90 * MIB, "of 100"
@@ -59,7 +59,7 @@ def dataset(tmp_path: Path) -> ParquetDataset:
     return scan_dataset(str(tmp_path))
 
 
-def test_what_a_fit_tries_on_the_driver_copies_and_changes_no_large_weights(
+def test_trial_on_the_driver_neither_copies_nor_changes_large_weights(
     words: Words, dataset: ParquetDataset
 ) -> None:
     estimator = TorchEstimator(
@@ -72,7 +72,7 @@ def test_what_a_fit_tries_on_the_driver_copies_and_changes_no_large_weights(
     version = words.embedding.weight._version
     prepare_fit(
         estimator.copy({estimator.model: Words(num_rows=10)}), dataset
-    )  # loads what libraries it needs
+    )  # loads the required libraries
     with memory_watched() as found:
         check_picklable(estimator)
         inputs = prepare_fit(estimator, dataset)
@@ -115,13 +115,13 @@ def test_weights_go_to_the_ranks_and_back_through_the_store_without_a_copy_on_th
         stored = store_spec(spec, str(folder))
     assert found.peak_bytes < COPY_BYTES
     assert len(stored.structure) < MIB
-    trained = load_spec(stored).model  # a rank has weights of its own, once
+    trained = load_spec(stored).model  # the rank itself holds the weights once
     with torch.no_grad():
         trained.embedding.weight.add_(1)
     with memory_watched() as found:
         outcome = store_module(trained, str(folder))
         fetched = fetch_module(outcome, str(folder))
-        shutil.rmtree(folder)  # as the Store does when the fit is over
+        shutil.rmtree(folder)  # as the Store does at the end of a fit
         ids = torch.tensor([0, 5, ROWS - 1])
         torch.testing.assert_close(fetched(ids), trained(ids))
     assert found.peak_bytes < COPY_BYTES
@@ -142,7 +142,7 @@ def test_a_module_is_saved_and_loaded_without_a_copy(words: Words, tmp_path: Pat
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
-def test_trained_weights_that_are_not_those_of_the_rank_are_refused(tmp_path: Path, damage: str) -> None:
+def test_damaged_or_missing_trained_weights_are_refused(tmp_path: Path, damage: str) -> None:
     stored = store_module(nn.Linear(3, 2), str(tmp_path))
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""What a driver loads for an estimator: the parts that work on the driver, and not those of ranks."""
+"""Modules that an estimator loads on the driver: none of those that only ranks need."""
 
 from __future__ import annotations
 

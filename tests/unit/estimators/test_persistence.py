@@ -57,7 +57,7 @@ def test_a_model_comes_back_as_it_was(place):
     assert torch.equal(loaded.module.weight, model.module.weight)
 
 
-def test_only_overwrite_replaces_and_leaves_nothing_behind(place):
+def test_only_overwrite_replaces_a_model_and_it_leaves_no_other_files(place):
     make_model().save(place)
     with pytest.raises(SavedModelError, match=r"exists already. Use write\(\).overwrite\(\)"):
         make_model().save(place)
@@ -68,7 +68,7 @@ def test_only_overwrite_replaces_and_leaves_nothing_behind(place):
 
 
 def stop_in_move(monkeypatch, filesystem, *, number, where):
-    """Press Ctrl-C in the move of that number, at a place that a move by copying and removing goes through."""
+    """Raise KeyboardInterrupt in the given move, at one of the stages of a move by copying and removing."""
     original = type(filesystem).mv
     moves = []
 
@@ -99,7 +99,7 @@ def names_beside(place):
 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("where", ["half copied", "copied", "half removed", "moved"])
-def test_an_interrupted_overwrite_leaves_what_was_there(place, monkeypatch, number, where):
+def test_interrupted_overwrite_keeps_the_existing_model(place, monkeypatch, number, where):
     model = make_model()
     model.save(place)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -133,7 +133,7 @@ def test_an_old_model_that_cannot_be_removed_costs_a_warning(place, monkeypatch,
 
 
 def rename_in_memory(self, source, target, **options):
-    """The mv of fsspec removes after copying, by a call that this test refuses."""
+    """A mv for the memory filesystem that does not call ``rm``, which the test refuses."""
     self.copy(f"{source}/", f"{target}/", recursive=True)
     for name in [name for name in self.store if name.startswith(f"{source}/")]:
         del self.store[name]
@@ -170,7 +170,7 @@ def test_an_estimator_comes_back_with_lambdas_and_weights(place):
     assert loaded.getMetrics()["error"](3, 1) == 2
 
 
-def test_what_cannot_be_saved_leaves_what_was_there(tmp_path):
+def test_failed_save_keeps_the_existing_model(tmp_path):
     path = str(tmp_path / "model")
     model = make_model()
     model.save(path)
@@ -181,7 +181,7 @@ def test_what_cannot_be_saved_leaves_what_was_there(tmp_path):
     assert TorchModel.load(path).uid == model.uid
 
 
-def test_what_is_no_model_is_named(tmp_path):
+def test_folder_that_is_no_model_is_named(tmp_path):
     with pytest.raises(SavedModelError, match="nowhere does not exist"):
         TorchModel.load(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()

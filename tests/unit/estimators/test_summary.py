@@ -1,4 +1,4 @@
-"""What a summary tells of a fit, as numbers, as a table and as a figure."""
+"""A summary of a fit as numbers, as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_times_and_throughput_are_added_up_over_the_epochs():
     )
 
 
-def test_ranks_that_took_part_in_some_epochs_alone_are_told_too():
+def test_rank_seconds_include_ranks_that_ran_only_some_epochs():
     two = record(1).rank_seconds
     fewer = TrainingSummary(history=(record(1), record(2, rank_seconds=two[:1]))).rank_seconds
     more = TrainingSummary(history=(record(1, rank_seconds=two[:1]), record(2))).rank_seconds
@@ -94,7 +94,7 @@ def test_a_plot_of_an_older_model_draws_what_is_known(tmp_path):
     figure.savefig(tmp_path / "fit.png")
 
 
-def test_what_cannot_be_drawn_is_said(monkeypatch):
+def test_plot_without_history_or_matplotlib_says_why(monkeypatch):
     with pytest.raises(ParamError, match="this model has no history"):
         TrainingSummary().plot()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -1,4 +1,4 @@
-"""Where ranks wait for different operations under one name, and where they only seem to."""
+"""Ranks that wait for different operations under one name, and ranks that only seem to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REDUCED, GROUPED, GATHERED = (
 
 
 def waiting(*requests: Description, behind: tuple[Description, ...] = ()) -> Report:
-    """A rank with threads that wait for ``requests``, and with what nobody waits for."""
+    """The report of a rank with threads that wait for ``requests``, and with requests that no thread waits for."""
     return Report(requests=behind + requests, awaited=frozenset(each.name for each in requests))
 
 
@@ -35,7 +35,7 @@ def test_reports_travel_as_text() -> None:
         assert parse_report(each.text) == each
 
 
-def test_all_that_clashes_under_a_name_fails_with_what_each_rank_asked_for() -> None:
+def test_clashing_requests_under_a_name_fail_with_the_request_of_each_rank() -> None:
     clashes = find_clashes([waiting(GATHERED), waiting(BARRIER, REDUCED), waiting(GATHERED)])
     assert [step.description for step in clashes["m"]] == [GATHERED, REDUCED]
     [error] = {step.error for step in clashes["m"]}
@@ -53,7 +53,7 @@ def test_a_group_and_a_tensor_clash() -> None:
     assert "One rank did an GROUPED_ALLREDUCE, but another rank did an ALLREDUCE." in step.error
 
 
-def test_what_may_still_be_asked_for_is_no_clash() -> None:
+def test_requests_that_may_still_match_do_not_clash() -> None:
     assert find_clashes([waiting(GATHERED), waiting(request("allreduce.n"))]) == {}
     assert find_clashes([waiting(GATHERED), waiting(BARRIER, behind=(REDUCED,))]) == {}
     assert find_clashes([waiting(GATHERED), waiting(REDUCED), waiting(BARRIER)]) == {}

@@ -1,4 +1,4 @@
-"""What ranks must agree on, and how it is said that they do not."""
+"""The properties of requests on which ranks must agree, and the errors if they do not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_labels_are_short_and_readable() -> None:
         replace(REDUCTION, dtypes=("float32",) * 2, shapes=((2, 3),) * 2),
     ],
 )
-def test_whatever_differs_is_a_mismatch(other: Description) -> None:
+def test_any_difference_between_descriptions_is_a_mismatch(other: Description) -> None:
     message = find_mismatch({0: REDUCTION, 3: other})
     assert message is not None
     assert message.startswith("Mismatched ")
@@ -48,7 +48,7 @@ def test_whatever_differs_is_a_mismatch(other: Description) -> None:
     assert "rank 3: " in message
 
 
-def test_ranks_that_meet_for_different_things_mismatch() -> None:
+def test_barriers_for_different_purposes_mismatch() -> None:
     meeting = Description(kind=Kind.BARRIER, name="process_set", about="add process set [0, 1]")
     assert parse_description(meeting.text) == meeting
     message = find_mismatch({0: meeting, 1: replace(meeting, about="add process set [1]")})

@@ -1,4 +1,4 @@
-"""What ranks whose requests are in different order run next."""
+"""The next steps of ranks whose requests are in different order."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def names(steps: list) -> list[str]:
 A, B, C = (allreduce(name) for name in "abc")
 
 
-def test_what_all_ranks_have_runs_in_the_order_of_the_first() -> None:
+def test_requests_of_all_ranks_run_in_the_order_of_the_first_rank() -> None:
     steps = plan_steps([[C, A, B], [A, C], [B, A, C]])
     assert names(steps) == ["c", "a"]
     assert all(step.error is None for step in steps)
 
 
-def test_nothing_runs_where_nothing_is_common() -> None:
+def test_no_request_runs_if_none_is_common() -> None:
     assert plan_steps([[A], [B]]) == []
     assert missing_ranks([[A], [B]]) == {"a": [1], "b": [0]}
 
@@ -49,15 +49,15 @@ def test_ranks_that_have_joined_are_not_waited_for() -> None:
     assert missing_ranks([None, [A, B], [B]]) == {"a": [2]}
 
 
-def test_nobody_is_missing_where_a_rank_has_joined() -> None:
+def test_joined_ranks_are_not_missing() -> None:
     assert missing_ranks([[A, JOIN], [B], [A]]) == {"a": [1], "b": [2]}
 
 
-def test_what_joining_ranks_still_have_runs_when_all_have_joined() -> None:
+def test_remaining_requests_of_joining_ranks_run_when_all_have_joined() -> None:
     assert names(plan_steps([[A, JOIN], None, [B, A, JOIN]])) == ["a", "b"]
 
 
-def test_what_needs_all_ranks_fails_when_some_have_joined() -> None:
+def test_allgather_fails_while_some_ranks_have_joined() -> None:
     [step] = plan_steps([[allgather("g")], None])
     assert step.error is not None
     assert step.error.startswith("Allgather is not supported with Join at this time.")

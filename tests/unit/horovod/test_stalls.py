@@ -1,4 +1,4 @@
-"""What some ranks are long waited for is warned of, and given up where that is wanted."""
+"""Warnings about requests that some ranks do not make, and giving them up if that is set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkdl.horovod.torch.engine.plan import Report
 from sparkdl.horovod.torch.engine.stalls import StallWatch, find_stall
 
 
-def test_only_what_stays_missing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_names_only_requests_that_stay_missing(caplog: pytest.LogCaptureFixture) -> None:
     watch = StallWatch("'world'", warn_after_s=1e-9)
     with caplog.at_level(logging.WARNING):
         watch.note({"allreduce.a": [1, 2]})
@@ -26,7 +26,7 @@ def test_only_what_stays_missing_is_warned_of(caplog: pytest.LogCaptureFixture) 
         assert not caplog.text
 
 
-def test_what_stays_missing_is_stalled_until_it_has_run() -> None:
+def test_missing_request_is_stalled_until_it_has_run() -> None:
     watch = StallWatch("world", warn_after_s=None, abort_after_s=1e-9)
     assert watch.stalled() == {}
     missing = {"allreduce.a": [1], "allreduce.b": [0]}
@@ -34,14 +34,14 @@ def test_what_stays_missing_is_stalled_until_it_has_run() -> None:
     while set(watch.stalled()) != set(missing):
         pass
     assert watch.stalled() == {"allreduce.a": 1e-9, "allreduce.b": 1e-9}
-    watch.note_run("allreduce.a")  # no look at the ranks shows that it is missing no more
+    watch.note_run("allreduce.a")  # no report of the ranks shows that it is no longer missing
     assert set(watch.stalled()) == {"allreduce.b"}
     patient = StallWatch("world", warn_after_s=None)
     patient.note(missing)
     assert patient.stalled() == {}
 
 
-def test_all_ranks_give_up_what_one_of_them_takes_for_stalled() -> None:
+def test_all_ranks_give_up_a_request_that_one_rank_reports_as_stalled() -> None:
     missing = {"allreduce.a": [1, 2]}
     reports = [
         None,

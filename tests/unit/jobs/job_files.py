@@ -49,7 +49,7 @@ output: out
 
 
 def write_job(folder: Path, text: str = JOB) -> Path:
-    """Write a job and the module of its networks."""
+    """Write a job, and the module of its networks; return the path of the job."""
     (folder / "my_nets.py").write_text(NETS)
     file = folder / "job.yaml"
     file.write_text(text)
@@ -57,5 +57,5 @@ def write_job(folder: Path, text: str = JOB) -> Path:
 
 
 def read(folder: Path, *arguments: str, text: str = JOB) -> Job:
-    """Write a job, and read it with changes."""
+    """Write a job, and read it with arguments that change it."""
     return read_job(write_job(folder, text), [read_override(each) for each in arguments])

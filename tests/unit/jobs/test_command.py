@@ -53,7 +53,7 @@ def test_missing_job_file_ends_with_2(tmp_path, capsys):
     assert "cannot be read: No such file or directory." in capsys.readouterr().err
 
 
-def test_an_output_of_something_else_is_refused_before_spark_starts(tmp_path, capsys):
+def test_output_folder_that_no_job_wrote_is_refused_before_spark_starts(tmp_path, capsys):
     file = write_job(tmp_path)
     (tmp_path / "thesis.tex").touch()
     assert main(["train", str(file), f"output={tmp_path}"]) == 2
@@ -76,9 +76,9 @@ def test_sigterm_is_raised_once_and_only_inside_the_block():
     with pytest.raises(Terminated), ends_when_asked():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
-            signal.sigtimedwait([signal.SIGUSR1], 5)  # the signal comes meanwhile
+            signal.sigtimedwait([signal.SIGUSR1], 5)  # the signal arrives during this wait
         finally:
-            os.kill(os.getpid(), signal.SIGTERM)  # disturbs no ending
+            os.kill(os.getpid(), signal.SIGTERM)  # must not disturb the ending
     assert signal.getsignal(signal.SIGTERM) == before
 
 

@@ -16,14 +16,14 @@ def identity(folder, *arguments, **code) -> Identity:
 
 
 def written(made: Identity) -> dict:
-    """As it comes back from a file."""
+    """The identity as read back from a file."""
     return json.loads(json.dumps(asdict(made)))
 
 
 @pytest.mark.parametrize(
     "argument", ["output=/x", "spark.master=local[8]", "epochs=2", "seed=", "store=/x", "cache=memory"]
 )
-def test_where_a_job_runs_and_keeps_its_rows_changes_nothing(tmp_path, argument):
+def test_settings_that_do_not_affect_the_result_do_not_change_the_identity(tmp_path, argument):
     one, other = identity(tmp_path), identity(tmp_path, argument)
     assert one.digest == other.digest
     assert other.differences(written(one)) == []
@@ -40,13 +40,13 @@ def test_where_a_job_runs_and_keeps_its_rows_changes_nothing(tmp_path, argument)
         ("featuresCol=[a, b]", 'params.featuresCol was "image" and is ["a", "b"]'),
     ],
 )
-def test_what_a_job_says_otherwise_is_named(tmp_path, argument, said):
+def test_changed_settings_of_a_job_are_named(tmp_path, argument, said):
     one, other = identity(tmp_path), identity(tmp_path, argument)
     assert one.digest != other.digest
     assert said in other.differences(written(one))
 
 
-def test_a_password_of_the_tracking_server_is_no_part_of_it(tmp_path):
+def test_password_of_the_tracking_server_is_not_in_the_identity(tmp_path):
     one, other = (
         identity(tmp_path, f"tracking={{uri: 'https://me:{password}@there'}}") for password in ("abc", "xyz")
     )
@@ -54,18 +54,18 @@ def test_a_password_of_the_tracking_server_is_no_part_of_it(tmp_path):
     assert one.digest == other.digest
 
 
-def test_other_code_and_other_rows_are_another_job(tmp_path):
+def test_changed_code_and_changed_rows_are_another_job(tmp_path):
     one = identity(tmp_path)
     changed = identity(tmp_path, **{"my_nets.py": "xyz"})
     assert changed.differences(written(one)) == ["the code in my_nets.py has changed"]
     rows = Identity(said=one.said, code=one.code, rows="1")
     more = Identity(said=one.said, code=one.code, rows="2")
     assert more.differences(written(rows)) == ["the rows have changed"]
-    # Spark cannot always tell.
+    # Spark cannot always compare rows.
     assert one.differences(written(rows)) == rows.differences(written(one)) == []
 
 
-def test_of_many_differences_the_first_are_named(tmp_path):
+def test_only_the_first_of_many_differences_are_named(tmp_path):
     changes = [
         f"{name}=17"
         for name in ("batchSize", "epochs", "predictionCol", "maxGradNorm", "seed", "warmupSteps")

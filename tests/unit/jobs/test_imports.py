@@ -17,7 +17,7 @@ def test_modules_beside_the_job_that_it_imports_are_its_code(tmp_path):
     assert code_files(job) == [tmp_path / "my_nets.py", tmp_path / "losses"]
 
 
-def test_code_that_the_job_names_is_sought_beside_its_file(tmp_path):
+def test_code_paths_are_relative_to_the_job_file(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "shared.zip").touch()
     job = read(tmp_path, "code=lib/shared.zip")
@@ -32,7 +32,7 @@ def test_code_that_the_job_names_is_sought_beside_its_file(tmp_path):
         ("job.yaml", "is not a .*.py, "),
     ],
 )
-def test_code_that_cannot_be_is_named(tmp_path, name, message):
+def test_invalid_code_paths_are_named(tmp_path, name, message):
     with pytest.raises(JobFileError, match=message):
         code_files(read(tmp_path, f"code=[{name}]"))
 
@@ -59,7 +59,7 @@ def test_another_version_of_the_code_has_another_digest(tmp_path):
     assert digests(files)["losses"] != moved["losses"]
 
 
-def test_code_comes_before_what_is_installed_and_only_for_the_job(tmp_path):
+def test_code_of_the_job_precedes_installed_packages_only_inside_the_block(tmp_path):
     before = list(sys.path)
     with importable(code_files(read(tmp_path, text=JOB))):
         assert sys.path == [str(tmp_path), *before]

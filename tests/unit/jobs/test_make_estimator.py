@@ -27,7 +27,7 @@ def make(folder, *arguments, text=JOB):
         return make_estimator(job)
 
 
-def test_the_estimator_has_what_the_job_says(tmp_path):
+def test_estimator_has_the_settings_of_the_job(tmp_path):
     estimator = make(tmp_path, "model.arguments.hidden=5", "loss=my_nets:half_loss")
     assert type(estimator) is TorchEstimator
     assert estimator.getModel()[0].out_features == 5
@@ -70,14 +70,14 @@ def test_a_class_stands_for_an_instance_and_arguments_of_a_function_are_bound(tm
     assert estimator.getScheduler().func is torch.optim.lr_scheduler.StepLR
 
 
-def test_a_network_that_is_there_already_is_taken_as_it_is(tmp_path):
+def test_existing_network_is_used_unchanged(tmp_path):
     estimator = make(tmp_path, "model=my_nets:net")
     assert isinstance(estimator.getModel(), nn.Linear)
 
 
-def test_first_weights_are_those_of_the_seed(tmp_path):
+def test_first_weights_depend_on_the_seed(tmp_path):
     def weights(seed):
-        torch.rand(3)  # something else draws before
+        torch.rand(3)  # another draw before the network is made
         return make(tmp_path, f"seed={seed}").getModel()[0].weight
 
     assert torch.equal(weights(1), weights(1))
@@ -118,7 +118,7 @@ def test_first_weights_are_those_of_the_seed(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_is_told_as_it_was_written(tmp_path, argument, message):
+def test_invalid_argument_is_named_as_it_was_written(tmp_path, argument, message):
     with pytest.raises(JobFileError) as caught:
         make(tmp_path, argument)
     assert message in str(caught.value)
@@ -147,7 +147,7 @@ def test_what_cannot_be_is_told_as_it_was_written(tmp_path, argument, message):
         ),
     ],
 )
-def test_what_cannot_be_is_told_with_file_and_line(tmp_path, line, instead, message):
+def test_invalid_line_is_named_with_file_and_line(tmp_path, line, instead, message):
     assert f"{line}\n" in JOB
     with pytest.raises(JobFileError) as caught:
         make(tmp_path, text=JOB.replace(f"{line}\n", f"{instead}\n"))
@@ -176,7 +176,7 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path):
 
 @pytest.fixture(autouse=True)
 def _own_my_nets():
-    """Each test has a module of its own by this name."""
+    """Let each test have its own module of this name."""
     import sys
 
     sys.modules.pop("my_nets", None)

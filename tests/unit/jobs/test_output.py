@@ -20,11 +20,11 @@ def model() -> TorchModel:
 
 @pytest.fixture(params=["local", "memory"])
 def url(request, tmp_path) -> str:
-    """A position that does not exist yet, on a filesystem that renames, and on another."""
+    """A location that does not exist yet, on a filesystem that can rename folders and on one that cannot."""
     return str(tmp_path / "models" / "out") if request.param == "local" else f"memory://{tmp_path.name}/out"
 
 
-def test_what_is_written_is_read_and_replaced(url, model):
+def test_written_result_is_read_and_replaced(url, model):
     output = JobOutput(url)
     assert output.result() is None
     output.check_writable()
@@ -36,7 +36,7 @@ def test_what_is_written_is_read_and_replaced(url, model):
     assert JobOutput(url).result() == {**RESULT, "loss": 0.25}
 
 
-def test_nothing_else_is_left_beside_the_folder(tmp_path, model):
+def test_job_leaves_only_its_output_folder(tmp_path, model):
     output = JobOutput(str(tmp_path / "out"))
     output.check_writable()
     output.write(model, RESULT)
@@ -45,7 +45,7 @@ def test_nothing_else_is_left_beside_the_folder(tmp_path, model):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model", "result.json"]
 
 
-def test_a_model_that_cannot_be_written_leaves_what_was_there(tmp_path, model, monkeypatch):
+def test_model_that_cannot_be_written_keeps_the_existing_output(tmp_path, model, monkeypatch):
     output = JobOutput(str(tmp_path / "out"))
     output.write(model, RESULT)
 
@@ -61,7 +61,7 @@ def test_a_model_that_cannot_be_written_leaves_what_was_there(tmp_path, model, m
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_an_empty_folder_is_as_good_as_none(tmp_path):
+def test_empty_folder_has_no_result(tmp_path):
     (tmp_path / "out").mkdir()
     assert JobOutput(str(tmp_path / "out")).result() is None
 
@@ -75,7 +75,7 @@ def test_an_empty_folder_is_as_good_as_none(tmp_path):
         ("out/result.json", "[1]", "has a result.json without the key job: it was not written by a job"),
     ],
 )
-def test_what_no_job_wrote_is_refused(tmp_path, name, content, message):
+def test_folder_that_no_job_wrote_is_refused(tmp_path, name, content, message):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
@@ -83,13 +83,13 @@ def test_what_no_job_wrote_is_refused(tmp_path, name, content, message):
         JobOutput(str(tmp_path / "out")).result()
 
 
-def test_a_position_that_cannot_be_written_is_known_before(tmp_path):
+def test_output_that_cannot_be_written_is_known_before_the_fit(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"The output .*/file/out cannot be written"):
         JobOutput(str(tmp_path / "file" / "out")).check_writable()
 
 
-def test_a_result_has_null_for_what_json_has_not(tmp_path, model):
+def test_result_has_null_for_nan_and_infinity(tmp_path, model):
     output = JobOutput(str(tmp_path / "out"))
     output.write(model, {"job": {}, "loss": math.nan, "metrics": {"a": math.inf}, "ranks": (1, 2)})
     text = (tmp_path / "out" / "result.json").read_text()
@@ -97,7 +97,7 @@ def test_a_result_has_null_for_what_json_has_not(tmp_path, model):
 
 
 def test_errors_of_a_filesystem_plugin_name_the_output(tmp_path, monkeypatch):
-    """Such as botocore's for missing credentials, which are no OSErrors."""
+    """For example botocore's errors for missing credentials, which are no OSErrors."""
     output = JobOutput(f"memory://{tmp_path.name}/out")
 
     def fail(path):

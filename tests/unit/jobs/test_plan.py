@@ -11,7 +11,7 @@ from tests.unit.jobs.job_files import read
 MIB = 1 << 20
 
 
-def test_the_size_of_a_model_is_that_of_its_tensors():
+def test_size_of_a_model_is_the_size_of_its_tensors():
     module = nn.Sequential(nn.Linear(100, 50), nn.BatchNorm1d(50), nn.Linear(50, 10))
     module[0].weight.requires_grad_(False)
     size = model_size(module, torch.optim.Adam)
@@ -33,7 +33,7 @@ def test_the_size_of_a_model_is_that_of_its_tensors():
         (torch.optim.RMSprop, 1),
     ],
 )
-def test_the_state_of_optimizers_is_found_by_a_step_without_memory(optimizer, factor):
+def test_size_of_optimizer_state_is_found_by_a_step_without_memory(optimizer, factor):
     module = nn.Linear(1000, 100)
     assert model_size(module, optimizer).optimizer == pytest.approx(
         factor * module.weight.nbytes, rel=0.01, abs=100
@@ -46,7 +46,7 @@ def test_a_model_too_large_for_this_machine_has_a_size():
     assert model_size(module, torch.optim.Adam).weights > 4 << 40
 
 
-def test_an_optimizer_that_looks_at_numbers_has_no_known_size():
+def test_optimizer_that_reads_numbers_has_no_known_size():
     class Curious(torch.optim.SGD):
         def step(self, closure=None):
             return self.param_groups[0]["params"][0].sum().item()
@@ -91,12 +91,12 @@ def test_plan_has_rows_shards_steps_memory_and_ranks_per_host(tmp_path):
     ]
 
 
-def test_model_that_the_rows_determine_has_no_size(tmp_path):
+def test_model_that_depends_on_the_rows_has_no_known_size(tmp_path):
     lines = plan_text(read(tmp_path), make_plan(model=None), ["image"], "").splitlines()
     assert "model    size not known before the fit, as the rows determine the model" in lines
 
 
-def test_rows_that_are_no_more_than_a_feed_reads_ahead_count_twice():
+def test_read_ahead_of_a_feed_is_twice_a_small_dataset_and_bounded_for_a_large_one():
     assert make_plan().read_ahead_bytes == 2 * 4096 * 1000
     many = RowCounts(num_rows=10**9, num_marked=None, bytes_per_row=1.0)
     assert make_plan(rows=many).read_ahead_bytes == 256 * MIB

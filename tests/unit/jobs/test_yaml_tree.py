@@ -46,7 +46,7 @@ def plain(text: str) -> object:
         ('"null"', "null"),
     ],
 )
-def test_plain_scalars_are_those_of_yaml_1_2(word: str, value: object) -> None:
+def test_plain_scalars_follow_yaml_1_2(word: str, value: object) -> None:
     assert plain(f"key: {word}") == {"key": value}
     assert type(plain(word)) is type(value)
 

@@ -1,4 +1,4 @@
-"""A rank under its supervisor, without Spark."""
+"""A rank with its supervisor, without Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def supervised(
     stop_before_begin: StopReason | None = None,
     **options: Any,
 ) -> Iterator[tuple[RankSupervisor, list[str], list[dict[str, Any]]]]:
-    """One rank, with the lines and the events that it sends."""
+    """Run a rank; yield its supervisor, and the lists of its lines and of its events."""
     secret, lines, events = new_secret(), [], []
     has_line = threading.Event()
 
@@ -71,7 +71,7 @@ def value_of(supervisor: RankSupervisor) -> Any:
 
 
 def returned_by(function: Callable[[Any], Any], **options: Any) -> Any:
-    """The value of a function that returns on its rank."""
+    """Run a function on a rank; return its return value."""
     with supervised(function, **options) as (supervisor, _, _):
         failure = supervisor.wait()
         assert failure is None, failure

@@ -9,7 +9,7 @@ CAUSE = Failure(rank=2, host="a", error="LookupError: none", traceback="...", pi
 CONSEQUENCE = Failure(rank=0, host="b", error="RankLostError: rank 2", traceback="...", is_consequence=True)
 
 
-def test_cause_is_the_culprit_though_a_consequence_was_heard_first() -> None:
+def test_cause_is_the_culprit_although_a_consequence_came_first() -> None:
     assert find_culprit([CONSEQUENCE, CAUSE]) is CAUSE
 
 
@@ -21,7 +21,7 @@ def test_no_failure_has_no_culprit() -> None:
     assert find_culprit([]) is None
 
 
-def test_error_of_one_rank_is_the_culprit_though_one_that_all_share_was_heard_first() -> None:
+def test_error_of_one_rank_is_the_culprit_although_an_error_of_all_ranks_came_first() -> None:
     shared = Failure(rank=0, error="MismatchError: all", traceback="", origin="shared")
     assert find_culprit([CONSEQUENCE, shared, CAUSE]) is CAUSE
     assert find_culprit([CONSEQUENCE, shared]) is shared
@@ -39,7 +39,7 @@ def test_error_of_one_rank_is_the_culprit_though_one_that_all_share_was_heard_fi
         (["aborted", ""], [], 3, True),
     ],
 )
-def test_ranks_were_lost_where_some_told_nothing_or_were_missed(
+def test_ranks_count_as_lost_where_some_did_not_report_or_were_lost_to_others(
     origins: list[str], returned: list[int], num_ranks: int, were_lost: bool
 ) -> None:
     failures = [

@@ -14,7 +14,7 @@ from tests.flood import flooded
 from tests.processes import listens_on, wait_until_gone, with_descendants
 
 
-def test_gpus_of_local_ranks_are_those_that_this_process_sees_in_turn(tmp_path):
+def test_local_ranks_get_the_visible_gpus_in_turn(tmp_path):
     assert _gpus_of(1, 0, {}) is None
     assert _gpus_of(1, 2, {}, tmp_path / "no driver") == ["2", "3"]
     for name in ("0000:3b:00.0", "0000:5e:00.0"):
@@ -56,7 +56,7 @@ def print_lines(context: RankContext, num_lines: int) -> int:
 
 def test_every_line_is_passed_on_before_the_values_are_returned():
     lines: dict[int, list[str]] = {0: [], 1: []}
-    # More lines than the launcher queues.
+    # More lines than the launcher can queue.
     values = run_on_local_ranks(
         print_lines, 20_000, num_ranks=2, on_log=lambda rank, line: lines[rank].append(line)
     )

@@ -19,7 +19,7 @@ RAISED = RankError("Rank 0 on here failed: ValueError", rank=0, host="here")
 
 
 def run_through(endings, restarts: Restarts) -> list[int]:
-    """How many ranks each call had, of calls that end as they are told, without Spark."""
+    """Run calls that end as given, without Spark; return the number of ranks of each call."""
     tried = []
 
     def run(num_ranks: int) -> list[int]:
@@ -32,7 +32,7 @@ def run_through(endings, restarts: Restarts) -> list[int]:
     return run_with_restarts(run, restarts, spark=None, num_ranks=3, where=lambda: "commit 7")
 
 
-def test_losses_and_what_code_raised_are_counted_apart(caplog):
+def test_restarts_for_losses_and_retries_for_exceptions_are_counted_separately(caplog):
     restarts = Restarts(max_restarts=2, max_retries=1, min_ranks=3, what="run")
     with caplog.at_level(logging.WARNING, logger="sparkdl"):
         assert run_through([LOST, RAISED, ExecutorsLostError("Executors were lost")], restarts) == [
@@ -56,7 +56,7 @@ def test_one_loss_or_failure_too_many_is_raised():
     assert caught.value is RAISED
 
 
-def test_what_keeps_ranks_from_starting_is_not_tried_again():
+def test_failure_to_start_ranks_is_not_retried():
     with pytest.raises(ClusterLostError):
         run_through(
             [ClusterLostError("the application ended")], Restarts(max_restarts=5, max_retries=5, min_ranks=3)
@@ -65,7 +65,7 @@ def test_what_keeps_ranks_from_starting_is_not_tried_again():
         run_through([LaunchError("no slots")], Restarts(max_restarts=5, max_retries=5, min_ranks=3))
 
 
-def test_after_a_loss_ranks_that_find_no_slots_are_tried_with_fewer_in_the_same_restart(caplog):
+def test_restart_without_free_slots_tries_fewer_ranks(caplog):
     none_free = SlotsMissingError("0 of the ranks had started")
     with caplog.at_level(logging.WARNING, logger="sparkdl"):
         tried = run_through(
@@ -79,6 +79,6 @@ def test_after_a_loss_ranks_that_find_no_slots_are_tried_with_fewer_in_the_same_
         run_through([LOST, none_free, none_free], Restarts(max_restarts=1, min_ranks=2))
 
 
-def test_ranks_that_find_no_slots_at_first_are_not_tried_with_fewer():
+def test_first_start_without_free_slots_does_not_try_fewer_ranks():
     with pytest.raises(SlotsMissingError):
         run_through([SlotsMissingError("none free")], Restarts(max_restarts=5, min_ranks=1))

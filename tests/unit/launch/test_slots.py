@@ -1,4 +1,4 @@
-"""Which executors Spark is asked for, and how many there were at once."""
+"""The number of executors requested from Spark, and the largest number that existed at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_executors_that_spark_is_asked_for_are_read_from_its_settings(
     assert executors_by_settings(master, lambda name: settings.get(name, "")) == asked
 
 
-def test_an_executor_that_takes_the_place_of_a_lost_one_does_not_make_more_of_them() -> None:
+def test_replacement_of_a_lost_executor_does_not_raise_the_count_of_executors() -> None:
     assert most_at_once([]) == 0
     assert most_at_once([(0, None, 1), (1, 10, 1), (10, 20, 1), (25, None, 1)]) == 2
     assert most_at_once([(0, 5, 1), (1, 5, 1), (2, None, 1)]) == 3

@@ -19,7 +19,7 @@ def test_driver_of_a_local_session_listens_on_loopback(master: str) -> None:
     assert driver_hosts(session_of(spark_master=master, spark_driver_host="node-1")) == ["127.0.0.1"]
 
 
-def test_driver_listens_where_executors_reach_sparks_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_driver_listens_on_the_address_of_sparks_driver(caplog: pytest.LogCaptureFixture) -> None:
     master, own = "spark://node-1:7077", reachable_hosts()[0]
     assert driver_hosts(session_of(spark_master=master, spark_driver_host=own)) == (own,)
     assert driver_hosts(session_of(spark_master=master, spark_driver_host="127.0.0.1")) == ("127.0.0.1",)

@@ -1,4 +1,4 @@
-"""A model with several inputs and outputs, in a module that can be imported without Spark."""
+"""A model with several inputs and outputs, in a module that does not import Spark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class ManyIntoMany(nn.Module):
-    """Takes a tensor, a list of any length and a number for each row; tells a class and two numbers."""
+    """Takes a tensor, a list of any length and a number per row; predicts a class and two numbers."""
 
     def __init__(self) -> None:
         super().__init__()

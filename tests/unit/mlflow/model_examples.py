@@ -1,4 +1,4 @@
-"""Trained models for the tests of the flavor, and rows that they take."""
+"""Trained models for the tests of the flavor, and rows as their inputs."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def many_into_many() -> TorchModel:
 
 
 WINE = {"alcohol": 13.2, "ash": 2.4, "magnesium": 101, "region": "piedmont"}
-"""A row that :func:`wine_classifier` takes."""
+"""A row as input of :func:`wine_classifier`."""
 
 
 def wine_classifier() -> TorchModel:
-    """A classifier of a table as ``TorchClassifier`` makes them, that was not fitted: numbers and a category."""
+    """A classifier of a table as ``TorchClassifier`` makes them, with numbers and a category, but not fitted."""
     torch.manual_seed(0)
     columns = (
         Column(name="alcohol", dtype="float64"),
@@ -89,7 +89,7 @@ def rows(count: int = 5) -> pd.DataFrame:
 
 
 def expected(module: nn.Module, frame: pd.DataFrame) -> dict[str, np.ndarray]:
-    """What the bare module tells of rows, one at a time."""
+    """The predictions of the bare module, computed row by row."""
     with torch.inference_mode():
         told = [
             module(

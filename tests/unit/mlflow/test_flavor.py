@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A model of MLflow in a folder, and the model that it was made of."""
+    """An MLflow model in a folder, and the model from which it was made."""
     path = tmp_path_factory.mktemp("saved") / "model"
     model = many_into_many()
     sparkdl.mlflow.save_model(model, path, input_example=rows(2))
@@ -61,7 +61,7 @@ def served(saved):
     return mlflow.pyfunc.load_model(saved[0])
 
 
-def test_one_folder_is_a_model_of_spark_a_module_and_a_pyfunc(saved, served):
+def test_one_folder_loads_as_a_spark_model_a_module_and_a_pyfunc(saved, served):
     path, model = saved
     assert set(yaml.safe_load(Path(path, "MLmodel").read_text())["flavors"]) == {"python_function", "sparkdl"}
     loaded = sparkdl.mlflow.load_model(path)
@@ -76,7 +76,7 @@ def test_one_folder_is_a_model_of_spark_a_module_and_a_pyfunc(saved, served):
     assert torch.equal(served._model_impl.get_raw_model().kind.weight, module.kind.weight)
 
 
-def test_a_pyfunc_takes_tensors_and_ragged_arrays_and_tells_labels_and_probabilities(saved, served):
+def test_pyfunc_takes_tensors_and_ragged_arrays_and_returns_labels_and_probabilities(saved, served):
     frame = rows()
     answers = served.predict(frame)
     told = expected(saved[1].module, frame)
@@ -147,7 +147,7 @@ def test_params_of_an_inference_choose_batches_and_device(saved, served):
         (rows(), {"device": "meta"}, "device is 'meta', and this process sees"),
     ],
 )
-def test_bad_requests_are_raised_as_such_with_what_is_wrong(served, frame, params, message):
+def test_bad_requests_raise_status_400_with_the_reason(served, frame, params, message):
     with pytest.raises(MlflowException, match=message) as caught:
         served.predict(frame, params=params)
     assert caught.value.get_http_status_code() == 400
@@ -177,7 +177,7 @@ REQUESTS = {
 
 
 def asked(served, form, rows):
-    """What MLflow's scoring server answers: the status, and the answer read as strictly as JSON is defined."""
+    """Status and answer of MLflow's scoring server; the answer is parsed as strict JSON."""
     from mlflow.pyfunc import scoring_server
 
     def refuse(name):
@@ -201,12 +201,12 @@ def test_a_missing_value_is_a_bad_request_in_every_form(served_wine, form, name)
     assert len(answer["predictions"]) == 2
     status, answer = asked(served_wine, form, [WINE, {**WINE, name: None}, WINE, {**WINE, name: None}])
     assert status == 400, answer
-    if name != "magnesium":  # of which MLflow itself says that it is no integer
+    if name != "magnesium":  # for which MLflow's own error says that it is no integer
         assert f"Column '{name}' holds null or NaN in 2 of 4 rows, the first of them row 1." in answer
 
 
 @pytest.mark.parametrize("missing", [None, np.nan, pd.NA])
-def test_a_missing_value_in_a_frame_is_an_error_with_the_code_of_bad_requests(served_wine, missing):
+def test_missing_value_in_a_frame_has_the_error_code_of_a_bad_request(served_wine, missing):
     frame = pd.DataFrame([WINE] * 3)
     frame["ash"] = frame["ash"].astype(
         object if missing is None else "Float64" if missing is pd.NA else float
@@ -221,7 +221,7 @@ def test_a_missing_value_in_a_frame_is_an_error_with_the_code_of_bad_requests(se
 
 
 @pytest.mark.parametrize("answer", [float("nan"), float("inf")])
-def test_no_answer_holds_what_json_has_not(tmp_path, answer):
+def test_output_that_json_cannot_hold_is_a_bad_request(tmp_path, answer):
     module = nn.Linear(3, 1)
     with torch.no_grad():
         module.bias.fill_(answer)
@@ -248,7 +248,7 @@ except ImportError as error:
 """
 
 
-def test_all_but_the_model_of_spark_loads_without_pyspark(saved):
+def test_only_the_spark_model_needs_pyspark_to_load(saved):
     path, model = saved
     kinds = " ".join(expected(model.module, rows(2))["kind"])
     done = subprocess.run(
@@ -287,7 +287,7 @@ def test_a_logged_model_is_registered_with_an_alias_and_found_by_it(tracked):
     assert not [name for name in names if "spark" in name]
 
 
-def test_packages_that_network_and_inputs_are_made_of_are_requirements(tmp_path):
+def test_packages_of_the_network_and_of_its_inputs_are_requirements(tmp_path):
     inputs = make_inputs(
         "x",
         x=Column(name="x", kind="binary", dtype="object"),
@@ -304,7 +304,7 @@ def test_packages_that_network_and_inputs_are_made_of_are_requirements(tmp_path)
     assert len(lines) == len({line.partition("==")[0] for line in lines}), "each once"
 
 
-def test_code_that_no_package_has_travels_with_the_model(tmp_path, monkeypatch):
+def test_code_outside_of_packages_is_saved_with_the_model(tmp_path, monkeypatch):
     source = tmp_path / "layers_of_a_flavor_test.py"
     source.write_text("from torch import nn\nclass Twice(nn.Linear):\n    pass\n")
     with monkeypatch.context() as here:
@@ -322,7 +322,7 @@ def test_code_that_no_package_has_travels_with_the_model(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def carried(tmp_path_factory):
-    """A model with the code of its network, and a Python that has all that it requires but sparkdl."""
+    """A model saved with the code of its network, and a Python with all its requirements but without sparkdl."""
     folder = tmp_path_factory.mktemp("carried")
     code = folder / "tests" / "unit" / "mlflow"
     code.mkdir(parents=True)
@@ -335,7 +335,7 @@ def carried(tmp_path_factory):
 
 
 def run_python(python, code, *arguments, path=""):
-    """What a program prints in a process that has nothing of this checkout on its path."""
+    """The output of a program that runs without this checkout on its path."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [str(python), "-c", code, *map(str, arguments)],
@@ -350,7 +350,7 @@ def run_python(python, code, *arguments, path=""):
     return done.stdout.splitlines()
 
 
-def test_a_model_carries_sparkdl_and_requires_none(carried):
+def test_model_contains_sparkdl_and_does_not_require_it(carried):
     path, _ = carried
     described = yaml.safe_load((path / "MLmodel").read_text())["flavors"]["python_function"]
     assert (described["code"], described["loader_module"]) == ("code", "sparkdl_model_loader")
@@ -411,7 +411,7 @@ for state in ("installed", "imported"):
 """
 
 
-def test_another_package_of_the_name_is_not_taken_for_sparkdl(carried, tmp_path):
+def test_another_package_named_sparkdl_is_not_mistaken_for_it(carried, tmp_path):
     path, python = carried
     package = tmp_path / "sparkdl"
     package.mkdir()
@@ -444,7 +444,7 @@ def test_a_model_without_carried_code_is_loaded_by_the_installed_sparkdl(saved, 
     assert type(sparkdl.mlflow.load_model(str(path))) is TorchModel
 
 
-def test_a_loaded_model_is_logged_again_with_what_it_needs(saved, tmp_path):
+def test_loaded_model_is_logged_again_with_its_code(saved, tmp_path):
     sparkdl.mlflow.save_model(sparkdl.mlflow.load_model(saved[0]), tmp_path / "again")
     first, again = (
         sorted(each.name for each in Path(folder, "code").iterdir() if each.name != "__pycache__")
@@ -453,7 +453,7 @@ def test_a_loaded_model_is_logged_again_with_what_it_needs(saved, tmp_path):
     assert first == again
 
 
-def test_what_cannot_be_logged_or_loaded_is_named(tracked, tmp_path):
+def test_invalid_objects_to_log_or_load_are_named(tracked, tmp_path):
     with pytest.raises(ParamTypeError, match=r"takes the TorchModel that a fit returns, got torch\.nn"):
         sparkdl.mlflow.save_model(nn.Linear(1, 1), tmp_path / "model")
     with pytest.raises(ParamTypeError, match="alias needs a registered_model_name"):

@@ -1,4 +1,4 @@
-"""``mlflow models serve`` in Pythons without Spark and sparkdl, asked over HTTP, and what a container is built of."""
+"""``mlflow models serve`` in Pythons without Spark and sparkdl, called over HTTP, and the files of a container."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Holds the logged model, as ``model``."""
+    """A folder with the saved model, as ``model``."""
     folder = tmp_path_factory.mktemp("serving")
     sparkdl.mlflow.save_model(many_into_many(), folder / "model", input_example=rows(2))
     return folder
@@ -33,10 +33,10 @@ def python(folder):
 
 @pytest.fixture(scope="module")
 def ask(folder, python):
-    """Sends a body to the server and returns status and answer."""
+    """A function that sends a body to the server and returns status and answer."""
     modules = folder / "modules"
     modules.mkdir()
-    (modules / "tests").symlink_to(ROOT / "tests")  # where the network is, and no sparkdl
+    (modules / "tests").symlink_to(ROOT / "tests")  # contains the network, but not sparkdl
     with scoring_server(python, str(folder / "model"), folder, modules) as server:
         yield lambda body: send(server, body)
 
@@ -125,7 +125,7 @@ def test_the_files_of_a_container_are_generated(folder):
     dockerfile = (there / "Dockerfile").read_text()
     assert "java" not in dockerfile.lower()
     assert "/opt/ml/model" in dockerfile
-    (path,) = (there / "model_dir").rglob("requirements.txt")  # versions of MLflow differ in where
+    (path,) = (there / "model_dir").rglob("requirements.txt")  # its folder depends on the version of MLflow
     requirements = path.read_text().splitlines()
     assert not [line for line in requirements if "spark" in line]
     (wheel,) = (there / "model_dir").rglob("sparkdl_torch-*.whl")
@@ -139,7 +139,7 @@ def wine(tmp_path_factory):
     return path
 
 
-def test_a_missing_number_gets_a_400_and_no_answer_holds_what_json_has_not(wine, python, tmp_path):
+def test_missing_number_gets_status_400_and_no_answer_holds_nan(wine, python, tmp_path):
     with scoring_server(python, str(wine), tmp_path) as server:
         status, answer = send(server, {"dataframe_records": [WINE, WINE]})
         assert (status, len(answer["predictions"])) == (200, 2)

@@ -1,4 +1,4 @@
-"""Outputs of models by the names of label columns."""
+"""Assignment of model outputs to label columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE, TWO = torch.zeros(2, 3), torch.ones(2, 3)
         {"scores": ONE, "hidden_states": (TWO,)},
     ],
 )
-def test_one_label_column_takes_the_output_that_is_meant(outputs):
+def test_one_label_column_takes_the_matching_output(outputs):
     assert output_of_each(outputs, ["digit"])["digit"] is ONE
 
 
@@ -34,7 +34,7 @@ def test_a_model_output_of_transformers_gives_its_logits():
 @pytest.mark.parametrize(
     "outputs", [{"a": ONE, "b": TWO}, {"logits": (ONE,), "hidden": TWO}, (ONE, TWO), {}, None]
 )
-def test_outputs_of_which_several_could_be_meant_are_refused(outputs):
+def test_ambiguous_outputs_are_refused(outputs):
     with pytest.raises(ParamError, match="must return a tensor with one entry per row"):
         output_of_each(outputs, ["digit"])
 

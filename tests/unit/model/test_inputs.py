@@ -18,14 +18,14 @@ def objects(rows):
 @given(
     st.lists(st.lists(st.integers(-(2**31), 2**31), max_size=7), min_size=1, max_size=9), st.integers(-5, 5)
 )
-def test_rows_stand_at_the_start_and_the_value_fills_up_the_rest(rows, value):
+def test_rows_are_padded_at_their_end_with_the_value(rows, value):
     padded = pad_rows(objects([np.array(row, np.int64) for row in rows]), name="x", value=value)
     longest = max(map(len, rows))
     assert padded.dtype == np.int64
     assert padded.tolist() == [[*row, *[value] * (longest - len(row))] for row in rows]
 
 
-def test_matrices_are_filled_up_on_both_sides():
+def test_matrices_are_padded_in_both_dimensions():
     rows = objects([np.ones((1, 3), np.float32), np.ones((2, 1), np.float32)])
     padded = pad_rows(rows, name="x", value=0)
     assert padded.dtype == np.float32
@@ -48,6 +48,6 @@ def test_matrices_are_filled_up_on_both_sides():
         ([objects([np.ones(1), np.ones(2)])], 0, "arrays inside arrays that differ in length"),
     ],
 )
-def test_what_cannot_be_one_array_is_named(rows, value, message):
+def test_rows_that_cannot_form_one_array_are_named(rows, value, message):
     with pytest.raises((DataError, ParamError), match=message):
         pad_rows(objects(rows), name="x", value=value)

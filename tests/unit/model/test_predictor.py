@@ -28,9 +28,7 @@ def outputs_for(loss, seed, rows, trailing):
     trailing=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_probabilities_are_those_that_the_loss_takes_and_the_likeliest_class_is_predicted(
-    loss, seed, rows, trailing
-):
+def test_probabilities_match_the_loss_and_the_most_likely_class_is_predicted(loss, seed, rows, trailing):
     kind, outputs = prediction_kind(loss), outputs_for(loss, seed, rows, trailing)
     probabilities, scores = class_probabilities(outputs, kind), class_scores(outputs, kind)
     assert probabilities.shape == scores.shape == (rows, 4 if kind == "class" else 2)
@@ -41,13 +39,13 @@ def test_probabilities_are_those_that_the_loss_takes_and_the_likeliest_class_is_
         for label in range(probabilities.shape[1]):
             target = torch.tensor([label]) if kind == "class" else torch.full_like(outputs[:1], label)
             found = float(loss(outputs[row : row + 1], target))
-            if found < 80:  # BCELoss clamps its logarithm at -100
+            if found < 80:  # BCELoss clamps its logarithms at -100
                 np.testing.assert_allclose(
                     -np.log(float(probabilities[row, label])), found, rtol=1e-3, atol=2e-5
                 )
 
 
-def test_scores_of_two_classes_are_those_of_sparks_logistic_regression():
+def test_scores_of_two_classes_match_sparks_logistic_regression():
     assert class_scores(torch.tensor([[2.0], [-0.5]]), "binary_logit").tolist() == [[-2.0, 2.0], [0.5, -0.5]]
     assert class_scores(torch.tensor([0.25]), "binary_probability").tolist() == [[0.75, 0.25]]
     assert class_scores(torch.tensor([[3.0, 1.0]]), "class_margin").tolist() == [[3.0, 1.0]]

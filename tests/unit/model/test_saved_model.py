@@ -58,7 +58,7 @@ def test_a_loaded_model_predicts_the_same_bits(saved):
     rows = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
     loaded = load_model(path)
     assert loaded.signature == signature()
-    # In the same batches: a BLAS takes other kernels for other shapes, and these add up in another order.
+    # In the same batches: for other shapes a BLAS uses other kernels, which add in another order.
     batches = torch.from_numpy(rows).split(2)
     expected = torch.cat([module(batch) for batch in batches]).detach().numpy().astype(np.float64)
     np.testing.assert_array_equal(Predictor(loaded, batch_size=2).predict({"x": rows})["y"], expected)
@@ -90,7 +90,7 @@ def test_frozen_parameters_stay_frozen(tmp_path):
 
 
 class Recurrent(nn.Module):
-    """Keeps its weights in a list, in which torch changes a parametrized one for what was computed last."""
+    """A module with a list of weights, in which torch replaces a parametrized weight by its last computed value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Recurrent(nn.Module):
 
 
 def changing(kind):
-    """Layers of which one computes a weight from others; in use, so that it has a graph where it is kept."""
+    """Layers that compute a weight from others; after a call, so that a kept weight has a graph."""
     torch.manual_seed(0)
     layer = nn.Linear(4, 4)
     if "LSTM" in str(kind):
@@ -139,7 +139,7 @@ def test_a_module_whose_weights_are_computed_from_others_is_saved_and_copied(tmp
     for each in copies:
         assert torch.equal(each(rows), module(rows))
         assert list(each.state_dict()) == list(module.state_dict())
-    # It can be trained, saved and changed like the one that was saved.
+    # The loaded model can be trained, saved and changed like the saved one.
     with torch.no_grad():
         next(iter(loaded[1].parameters())).mul_(2)
     loaded.train()(rows).sum().backward()
@@ -226,7 +226,7 @@ def test_a_model_of_a_newer_format_says_what_to_install(saved):
         load_model(saved[1])
 
 
-def test_a_way_to_call_the_model_that_there_is_not_is_damage(saved):
+def test_unknown_value_of_given_by_is_refused(saved):
     path = saved[1] / "sparkdl_model.json"
     path.write_text(path.read_text().replace('"position"', '"colour"'))
     with pytest.raises(SavedModelError, match=r"given_by is 'colour', and none of position, name, matrix"):
@@ -234,7 +234,7 @@ def test_a_way_to_call_the_model_that_there_is_not_is_damage(saved):
 
 
 @pytest.mark.parametrize(("by_name", "given_by"), [(False, "position"), (True, "name")])
-def test_a_model_of_the_format_before_is_read(saved, by_name, given_by):
+def test_model_of_the_previous_format_is_read(saved, by_name, given_by):
     path = saved[1] / "sparkdl_model.json"
     manifest = json.loads(path.read_text())
     assert manifest["signature"].pop("given_by") == "position"
@@ -277,21 +277,21 @@ def uses_modules(text: str) -> Any:
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_modules_of_classes_are_found_and_other_words_are_not(protocol: int) -> None:
+def test_only_modules_of_classes_are_found_in_a_pickle(protocol: int) -> None:
     objects = [OrderedDict(email="wave"), Message(), Message(), "subimport", "json"]
     found = modules_in_pickle(pickle.dumps(objects, protocol=protocol))
     assert {"collections", "email.message"} <= found
     assert not found & {"json", "wave", "subimport"}
 
 
-def test_a_frame_may_begin_between_any_two_words() -> None:
+def test_modules_are_found_across_the_frames_of_a_pickle() -> None:
     for padding in range((64 << 10) - 200, (64 << 10) + 20):
         found = modules_in_pickle(pickle.dumps(["x" * padding, OrderedDict(), Message()], protocol=4))
         assert {"collections", "email.message"} <= found
 
 
-def test_modules_that_a_function_written_out_refers_to_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As functions of a notebook are.
+def test_modules_used_by_a_function_pickled_by_value_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Functions of a notebook are pickled by value, too.
     monkeypatch.setattr(uses_modules, "__module__", "__main__")
     assert {"json", "wave"} <= modules_in_pickle(cloudpickle.dumps([uses_modules, uses_modules]))
 

@@ -42,7 +42,7 @@ def number(dtype, shape=()):
         ([Decimal("1.5"), "7"], "float64", "not numbers"),
     ],
 )
-def test_what_the_trained_dtype_does_not_hold_is_named(values, dtype, message):
+def test_values_that_the_trained_dtype_cannot_hold_are_named(values, dtype, message):
     with pytest.raises(DataError, match=message):
         as_trained(pd.Series(values), number(dtype))
 
@@ -60,7 +60,7 @@ def holds(dtype, value):
     values=st.lists(st.integers(-(2**70), 2**70) | st.floats() | st.booleans(), min_size=1, max_size=4),
     dtype=st.sampled_from(["bool", "int8", "uint8", "int32", "int64", "float32", "float64"]),
 )
-def test_numbers_come_out_as_they_went_in_or_not_at_all(values, dtype):
+def test_numbers_are_converted_exactly_or_refused(values, dtype):
     rows = pd.Series(values, dtype=object)
     if not all(holds(dtype, value) for value in values):
         with pytest.raises(DataError):

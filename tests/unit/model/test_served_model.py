@@ -81,7 +81,7 @@ def test_bad_input_is_named(frame, message):
         (np.zeros((2, 4)), None),
     ],
 )
-def test_an_array_is_refused_where_one_cannot_answer_it(rows, message):
+def test_array_is_refused_where_the_answer_needs_several_columns(rows, message):
     shape = rows.shape[1:]
     outputs = tuple(ModelOutput(name=name, kind="value") for name in ("kind", "size"))
     signature = make_signature(shape) if message is None else replace(make_signature(shape), outputs=outputs)
@@ -147,7 +147,7 @@ def test_outputs_become_decisions():
 
 
 class FillsHoles(nn.Module):
-    """Takes NaN, as networks do that were trained on rows with it."""
+    """A model that accepts NaN, like networks trained on rows with NaN."""
 
     def forward(self, x):
         return torch.nan_to_num(x, nan=-1.0).reshape(len(x), -1).sum(dim=1)
@@ -173,7 +173,7 @@ def test_a_model_is_given_nan_if_the_request_says_so(column, values, expected):
 
 
 class Echo(nn.Module):
-    """Answers with its input."""
+    """A model that returns its input."""
 
     def forward(self, x):
         return x
@@ -220,7 +220,7 @@ def test_scores_of_minus_infinity_are_probabilities_of_zero():
 
 
 class Diverged(nn.Module):
-    """Its weights have become NaN."""
+    """A model whose weights have become NaN."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ def test_a_model_that_has_diverged_names_no_class():
         Predictor(model._saved).answer_complete({"x": np.zeros((3, 3), np.float32)}, ("prediction",))
 
 
-def test_an_infinite_answer_which_json_has_not_is_an_error():
+def test_infinite_answer_is_an_error_as_json_has_no_infinity():
     model = PyfuncModel(SavedModel(Echo(), make_signature()))
     for rows in (pd.DataFrame({"x": [1.0, INFINITY]}), np.array([1.0, INFINITY])):
         with pytest.raises(

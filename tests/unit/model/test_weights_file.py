@@ -1,4 +1,4 @@
-"""Files of weights: what is written comes back, and is what others read as safetensors."""
+"""Files of weights: they are read back unchanged, and are compatible with safetensors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         max_size=6,
     )
 )
-def test_what_is_written_comes_back_and_is_read_by_safetensors_too(tensors: dict[str, Tensor]) -> None:
+def test_written_weights_are_read_back_and_by_safetensors_too(tensors: dict[str, Tensor]) -> None:
     file = io.BytesIO()
     described = write_weights(tensors, file)
     content = file.getvalue()
@@ -59,7 +59,7 @@ def test_what_is_written_comes_back_and_is_read_by_safetensors_too(tensors: dict
     assert_equal(read_weights(io.BytesIO(content)), tensors)
 
 
-def test_rows_are_read_where_they_lie() -> None:
+def test_rows_of_a_tensor_are_read_without_the_rest() -> None:
     tensors = {"wide": torch.arange(24.0).view(6, 4), "odd": torch.arange(7, dtype=torch.uint8)}
     file = io.BytesIO()
     write_weights(tensors, file)
@@ -81,14 +81,14 @@ def test_a_column_of_one_row_is_written_whatever_its_stride() -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(st.dictionaries(st.text(min_size=1, max_size=8), st.builds(tensor_of, dtypes, shapes), max_size=4))
-def test_what_safetensors_writes_is_read(tensors: dict[str, Tensor]) -> None:
+def test_weights_written_by_safetensors_are_read(tensors: dict[str, Tensor]) -> None:
     tensors.pop("__metadata__", None)
     content = safetensors.torch.save(tensors, metadata={"of": "another program"})
     assert_equal(read_weights(io.BytesIO(content)), tensors)
 
 
 def test_tensors_that_span_several_chunks_and_views_of_one_memory_are_written_each(tmp_path: Path) -> None:
-    whole = torch.arange(_CHUNK_BYTES, dtype=torch.int32)  # of four bytes each
+    whole = torch.arange(_CHUNK_BYTES, dtype=torch.int32)  # four bytes per element
     tensors = {"whole": whole, "half": whole[: _CHUNK_BYTES // 2], "turned": whole.view(2, -1).T}
     with (tmp_path / "weights").open("wb") as file:
         write_weights(tensors, file)
@@ -96,7 +96,7 @@ def test_tensors_that_span_several_chunks_and_views_of_one_memory_are_written_ea
     assert_equal(map_weights(tmp_path / "weights"), tensors)
 
 
-def test_mapped_tensors_are_aligned_but_for_those_behind_one_of_an_odd_size(tmp_path: Path) -> None:
+def test_mapped_tensors_are_aligned_except_after_one_of_an_odd_size(tmp_path: Path) -> None:
     sizes = {"a": 3, "b": 16, "c": 32, "d": 1600, "bias": 10}
     with (tmp_path / "weights").open("wb") as file:
         write_weights({name: torch.zeros(size) for name, size in sizes.items()}, file)
@@ -105,7 +105,7 @@ def test_mapped_tensors_are_aligned_but_for_those_behind_one_of_an_odd_size(tmp_
     assert mapped["bias"].data_ptr() % 4 == 0
 
 
-def test_what_is_written_to_mapped_weights_stays_here(tmp_path: Path) -> None:
+def test_changes_of_mapped_weights_do_not_reach_the_file(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     with path.open("wb") as file:
         write_weights({"x": torch.zeros(5)}, file)
@@ -128,7 +128,7 @@ def test_weights_that_end_too_early_are_named(tmp_path: Path, length: int) -> No
         map_weights(tmp_path / "weights")
 
 
-def test_a_dtype_that_no_file_of_weights_holds_is_named() -> None:
+def test_unsupported_dtype_is_named() -> None:
     with pytest.raises(
         SerializationError, match="'x' has the dtype torch.complex64, which files of weights cannot"
     ):
@@ -138,6 +138,6 @@ def test_a_dtype_that_no_file_of_weights_holds_is_named() -> None:
 @pytest.mark.parametrize(
     "content", [b"\xff" * 64, b"PK\x03\x04\x14\0\0\0" * 8, (2).to_bytes(8, "little") + b"[]"]
 )
-def test_another_kind_of_file_is_refused_without_memory_for_what_it_claims(content: bytes) -> None:
+def test_file_of_another_kind_is_refused_without_allocating_the_size_it_claims(content: bytes) -> None:
     with pytest.raises(SavedModelError, match="This is no file of weights"):
         read_header(io.BytesIO(content))

@@ -1,4 +1,4 @@
-"""Pretrained weights of torchvision and timm in the folders where these keep what they fetched; nothing is fetched."""
+"""Pretrained weights of torchvision and timm in the folders where these cache downloads; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from safetensors.torch import save_file
 
 TORCHVISION, TIMM = "torchvision:mnasnet0_5", "timm:test_resnet"
-"""Small networks, one of each library; test_resnet is one that timm has for tests."""
+"""A small network of each library; test_resnet is one that timm has for tests."""
 
 
 def keep_weights(folder, monkeypatch):
-    """Have the libraries find weights of these two, whose biases before the last layer are 0.5, until it is undone."""
+    """Make the libraries find cached weights of these networks, with biases of 0.5, until ``monkeypatch`` is undone."""
     import huggingface_hub.constants
     import timm
     from torchvision.models import get_model, get_model_weights

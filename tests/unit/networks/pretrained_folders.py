@@ -1,4 +1,4 @@
-"""Folders with tiny models and tokenizers of transformers, as ``save_pretrained`` writes them; nothing is fetched."""
+"""Folders with tiny models and tokenizers of transformers as ``save_pretrained`` writes them; without downloads."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ NUM_TOKENS = 40
 def write_folder(
     folder, *, kind="gpt2", tokens="[CLS]", places=12, num_tokens=NUM_TOKENS, names=None, **config
 ):
-    """Write a model for seven classes whose weights are of bfloat16, and a tokenizer of letters; return the path.
+    """Write a model for seven classes with bfloat16 weights, and a tokenizer of letters; return the path.
 
     Args:
-        folder: a new one.
-        kind: of the model: ``gpt2`` (whose tokenizer gets no token that fills up), ``bert``, ``roberta`` (whose first
-            two places are no texts) or ``distilbert`` (which takes no types of tokens).
-        tokens: which the tokenizer puts before each text.
-        places: of the model.
-        num_tokens: of the tokenizer.
-        names: what the tokenizer makes, unless as usual.
-        config: of the model, further settings.
+        folder: folder to create.
+        kind: kind of the model: ``gpt2`` (whose tokenizer gets no padding token), ``bert``, ``roberta`` (whose first
+            two positions are reserved) or ``distilbert`` (which takes no token types).
+        tokens: special tokens that the tokenizer puts before each text.
+        places: number of positions of the model.
+        num_tokens: number of tokens of the tokenizer.
+        names: names of the tokenizer's outputs; input ids and attention mask when None.
+        config: further settings of the model.
     """
     import torch
     import transformers
@@ -60,7 +60,7 @@ def write_folder(
 
 
 def letters(tokens, num_tokens):
-    """A tokenizer of ``tokenizers`` with a token for each letter, trained on letters; blanks count for nothing."""
+    """A tokenizer of ``tokenizers`` with one token per letter, trained on letters; it ignores whitespace."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
@@ -81,7 +81,7 @@ def letters(tokens, num_tokens):
 
 
 def change_config(folder, **changes):
-    """Have the config of a folder say something else than its weights are."""
+    """Change settings in the config of a folder, so that they no longer match the weights."""
     path = f"{folder}/config.json"
     with open(path) as file:
         config = json.load(file)
@@ -90,7 +90,7 @@ def change_config(folder, **changes):
 
 
 def leave_out(folder, *names):
-    """Take weights out of a folder."""
+    """Remove weights from a folder."""
     from safetensors.torch import load_file, save_file
 
     path = f"{folder}/model.safetensors"

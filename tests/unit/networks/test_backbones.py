@@ -1,4 +1,4 @@
-"""Which weights of a file a network takes for other classes."""
+"""Which weights of a file a network for other classes loads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkdl.networks.backbones import load_fitting
 
 
 class Network(nn.Module):
-    """A width between images and classes that no other shape depends on but that of the norm, or not even that."""
+    """A network whose width may equal the number of classes without being the size of a head."""
 
     def __init__(self, width, num_outputs, *, num_heads=1):
         super().__init__()
@@ -19,7 +19,7 @@ class Network(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(8, num_outputs) for _ in range(num_heads))
 
 
-def test_a_width_that_is_the_number_of_classes_makes_no_layer_the_last_one():
+def test_layer_as_wide_as_the_number_of_classes_is_not_taken_for_the_head():
     module = Network(64, 64)
     before = [tensor.clone() for tensor in module.state_dict().values()]
     with pytest.raises(
@@ -31,7 +31,7 @@ def test_a_width_that_is_the_number_of_classes_makes_no_layer_the_last_one():
 
 @pytest.mark.parametrize("num_heads", [1, 2])
 @pytest.mark.parametrize("num_given", [10, 64])
-def test_layers_for_other_classes_stay_as_they_are_and_all_others_are_taken(num_heads, num_given):
+def test_heads_for_other_classes_are_kept_and_all_other_layers_loaded(num_heads, num_given):
     module, given = Network(64, 64, num_heads=num_heads), Network(64, num_given, num_heads=num_heads)
     before = module.heads[0].weight.clone()
     load_fitting(module, given.state_dict(), num_outputs=64, path="w")

@@ -1,4 +1,4 @@
-"""Pixels, random changes and backbones of the ready-made image network."""
+"""Pixels, augmentation and backbones of the ready-made image network."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_encoded_images_of_all_kinds_become_red_green_and_blue(name):
 
 def test_a_jpeg_on_its_side_is_put_upright():
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by a quarter
+    exif[0x0112] = 6  # orientation: rotate by a quarter
     content = encoded(Image.fromarray(RED_LEFT.repeat(8, 0).repeat(8, 1)), "JPEG", exif=exif)
     assert encoded_size(content, where="a test") == (48, 32)
     pixels = bytes_to_pixels(content, (48, 32))
@@ -85,7 +85,7 @@ def test_a_jpeg_on_its_side_is_put_upright():
     ("channels", "expected"),
     [(1, [[7, 7, 7]]), (3, [[3, 2, 1]]), (4, [[3, 2, 1]])],
 )
-def test_images_of_spark_lie_in_blue_green_and_red(channels, expected):
+def test_images_of_spark_are_read_in_blue_green_red_order(channels, expected):
     pixels = np.array([[[1, 2, 3, 99][:channels] if channels > 1 else [7]]], np.uint8)
     (image,) = inputs_of("image", (1, 1))({"image": column(pixels)})
     np.testing.assert_array_equal(image[:, 0].T, expected)
@@ -112,7 +112,7 @@ def test_pixels_of_floating_point_numbers_are_refused():
         bytes_to_pixels(encoded(image, "TIFF"))
 
 
-def test_without_pillow_it_is_said_what_to_install(monkeypatch):
+def test_error_without_pillow_says_what_to_install(monkeypatch):
     content = encoded(Image.fromarray(RED_LEFT))
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(DataError, match=r"Pillow.*not installed.*pip install pillow"):
@@ -123,7 +123,7 @@ def test_without_pillow_it_is_said_what_to_install(monkeypatch):
     ("shape", "first", "channels"),
     [((2, 3), False, 1), ((2, 3, 4), False, 4), ((4, 2, 3), True, 4)],
 )
-def test_arrays_keep_their_channels_wherever_they_lie(shape, first, channels):
+def test_arrays_keep_their_channels_in_either_position(shape, first, channels):
     rows = np.arange(2 * np.prod(shape), dtype=np.float64).reshape(2, -1)
     made = inputs_of("number", (2, 3), shape=shape, has_channels_first=first)
     images = made({"image": rows})
@@ -146,7 +146,7 @@ def test_an_array_with_nan_is_named_by_its_row():
     mode=st.sampled_from(["crop", "stretch"]),
     dtype=st.sampled_from([np.uint8, np.float32]),
 )
-def test_images_of_any_size_come_out_in_the_one_that_is_wanted(size, wanted, mode, dtype):
+def test_images_of_any_size_are_brought_to_the_wanted_size(size, wanted, mode, dtype):
     images = np.full((2, 3, *size), 7, dtype)
     made = brought_to(images, wanted, mode)
     assert (made.shape, made.dtype) == ((2, 3, *wanted), dtype)
@@ -163,7 +163,7 @@ def test_crop_keeps_the_middle_and_stretch_keeps_all():
     assert stretched.max() == 30
 
 
-def test_random_changes_hang_on_the_random_numbers_and_leave_labels_and_inputs_alone():
+def test_augmentation_depends_on_the_random_numbers_and_keeps_labels_and_inputs():
     images = np.arange(8 * 3 * 16 * 8, dtype=np.float32).reshape(8, 3, 16, 8)
     before, labels = images.copy(), np.arange(8)
     change = ImageAugmentation(column="image", flips=True, crops=True)
@@ -224,13 +224,13 @@ def libraries(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [TORCHVISION, TIMM, f"{TIMM}.r160_in1k"])
-def test_backbones_of_libraries_are_made_with_a_last_layer_for_the_classes(libraries, name):
+def test_backbones_of_libraries_get_a_last_layer_for_the_classes(libraries, name):
     check_backbone(name)
     network = make_backbone(name, num_outputs=5, weights="none")
     assert network(torch.rand(2, 3, 32, 32)).shape == (2, 5)
 
 
-def test_pretrained_weights_are_the_librarys_under_a_new_last_layer(libraries):
+def test_pretrained_backbones_have_weights_of_the_library_and_a_new_last_layer(libraries):
     network = make_backbone(TORCHVISION, num_outputs=5, weights="pretrained")
     assert (network.layers[1].bias == 0.5).all()
     assert network.classifier[1].weight.shape == (5, 1280)
@@ -252,7 +252,7 @@ def test_normalization_of_pretrained_weights_comes_from_the_library(libraries):
 
 @pytest.mark.parametrize("ending", ["safetensors", "pt", "wrapped.pt"])
 @pytest.mark.parametrize("num_outputs", [5, 7])
-def test_weights_of_a_file_are_loaded_all_but_a_layer_for_other_classes(
+def test_weights_of_a_file_are_loaded_except_a_layer_for_other_classes(
     libraries, tmp_path, ending, num_outputs
 ):
     path = str(tmp_path / f"weights.{ending}")
@@ -305,7 +305,7 @@ def test_files_without_weights_of_the_backbone_are_refused(libraries, faulty_wei
         (f"{TIMM}.r160", "no model 'test_resnet.r160'. Did you mean test_resnet.r160_in1k or"),
     ],
 )
-def test_unknown_backbones_are_refused_with_those_of_similar_names(libraries, name, message):
+def test_unknown_backbones_are_refused_with_similar_names(libraries, name, message):
     with pytest.raises(ParamError, match=message):
         check_backbone(name)
 
@@ -326,10 +326,10 @@ def test_missing_and_broken_libraries_have_different_errors(tmp_path, monkeypatc
     for name in [name for name in sys.modules if name.partition(".")[0] in ("torchvision", "timm")]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("torchvision", "timm"):
-        monkeypatch.setitem(sys.modules, name, None)  # so that what the test imports goes when it ends
+        monkeypatch.setitem(sys.modules, name, None)  # makes monkeypatch remove what the test imports
     with pytest.raises(ParamError, match=r"timm, which cannot be imported here: .* pip install timm"):
         check_backbone(TIMM)
-    # A broken installation of both, found before what is installed here.
+    # A broken installation of both, found before the installed libraries.
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "timm.py").write_text("import torchvision\n")
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator does not exist')\n")

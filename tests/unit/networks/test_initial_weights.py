@@ -1,4 +1,4 @@
-"""First weights depend on their seed, whatever other threads draw theirs at the same time."""
+"""Initial weights depend on their seed only, also if other threads draw weights at the same time."""
 
 from __future__ import annotations
 

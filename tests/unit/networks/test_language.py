@@ -1,4 +1,4 @@
-"""Tokenizers, packed rows, and what a language model answers, without Spark."""
+"""Tokenizers, packed rows, and the answers of a language model, without Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEXTS = ["the cat sat on the mat", "the dog sat", "", "ein Käse 🧀 aß", "x" 
 
 
 @pytest.mark.parametrize("kind", ["GPT2", "Mistral", "Qwen2"])
-def test_texts_of_a_packed_row_have_the_logits_that_they_have_alone(kind):
+def test_texts_of_a_packed_row_have_the_same_logits_as_alone(kind):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
     windows = {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 1}
@@ -90,12 +90,12 @@ def test_packed_rows_hold_every_token_once_and_labels_stay_in_their_text(tokeniz
 
 
 @pytest.mark.parametrize(("end", "expected"), [(None, [5, 6, 9, 5, 5]), (9, [5, 6, 9, 5, 5, 9, 9])])
-def test_an_end_follows_each_text_that_has_none(end, expected):
+def test_end_token_follows_each_text_that_has_none(end, expected):
     (row,) = pack([[5, 6, 9], np.array([5, 5], np.int32), []], 8, end)
     assert row["tokens"][row["documents"] >= 0].tolist() == expected
 
 
-def test_the_loss_of_packed_rows_is_that_of_each_text_alone(tokenizer, decoder):
+def test_loss_of_packed_rows_equals_the_loss_of_the_single_texts(tokenizer, decoder):
     network = LanguageNetwork(decoder)
     rows = pack(map(tokenizer.encode, TEXTS), 64, tokenizer.end)
     batch = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
@@ -121,7 +121,7 @@ def ask(decoder, tokenizer, answer, texts, **generation):
         return model, model(*(torch.from_numpy(given[name]) for name in ("tokens", "lengths")))
 
 
-def test_a_log_likelihood_is_that_of_the_tokens_after_the_first(tokenizer, decoder):
+def test_log_likelihood_is_the_sum_over_the_tokens_after_the_first(tokenizer, decoder):
     _, found = ask(decoder, tokenizer, "logLikelihood", TEXTS[:2])
     for text, (total, count) in zip(TEXTS, found.tolist(), strict=False):
         tokens = torch.tensor([tokenizer.encode(text)])
@@ -158,7 +158,7 @@ def test_an_embedding_does_not_depend_on_what_a_batch_is_padded_to(tokenizer, de
 
 
 @pytest.mark.parametrize("generation", [{}, {"temperature": 0.8, "top_k": 5, "seed": 3}])
-def test_the_continuation_of_a_text_depends_on_it_alone(tokenizer, decoder, generation):
+def test_continuation_of_a_text_does_not_depend_on_its_batch(tokenizer, decoder, generation):
     model, found = ask(decoder, tokenizer, "continuation", TEXTS, max_tokens=12, **generation)
     for row, text in zip(found, TEXTS, strict=True):
         _, (alone,) = ask(decoder, tokenizer, "continuation", [text], max_tokens=12, **generation)
@@ -177,7 +177,7 @@ def test_other_seeds_draw_other_continuations(tokenizer, decoder):
     assert len(drawn) > 1
 
 
-def test_texts_are_bytes_between_module_and_prediction(tokenizer, decoder):
+def test_module_returns_texts_as_bytes_and_the_predictor_as_strings(tokenizer, decoder):
     saved = text_model(
         decoder,
         tokenizer,
@@ -219,7 +219,7 @@ def test_a_model_without_a_tokenizer_takes_and_gives_tokens(tokenizer, decoder, 
 @pytest.mark.parametrize(
     ("row", "end", "words"), [([1, 7], None, "the token 7, and there are 7"), ([], None, "without tokens")]
 )
-def test_arrays_of_what_are_no_tokens_are_refused(row, end, words):
+def test_arrays_without_valid_tokens_are_refused(row, end, words):
     inputs = TokenInputs(column="t", num_tokens=7, end=end, max_length=4, from_end=True)
     column = np.empty(1, object)
     column[0] = np.array(row, np.int64)

@@ -1,4 +1,4 @@
-"""Language models as folders of Hugging Face, read and written."""
+"""Language models read from and written to folders of Hugging Face."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_a_decoder_is_saved_as_a_llama_with_the_same_logits(tokenizer, tmp_path,
     assert tokens[0].tolist() == tokenizer.encode("the cat sat on a mat")
     with torch.inference_mode():
         torch.testing.assert_close(logits_of(llama, tokens), logits_of(decoder, tokens), rtol=1e-4, atol=1e-5)
-    # What was written can be trained on.
+    # The written folder can be trained on.
     found, again = load_language_folder(str(tmp_path / "folder"), lora_rank=None, seed=0)
     assert found.num_tokens == tokenizer.num_tokens
     assert LanguageNetwork(again)(tokens, torch.zeros_like(tokens)).shape == (1, 320, tokens.shape[1])
 
 
 @pytest.mark.parametrize("without_weights", [None, on_meta])
-def test_what_is_trained_of_a_folder_of_bfloat16_is_float32(tokenizer, tmp_path, without_weights):
+def test_trained_weights_of_a_bfloat16_folder_are_float32(tokenizer, tmp_path, without_weights):
     pytest.importorskip("peft")
     decoder = Decoder(DecoderSizes(vocabulary=320, width=32, layers=1, heads=2)).bfloat16()
     model_of(decoder, tokenizer).save_pretrained(tmp_path / "folder")
@@ -110,7 +110,7 @@ def test_a_folder_with_adapters_is_saved_with_them_in_its_weights(tokenizer, tmp
     )
 
 
-def test_adapters_of_experts_are_merged_into_the_weights_of_all_of_them(tokenizer, tmp_path):
+def test_adapters_of_experts_are_merged_into_the_weights_of_all_experts(tokenizer, tmp_path):
     pytest.importorskip("peft")
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.MixtralConfig(
@@ -134,9 +134,9 @@ def test_adapters_of_experts_are_merged_into_the_weights_of_all_of_them(tokenize
 
 
 @pytest.mark.slow
-def test_adapters_are_merged_into_mapped_files_and_not_into_memory(tmp_path):
+def test_adapters_are_merged_without_holding_the_weights_in_memory(tmp_path):
     peft = pytest.importorskip("peft")
-    # Matrices of 36 MiB: smaller ones malloc may keep for later.
+    # Matrices of 36 MiB: malloc may keep the memory of smaller ones.
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=3072, intermediate_size=3072, num_hidden_layers=2, num_attention_heads=4
     )
@@ -157,7 +157,7 @@ def test_adapters_are_merged_into_mapped_files_and_not_into_memory(tmp_path):
     assert growth.peak_bytes < 200 << 20
 
 
-def test_a_model_without_a_tokenizer_is_saved_without_one_and_replaced_when_told_to(tmp_path):
+def test_model_without_a_tokenizer_is_saved_without_one_and_replaced_only_by_overwrite(tmp_path):
     decoder = Decoder(DecoderSizes(vocabulary=64, width=16, layers=1, heads=2))
     model = model_of(decoder, TokenNumbers(50))
     model.save_pretrained(tmp_path / "folder")

@@ -1,4 +1,4 @@
-"""What the networks of ready-made estimators do with their inputs."""
+"""The networks of ready-made estimators, and the preparation of their inputs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sparkdl.networks.tabular import CODES, NUMBERS, TabularInputs, TabularNetwo
 
 @given(
     lengths=st.lists(st.integers(0, 20), min_size=1, max_size=6),
-    mean=st.floats(-1e4, 1e4),  # much more beside the spread and it is a constant
+    mean=st.floats(-1e4, 1e4),  # a much larger mean relative to the scale would count as a constant
     scale=st.floats(1e-2, 1e3),
 )
-def test_moments_of_batches_are_those_of_all_rows(lengths, mean, scale):
+def test_moments_of_batches_equal_the_moments_of_all_rows(lengths, mean, scale):
     rows = np.random.default_rng(1).normal(mean, scale, (sum(lengths), 3))
     moments = Moments()
     for batch in np.split(rows, np.cumsum(lengths)[:-1]):
@@ -45,7 +45,7 @@ def test_categories_are_numbered_from_one_and_unknown_ones_are_zero(dtype):
     assert category_codes(values, known).tolist() == [3, 0, 1, 2]
 
 
-def test_numbers_lie_side_by_side_in_the_order_of_their_columns():
+def test_numeric_columns_are_joined_in_their_order():
     inputs = TabularInputs(numeric=("pair", "one", "flag"), categories={"kind": ("a", "b")})
     made = inputs(
         {
@@ -80,7 +80,7 @@ def test_numbers_are_standardized_and_outputs_scaled():
     torch.testing.assert_close(scaled(rows), plain(standardized) * 10 + 100)
 
 
-def test_an_unknown_category_is_embedded_as_zeros_and_stays_that():
+def test_unknown_category_is_embedded_as_zeros_and_gets_no_gradient():
     network = make_network(num_categories=[3])
     rows, codes = torch.zeros(2, 2), torch.tensor([[0], [2]])
     network(rows, codes).sum().backward()
@@ -90,7 +90,7 @@ def test_an_unknown_category_is_embedded_as_zeros_and_stays_that():
     assert embedding.weight.grad[2].abs().sum() > 0
 
 
-def test_a_table_of_categories_alone_and_a_linear_model_are_networks_too():
+def test_network_may_have_only_categories_or_no_hidden_layer():
     network = make_network(mean=[], deviation=[], num_categories=[3, 200], hidden_sizes=[])
     assert network(torch.tensor([[1, 200], [0, 0]])).shape == (2, 2)
     assert len(network.layers) == 1
@@ -114,7 +114,7 @@ def test_first_weights_depend_on_the_seed_alone_and_restore_the_generator():
 
 
 @pytest.mark.parametrize("deviation", [1e-6, 1.0, 1e6])
-def test_a_standardized_loss_has_the_value_of_the_unit_and_the_gradient_of_standardized_labels(deviation):
+def test_standardized_loss_has_the_units_of_the_labels_and_gradients_of_standardized_ones(deviation):
     labels = deviation * torch.tensor([[1.0], [2.0], [4.0]])
     layers = torch.tensor([[0.5], [2.5], [3.0]], requires_grad=True)
     loss = StandardizedMSELoss(deviation)(layers * deviation, labels)
@@ -126,7 +126,7 @@ def test_a_standardized_loss_has_the_value_of_the_unit_and_the_gradient_of_stand
 
 
 @pytest.mark.parametrize("output_mean", [1e5, 0.0])
-def test_outputs_have_full_precision_when_layers_have_not(output_mean):
+def test_outputs_have_full_precision_although_layers_have_less(output_mean):
     network = TabularNetwork(
         mean=np.zeros(1),
         deviation=np.ones(1),

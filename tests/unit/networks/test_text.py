@@ -1,4 +1,4 @@
-"""Tokens of texts, and what the ready-made text network does with them."""
+"""Tokens of texts, and the ready-made text network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tokens_of(*texts, tokenizer=WORDS, max_length=5):
     return TextInputs(column="text", tokenizer=tokenizer, max_length=max_length)(column(*texts))[TOKENS]
 
 
-def test_words_and_marks_between_them_are_tokens_in_lower_case():
+def test_words_and_punctuation_are_tokens_in_lower_case():
     assert words_of("Don't STOP—the Cat_2, 3.5 ÉLAN 猫!") == [
         "don", "'", "t", "stop", "—", "the", "cat_2", ",", "3", ".", "5", "élan", "猫", "!",
     ]  # fmt: skip
@@ -64,14 +64,14 @@ def test_marks_of_all_of_unicode_belong_to_words():
 
 
 @given(st.text(), st.integers(1, 40))
-def test_bytes_are_those_of_utf_8_and_told_back(text, max_length):
+def test_bytes_are_utf_8(text, max_length):
     tokens = ByteTokenizer().encode(text, max_length)
     assert bytes((tokens - 2).tolist()) == text.encode("utf-8", "replace")[:max_length]
     assert tokens.size == 0 or tokens.max() < ByteTokenizer().num_tokens
 
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=5), st.sampled_from([WORDS, ByteTokenizer()]))
-def test_rows_begin_with_a_start_and_are_filled_up_to_the_longest_of_a_batch(texts, tokenizer):
+def test_rows_begin_with_the_start_token_and_are_padded_to_the_longest_of_the_batch(texts, tokenizer):
     tokens = tokens_of(*texts, tokenizer=tokenizer, max_length=6)
     alone = [tokens_of(text, tokenizer=tokenizer, max_length=6)[0] for text in texts]
     assert tokens.shape == (len(texts), max(map(len, alone)))
@@ -83,12 +83,12 @@ def test_rows_begin_with_a_start_and_are_filled_up_to_the_longest_of_a_batch(tex
         assert (row[len(one) :] == PADDING).all()
 
 
-def test_what_comes_after_the_longest_length_is_left_out():
+def test_tokens_beyond_the_maximum_length_are_dropped():
     np.testing.assert_array_equal(tokens_of("cat cat cat the the the", max_length=4), [[START, 4, 4, 4, 3]])
 
 
 @pytest.mark.parametrize("row", [None, 3.5, b"bytes"])
-def test_what_is_no_text_is_named_by_its_row(row):
+def test_value_that_is_no_text_is_named_by_its_row(row):
     with pytest.raises(
         DataError, match=f"'text' holds no text in row 1 of its batch, but {type(row).__name__}"
     ):

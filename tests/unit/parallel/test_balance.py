@@ -29,7 +29,7 @@ def test_no_other_cut_has_a_cheaper_costliest_stage() -> None:
         assert all(first < end for first, end in itertools.pairwise(firsts))
 
 
-def test_the_embedding_and_the_head_count_with_their_stages() -> None:
+def test_embedding_and_head_count_for_their_stages() -> None:
     module = Decoder(DecoderSizes(vocabulary=64, width=16, layers=3, heads=2, is_tied=False))
     costs = costs_by_memory(module)
     assert costs[0] == costs[1] + 64 * 16
@@ -50,7 +50,7 @@ def test_stages_of_a_v_schedule_begin_and_end_on_the_first_rank() -> None:
         stages_of_rank("zebra", 0, 4)
 
 
-def test_parts_are_what_the_model_says() -> None:
+def test_parts_of_a_pipeline_come_from_the_model() -> None:
     assert parts_of(nn.Sequential(nn.Linear(2, 2))) == Parts((), "", ())
     with pytest.raises(ParamError, match="pipeline_parts"):
         parts_of(nn.Linear(2, 2))

@@ -23,7 +23,7 @@ def sizes(parallelism: Parallelism) -> tuple[Any, ...]:
         ({"data": 2, "tensor": 2}, 4, (1, 2, 1, 1, 2)),
     ],
 )
-def test_what_remains_of_the_ranks_is_found(
+def test_unset_sizes_are_derived_from_the_number_of_ranks(
     given: dict[str, int], ranks: int, found: tuple[int, ...]
 ) -> None:
     assert sizes(Parallelism(**given).resolve(ranks)) == found
@@ -37,7 +37,7 @@ def test_what_remains_of_the_ranks_is_found(
         ({"data": 4, "shard": 4}, 8, ("= 16", "such as 8")),
     ],
 )
-def test_sizes_that_do_not_multiply_are_refused_with_those_that_fit(
+def test_sizes_whose_product_is_not_the_number_of_ranks_are_refused_with_fitting_ones(
     given: dict[str, int], ranks: int, fits: tuple[str, ...]
 ) -> None:
     with pytest.raises(ParamError) as refused:
@@ -48,7 +48,7 @@ def test_sizes_that_do_not_multiply_are_refused_with_those_that_fit(
 @pytest.mark.parametrize(
     "given", [{"tensor": 0}, {"shard": True}, {"data": -1, "shard": -1}, {"context": 1.5}]
 )
-def test_sizes_that_are_none_are_refused_at_once(given: dict[str, Any]) -> None:
+def test_invalid_sizes_are_refused_at_once(given: dict[str, Any]) -> None:
     with pytest.raises(ParamError):
         Parallelism(**given)
 
@@ -59,8 +59,8 @@ def test_offload_without_shards_is_refused() -> None:
         Parallelism(tensor=2, offload=True).resolve(4)
 
 
-def test_tensor_context_and_shard_lie_inside_a_host_and_the_rest_across() -> None:
-    hosts = [0, 1] * 8  # ranks take turns among the hosts
+def test_tensor_context_and_shard_groups_are_inside_a_host_and_the_others_across_hosts() -> None:
+    hosts = [0, 1] * 8  # ranks alternate between the hosts
     parallelism = Parallelism(pipeline=1, data=2, shard=2, context=2, tensor=2)
     ranks = place_ranks(parallelism, hosts)
     for replica in ranks[0]:

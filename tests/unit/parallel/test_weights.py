@@ -1,4 +1,4 @@
-"""Models on the meta device, and folders of weights of which it is not clear what they hold."""
+"""Models on the meta device, and folders with ambiguous weight files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkdl.parallel import load_weights, on_meta
 DEADLINE_S = 60
 
 
-def test_threads_that_make_models_on_meta_at_once_leave_those_of_others_and_later_ones_real() -> None:
+def test_meta_device_applies_only_to_the_thread_and_block_that_asked_for_it() -> None:
     devices: dict[str, str] = {}
     is_first_inside, is_second_inside, has_first_left = (threading.Event() for _ in range(3))
 
@@ -52,7 +52,7 @@ def test_threads_that_make_models_on_meta_at_once_leave_those_of_others_and_late
     assert devices.keys() == {"first", "after the first", "beside the first", "second", "after all"}
 
 
-def test_an_index_beside_another_file_of_weights_is_refused(tmp_path: Path) -> None:
+def test_index_beside_a_single_file_of_weights_is_refused(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     parts = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
     for name, tensor in parts.items():
@@ -72,7 +72,7 @@ def test_an_index_beside_another_file_of_weights_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("index", ["[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1, "b": "c"}}', "{"])
-def test_an_index_that_is_none_is_named(tmp_path: Path, index: str) -> None:
+def test_invalid_index_is_named(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(StoreError, match="index of the weights in .* cannot be read"):
         load_weights(nn.Linear(2, 2), str(tmp_path))

@@ -38,7 +38,7 @@ def test_every_local_address_leads_to_the_listener() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_listener_on_one_address_has_only_that(host: str) -> None:
+def test_listener_on_one_address_announces_only_that_address(host: str) -> None:
     if host not in local_addresses():
         pytest.skip(f"this machine has no {host}")
     (sock,), address = listen(host)
@@ -47,7 +47,7 @@ def test_listener_on_one_address_has_only_that(host: str) -> None:
         connect_any(address, timeout_s=5.0).close()
 
 
-def test_listening_where_one_is_not_fails() -> None:
+def test_listening_on_an_address_of_another_machine_fails() -> None:
     with pytest.raises(OSError):
         listen("198.51.100.77")
 
@@ -71,7 +71,7 @@ def test_address_survives_the_way_through_bytes() -> None:
         '{"hosts": "10.0.0.1", "port": 80}',
     ],
 )
-def test_anything_else_is_not_an_address(text: str) -> None:
+def test_invalid_bytes_are_not_an_address(text: str) -> None:
     with pytest.raises(ValueError):
         Address.from_bytes(text)
 
@@ -86,7 +86,7 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host).is_loopback
 
 
-def test_other_machines_are_told_no_loopback_unless_there_is_nothing_else() -> None:
+def test_loopback_is_announced_only_if_there_is_no_other_address() -> None:
     hosts = reachable_hosts()
     assert hosts
     assert all(map(is_local, hosts))
@@ -94,7 +94,7 @@ def test_other_machines_are_told_no_loopback_unless_there_is_nothing_else() -> N
     assert not any(map(is_loopback, hosts)) if others else hosts == ("127.0.0.1",)
 
 
-def test_addresses_known_to_be_reached_are_preferred_if_they_are_this_machines() -> None:
+def test_given_addresses_are_preferred_if_they_are_of_this_machine() -> None:
     own = local_addresses()[0]
     assert reachable_hosts([OTHERS, "127.0.0.1", own]) == (own,)
     assert reachable_hosts(["127.0.0.1"]) == ("127.0.0.1",)
@@ -121,7 +121,7 @@ def test_user_says_where_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
             reachable_hosts()
 
 
-def test_names_mean_addresses_of_this_machine_or_none() -> None:
+def test_names_resolve_only_to_addresses_of_this_machine() -> None:
     assert set(hosts_of_name("localhost")) <= {"127.0.0.1", "::1"}
     assert hosts_of_name("127.0.0.1") == ("127.0.0.1",)
     assert hosts_of_name(OTHERS) == ()

@@ -35,7 +35,7 @@ Connect = Callable[[], RendezvousClient]
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
-    """Connects as many clients to one coordinator as a test asks for."""
+    """A function that connects a client to a coordinator; all clients share one coordinator."""
     clients: list[RendezvousClient] = []
     with Coordinator(secret=SECRET, world_size=4) as coordinator:
 
@@ -82,7 +82,7 @@ def test_add_counts_from_zero_and_reads_as_text(connect: Connect) -> None:
     assert client.get("count", 1.0) == b"-2"
 
 
-def test_adding_to_what_is_no_number_is_refused(connect: Connect) -> None:
+def test_adding_to_a_value_that_is_no_number_is_refused(connect: Connect) -> None:
     client = connect()
     client.set("text", b"text")
     with pytest.raises(CommunicatorError, match="refused ADD"):
@@ -158,7 +158,7 @@ def test_close_ends_the_waits_of_other_threads(connect: Connect) -> None:
     client.close()
 
 
-def test_close_between_another_threads_request_and_its_sending_is_the_same_error(
+def test_close_between_packing_and_sending_a_request_raises_the_same_error(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect()
@@ -243,7 +243,7 @@ def test_last_words_are_posted_when_a_client_is_lost_but_not_when_it_says_goodby
 
 def test_post_is_one_request_so_that_no_death_leaves_a_gap_in_a_queue(connect: Connect) -> None:
     class Dying(RendezvousClient):
-        """Gets no second request out."""
+        """Fails to send a second request."""
 
         def set(self, key: str, value: bytes) -> None:
             raise CommunicatorError("the process has died")
@@ -276,7 +276,7 @@ def test_many_clients_are_served_at_once(connect: Connect) -> None:
 
 
 class KeysOnly:
-    """A store that can do no more than every rendezvous must."""
+    """A store with only the operations that every rendezvous must have."""
 
     def __init__(self, client: RendezvousClient) -> None:
         for name in ("set", "get", "add", "compare_set", "delete", "check", "num_keys"):
@@ -358,7 +358,7 @@ def test_rank_that_was_late_may_ask_for_an_exchange_again(connect: Connect, make
     assert early.num_keys() == 0
 
 
-def test_client_that_is_lost_in_an_exchange_is_waited_for_no_more(connect: Connect) -> None:
+def test_client_that_is_lost_in_an_exchange_is_not_waited_for(connect: Connect) -> None:
     lost, there, last = connect(), connect(), connect()
     ask = partial(there.exchange, "k", rank=1, world_size=3, value=b"1")
     with ThreadPoolExecutor() as pool:
@@ -372,7 +372,9 @@ def test_client_that_is_lost_in_an_exchange_is_waited_for_no_more(connect: Conne
         assert waiting.result(5.0) == [b"0", b"1", b"2"]
 
 
-def test_coordinator_that_takes_nothing_any_more_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinator_that_reads_nothing_is_an_error_within_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("sparkdl.rendezvous.client._ANSWER_TIMEOUT_S", 0.2)
     monkeypatch.setattr("sparkdl.rendezvous.client._GOODBYE_TIMEOUT_S", 0.2)
     ours, theirs = socket.socketpair()

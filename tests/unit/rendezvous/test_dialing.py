@@ -21,7 +21,7 @@ from sparkdl.errors import AuthenticationError
 
 SECRET = new_secret()
 NOBODY = "127.0.0.2"
-"""A loopback address at which the tests do not listen: connections are refused at once."""
+"""A loopback address on which the tests do not listen: connections are refused at once."""
 
 
 def closed_port() -> int:
@@ -40,7 +40,7 @@ def test_address_that_is_silent_does_not_hold_up_the_next() -> None:
     with socket.create_server(("127.0.0.3", 0), backlog=0) as full:
         port = full.getsockname()[1]
         waiting = [socket.socket() for _ in range(8)]
-        for filler in waiting:  # a full queue: the kernel drops what comes after
+        for filler in waiting:  # fill the queue: the kernel drops further connections
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.3", port))
         with socket.create_server(("127.0.0.1", port)):
@@ -109,13 +109,13 @@ def test_refused_proof_is_an_authentication_error_at_once() -> None:
     assert time.monotonic() - start < 15.0
 
 
-def test_nobody_listening_is_a_connection_error_and_no_authentication_error() -> None:
+def test_address_without_a_listener_is_a_connection_error_and_no_authentication_error() -> None:
     with pytest.raises(ConnectionError) as raised:
         connect_authenticated(Address(hosts=("127.0.0.1",), port=closed_port()), SECRET, timeout_s=5.0)
     assert not isinstance(raised.value, AuthenticationError)
 
 
-def test_listener_that_keeps_hanging_up_is_not_pressed_without_a_pause() -> None:
+def test_listener_that_keeps_hanging_up_is_dialed_again_only_after_pauses() -> None:
     num_attempts = 0
     with socket.create_server(("127.0.0.1", 0)) as rude:
 

@@ -53,7 +53,7 @@ def test_frame_that_is_not_taken_misses_its_deadline(pair: tuple[socket.socket, 
         send_frame(pair[0], b"\x00" * 10_000_000, deadline=Deadline(0.05))
 
 
-def test_sending_leaves_the_timeout_of_the_socket_to_whoever_receives(
+def test_sending_keeps_the_timeout_of_the_socket(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     left, right = pair

@@ -32,7 +32,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def at_the_same_time(left: Callable[[], None], right: Callable[[], None]) -> list[Exception | None]:
-    """Run both ends, each in its thread, and return what each raised."""
+    """Run both ends in threads; return the exception of each."""
     raised: list[Exception | None] = [None, None]
 
     def run(position: int, end: Callable[[], None]) -> None:
@@ -110,7 +110,7 @@ def test_client_refuses_a_server_that_reflects_its_proof(pair: tuple[socket.sock
 
 
 def record(pair: tuple[socket.socket, socket.socket]) -> bytes:
-    """All that a client says to a listener that it could take for an honest one."""
+    """The bytes that a client sends to a listener whose messages look valid."""
     client, server = pair
     recorded: list[bytes] = []
 
@@ -159,7 +159,7 @@ def test_other_version_of_the_listener_is_named(
         authenticate_client(client, SECRET, timeout_s=5.0)
 
 
-def test_other_version_of_the_client_is_named_and_told_ours(
+def test_client_of_another_version_is_named_and_receives_the_version_of_the_listener(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     client, server = pair
@@ -169,7 +169,7 @@ def test_other_version_of_the_client_is_named_and_told_ours(
     assert client.recv(100).startswith(b"sparkdl\x02")
 
 
-def test_client_of_the_first_version_which_listens_first_is_told_ours() -> None:
+def test_client_of_the_first_version_receives_the_version_of_the_listener() -> None:
     with (
         AuthenticatedListener(SECRET, host="127.0.0.1", handshake_timeout_s=0.1) as listener,
         connect_any(listener.address, timeout_s=5.0) as client,
@@ -223,7 +223,7 @@ def test_client_says_that_it_was_cut_off(pair: tuple[socket.socket, socket.socke
         authenticate_client(client, SECRET, timeout_s=5.0)
 
 
-def test_client_refuses_a_listener_of_something_else(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_client_refuses_a_listener_of_another_program(pair: tuple[socket.socket, socket.socket]) -> None:
     client, server = pair
     server.sendall(b"SSH-2.0-OpenSSH_9.9\r\n" + b"x" * 50)
     with pytest.raises(AuthenticationError, match="no listener of sparkdl"):

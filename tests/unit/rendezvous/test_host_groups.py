@@ -40,7 +40,7 @@ def test_ranks_of_this_machine_share_a_host(clients: list[RendezvousClient]) -> 
         ([{0, 1}, {0, 1}, {2}], (0, 0, 1)),
         ([{0, 2}, {1, 3}, {0, 2}, {1, 3}], (0, 1, 0, 1)),
         ([{0, 1}, {1}], (0, 1)),  # sight that is not mutual does not count
-        ([{0, 1, 2}, {0, 1}, {0, 2}], (0, 0, 1)),  # nor does sight by way of a third
+        ([{0, 1, 2}, {0, 1}, {0, 2}], (0, 0, 1)),  # nor does sight through a third rank
         ([{0}, {1}, {2}], (0, 1, 2)),
     ],
 )
@@ -51,7 +51,7 @@ def test_ranks_are_grouped_when_all_of_a_group_see_each_other(
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
-def test_hosts_are_found_again_from_what_their_ranks_see(true_hosts: list[int]) -> None:
+def test_hosts_are_derived_from_what_the_ranks_see(true_hosts: list[int]) -> None:
     seen = [
         {other for other, host in enumerate(true_hosts) if host == true_hosts[rank]}
         for rank in range(len(true_hosts))

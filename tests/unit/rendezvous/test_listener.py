@@ -28,7 +28,7 @@ SECRET = new_secret()
 
 
 def is_hung_up(sock: socket.socket) -> bool:
-    """Whether the listener ends the connection within five seconds."""
+    """Whether the listener closes the connection within five seconds."""
     sock.settimeout(5.0)
     try:
         while sock.recv(1000):
@@ -48,7 +48,7 @@ def test_proven_connection_is_handed_out() -> None:
             assert server.recv(10) == b"hello"
 
 
-def test_nobody_coming_is_a_timeout() -> None:
+def test_accept_without_peers_times_out() -> None:
     with AuthenticatedListener(SECRET) as listener, pytest.raises(TimeoutError):
         listener.accept(timeout_s=0.05)
 
@@ -84,7 +84,7 @@ def test_peers_are_served_within_seconds_while_thousands_of_strangers_press_on_t
 ) -> None:
     with AuthenticatedListener(SECRET, host="127.0.0.1") as listener, flooded(listener.address.port, 5000):
         for _ in range(20):
-            # Ten seconds for what takes milliseconds where the machine has nothing else to do.
+            # Ten seconds for an operation that takes milliseconds on an idle machine.
             client = connect_authenticated(listener.address, SECRET, timeout_s=10.0)
             with client, listener.accept(timeout_s=10.0) as server:
                 send_frame(client, b"hello")
@@ -94,7 +94,7 @@ def test_peers_are_served_within_seconds_while_thousands_of_strangers_press_on_t
     assert re.search(r"Rejected \d{3,} more connections to port", told[-1])
 
 
-def test_a_peer_that_has_spoken_is_not_dropped_for_strangers() -> None:
+def test_peer_that_has_begun_its_handshake_is_not_dropped_for_strangers() -> None:
     with AuthenticatedListener(SECRET, host="127.0.0.1", max_strangers=1) as listener:
         peer, stranger = ClientHandshake(SECRET, b""), connect_any(listener.address, timeout_s=5.0)
         with stranger, connect_any(listener.address, timeout_s=5.0) as slow:
@@ -111,8 +111,8 @@ def test_a_peer_that_has_spoken_is_not_dropped_for_strangers() -> None:
             other.close()
 
 
-def test_peer_that_is_not_answered_tries_again_while_it_waits() -> None:
-    """A kernel whose queue of connections is full takes a connection, and drops what it brings without a word."""
+def test_peer_without_an_answer_tries_again_while_it_waits() -> None:
+    """A kernel whose accept queue is full may accept a connection and then silently drop its data."""
     answered: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = Address(hosts=("127.0.0.1",), port=server.getsockname()[1])
@@ -129,7 +129,7 @@ def test_peer_that_is_not_answered_tries_again_while_it_waits() -> None:
             answered[0].close()
 
 
-def test_listener_without_descriptors_goes_on_when_there_are_some_again(
+def test_listener_without_descriptors_continues_when_some_are_free_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -39,7 +39,7 @@ def client() -> Iterator[RendezvousClient]:
 
 
 class Talk:
-    """The rank's side of the protocol, spoken by hand."""
+    """The rank's side of the protocol, written by hand."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(10.0)
@@ -123,7 +123,7 @@ def test_questions_of_mpich_are_answered(talks: list[Talk]) -> None:
     assert talk.ask("cmd=finalize") == "cmd=finalize_ack"
 
 
-def test_barrier_without_a_rank_hangs_up_and_names_it(client: RendezvousClient) -> None:
+def test_barrier_with_a_missing_rank_hangs_up_and_names_it(client: RendezvousClient) -> None:
     ours, theirs = socket.socketpair()
     with theirs, PmiServer(ours, client, 0, 2, timeout_s=0.2) as server:
         talk = Talk(theirs)
@@ -132,7 +132,7 @@ def test_barrier_without_a_rank_hangs_up_and_names_it(client: RendezvousClient) 
         talk.lines.close()
 
 
-def test_abort_is_told(client: RendezvousClient) -> None:
+def test_mpi_abort_is_reported(client: RendezvousClient) -> None:
     ours, theirs = socket.socketpair()
     with theirs, PmiServer(ours, client, 0, 1) as server:
         talk = Talk(theirs)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Deadly(PrefixRendezvous):
-    """A rendezvous that kills its process once all ranks have given it their values of one key."""
+    """A rendezvous that kills its process once all ranks have exchanged their values of one key."""
 
     def __init__(self, environment: RankEnvironment, key: str) -> None:
         super().__init__(environment.rendezvous, "deadly")
@@ -34,7 +34,7 @@ class Deadly(PrefixRendezvous):
 
 
 def open_and_die(environment: RankEnvironment, key: str) -> str:
-    environment._rendezvous = Deadly(environment, key)  # type: ignore[assignment]  # it stands in for the client
+    environment._rendezvous = Deadly(environment, key)  # it replaces the client
     environment.open()
     return "was not killed"
 
@@ -46,14 +46,14 @@ def names() -> set[str]:
 @pytest.mark.parametrize(
     "key", ["hosts/offers", "hosts/sightings", "segment/made", "segment/opened", "connections/addresses"]
 )
-def test_nothing_is_left_of_ranks_that_are_killed_while_they_open_a_communicator(key: str) -> None:
+def test_ranks_killed_while_they_open_a_communicator_leave_no_files(key: str) -> None:
     before = names()
     assert run_ranks(2, open_and_die, key, may_die=[0, 1]) == [None, None]
     left = names() - before
     assert eventually(lambda: not left & names()), "but for what other processes have there for a moment"
 
 
-def test_file_has_no_name_and_is_for_this_user_alone() -> None:
+def test_nameless_file_is_readable_only_by_its_user() -> None:
     fd = nameless_file()
     try:
         found = os.fstat(fd)
@@ -64,20 +64,18 @@ def test_file_has_no_name_and_is_for_this_user_alone() -> None:
         os.close(fd)
 
 
-def test_file_loses_its_name_where_the_file_system_gives_it_one(
+def test_file_is_unlinked_where_the_file_system_names_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("sparkdl.rendezvous.hosts.FOLDER", tmp_path)
-    monkeypatch.setattr(
-        os, "O_TMPFILE", os.O_DIRECTORY
-    )  # which is what it is to a kernel that does not know it
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)  # the effect of O_TMPFILE on a kernel without it
     fd = nameless_file()
     assert os.fstat(fd).st_nlink == 0
     os.close(fd)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_that_is_missing_has_no_identity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_folder_has_no_identity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sparkdl.rendezvous.hosts.FOLDER", tmp_path / "missing")
     assert folder_identity() is None
     monkeypatch.setattr("sparkdl.rendezvous.hosts.FOLDER", tmp_path)

@@ -19,7 +19,7 @@ def folder(tmp_path):
     return found
 
 
-def test_the_last_commit_of_each_state_is_read_and_the_only_one_that_stays(folder, tmp_path):
+def test_only_the_last_commit_of_each_state_is_kept_and_read(folder, tmp_path):
     assert folder.last(0) is None
     assert folder.position() == "the beginning, as nothing was committed"
     for value in (1, 2, 3):
@@ -34,7 +34,7 @@ def test_the_last_commit_of_each_state_is_read_and_the_only_one_that_stays(folde
     assert names == ["owner.json", "state-0-commit-3.pt", "state-11-commit-1.pt"]
 
 
-def test_what_a_killed_process_left_unfinished_is_never_read(folder, tmp_path):
+def test_unfinished_commit_of_a_killed_process_is_never_read(folder, tmp_path):
     folder.keep(0, contents_of(1))
     (tmp_path / "commits" / "state-0-commit-2.pt.tmp").write_bytes(b"half of")
     assert folder.last(0)["objects"] == {"epoch": 1}
@@ -45,7 +45,7 @@ def test_what_a_killed_process_left_unfinished_is_never_read(folder, tmp_path):
     assert names == ["owner.json", "state-0-commit-2.pt"]
 
 
-def test_both_of_two_commits_may_be_there_if_the_process_was_killed_between(folder, tmp_path):
+def test_newer_of_two_commits_is_read_if_the_process_was_killed_between_them(folder, tmp_path):
     folder.keep(0, contents_of(1))
     first = (tmp_path / "commits" / "state-0-commit-1.pt").read_bytes()
     folder.keep(0, contents_of(2))
@@ -63,7 +63,7 @@ def test_a_damaged_commit_is_named(folder, tmp_path):
         folder.last(0)
 
 
-def test_a_run_whose_folder_another_one_has_claimed_writes_no_more(folder):
+def test_run_whose_folder_was_claimed_by_another_run_cannot_write(folder):
     folder.keep(0, contents_of(1))
     other = CommitFolder(folder.url, "other")
     other.claim()
@@ -72,7 +72,7 @@ def test_a_run_whose_folder_another_one_has_claimed_writes_no_more(folder):
     assert other.last(0)["objects"] == {"epoch": 1}
 
 
-def test_ranks_that_others_took_the_place_of_write_no_more(folder):
+def test_ranks_that_were_replaced_cannot_write(folder):
     folder.keep(0, contents_of(1))
     anew = folder.reclaimed()
     assert anew.last(0)["objects"] == {"epoch": 1}
@@ -99,7 +99,7 @@ def test_a_commit_that_took_too_long_to_write_is_given_up(folder, tmp_path, monk
     assert names == ["owner.json", "state-0-commit-1.pt"]
 
 
-def test_a_run_that_was_started_again_does_not_take_the_folder_from_another_one(folder):
+def test_restarted_run_does_not_reclaim_the_folder_from_another_run(folder):
     CommitFolder(folder.url, "other").claim()
     with pytest.raises(CheckpointsInUseError):
         folder.reclaimed()
@@ -114,17 +114,17 @@ def test_a_folder_that_only_the_driver_sees_is_named_on_the_rank(tmp_path):
         CommitFolder(str(tmp_path / "file"), "mine").claim()
 
 
-def test_what_could_not_be_read_again_is_refused_with_its_name(folder, tmp_path):
+def test_value_that_could_not_be_read_again_is_refused_with_its_name(folder, tmp_path):
     with pytest.raises(ParamError, match="The state's best is a object, which a commit cannot hold"):
         folder.keep(0, {"parts": {}, "objects": {"epoch": 1, "best": object()}})
-    for unreadable in (object(), lambda: 1):  # one can be written, one cannot
+    for unreadable in (object(), lambda: 1):  # one can be pickled, one cannot
         with pytest.raises(ParamError, match="The state's model is a dict, which a commit cannot hold"):
             folder.keep(0, {"parts": {"other": {}, "model": {"hook": unreadable}}, "objects": {}})
     assert folder.last(0) is None
     assert [path.name for path in (tmp_path / "commits").iterdir()] == ["owner.json"]
 
 
-def test_a_folder_that_nobody_named_is_gone_after_the_run(tmp_path, monkeypatch):
+def test_folder_without_a_name_is_removed_after_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARKDL_STORE", str(tmp_path / "store"))
     with commit_folder(None, is_wanted=False, is_local=True) as none:
         assert none is None
@@ -139,7 +139,7 @@ def test_a_folder_that_nobody_named_is_gone_after_the_run(tmp_path, monkeypatch)
     assert named.last(0)["objects"] == {"epoch": 1}
 
 
-def test_pieces_are_those_of_the_rank_and_of_the_ranks_that_completed_the_commit(folder, tmp_path):
+def test_rank_reads_the_pieces_of_the_commit_that_was_completed(folder, tmp_path):
     def keep(owner, value):
         commit = owner.next_commit(0)
         for rank in range(2):
@@ -164,7 +164,7 @@ def test_pieces_are_those_of_the_rank_and_of_the_ranks_that_completed_the_commit
     ]
     folder.keep_piece(
         0, 3, 1, {"model": {"weight": torch.full((1,), 99.0)}}
-    )  # and killed before rank 0 was there
+    )  # and killed before rank 0 committed
     anew = folder.reclaimed()
     assert read(anew) == (20, [20, 21])
     keep(anew, 30)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from sparkdl.runner.on_rank import joined
 
 
-def test_gpus_of_a_host_are_joined_by_local_rank_only_where_each_rank_has_one_of_its_own():
+def test_gpus_of_a_host_are_joined_only_where_each_rank_has_its_own():
     assert joined(["3", "1", "2"]) == "3,1,2"
     assert joined(["GPU-a", "GPU-b"]) == "GPU-a,GPU-b"
     assert joined(["0"]) == "0"

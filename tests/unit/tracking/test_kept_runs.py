@@ -1,4 +1,4 @@
-"""Models that a server refuses, or that are sent more than once, in a real SQLite store of MLflow."""
+"""Models that a server refuses, or that are sent repeatedly, in a real SQLite store of MLflow."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from sparkdl.estimators import TorchModel
 from sparkdl.estimators.fit.runs import UnsentRuns
 from sparkdl.estimators.fit.tracking import save_for_mlflow
 from sparkdl.model.saved_model import SavedModel
+from sparkdl.tracking import kept_runs
 from sparkdl.tracking.flavor import is_mlflow_2
 from sparkdl.tracking.logged_model import Registration, register
+from sparkdl.tracking.start import KEY_TAG, RunStart
 from tests.fresh_mlflow import unset_tracking_uri
 from tests.training.signatures import make_signature
 
@@ -27,7 +29,7 @@ DIGITS = Registration(name="digits", alias="champion")
 
 @contextmanager
 def refused(name):
-    """Have MLflow's client refuse a method."""
+    """Make MLflow's client refuse a method."""
 
     def refuse(*args, **kwargs):
         raise MlflowException("you may not", PERMISSION_DENIED)
@@ -63,11 +65,11 @@ def test_refused_model_is_kept_and_sent_when_it_is_permitted(tracked, caplog):
     elsewhere = f"sqlite:///{tracked}/elsewhere.db"
     mlflow.set_tracking_uri(here)
 
-    # A refused registration costs no model, and a server that the user turns to meanwhile gets nothing.
+    # A refused registration does not lose the model; a server selected meanwhile gets nothing.
     with refused("create_registered_model"):
         first = fit(tracked, "first", meanwhile=lambda: mlflow.set_tracking_uri(elsewhere))
     assert mlflow.get_tracking_uri() == elsewhere
-    if (tracked / "elsewhere.db").exists():  # MLflow 2.19 makes it by itself
+    if (tracked / "elsewhere.db").exists():  # MLflow 2.19 creates it
         other = mlflow.MlflowClient(elsewhere)
         assert not other.search_runs(["0"])
         assert not other.search_registered_models()
@@ -79,7 +81,7 @@ def test_refused_model_is_kept_and_sent_when_it_is_permitted(tracked, caplog):
     assert (sent.run_id, sent.model_uri, sent.error) == (first.run_id, first.model_uri, None)
     assert (versions(), champion()) == ({1: first.model_uri}, 1)
 
-    # A refused model is kept with its registration, as often as it is refused.
+    # A refused model is kept with its registration, however often it is refused.
     with refused("log_artifacts" if is_mlflow_2() else "get_run"):
         second = fit(tracked, "second")
         (failed,) = sparkdl.mlflow.send_kept(tracked / "store")
@@ -90,7 +92,7 @@ def test_refused_model_is_kept_and_sent_when_it_is_permitted(tracked, caplog):
     assert (versions(), champion()) == ({1: first.model_uri, 2: sent.model_uri}, 2)
     assert not (tracked / "store" / "unsent-runs").exists()
 
-    # Once more is the same version, and the alias stays with the newer one.
+    # Registering again returns the same version, and the alias stays with the newer one.
     assert register(mlflow.MlflowClient(), first.model_uri, DIGITS) == "1"
     assert (len(versions()), champion()) == (2, 2)
     assert "The alias champion of digits stays at version 2" in caplog.text
@@ -111,3 +113,18 @@ def test_kept_run_that_cannot_be_read_does_not_block_the_others(tracked, caplog)
     assert sent.error is None
     assert [path.name for path in tracked.glob("store/unsent-runs/*")] == ["0-damaged"]
     assert not mlflow.is_tracking_uri_set()
+
+
+def test_parent_of_a_kept_run_is_found_on_any_page_of_experiments(tracked):
+    client = mlflow.MlflowClient()
+    for number in range(3):
+        experiment = client.create_experiment(f"experiment {number}")
+        client.create_run(experiment, tags={KEY_TAG: f"key {number}"})
+
+    class SmallPages(mlflow.MlflowClient):
+        def search_experiments(self, page_token=None):
+            return super().search_experiments(max_results=1, page_token=page_token)
+
+    for number in range(3):
+        found = kept_runs._parent(SmallPages(), RunStart(key="own", parent_key=f"key {number}"))
+        assert client.get_run(found).data.tags[KEY_TAG] == f"key {number}"

@@ -30,7 +30,7 @@ ANY_TYPE = hasattr(mlflow.types.schema, "AnyType")
 
 @pytest.fixture
 def open_run(tmp_path):
-    """Opens runs that keep what they cannot send in a Store."""
+    """A function that opens runs, which keep what they cannot send in a Store."""
     return partial(tracking.open_run, shelf=lambda: UnsentRuns(Store(tmp_path / "store")))
 
 
@@ -38,7 +38,7 @@ def kept(tmp_path):
     return list((tmp_path / "store").glob("unsent-runs/*/run.json"))
 
 
-def test_runs_end_as_their_fit_ends_and_join_or_nest_under_an_active_one(tracked, open_run):
+def test_run_ends_as_its_fit_ends_and_joins_or_nests_under_an_active_run(tracked, open_run):
     with open_run("on", run_name="alone", tags={"purpose": "test"}) as run:
         run.log_params({"long": "x" * 9000, "epochs": 3})
         run.log_metrics(1, {"loss": 0.5, "bad": float("nan")})
@@ -122,7 +122,7 @@ def test_refused_message_is_named_and_does_not_block_the_others(tracked, open_ru
     assert kept(tracked) == []
 
 
-def test_runs_of_a_group_are_nested_under_a_run_of_its_own_or_the_users(tracked, open_run):
+def test_runs_of_a_group_are_nested_under_its_own_run_or_the_users_run(tracked, open_run):
     shelf = open_run.keywords["shelf"]
     group = tracking.open_group("on", shelf, experiment="search", name="a search")
     with open_run("on", group=group, tags={"sparkdl.fold": "1"}, experiment="search") as child:
@@ -189,7 +189,7 @@ def test_requirements_name_the_packages_of_the_modules_that_a_model_imports():
     assert more == {"torchmetrics", "protobuf"}
 
 
-def test_a_model_lies_in_the_experiment_of_its_run(tracked, open_run):
+def test_model_is_logged_in_the_experiment_of_its_run(tracked, open_run):
     there = (tracked / "artifacts").as_uri()
     mlflow.set_tracking_uri(f"sqlite:///{tracked}/mlflow.db")
     experiment = mlflow.create_experiment("of this run", artifact_location=there)
@@ -222,7 +222,7 @@ def test_code_of_the_fit_is_logged_with_its_model(tracked, open_run):
 
 
 @pytest.mark.skipif(ANY_TYPE, reason="this MLflow has a type for images")
-def test_row_that_mlflow_cannot_load_again_is_no_example(tracked, open_run):
+def test_row_that_mlflow_cannot_load_again_is_not_logged_as_an_example(tracked, open_run):
     picture = Column(name="x", dtype="object", kind="image")
     signature = replace(make_signature(), inputs=replace(make_inputs("x"), columns=(picture,)))
     model = TorchModel(SavedModel(nn.Linear(1, 1), signature))
@@ -237,7 +237,7 @@ def test_row_that_mlflow_cannot_load_again_is_no_example(tracked, open_run):
 
 
 def test_example_is_nested_like_the_type_of_its_column(tracked, open_run):
-    """MLflow holds what it is given against that, the example too, and the model takes it."""
+    """MLflow checks values against that type, including the example, and the model accepts it."""
     seen = tracked / "seen.pkl"
 
     def prepare(columns):

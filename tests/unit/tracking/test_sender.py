@@ -1,4 +1,4 @@
-"""What is sent from a thread, and what is said of it."""
+"""Messages sent from a thread, and warnings about them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkdl.tracking.sender import Message, RefusedError, Sender
 
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_message_that_fails_after_close_is_kept_without_a_warning(tmp_path: Path, is_refused: bool) -> None:
-    """Its folder is removed when the fit returns, while the upload of a model still reads it."""
+    """The folder of the model is removed when the fit returns, while the upload may still read it."""
     folder = tmp_path / "mlflow_model"
     folder.mkdir()
     is_sending, is_removed, warnings = threading.Event(), threading.Event(), []

@@ -1,4 +1,4 @@
-"""Runs told to a real ``mlflow server``: with passwords, and while it is stopped or killed."""
+"""Runs logged to a real ``mlflow server``: with passwords, and while it is stopped or killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folders(tmp_path):
 
 
 def fit(folders, *, after_start=lambda: None, wait_s=60.0):
-    """Tell what a fit tells; return its run and how many seconds it took from ``after_start`` on."""
+    """Log what a fit logs; return its run and the seconds from ``after_start`` on."""
     with tracking.open_run("on", shelf=lambda: UnsentRuns(Store(folders / "store")), wait_s=wait_s) as run:
         run.log_params({"epochs": 3})
         run.log_metrics(1, {"loss": 0.5})
@@ -36,9 +36,9 @@ def fit(folders, *, after_start=lambda: None, wait_s=60.0):
         started = time.monotonic()
         for epoch in (2, 3):
             run.log_metrics(epoch, {"loss": 1 / epoch})
-        assert time.monotonic() - started < 30  # a call of a stopped server takes minutes
+        assert time.monotonic() - started < 30  # a call to a stopped server takes minutes
         spec = save_for_mlflow(many_into_many(), folders / "local")
-        started = time.monotonic()  # what describes the model asks no server
+        started = time.monotonic()  # describing the model calls no server
         run.log_model(spec, folders / "local", tracking.Registration(name="animals", alias="best"))
         run.flush()
     return run, time.monotonic() - started
@@ -53,7 +53,7 @@ def check_server_has_all(run_id, model_uri):
         assert len(mlflow.pyfunc.load_model(uri).predict(rows(2))) == 2
 
 
-def test_a_server_with_passwords_takes_a_run_from_who_knows_one_and_others_keep_theirs(
+def test_run_refused_for_missing_credentials_is_kept_and_sent_with_them(
     tracked, folders, monkeypatch, caplog
 ):
     variables = {"MLFLOW_AUTH_ADMIN_PASSWORD": "a long password", "MLFLOW_FLASK_SERVER_SECRET_KEY": "a key"}
@@ -75,7 +75,7 @@ def test_a_server_that_stops_or_dies_delays_a_fit_by_no_more_than_the_stated_tim
     with tracking_server(folders / "server") as server:
         mlflow.set_tracking_uri(server.url)
         run, seconds = fit(folders, after_start=lambda: server.signal(number), wait_s=4.0)
-        assert seconds < 4.0 + 10.0  # a call of a stopped server takes minutes
+        assert seconds < 4.0 + 10.0  # a call to a stopped server takes minutes
         assert run.run_id is not None
         assert run.model_uri is None
         if number == signal.SIGSTOP:
@@ -86,11 +86,11 @@ def test_a_server_that_stops_or_dies_delays_a_fit_by_no_more_than_the_stated_tim
         with tracking_server(folders / "server") as server:
             mlflow.set_tracking_uri(server.url)
             (sent,) = sparkdl.mlflow.send_kept(folders / "store", tracking_uri=server.url)
-            assert sent.run_id == run.run_id  # it has the same database, in which the run is found
+            assert sent.run_id == run.run_id  # it has the same database, so the run is found
             check_server_has_all(sent.run_id, sent.model_uri)
 
 
-def test_a_server_that_was_never_there_costs_no_more(tracked, folders):
+def test_server_that_is_unreachable_delays_a_fit_by_no_more_than_the_timeout(tracked, folders):
     mlflow.set_tracking_uri("http://127.0.0.1:9")
     run, seconds = fit(folders, wait_s=2.0)
     assert (run.run_id, run.model_uri) == (None, None)

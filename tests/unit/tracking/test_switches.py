@@ -34,7 +34,7 @@ def open_run(tracked):
 
 @pytest.fixture
 def fit(tracked, open_run):
-    """What a fit logs of its rows and its model, and the files of the model if it logs one."""
+    """A function that logs what a fit logs; it returns the run, and the model info if a model was logged."""
 
     def log(name="digits"):
         folder = tracked / name
@@ -67,7 +67,7 @@ def test_everything_is_logged_by_default(fit):
         ("log_datasets", {"dataset"}),
     ],
 )
-def test_only_what_is_switched_off_is_missing(fit, switch, missing):
+def test_only_disabled_parts_are_not_logged(fit, switch, missing):
     sparkdl.autolog(**{switch: False})
     run, model = fit()
     there = {

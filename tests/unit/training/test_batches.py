@@ -1,4 +1,4 @@
-"""How far copies to a GPU run ahead; what needs one is in ``tests/gpu``."""
+"""How far copies to a GPU run ahead; ``tests/gpu`` has the tests that need a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkdl.training.batches import Copy, copied_ahead
 
 
 @pytest.mark.parametrize(("rows", "most"), [(256, 4), (1024, 1), (5000, 1), (1, 9)])
-def test_as_many_batches_are_copied_ahead_as_fit_in_bytes_and_one_at_least(rows: int, most: int) -> None:
+def test_batches_are_copied_ahead_up_to_the_byte_limit_and_at_least_one(rows: int, most: int) -> None:
     made, begun = 0, threading.Semaphore(0)
 
     def copies() -> Generator[Copy, None, None]:

@@ -1,4 +1,4 @@
-"""Early stopping, best weights and callbacks on one rank; tests/training/test_callbacks.py has several."""
+"""Early stopping, best weights and callbacks on one rank; tests/training/test_callbacks.py uses several ranks."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def record_of(epoch, value, metric="val_f1"):
 
 
 def first_best(values, mode):
-    """The first epoch whose value no other one surpasses, from 1; None if none is a number."""
+    """The first epoch with the best value, counted from 1; None if no value is a number."""
     numbers = [value for value in values if not math.isnan(value)]
     return values.index({"min": min, "max": max}[mode](numbers)) + 1 if numbers else None
 
 
 @given(values=VALUES, mode=st.sampled_from(["min", "max"]), is_keeper=st.booleans())
-def test_the_best_weights_are_those_of_the_first_best_epoch(values, mode, is_keeper):
+def test_best_weights_are_those_of_the_first_best_epoch(values, mode, is_keeper):
     module = nn.BatchNorm1d(2)
     module.register_buffer("average", torch.zeros(()), persistent=False)
     best = BestWeights(Goal(metric="val_f1", mode=mode), module, is_keeper=is_keeper)
@@ -53,7 +53,7 @@ def test_the_best_weights_are_those_of_the_first_best_epoch(values, mode, is_kee
     assert int(module.num_batches_tracked) == int(module.average) == kept
 
 
-def test_no_best_epoch_is_said(caplog):
+def test_missing_best_epoch_is_a_warning(caplog):
     best = BestWeights(Goal(metric="loss"), nn.Linear(1, 1), is_keeper=True)
     best.offer(record_of(1, math.nan, "loss"))
     assert best.restore() is None
@@ -64,7 +64,7 @@ def test_no_best_epoch_is_said(caplog):
 
 
 @given(values=VALUES, epochs=st.integers(1, 3), min_delta=st.sampled_from([0.0, 0.6]))
-def test_patience_ends_after_so_many_epochs_that_are_not_better(values, epochs, min_delta):
+def test_patience_ends_the_fit_after_that_many_epochs_without_improvement(values, epochs, min_delta):
     stopping = EarlyStopping(Goal(metric="loss"), Patience(epochs=epochs, min_delta=min_delta))
     best, waited = math.inf, 0
     for epoch, value in enumerate(values, start=1):
@@ -76,7 +76,7 @@ def test_patience_ends_after_so_many_epochs_that_are_not_better(values, epochs, 
         stopping = again
 
 
-def test_what_is_to_become_large_may_not_fall():
+def test_metric_to_maximize_ends_the_fit_when_it_stops_rising():
     stopping = EarlyStopping(Goal(metric="val_f1", mode="max"), Patience(epochs=2, min_delta=0.1))
     over = []
     for epoch, value in enumerate([0.5, 0.7, 0.75, 0.6], start=1):

@@ -96,7 +96,7 @@ def test_a_data_loader_that_would_join_batches_is_refused(folder: Path, options:
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": None}])
-def test_a_data_loader_around_a_feed_or_a_blend_itself_says_what_to_write(
+def test_data_loader_around_a_bare_feed_or_blend_says_what_to_write(
     folder: Path, options: dict[str, None]
 ) -> None:
     with ParquetFeed(folder, batch_size=16) as feed:

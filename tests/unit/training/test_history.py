@@ -10,7 +10,7 @@ from sparkdl.training import history
 from sparkdl.training.history import EpochMeter
 
 
-def test_the_share_of_time_spent_waiting_is_what_passes_until_a_batch_is_there(
+def test_data_wait_share_is_the_time_until_a_batch_is_available(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]

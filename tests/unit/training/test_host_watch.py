@@ -1,4 +1,4 @@
-"""What a host reports of itself, by the names that MLflow has."""
+"""The system metrics that a host reports about itself, with MLflow's names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mlflows_names():
     return found
 
 
-def test_a_host_reports_at_the_beginning_and_the_end_what_mlflow_would():
+def test_host_watch_reports_the_system_metrics_of_mlflow_at_the_beginning_and_the_end():
     events, has_begun = [], threading.Event()
 
     def hear(event):
@@ -49,7 +49,7 @@ def test_without_psutil_nothing_is_reported(monkeypatch):
     assert events == []
 
 
-def test_a_report_that_nobody_hears_ends_the_watch_and_not_the_rank():
+def test_report_that_fails_ends_the_watch_and_not_the_rank():
     def fail(event):
         raise ConnectionResetError("the task is gone")
 
@@ -58,10 +58,10 @@ def test_a_report_that_nobody_hears_ends_the_watch_and_not_the_rank():
 
 
 class NVMLError(Exception):
-    """As pynvml has it, which is no RuntimeError."""
+    """Like pynvml's error, which is no RuntimeError."""
 
 
-def test_what_cannot_be_measured_is_left_out_and_the_rest_told(monkeypatch):
+def test_metrics_that_cannot_be_measured_are_left_out(monkeypatch):
     def fail(*args):
         raise OSError("no such disk")
 

@@ -1,4 +1,4 @@
-"""Metrics of one rank; tests/training/test_validation.py puts those of several together."""
+"""Metrics of one rank; tests/training/test_validation.py combines those of several ranks."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_functions_are_means_over_rows_however_the_rows_are_cut_into_batches(siz
 @pytest.mark.parametrize(
     "metric", [MulticlassAccuracy(3, average="micro"), partial(MulticlassAccuracy, 3, average="micro")]
 )
-def test_metrics_of_torchmetrics_and_what_makes_them_are_taken(metric):
+def test_torchmetrics_and_factories_of_them_are_accepted(metric):
     batches = [([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [0, 0]), ([[0.0, 0.0, 1.0]], [2])]
     assert metrics_of({"accuracy": metric}, batches) == pytest.approx({"accuracy": 2 / 3})
-    # As a metric is copied and emptied, another pass counts its own rows alone.
+    # The metric is copied and reset, so that another pass only counts its own rows.
     assert metrics_of({"accuracy": metric}, batches[1:]) == {"accuracy": 1.0}
 
 
-def test_a_class_without_arguments_makes_a_metric_and_floating_labels_are_classes_for_classification():
+def test_class_without_arguments_makes_a_metric_and_classification_takes_float_labels():
     batches = [([0.9, 0.2, 0.6, 0.4], [1.0, 0.0, 0.0, 1.0])]
     assert metrics_of({"auroc": BinaryAUROC, "mse": MeanSquaredError}, batches) == pytest.approx(
         {"auroc": 0.75, "mse": 0.1925}
@@ -78,7 +78,7 @@ def test_a_pass_without_rows_has_no_value():
 
 STATES = {
     "mse": MeanSquaredError,  # sums
-    "r": PearsonCorrCoef,  # states that only the metric itself puts together
+    "r": PearsonCorrCoef,  # states that only the metric itself can merge
     "rho": SpearmanCorrCoef,  # lists of all values
     "error": absolute_errors,
 }
@@ -91,7 +91,7 @@ STATES = {
     again=st.booleans(),
 )
 def test_metrics_of_two_ranks_continue_on_one(cuts, again):
-    """Also from a checkpoint that is taken after that, in the same epoch."""
+    """Also from a checkpoint taken later in the same epoch."""
     rng = np.random.default_rng(cuts)
     outputs, targets = (torch.from_numpy(rng.normal(size=12)) for _ in range(2))
 

@@ -1,4 +1,4 @@
-"""Batches on their way to the model: without rows, and changed at random for training."""
+"""Batches on their way to the model: without rows, and augmented for training."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_unknown_label_of_the_validation_is_reported_with_its_batch():
 
 
 @pytest.mark.parametrize("place", [None, PLACES[0]])
-def test_a_batch_without_rows_holds_no_column_that_is_no_number(place):
-    """As those of strings, or of arrays that differ in length, which no device takes."""
+def test_batch_without_rows_has_no_column_that_a_device_cannot_take(place):
+    """For example a column of strings, or of arrays of different lengths, which no device can hold."""
     batch = {"x": np.empty(0, object), "y": np.empty(0, np.int64)}
     objective = make_objective(augment=put_draws)
     prepared = objective.prepare(batch, position=place)

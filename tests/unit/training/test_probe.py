@@ -129,13 +129,13 @@ def test_the_model_does_not_change():
         (nn.Linear(2, 1), F.mse_loss, DataError, r"column 'digit' do not fit the loss.*\(1, 1\)"),
     ],
 )
-def test_what_does_not_fit_is_named(model, loss, error, message):
+def test_model_loss_and_rows_that_do_not_fit_are_named(model, loss, error, message):
     with pytest.raises(error, match=message):
         probe_one(model, loss, [1.0, 2.0], 1.0)
 
 
 @pytest.mark.parametrize("model", [nn.Sequential(BagOfWords(), nn.Linear(5, 3)), nn.Linear(5, 3)])
-def test_integers_that_fit_in_no_dtype_name_the_shapes_that_differ(model):
+def test_error_for_integers_that_fit_in_no_dtype_names_the_differing_shapes(model):
     with pytest.raises(DataError, match="mat1 and mat2 shapes cannot be multiplied") as caught:
         probe_one(model, nn.CrossEntropyLoss(), [1, 2], 0)
     assert "shapes cannot be multiplied" in str(caught.value.__cause__)
@@ -154,7 +154,7 @@ def test_integers_beyond_an_embedding_are_named():
 
 
 def scores(*values, head=()):
-    """A model whose scores are these, whatever its input."""
+    """A model with these scores for any input."""
     linear = nn.Linear(2, len(values))
     nn.init.zeros_(linear.weight)
     linear.bias.data = torch.tensor(values)
@@ -163,7 +163,7 @@ def scores(*values, head=()):
 
 @pytest.mark.parametrize("loss", [nn.BCELoss(), as_module(F.binary_cross_entropy)])
 @pytest.mark.parametrize("score", [-0.5, 1.5])
-def test_bce_of_an_output_that_is_no_probability_names_the_sigmoid(loss, score):
+def test_bce_loss_of_an_output_outside_0_to_1_suggests_the_sigmoid(loss, score):
     with pytest.raises(
         ParamError, match=rf"output for the first row is {score}, .*Sigmoid.*BCEWithLogitsLoss"
     ):
@@ -172,7 +172,7 @@ def test_bce_of_an_output_that_is_no_probability_names_the_sigmoid(loss, score):
 
 
 @pytest.mark.parametrize("values", [(0.5, 1.0, -2.0), (0.2, 0.3, 0.5), (-9.0, -9.0, -9.0)])
-def test_nll_of_outputs_that_are_no_logs_of_probabilities_names_the_log_softmax(values):
+def test_nll_loss_of_outputs_that_are_no_log_probabilities_suggests_the_log_softmax(values):
     with pytest.raises(ParamError, match=r"whose sum is .*, not 1.*LogSoftmax.*CrossEntropyLoss"):
         probe_one(scores(*values), nn.NLLLoss(), [1.0, 2.0], 2)
     probe_one(scores(*values, head=[nn.LogSoftmax(dim=1)]), nn.NLLLoss(), [1.0, 2.0], 2)
@@ -211,7 +211,7 @@ def test_a_loss_that_compares_every_row_with_every_other_one_is_refused(loss, we
         (lambda _: torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1), "SGD of other parameters"),
     ],
 )
-def test_an_optimizer_that_is_none_is_named(factory, message):
+def test_invalid_optimizer_factory_is_named(factory, message):
     with pytest.raises(ParamError, match=f"Param optimizer.*{message}"):
         probe_one(nn.Linear(2, 1), nn.MSELoss(), [1.0, 2.0], 1.0, factory)
 
@@ -238,7 +238,7 @@ def test_a_loss_that_reduces_is_refused_with_weights(loss):
         probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 1.0, weighted=True)
 
 
-def test_functions_of_torch_are_taken_for_their_modules():
+def test_functional_losses_are_treated_as_their_modules():
     assert prediction_kind(as_module(F.cross_entropy)) == "class"
     assert prediction_kind(as_module(F.binary_cross_entropy_with_logits)) == "binary_logit"
     assert prediction_kind(as_module(F.binary_cross_entropy)) == "binary_probability"
@@ -247,7 +247,7 @@ def test_functions_of_torch_are_taken_for_their_modules():
 
 
 class Words(nn.Module):
-    """An embedding, layers of which one is not used, and a batch norm; the last layer is tied to the embedding."""
+    """An embedding, layers of which one is unused, and a batch norm; the last layer is tied to the embedding."""
 
     def __init__(self, *, sparse: bool = False, reentrant: bool = False) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ def test_gradients_are_known_whether_parameters_are_copied_or_shared(
     assert [parameter.data_ptr() in mine for parameter in trial.parameters()].count(True) == len(shared)
     assert bool(shared) == (copied_bytes < 1 << 20)
     assert not gradients.found.are_there
-    for _ in range(2):  # as it is done for each head
+    for _ in range(2):  # once for each of two heads
         go_backward(trial, gradients)
     assert gradients.found.are_there
     assert gradients.found.are_sparse == sparse
@@ -302,7 +302,7 @@ def test_gradients_are_known_whether_parameters_are_copied_or_shared(
     assert not again.found.lack_some
 
 
-def test_shared_parameters_get_no_gradient_at_any_time() -> None:
+def test_shared_parameters_never_get_a_gradient() -> None:
     trial, shared, gradients = trial_of(Words(), 0)
     outputs = trial(torch.tensor([1, 2, 3]))
     for parameter in shared:
@@ -314,7 +314,7 @@ def test_shared_parameters_get_no_gradient_at_any_time() -> None:
     assert gradients.found.are_there
 
 
-def test_a_copy_keeps_what_is_tied_and_its_buffers_are_its_own() -> None:
+def test_copy_keeps_tied_parameters_and_has_its_own_buffers() -> None:
     model = Words()
     (trial, again), shared = trial_copy((model, model), model, 0)
     assert trial is again
@@ -326,13 +326,13 @@ def test_a_copy_keeps_what_is_tied_and_its_buffers_are_its_own() -> None:
         assert torch.equal(buffer, before[name]), name
 
 
-def test_a_step_changes_copies_alone() -> None:
+def test_trial_step_changes_only_copies() -> None:
     model = Words()
     trial, shared, gradients = trial_of(model, 1000)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.SGD(trial.parameters(), lr=1.0, weight_decay=1.0)
     go_backward(trial, gradients)
-    for parameter in shared:  # though there be one
+    for parameter in shared:  # even if they have gradients
         parameter.grad = torch.ones_like(parameter)
     step_without(optimizer, shared)
     for name, parameter in model.named_parameters():

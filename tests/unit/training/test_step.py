@@ -1,4 +1,4 @@
-"""What is said of a loss that is not finite."""
+"""The error about a loss that is not finite."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_loss_that_is_not_finite_names_the_columns_that_made_it_so(name):
+def test_error_for_a_loss_that_is_not_finite_names_the_columns_at_fault(name):
     columns, message = BATCHES[name]
     batch = {
         column: values if isinstance(values, np.ndarray) else torch.tensor(values)

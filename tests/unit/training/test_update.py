@@ -44,7 +44,7 @@ ADAMS = [torch.optim.Adam, torch.optim.AdamW]
 
 
 @pytest.mark.parametrize("kind", ADAMS)
-def test_adam_computes_in_one_pass_what_it_computes_by_default(kind: Any) -> None:
+def test_fused_adam_computes_what_adam_computes_by_default(kind: Any) -> None:
     torch.manual_seed(0)
     inputs = torch.rand(64, 16)
     weights = []
@@ -90,7 +90,7 @@ def test_other_optimizers_and_parameters_keep_their_kernel(factory: Any, paramet
 
 @pytest.mark.parametrize("kind", ADAMS)
 @pytest.mark.parametrize("was_fused", [None, True])
-def test_state_of_another_kernel_leaves_the_optimizer_its_own(kind: Any, was_fused: bool | None) -> None:
+def test_loaded_state_keeps_the_kernel_of_the_optimizer(kind: Any, was_fused: bool | None) -> None:
     def trained(model: torch.nn.Module, fused: bool | None) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = kind(model.parameters(), fused=fused)
         model(torch.ones(1, 2)).sum().backward()
@@ -107,7 +107,7 @@ def test_state_of_another_kernel_leaves_the_optimizer_its_own(kind: Any, was_fus
     assert [int(each["step"]) for each in optimizer.state.values()] == [2, 2]
 
 
-def test_what_identifies_a_fit_is_the_optimizer_as_the_program_made_it() -> None:
+def test_identity_of_a_fit_has_the_optimizer_as_the_program_made_it() -> None:
     module = torch.nn.Linear(2, 1)
     described = described_optimizer(make_optimizer(torch.optim.AdamW, module), module)
     assert "fused" not in described["optimizer"]

@@ -49,7 +49,7 @@ def test_signature_survives_its_way_to_other_ranks(signature: Signature) -> None
     assert Signature.from_bytes(signature.to_bytes()) == signature
 
 
-def test_ranks_that_agree_get_what_they_said() -> None:
+def test_equal_signatures_of_ranks_agree() -> None:
     assert agree([GRAD, GRAD], 0) == GRAD
 
 
@@ -63,14 +63,14 @@ def test_disagreement_says_which_ranks_said_what() -> None:
     )
 
 
-def test_ranks_that_have_joined_leave_the_others_to_agree() -> None:
+def test_joined_ranks_do_not_affect_the_agreement_of_the_others() -> None:
     joined = Signature(kind=JOIN, joined_at=3)
     assert agree([joined, GRAD, joined], 4) == GRAD
     with pytest.raises(MismatchError, match=r"ranks 0, 2 said join; rank 1 said broadcast"):
         agree([joined, Signature(kind="broadcast", dtype="int8", size=3, root=1), joined], 4)
 
 
-def test_last_of_several_that_joined_together_is_the_highest() -> None:
+def test_last_joined_rank_is_the_highest_of_those_that_joined_last() -> None:
     signatures = [Signature(kind=JOIN, joined_at=at) for at in (5, 9, 2, 9, 1)]
     assert agree(signatures, 9).kind == JOIN
     assert last_joined(signatures) == 3
@@ -94,8 +94,8 @@ def test_exchange_is_balanced_if_each_rank_receives_what_the_others_send() -> No
     assert agree(signatures, 0).kind == "alltoall"
 
 
-def test_exchange_out_of_balance_is_named() -> None:
-    # The sums agree, and so do the numbers of blocks.
+def test_unbalanced_exchange_names_ranks_and_counts() -> None:
+    # The sums are equal, and so are the numbers of blocks.
     signatures = exchange([[1, 2], [3, 4]], [[1, 2], [3, 4]])
     assert balance(signatures) != 0
     with pytest.raises(MismatchError, match="rank 0 sends 2 elements to rank 1, which expects 3"):

@@ -42,7 +42,7 @@ def test_tensor_without_elements_is_flat_whatever_its_shape(shape: tuple[int, ..
         [1.0, 2.0],
     ],
 )
-def test_what_cannot_be_sent_is_refused(array: Any) -> None:
+def test_unsupported_arrays_are_refused(array: Any) -> None:
     with pytest.raises(ParamError):
         flatten(array)
 
@@ -57,7 +57,7 @@ def test_what_cannot_be_sent_is_refused(array: Any) -> None:
         Bfloat16Array.of_bits(Bfloat16Array(np.arange(16.0)).bits[::-3]),
     ],
 )
-def test_elements_that_do_not_lie_one_after_another_are_packed_and_unpacked(array: Any) -> None:
+def test_noncontiguous_elements_are_packed_and_unpacked(array: Any) -> None:
     def elements() -> list[float]:
         values = array.float().numpy() if isinstance(array, torch.Tensor) else getattr(array, "values", array)
         return [float(value) for value in np.asarray(values).reshape(-1)]
@@ -70,7 +70,7 @@ def test_elements_that_do_not_lie_one_after_another_are_packed_and_unpacked(arra
     assert elements() == before[::-1]
 
 
-def test_elements_that_share_memory_can_be_read_alone() -> None:
+def test_overlapping_elements_can_be_read_but_not_written() -> None:
     shared = np.lib.stride_tricks.sliding_window_view(np.arange(4.0), 2, writeable=True)
     buffer = flatten(shared)
     buffer.pack()
@@ -135,7 +135,7 @@ def test_scaled_bools_stop_at_false_and_true(factor: float, scaled: int) -> None
     assert out.tolist() == [0, scaled]
 
 
-def test_scaling_does_not_touch_what_was_given() -> None:
+def test_scaling_does_not_modify_its_input() -> None:
     values = np.array([1.0, 2.0], np.float32)
     assert widen(values, "float32", "sum", prescale=2.0).tolist() == [2.0, 4.0]
     assert values.tolist() == [1.0, 2.0]
@@ -166,7 +166,7 @@ def test_average_of_bytes_does_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_extremes_of_floats_are_those_of_integers_in_their_order(dtype: str) -> None:
+def test_min_and_max_of_floats_use_integers_of_the_same_order(dtype: str) -> None:
     numbers = [-np.inf, -2.0, -(2.0**-14), -0.0, 0.0, 2.0**-14, 1.0, np.inf]
     values = np.array([*numbers, np.nan, -np.nan], np.float64 if dtype == "float64" else np.float32)
     stored = Bfloat16Array(values).bits if dtype == "bfloat16" else values.astype(dtype)
@@ -192,6 +192,6 @@ def test_extremes_of_floats_are_scaled_as_floats() -> None:
 
 
 @pytest.mark.parametrize("op", ["sum", "product", "avg"])
-def test_what_needs_no_wider_type_is_not_copied(op: str) -> None:
+def test_array_that_needs_no_wider_type_is_not_copied(op: str) -> None:
     values = np.ones(3, np.float32)
     assert widen(values, "float32", op) is values

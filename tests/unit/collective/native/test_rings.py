@@ -31,7 +31,7 @@ def test_lane_joins_ranks_with_the_same_local_rank() -> None:
     assert rings[2]["lane"] == Ring(next=3, previous=5)
 
 
-def test_there_are_as_many_lanes_as_the_smallest_host_has_ranks() -> None:
+def test_number_of_lanes_is_the_smallest_number_of_ranks_of_a_host() -> None:
     rings = rings_of((0, 0, 1))
     assert ["lane" in ring for ring in rings] == [True, False, True]
 
@@ -50,5 +50,5 @@ def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
     assert run_ranks(2, where_it_listens) == [["127.0.0.1"]] * 2
 
 
-def test_ranks_listen_where_the_rendezvous_is_reached_if_they_are_said_to_be_on_several_hosts() -> None:
+def test_ranks_of_several_hosts_listen_on_the_address_that_reaches_the_rendezvous() -> None:
     assert run_ranks(2, where_it_listens, [0, 1]) == [["127.0.0.1"]] * 2

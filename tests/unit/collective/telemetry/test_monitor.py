@@ -32,14 +32,14 @@ def test_queued_operation_is_exposed_while_a_thread_is_blocked() -> None:
     assert totals_of(monitor)["barrier"].exposed_ns == 0
     with monitor.operation("broadcast", queued_ns=1):
         threading.Event().wait(0.02)
-        # Two threads that wait at once are no longer than one.
+        # Two concurrent waits take no longer than one.
         with monitor.blocked(), monitor.blocked():
             threading.Event().wait(0.02)
     totals = totals_of(monitor)["broadcast"]
     assert 20e6 <= totals.exposed_ns <= totals.busy_ns - 20e6
 
 
-def test_failed_operation_only_counts_as_failed() -> None:
+def test_failed_operation_is_counted_only_as_failed() -> None:
     monitor = OperationMonitor()
     monitor.start_recording(10)
     with pytest.raises(ValueError, match="bad"), monitor.operation("reduce", num_bytes=8):
@@ -69,7 +69,7 @@ def test_latest_records_are_kept_until_they_are_taken() -> None:
     assert [sequence for sequence, _ in monitor.arrivals()] == list(range(12))
 
 
-def test_totals_add_up_and_can_be_told_apart_again() -> None:
+def test_totals_can_be_added_and_subtracted() -> None:
     some, more = OperationTotals("a", 1, 2, 3, 4, 5, 6, 7), OperationTotals("a", 10, 20, 30, 40, 50, 60, 70)
     assert some.plus(more) == OperationTotals("a", 11, 22, 33, 44, 55, 66, 77)
     assert some.plus(more).minus(more) == some

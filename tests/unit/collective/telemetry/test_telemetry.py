@@ -14,7 +14,7 @@ from sparkdl.collective.telemetry.monitor import (
 
 @dataclass(eq=False)
 class Actor:
-    """Has operations, with nobody."""
+    """A communicator without other ranks that counts operations."""
 
     name: str
     world_ranks: tuple[int, ...] = (0, 1)
@@ -39,7 +39,7 @@ def counts(telemetry: Telemetry, *, reset: bool = False) -> dict[str, dict[str, 
     }
 
 
-def test_what_was_measured_outlives_the_communicator() -> None:
+def test_totals_outlive_their_communicator() -> None:
     telemetry = Telemetry()
     world = watched(telemetry, "world")
     for _ in range(3):
@@ -52,7 +52,7 @@ def test_what_was_measured_outlives_the_communicator() -> None:
     assert counts(telemetry) == {"set": {"barrier": 3}, "world": {"barrier": 1}}
 
 
-def test_reset_begins_anew_with_the_communicators_that_are_open() -> None:
+def test_reset_clears_the_totals_and_drops_closed_communicators() -> None:
     telemetry = Telemetry()
     world, gone = watched(telemetry, "world"), watched(telemetry, "gone")
     world.act()
@@ -65,7 +65,7 @@ def test_reset_begins_anew_with_the_communicators_that_are_open() -> None:
     assert counts(telemetry) == {"world": {"allreduce": 1}}
 
 
-def test_recording_takes_in_communicators_that_come_and_go() -> None:
+def test_recording_covers_communicators_that_open_and_close_during_it() -> None:
     telemetry = Telemetry()
     world = watched(telemetry, "world")
     telemetry.start_recording(4)
@@ -84,7 +84,7 @@ def test_recording_takes_in_communicators_that_come_and_go() -> None:
     assert telemetry.stop_recording()[0].records == []
 
 
-def test_news_are_told_once_and_again_at_the_end() -> None:
+def test_news_of_a_recording_are_returned_once_and_again_at_its_end() -> None:
     telemetry = Telemetry()
     world = watched(telemetry, "world")
     telemetry.start_recording(3, has_news=True)
@@ -105,7 +105,7 @@ def test_news_are_told_once_and_again_at_the_end() -> None:
     assert telemetry.stop_recording()[0].marks == deque()
 
 
-def test_process_sets_of_one_name_and_other_ranks_are_measured_and_recorded_apart() -> None:
+def test_process_sets_with_equal_names_and_other_ranks_are_measured_separately() -> None:
     telemetry = Telemetry()
     pairs = [Actor("pair", (0, 1)), Actor("pair", (0, 2))]
     for pair in pairs:

@@ -34,7 +34,7 @@ def events_of(*records: OperationRecord, num_dropped: int = 0) -> list[dict[str,
     return operation_events(2, recorded, lambda time_ns: time_ns / 1000)
 
 
-def test_phases_of_an_operation_lie_in_its_slice() -> None:
+def test_phases_of_an_operation_are_inside_its_slice() -> None:
     begin, end, whole, wait, transfer = events_of(record())
     assert [begin["ph"], end["ph"], whole["ph"], wait["ph"], transfer["ph"]] == ["b", "e", "X", "X", "X"]
     assert (begin["ts"], end["ts"], begin["id"], begin["id"] == end["id"]) == (1.0, 2.0, "2/1/5", True)
@@ -51,13 +51,13 @@ def test_phases_of_an_operation_lie_in_its_slice() -> None:
     assert {(event["pid"], event["tid"]) for event in (begin, end, whole, wait, transfer)} == {(2, 1)}
 
 
-def test_operation_that_waits_for_nobody_is_all_transfer() -> None:
+def test_operation_that_waits_for_no_rank_is_all_transfer() -> None:
     whole, wait, transfer = events_of(record(queued_ns=0, arrived_ns=0, ready_ns=0, last=-1))
     assert (transfer["ts"], transfer["dur"]) == (whole["ts"], whole["dur"])
     assert (wait["name"], wait["cat"], wait["dur"]) == ("no wait", "NEGOTIATE_ALLREDUCE", 0)
 
 
-def test_marks_stand_in_the_thread_of_their_communicator() -> None:
+def test_marks_are_in_the_thread_of_their_communicator() -> None:
     key = Recorded(key=WORLD, marks=deque([(4_000, "CYCLE_START")]))
     mark = {"ph": "i", "name": "CYCLE_START", "ts": 4.0, "s": "t", "pid": 2, "tid": 1}
     assert operation_events(2, [key], lambda time_ns: time_ns / 1000) == [mark]
@@ -67,11 +67,11 @@ def test_rank_that_is_not_known_is_not_named() -> None:
     assert "wait for other ranks" in [event["name"] for event in events_of(record(last=-1))]
 
 
-def test_failed_operation_says_so() -> None:
+def test_failed_operation_is_marked_as_failed() -> None:
     assert events_of(record(is_ok=False))[2]["args"]["failed"] is True  # type: ignore[index]
 
 
-def test_dropped_operations_are_said_where_they_are_missing() -> None:
+def test_dropped_operations_are_noted_where_they_are_missing() -> None:
     note = events_of(record(), num_dropped=7)[0]
     assert (note["ph"], note["ts"], note["name"]) == ("i", 2.0, "7 earlier operations were dropped")
 

@@ -1,4 +1,4 @@
-"""What a process waits in for other ranks, as those are told who watch over it."""
+"""The pending waits of a process for other ranks, as the watch for hangs sees them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
 
 
-def test_noted_wait_is_told_until_it_ends() -> None:
+def test_noted_wait_is_pending_until_it_ends() -> None:
     with NotedWait("world/pair", (3, 5), "requests", 7.0):
         (wait,) = pending_waits()
         assert wait[:3] == ("world/pair", (3, 5), "requests")
@@ -28,16 +28,16 @@ def test_noted_wait_is_told_until_it_ends() -> None:
     assert pending_waits() == []
 
 
-def test_who_only_listens_waits_for_nothing() -> None:
+def test_wait_without_a_deadline_is_not_pending() -> None:
     with NotedWait("world/messages 0 to 1", (0, 1), "broadcast", MAX_TIMEOUT_S):
         assert pending_waits() == []
 
 
 def wait_in_all(environment: RankEnvironment) -> dict[str, Any]:
-    """Rank 1 comes late to an opening, an operation of a process set, and a message."""
+    """Rank 1 is late for an opening, an operation of a process set, and a message."""
     seen: dict[str, Any] = {}
     if environment.transport == "mpi":
-        load_mpi()  # which all ranks do together, with Python's lock
+        load_mpi()  # all ranks load MPI at the same time, holding Python's lock
 
     def note(what: str, begins: str) -> None:
         if environment.rank == 1:
@@ -46,12 +46,12 @@ def wait_in_all(environment: RankEnvironment) -> dict[str, Any]:
             threading.Thread(target=look, args=(what, begins, time.monotonic())).start()
 
     def look(what: str, begins: str, began: float) -> None:
-        """See the very wait that rank 1 ends by coming, which it does once this is done."""
+        """Observe the wait that rank 1 ends when it joins; it joins when this is done."""
 
         def waits() -> list[Wait]:
             return [wait for wait in pending_waits() if wait.operation.startswith(begins)]
 
-        # Until it shows more time than a wait has that has only just been noted.
+        # Until its time shows that it is not a wait that has just begun.
         assert eventually(lambda: any(wait.waited_s > 0.25 for wait in waits()), timeout_s=20.0)
         seen[what] = waits()
         assert all(wait.waited_s <= time.monotonic() - began for wait in seen[what])
@@ -75,7 +75,7 @@ def wait_in_all(environment: RankEnvironment) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow), "mpi"])
-def test_wait_is_told_with_process_set_ranks_of_the_world_and_deadline(transport: str) -> None:
+def test_pending_wait_has_process_set_world_ranks_and_deadline(transport: str) -> None:
     if transport == "mpi":
         pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
     first, second, _ = run_ranks(3, wait_in_all, transport=transport)

@@ -19,7 +19,7 @@ WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
 
 
 class NumberedFeed:
-    """Rows ``epoch * 1000 + i`` of a shard of ``num_rows`` rows, as ParquetFeed would cut them."""
+    """A feed of rows ``epoch * 1000 + i`` of a shard of ``num_rows`` rows, divided like ParquetFeed does."""
 
     def __init__(self, num_rows: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
         self.num_rows, self.batch_size, self.rank, self.world_size = num_rows, batch_size, rank, world_size
@@ -89,7 +89,7 @@ def test_rows_of_every_feed_come_in_its_order_and_in_the_shares_of_the_mixture(
 
 @settings(deadline=None)
 @given(layouts, st.none() | st.integers(1, 20), st.integers(0, 12), st.sampled_from(["repeat", "stop"]))
-def test_resuming_anywhere_goes_on_with_the_next_batch(
+def test_blend_resumed_anywhere_continues_with_the_next_batch(
     layout: list[tuple[int, int, int]], batch_size: int | None, taken: int, at_end: str
 ) -> None:
     def blend() -> BlendedFeed:
@@ -111,7 +111,7 @@ def test_resuming_anywhere_goes_on_with_the_next_batch(
 
 @settings(deadline=None)
 @given(layouts, st.none() | st.integers(1, 20), st.integers(1, 3))
-def test_a_blend_that_stops_does_so_on_all_ranks_before_a_dataset_would_repeat(
+def test_blend_that_stops_ends_on_all_ranks_before_a_dataset_repeats(
     layout: list[tuple[int, int, int]], batch_size: int | None, world_size: int
 ) -> None:
     weights = {str(index): weight for index, (_, _, weight) in enumerate(layout)}
@@ -157,7 +157,7 @@ def test_parquet_feeds_are_blended_row_by_row_and_reshuffled_in_each_epoch(
                 for source in (0, 1):
                     rows[source].extend(batch["id"][batch["source"] == source].tolist())
             assert len(blend) == 8
-    # Each rank takes 96 and 32 rows: of shards of 16 rows six epochs and two.
+    # Each rank reads 96 and 32 rows of its shards of 16 rows: six and two epochs.
     assert np.bincount(rows[0]).tolist() == [6] * 32
     assert np.bincount(rows[1]).tolist() == [2] * 32
     assert rows[0][:16] != rows[0][16:32]
@@ -165,7 +165,7 @@ def test_parquet_feeds_are_blended_row_by_row_and_reshuffled_in_each_epoch(
 
 @pytest.mark.parametrize("batch_size", [None, 7])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_blend_of_parquet_feeds_resumes_without_reading_what_came_before(
+def test_blend_of_parquet_feeds_resumed_at_any_step_equals_an_uninterrupted_one(
     write_dataset: WriteDataset, batch_size: int | None, shuffle: bool
 ) -> None:
     dataset = write_dataset([[10, 3], [20], [30]])
@@ -191,7 +191,7 @@ def test_a_blend_of_parquet_feeds_resumes_without_reading_what_came_before(
 
 
 @pytest.mark.parametrize("batch_size", [4, None])
-def test_one_blend_resumes_again_and_again_forwards_and_backwards(
+def test_blend_can_be_resumed_repeatedly_forwards_and_backwards(
     write_dataset: WriteDataset, batch_size: int | None
 ) -> None:
     dataset = write_dataset([[10, 3], [20]])
@@ -215,14 +215,16 @@ def test_one_blend_resumes_again_and_again_forwards_and_backwards(
             assert found == expected[taken : taken + 3]
 
 
-def test_a_blend_begins_with_whole_epochs_wherever_its_feed_stood(write_dataset: WriteDataset) -> None:
+def test_blend_begins_with_whole_epochs_and_ignores_the_position_of_its_feed(
+    write_dataset: WriteDataset,
+) -> None:
     feed = ParquetFeed(write_dataset([[10, 3], [20]]), columns=["id"], batch_size=5, shuffle=False)
     feed.seek(0, 3)
     with BlendedFeed({"a": feed}, {"a": 1}, num_steps=7) as blend:
         assert [row for batch in blend for row in batch["id"].tolist()] == list(range(33))
 
 
-def test_what_comes_before_the_resumed_row_is_not_read(write_dataset: WriteDataset) -> None:
+def test_rows_before_the_resumed_row_are_not_read(write_dataset: WriteDataset) -> None:
     dataset = write_dataset([[10], [10], [10]])
 
     def blend() -> BlendedFeed:
@@ -253,7 +255,7 @@ def test_whole_batches_may_have_columns_of_their_own() -> None:
     assert sorted(kinds) == [("image", 3)] * 3 + [("row", 1)] + [("row", 2)] * 2
 
 
-def test_feeds_whose_columns_differ_cannot_lie_in_one_batch() -> None:
+def test_feeds_with_different_columns_cannot_share_a_batch() -> None:
     class Narrow(NumberedFeed):
         def epoch(self, epoch: int) -> Iterator[Batch]:
             return ({**batch, "vector": batch["vector"][:, 0]} for batch in super().epoch(epoch))
@@ -266,7 +268,7 @@ def test_feeds_whose_columns_differ_cannot_lie_in_one_batch() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_a_feed_without_rows_is_an_error_and_not_an_endless_wait(batch_size: int | None) -> None:
+def test_feed_without_rows_is_an_error_and_not_an_endless_wait(batch_size: int | None) -> None:
     class Empty(NumberedFeed):
         def epoch(self, epoch: int) -> Iterator[Batch]:
             return iter(())

@@ -15,19 +15,19 @@ seeds = st.integers(-(2**70), 2**70)
 
 
 def lags_after(weights: list[float], drawn: np.ndarray) -> np.ndarray:
-    """By sample and dataset how far the dataset lags behind its share once the sample has been drawn."""
+    """For each sample and dataset, how far the dataset is behind its share after the sample was drawn."""
     share = np.asarray(weights, float) / np.sum(weights)
     counts = np.cumsum(drawn[:, None] == np.arange(len(weights)), axis=0)
     return np.outer(np.arange(1, len(drawn) + 1), share) - counts
 
 
 @given(some_weights, seeds)
-def test_every_draw_is_the_one_that_leaves_the_least_squared_error(weights: list[float], seed: int) -> None:
+def test_every_draw_minimizes_the_squared_error(weights: list[float], seed: int) -> None:
     drawn = Mixture(weights, seed=seed).draw(100)
     lags = lags_after(weights, drawn)
     before = lags + (drawn[:, None] == np.arange(len(weights)))
     chosen = np.take_along_axis(before, drawn[:, None], axis=1)[:, 0]
-    # (lag - 1)^2 instead of lag^2 for the one that is drawn: the largest lag gains most.
+    # Drawing a dataset changes its lag^2 to (lag - 1)^2: the largest lag gains most.
     np.testing.assert_array_less(before.max(axis=1), chosen + 1e-7)
 
 
@@ -58,12 +58,12 @@ def test_sequence_does_not_depend_on_the_portions_in_which_it_is_drawn(
     np.testing.assert_array_equal(np.concatenate([np.empty(0, int), *pieces]), whole)
 
 
-def test_a_mixture_from_a_table_is_the_one_that_would_be_computed() -> None:
+def test_mixture_from_a_table_equals_the_computed_one() -> None:
     looked_up, computed = Mixture([3, 5, 2], seed=5), Mixture([3, 5, 2 + 1e-12], seed=5)
     np.testing.assert_array_equal(looked_up.draw(100), computed.draw(100))
 
 
-def test_the_seed_decides_who_of_equals_is_first() -> None:
+def test_seed_decides_the_first_of_equally_weighted_datasets() -> None:
     assert {int(Mixture([1, 1, 1], seed=seed).draw(1)[0]) for seed in range(20)} == {0, 1, 2}
 
 
@@ -73,7 +73,7 @@ def test_decimal_weights_mean_what_they_say() -> None:
     assert mixture.drawn == (7, 2, 1)
 
 
-def test_other_weights_take_over_what_was_drawn_and_catch_up() -> None:
+def test_changed_weights_keep_the_counts_drawn_and_catch_up() -> None:
     mixture = Mixture([1, 3])
     mixture.drawn = (50, 50)
     assert mixture.draw(100).tolist() == [1] * 100
@@ -88,7 +88,7 @@ def test_hundreds_of_datasets_each_get_their_share() -> None:
 
 
 @pytest.mark.parametrize("weights", [[], [1, 0], [1, -1], [1, float("nan")], [float("inf")]])
-def test_weights_that_are_no_shares_are_refused(weights: list[float]) -> None:
+def test_weights_that_are_not_positive_and_finite_are_refused(weights: list[float]) -> None:
     with pytest.raises(ParamError, match="positive and finite"):
         Mixture(weights)
 
@@ -99,7 +99,7 @@ def test_counts_of_another_number_of_datasets_are_refused() -> None:
 
 
 @given(st.floats(0.001, 1000), seeds, st.integers(0, 3000))
-def test_of_two_datasets_each_is_within_half_a_sample_of_its_share(
+def test_each_of_two_datasets_stays_within_half_a_sample_of_its_share(
     weight: float, seed: int, skipped: int
 ) -> None:
     two = Mixture([1.0, weight], seed=seed)

@@ -20,7 +20,7 @@ settings_of_packers = st.fixed_dictionaries(
 
 
 def numbered(lengths: Sequence[int]) -> list[np.ndarray]:
-    """Documents none of whose tokens occurs twice, nor is padding."""
+    """Documents in which no token occurs twice or equals the padding."""
     borders = np.cumsum([1, *lengths])
     return [np.arange(start, stop) for start, stop in itertools.pairwise(borders)]
 
@@ -91,7 +91,7 @@ def test_labels_are_the_next_token_of_the_same_document_and_nothing_else(
 
 
 @given(counts, settings_of_packers, st.integers(1, 7), st.integers(0, 8))
-def test_resuming_goes_on_with_the_next_batch(
+def test_resumed_packer_continues_with_the_next_batch(
     lengths: list[int], options: dict[str, int], portion: int, taken: int
 ) -> None:
     documents = numbered(lengths)
@@ -146,7 +146,7 @@ def test_long_documents_are_refused_when_asked() -> None:
     ("document", "message"),
     [([1.5, 2.0], "array of float64"), ([[1, 2]], r"shape \(1, 2\)"), (["a"], "Encode text")],
 )
-def test_what_is_no_sequence_of_integers_is_refused(document: list[object], message: str) -> None:
+def test_document_that_is_no_sequence_of_integers_is_refused(document: list[object], message: str) -> None:
     with pytest.raises(DataError, match=message):
         SequencePacker(4, batch_size=1).add([document])
 
@@ -158,7 +158,7 @@ def test_tokens_that_the_dtype_cannot_hold_are_refused() -> None:
         packer.add([np.array([65536, 1])])
 
 
-def test_later_changes_of_a_batch_of_documents_do_not_reach_the_rows() -> None:
+def test_changing_documents_after_adding_them_does_not_change_the_rows() -> None:
     documents = np.arange(1, 9).reshape(2, 4)
     packer = SequencePacker(4, batch_size=2)
     packer.add(documents)
@@ -189,6 +189,6 @@ def test_a_state_of_another_length_is_refused() -> None:
 
 
 @pytest.mark.parametrize("state", [{}, None, {"length": 4, "open": []}])
-def test_what_is_no_state_of_a_packer_is_refused(state: object) -> None:
+def test_invalid_state_of_a_packer_is_refused(state: object) -> None:
     with pytest.raises(ParamError, match=r"no state of a packer: .*a dict of length, open, done"):
         SequencePacker(4, batch_size=1).resume(state)

@@ -1,4 +1,4 @@
-"""Blends that are interrupted and continue with other numbers of ranks."""
+"""Blends that are interrupted and resumed with other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHTS = {"a": 3, "b": 1}
 
 
 def datasets_of(folder: str, row_counts: Sequence[Sequence[int]]) -> dict[str, ParquetDataset]:
-    """By name rows numbered from 0, in row groups of these sizes."""
+    """Datasets by name with rows numbered from 0, in row groups of the given sizes."""
     datasets = {}
     for name, counts in zip(WEIGHTS, row_counts, strict=True):
         Path(folder, name).mkdir()
@@ -53,7 +53,7 @@ def blend_of(
 def take(
     datasets: dict[str, ParquetDataset], world_size: int, steps: int | None, state: Any, **options: Any
 ) -> tuple[list[list[np.ndarray]], list[dict[str, Any]], dict[str, Any]]:
-    """By source the rows that all ranks had, the first rank's batches, and the state, the same on all ranks."""
+    """Read steps; return the rows of all ranks by source, the batches of rank 0, and the common state of all ranks."""
     rows: list[list[np.ndarray]] = [[] for _ in datasets]
     states, batches_of_ranks = [], []
     for rank in range(world_size):
@@ -83,7 +83,7 @@ batch_sizes = st.none() | st.integers(1, 7)
 
 @settings(max_examples=15, deadline=None)
 @given(row_groups, row_groups, batch_sizes, handed)
-def test_a_blend_that_repeats_gives_every_row_of_every_epoch_once_however_often_its_ranks_change(
+def test_blend_that_repeats_gives_every_row_once_per_epoch_after_any_changes_of_ranks(
     of_a: list[int], of_b: list[int], batch_size: int | None, groups: list[tuple[int, int]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +94,7 @@ def test_a_blend_that_repeats_gives_every_row_of_every_epoch_once_however_often_
             rows, _, state = take(datasets, world_size, steps, state, batch_size=batch_size, at_end="repeat")
             for had, new in zip(seen, rows, strict=True):
                 had.extend(new)
-        # One rank alone ends the epochs that any rank has begun, in their order.
+        # A single rank ends the epochs that any rank has begun, in their order.
         had_before = [
             max([of["epoch"] + 1, *(epoch + 1 for epoch, _ in of.get("later", []))])
             for of in state["feeds"].values()
@@ -118,7 +118,7 @@ def test_a_blend_that_repeats_gives_every_row_of_every_epoch_once_however_often_
 
 @settings(max_examples=30, deadline=None)
 @given(row_groups, row_groups, batch_sizes, handed)
-def test_a_blend_that_stops_repeats_no_row_and_ends_with_a_dataset_however_often_its_ranks_change(
+def test_blend_that_stops_repeats_no_row_and_ends_with_a_dataset_after_any_changes_of_ranks(
     of_a: list[int], of_b: list[int], batch_size: int | None, groups: list[tuple[int, int]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +138,7 @@ def test_a_blend_that_stops_repeats_no_row_and_ends_with_a_dataset_however_often
 
 
 @pytest.mark.parametrize("batch_size", [6, None])
-def test_steps_draw_from_the_same_feeds_whatever_the_number_of_ranks(
+def test_feeds_drawn_in_each_step_do_not_depend_on_the_number_of_ranks(
     tmp_path: Path, batch_size: int | None
 ) -> None:
     datasets = datasets_of(str(tmp_path), [[30], [20]])
@@ -154,7 +154,7 @@ def test_steps_draw_from_the_same_feeds_whatever_the_number_of_ranks(
 
 
 @pytest.mark.parametrize("batch_size", [6, None])
-def test_a_blend_whose_feed_has_another_seed_or_other_rows_is_refused_and_stays_where_it_was(
+def test_state_of_a_blend_with_another_seed_is_refused_and_the_blend_keeps_its_position(
     tmp_path: Path, batch_size: int | None
 ) -> None:
     datasets = datasets_of(str(tmp_path), [[30], [20]])
@@ -177,7 +177,7 @@ def test_a_blend_whose_feed_has_another_seed_or_other_rows_is_refused_and_stays_
         assert [batch["id"].tolist() for batch in islice(other, 2)] == expected[2:]
 
 
-def test_what_is_no_state_of_a_blend_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
+def test_invalid_state_of_a_blend_is_refused_with_the_reason(tmp_path: Path) -> None:
     with blend_of(datasets_of(str(tmp_path), [[30], [20]]), batch_size=4) as blend:
         good = blend.state()
         for bad, message in (
@@ -207,14 +207,16 @@ def test_what_is_no_state_of_a_blend_is_refused_with_what_is_wrong(tmp_path: Pat
             blend.resume({**good, "version": 9})
 
 
-def test_feeds_of_unequal_numbers_of_ranks_make_no_blend(write_dataset: WriteDataset) -> None:
+def test_feeds_with_different_world_sizes_cannot_be_blended(write_dataset: WriteDataset) -> None:
     dataset = write_dataset([[10]])
     feeds = {name: ParquetFeed(dataset, batch_size=2, world_size=int(name)) for name in "23"}
     with pytest.raises(ParamError, match=r"their numbers are \{'2': 2, '3': 3\}"):
         BlendedFeed(feeds, {"2": 1, "3": 1}, batch_size=4)
 
 
-def test_one_feed_may_serve_two_names_and_stays_where_it_stood_itself(write_dataset: WriteDataset) -> None:
+def test_one_feed_may_have_two_names_in_a_blend_and_keeps_its_own_position(
+    write_dataset: WriteDataset,
+) -> None:
     with ParquetFeed(write_dataset([[10, 3], [20]]), columns=["id"], batch_size=5) as feed:
         expected = [batch["id"].tolist() for batch in feed]
         feed.seek(2, 3)

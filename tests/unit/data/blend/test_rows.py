@@ -1,4 +1,4 @@
-"""The plan of an epoch of several corpora, without Spark."""
+"""The plan of an epoch over several corpora, without Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WEIGHTS = {"web": 0.5, "books": 0.3, "code": 0.2}
 
 
 def epoch_of(shares):
-    """The corpus and the number of each row of an epoch in its order, and the rows that are held out."""
+    """Corpus and number of each row of an epoch in order, and the rows that are held out."""
     drawn, held_out = [], []
     for corpus, share in enumerate(shares):
         for number in range(share.num_rows):
@@ -25,7 +25,7 @@ def epoch_of(shares):
     return [each[1:] for each in sorted(drawn)], held_out
 
 
-def test_every_row_is_in_an_epoch_and_every_stretch_of_it_follows_the_weights():
+def test_every_row_is_in_an_epoch_and_each_part_of_it_follows_the_weights():
     counts = {"web": 100, "books": 7, "code": 90}
     drawn, held_out = epoch_of(plan_shares(counts, WEIGHTS, seed=3))
     assert not held_out
@@ -39,13 +39,13 @@ def test_every_row_is_in_an_epoch_and_every_stretch_of_it_follows_the_weights():
     for corpus, weight in enumerate(WEIGHTS.values()):
         counted = np.cumsum(corpora == corpus)
         assert np.abs(counted - weight * np.arange(1, len(drawn) + 1)).max() <= 1
-    # Each corpus is gone through as evenly as can be: no row comes more than once more often than another.
+    # Each corpus is used as evenly as possible: the numbers of uses of its rows differ by at most one.
     for corpus in range(3):
         times = np.bincount([number for each, number in drawn if each == corpus])
         assert times.max() - times.min() <= 1
 
 
-def test_a_short_epoch_leaves_rows_out_that_the_seed_draws():
+def test_rows_of_a_short_epoch_are_drawn_by_the_seed():
     counts = {"web": 1000, "books": 70, "code": 90}
     drawn, again, other = (
         epoch_of(plan_shares(counts, WEIGHTS, num_rows=100, seed=seed))[0] for seed in (1, 1, 2)
@@ -56,7 +56,7 @@ def test_a_short_epoch_leaves_rows_out_that_the_seed_draws():
     assert len(set(drawn)) == 100
 
 
-def test_rows_for_validation_are_so_once_and_are_not_trained_on():
+def test_validation_rows_occur_once_and_are_not_trained_on():
     counts = {"web": 50, "books": 10, "code": 40}
     drawn, held_out = epoch_of(plan_shares(counts, WEIGHTS, held_out=0.2, seed=1))
     assert np.bincount([corpus for corpus, _ in held_out]).tolist() == [10, 2, 8]
@@ -65,7 +65,7 @@ def test_rows_for_validation_are_so_once_and_are_not_trained_on():
     assert len(set(held_out) | set(drawn)) == 100
 
 
-def test_what_cannot_be_an_epoch_is_refused():
+def test_epoch_without_rows_of_a_corpus_or_with_too_many_rows_is_refused():
     with pytest.raises(DataError, match="'code' has a weight of 0.2, and no rows"):
         plan_shares({"web": 1, "books": 1}, WEIGHTS)
     with pytest.raises(ParamError, match="would have 1000000 rows, and there are 101, of which 'b' has 1"):

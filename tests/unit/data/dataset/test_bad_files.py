@@ -1,4 +1,4 @@
-"""Files that are damaged, changed or gone: each is an error of its own that names file, row group and column."""
+"""Damaged, changed and vanished files: each has its own error that names file, row group and column."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sparkdl.errors import (
     FileVanishedError,
 )
 
-ROWS = 400  # of each of two files with two row groups
+ROWS = 400  # number of rows of each of two files with two row groups
 FIRST, SECOND = "part-0.parquet", "part-1.parquet"
 
 
@@ -62,7 +62,7 @@ def read(dataset: ParquetDataset, **options: object) -> int:
 
 
 def without_versions(dataset: ParquetDataset) -> ParquetDataset:
-    """The dataset as it is described where a filesystem does not tell when files were written."""
+    """The dataset as described on a filesystem without modification times."""
     return replace(dataset, versions={})
 
 
@@ -76,7 +76,7 @@ def damage(path: Path, row_group: int, column: int, where: slice) -> None:
     content[start : start + chunk.total_compressed_size] = pages
     status = path.stat()
     path.write_bytes(bytes(content))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # disks tell of damage no more than this
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as after damage by a disk
 
 
 SEEN_BY_CHECKSUMS = pytest.mark.skipif(not ARE_CHECKED, reason="this pyarrow knows no checksums of pages")
@@ -106,14 +106,12 @@ def test_a_damaged_page_is_an_error_with_file_row_group_and_column(
 @SEEN_BY_CHECKSUMS
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(st.data())
-def test_no_flipped_bit_of_a_page_is_read_as_a_number(dataset: ParquetDataset, data: st.DataObject) -> None:
+def test_any_flipped_bit_of_a_page_is_detected(dataset: ParquetDataset, data: st.DataObject) -> None:
     path = Path(dataset.url) / SECOND
     write(path, table_of(ROWS), compression="none")
     chunk = pq.read_metadata(path).row_group(1).column(0)
     end = chunk.data_page_offset + chunk.total_compressed_size
-    position = data.draw(
-        st.integers(end - 8 * ROWS // 2, end - 1)
-    )  # the values, behind the header of the page
+    position = data.draw(st.integers(end - 8 * ROWS // 2, end - 1))  # the values after the header of the page
     content = bytearray(path.read_bytes())
     content[position] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(bytes(content))
@@ -143,7 +141,7 @@ def test_a_footer_that_makes_no_sense_is_damage(dataset: ParquetDataset) -> None
         scan_dataset(dataset.url)
 
 
-def test_a_page_that_is_damaged_where_lengths_of_arrays_are_looked_up_is_named(
+def test_damaged_page_is_named_when_lengths_of_arrays_are_looked_up(
     dataset: ParquetDataset,
 ) -> None:
     damage(Path(dataset.url) / FIRST, 0, 2, slice(None))
@@ -161,11 +159,11 @@ def test_a_file_that_vanished_is_an_error_of_its_own(dataset: ParquetDataset) ->
         read(dataset)
 
 
-def test_a_file_may_vanish_or_change_between_epochs_too(dataset: ParquetDataset) -> None:
+def test_file_that_vanishes_or_changes_between_epochs_is_an_error(dataset: ParquetDataset) -> None:
     path = Path(dataset.url) / SECOND
     with ParquetFeed(dataset, batch_size=64) as feed:
         assert sum(1 for _ in feed.epoch(0)) == len(feed)
-        write(path, table_of(7 * ROWS))  # as many rows of equal types
+        write(path, table_of(7 * ROWS))  # the same number of rows and types
         with pytest.raises(
             FileChangedError, match=r"part-1\.parquet, row group \d failed: it was written again"
         ):
@@ -175,7 +173,7 @@ def test_a_file_may_vanish_or_change_between_epochs_too(dataset: ParquetDataset)
             list(feed.epoch(2))
 
 
-def test_a_file_written_again_is_noticed_by_what_fsspec_tells_of_it(tmp_path: Path) -> None:
+def test_rewritten_file_is_detected_by_its_fsspec_details(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")
     watched = WatchedFiles(fsspec.filesystem("file").open)
@@ -186,7 +184,7 @@ def test_a_file_written_again_is_noticed_by_what_fsspec_tells_of_it(tmp_path: Pa
         watched.open(str(path))
 
 
-def test_a_broken_file_is_noticed_on_filesystems_that_tell_nothing(dataset: ParquetDataset) -> None:
+def test_damaged_file_is_detected_on_filesystems_without_file_versions(dataset: ParquetDataset) -> None:
     memory = fsspec.filesystem("memory")
     memory.put(dataset.url, "/changing", recursive=True)
     try:
@@ -242,7 +240,7 @@ def other_length(table: pa.Table) -> pa.Table:
         ),
     ],
 )
-def test_a_file_that_was_replaced_after_it_was_described_is_an_error_of_what_differs(
+def test_file_replaced_after_the_dataset_was_described_is_an_error_with_the_difference(
     dataset: ParquetDataset, change: Callable[[pa.Table], pa.Table], error: type[DataError], message: str
 ) -> None:
     write(Path(dataset.url) / SECOND, change(table_of(ROWS)))
@@ -252,13 +250,13 @@ def test_a_file_that_was_replaced_after_it_was_described_is_an_error_of_what_dif
         read(dataset)
 
 
-def test_a_file_that_was_replaced_by_one_like_it_before_it_was_opened_is_noticed(
+def test_file_replaced_by_an_equal_one_before_it_was_opened_is_detected(
     dataset: ParquetDataset,
 ) -> None:
     with ParquetFeed(dataset, batch_size=64) as feed:
         state = feed.state()
     path = Path(dataset.url) / SECOND
-    write(path, table_of(7 * ROWS))  # as many rows of equal types
+    write(path, table_of(7 * ROWS))  # the same number of rows and types
     path.touch()
     with pytest.raises(
         FileChangedError,
@@ -271,11 +269,11 @@ def test_a_file_that_was_replaced_by_one_like_it_before_it_was_opened_is_noticed
     ):
         feed.resume(state)
     with ParquetFeed(without_versions(dataset), batch_size=64) as feed:
-        feed.resume(state)  # where nobody can tell
+        feed.resume(state)  # without versions the change cannot be detected
         assert feed.state() == {**state, "of": {**state["of"], "versions": ""}}
 
 
-def test_versions_are_the_same_wherever_a_server_was_asked_for_them() -> None:
+def test_version_of_a_file_is_the_same_from_a_listing_and_from_the_file() -> None:
     class Opened:
         def __init__(self, **details: object) -> None:
             self.details = details
@@ -342,7 +340,7 @@ def test_a_file_written_again_after_its_rows_were_counted_is_noticed(dataset: Pa
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_not_called_damaged(dataset: ParquetDataset) -> None:
+def test_unreadable_file_is_not_reported_as_damaged(dataset: ParquetDataset) -> None:
     (Path(dataset.url) / SECOND).chmod(0)
     with pytest.raises(DataError, match=r"part-1\.parquet, row group 0 failed: PermissionError") as raised:
         read(dataset)

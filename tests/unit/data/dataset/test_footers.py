@@ -65,13 +65,13 @@ def test_a_type_that_the_feed_has_no_form_for_is_named(tmp_path: Path) -> None:
     assert scan_dataset(str(tmp_path), ["y"]).columns[0].name == "y"
 
 
-def test_missing_column_error_lists_those_there_are(tmp_path: Path) -> None:
+def test_missing_column_error_lists_the_existing_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1], "y": [2]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"no column 'z'. The columns are: x, y"):
         scan_dataset(str(tmp_path), ["z"])
 
 
-def test_labels_outside_the_range_are_shown_with_what_to_do(tmp_path: Path) -> None:
+def test_error_about_labels_out_of_range_says_what_to_do(tmp_path: Path) -> None:
     pq.write_table(pa.table({"label": [0, 3, 10], "score": [0.0, 1.0, 2.0]}), tmp_path / "a.parquet")
     dataset = scan_dataset(str(tmp_path))
     check_labels(dataset, "label", 11)

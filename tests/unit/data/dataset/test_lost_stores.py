@@ -1,4 +1,4 @@
-"""What a filesystem's libraries raise when credentials or the server are lost: never taken for damage of a file."""
+"""Errors of filesystem libraries when credentials or the server are lost: never reported as damage of a file."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ UNKNOWN = "its filesystem failed: .*credentials that are set"
 
 
 def of_s3(code: str, message: str) -> Exception:
-    """What s3fs raises for an answer of the server; most of its classes have no number."""
+    """The exception of s3fs for an answer of the server; most of its classes have no errno."""
     found = translate_boto_error(boto.ClientError({"Error": {"Code": code, "Message": message}}, "GetObject"))
     assert isinstance(found, OSError)
     return found
 
 
 def of_azure(name: str, message: str) -> Exception:
-    """Stands for an exception of Azure's packages, which are not installed for tests."""
+    """Stand-in for an exception of Azure's packages, which are not installed for tests."""
     return type(name, (Exception,), {"__module__": "azure.core.exceptions"})(message)
 
 
@@ -122,7 +122,7 @@ class FailingFile:
 
 
 class FailingFileSystem(MemoryFileSystem):
-    """Memory that cannot be read any more once it has been told so."""
+    """A memory filesystem that fails to read once ``make`` is set."""
 
     protocol = "failing"
     make: Callable[[], Exception] | None = None
@@ -166,7 +166,7 @@ def test_a_store_that_is_lost_is_not_a_damaged_file(
             scan_dataset(url)
 
 
-def test_a_filesystem_that_is_lost_while_the_column_is_looked_for_is_no_damage(url: str) -> None:
+def test_filesystem_lost_while_the_column_is_searched_is_not_reported_as_damage(url: str) -> None:
     errors = iter([OSError("Couldn't deserialize thrift"), FSTimeoutError()])
     with ParquetFeed(url, batch_size=4) as feed:
         FailingFileSystem.make = staticmethod(lambda: next(errors))
@@ -186,7 +186,7 @@ def test_a_filesystem_that_is_lost_while_the_column_is_looked_for_is_no_damage(u
         (KeyError("x"), False),
     ],
 )
-def test_damage_is_what_arrow_says_alone(url: str, error: Exception, damaged: bool) -> None:
+def test_only_errors_of_arrow_count_as_damage(url: str, error: Exception, damaged: bool) -> None:
     def fail() -> Exception:
         return error
 

@@ -1,4 +1,4 @@
-"""Describing a folder looks at few rows where they are large."""
+"""Describing a folder reads few rows if they are large."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[pa.Table]:
-    """The rows that were read of folders since."""
+    """The tables of rows that scans have read since the beginning of the test."""
     tables = []
     first_rows = footers._first_rows
 
@@ -34,14 +34,14 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[pa.Table]:
 
 
 def written(folder: Path, values: list[bytes] | list[str], **options) -> int:
-    """Write a column of one row group, and return what scanning says that a value of it takes."""
+    """Write a column of one row group; return the size of a value that scanning finds."""
     pq.write_table(pa.table({"x": values}), folder / "a.parquet", **options)
     (column,) = scan_dataset(str(folder)).columns
     return column.object_bytes
 
 
 @pytest.mark.parametrize("use_dictionary", [True, False])
-def test_of_a_large_chunk_of_large_values_nothing_is_read(
+def test_large_values_in_a_large_chunk_are_sized_without_reading_any(
     tmp_path: Path, read: list[pa.Table], use_dictionary: bool
 ) -> None:
     values = [np.random.default_rng(row).bytes(MIB) for row in range(32)]
@@ -56,14 +56,14 @@ def test_few_large_values_out_of_a_dictionary_are_read(tmp_path: Path, read: lis
     assert 1 <= len(table) <= 16
 
 
-def test_many_small_values_are_read_in_parts_that_fit(tmp_path: Path, read: list[pa.Table]) -> None:
+def test_many_small_values_are_sampled_within_the_byte_limit(tmp_path: Path, read: list[pa.Table]) -> None:
     assert 1024 <= written(tmp_path, [f"{row:01024}" for row in range(1000)]) <= 1200
     (table,) = read
     assert len(table) == NUM_SAMPLED
     assert table.nbytes <= SAMPLED_BYTES
 
 
-def test_rows_are_the_fewer_the_larger_they_are(tmp_path: Path, read: list[pa.Table]) -> None:
+def test_fewer_rows_are_sampled_when_rows_are_larger(tmp_path: Path, read: list[pa.Table]) -> None:
     columns = {f"x{index}": [b"%0*d" % (20_000, row * 8 + index) for row in range(300)] for index in range(8)}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet", use_dictionary=False)
     scan_dataset(str(tmp_path))

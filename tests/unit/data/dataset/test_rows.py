@@ -1,4 +1,4 @@
-"""A share of the rows, drawn by lot: exact in number, spread over the row groups, the same again for the same seed."""
+"""A randomly drawn share of the rows: exact in number, spread over the row groups, and the same for the same seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.training.training_scenes import write_dataset
     share=st.floats(0, 1),
     seed=st.integers(-(2**63), 2**63),
 )
-def test_the_drawn_rows_and_the_rest_are_all_rows_and_each_row_group_gives_its_part(row_counts, share, seed):
+def test_drawn_rows_and_the_rest_divide_all_rows_evenly_over_row_groups(row_counts, share, seed):
     drawn = draw_rows(row_counts, share, seed=seed)
     rest = drawn.rest()
     assert sum(drawn.counts) == int(sum(row_counts) * share + 0.5)
@@ -32,7 +32,7 @@ def test_the_drawn_rows_and_the_rest_are_all_rows_and_each_row_group_gives_its_p
         assert list(others) == sorted(others)
 
 
-def test_another_seed_draws_other_rows_and_row_groups_draw_apart():
+def test_drawn_rows_differ_between_seeds_and_between_row_groups():
     drawn, other = draw_rows([100, 100], 0.5, seed=1), draw_rows([100, 100], 0.5, seed=2)
     assert drawn == draw_rows([100, 100], 0.5, seed=1)
     assert list(drawn.rows_kept(None, 0)) != list(other.rows_kept(None, 0))
@@ -50,7 +50,7 @@ def rows_of(dataset, row_filter, world_size, epoch=0):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_feeds_give_the_drawn_rows_to_one_and_the_rest_to_the_other(tmp_path, world_size):
+def test_training_and_validation_feeds_divide_all_rows_without_overlap(tmp_path, world_size):
     dataset = write_dataset(tmp_path, 37)
     everything = rows_of(dataset, None, 1)
     drawn = draw_rows(dataset.row_counts, 0.3, seed=5)

@@ -1,4 +1,4 @@
-"""Reads a dataset through in a process of its own, and prints the rows read and the peak of its memory."""
+"""Reads a whole dataset in its own process; prints the number of rows read and the peak of the memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-import sparkdl.data.petastorm.reader  # noqa: F401 - loaded before memory is looked at
+import sparkdl.data.petastorm.reader  # noqa: F401 - loaded before memory is measured
 from sparkdl.data import ParquetDataset, ParquetFeed, PlannedFeed, scan_dataset
 
 
@@ -17,7 +17,7 @@ def memory(name: str) -> int:
 
 def main(folder: str, repeats: int, options: dict[str, object]) -> None:
     once = scan_dataset(folder)
-    # The row groups of the files again and again: much to read, little to write.
+    # Repeats the row groups of the files: much to read, little to write.
     dataset = ParquetDataset(url=once.url, columns=once.columns, row_groups=once.row_groups * repeats)
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")

@@ -1,4 +1,4 @@
-"""What a feed makes of the kinds of numbers that it is given."""
+"""Kinds of numbers that a feed accepts as arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkdl.data import ParquetFeed
 from sparkdl.errors import ParamError
 
 
-def test_integers_of_numpy_are_as_good_as_those_of_python(write_dataset):
+def test_integers_of_numpy_are_accepted_as_arguments(write_dataset):
     dataset = write_dataset([[40, 60]])
     counts = {
         "batch_size": 8,

@@ -24,7 +24,7 @@ WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
 def read_epoch(
     dataset: ParquetDataset, world_size: int, epoch: int = 0, **options: object
 ) -> list[list[np.ndarray]]:
-    """The ids of every batch of every rank, after checking that the other columns belong to them."""
+    """The ids of every batch of every rank; asserts that the other columns belong to them."""
     settings = {"columns": COLUMNS, "batch_size": 7, "seed": 3, **options}
     ids_of_ranks = []
     for rank in range(world_size):
@@ -132,12 +132,12 @@ def test_batches_of_a_plain_feed_are_views_of_the_row_group_as_arrow_decoded_it(
     for name in names:
         starts = [batch[name].__array_interface__["data"][0] for batch in batches]
         assert np.diff(starts).tolist() == [10 * batches[0][name].strides[0]] * 3, name
-    # Numbers of one type are the columns of one matrix; a column of arrays is memory of Arrow's.
+    # Columns of the same number type share one matrix; a column of arrays uses Arrow's memory.
     assert batches[0]["twice"].strides == (16,)
     del batches[1:], batches[0]["id"], batches[0]["twice"]
     before = pa.total_allocated_bytes()
     del batches[0]["vector"]
-    # A reader's thread that the feed has asked to end may not have let go yet.
+    # A reader thread that the feed has asked to end may still hold memory for a moment.
     assert eventually(lambda: before - pa.total_allocated_bytes() >= 40 * 3 * 4)
 
 
@@ -148,7 +148,7 @@ def test_batches_of_a_shuffled_feed_are_views_of_the_rows_that_left_the_buffer_t
     with ParquetFeed(dataset, columns=["vector"], batch_size=8, shuffle_buffer_rows=256) as feed:
         batches = list(feed.epoch(0))
     starts = [batch["vector"].__array_interface__["data"][0] for batch in batches]
-    assert np.diff(starts[:4]).tolist() == [8 * 12] * 3  # 32 of 256 rows leave at once
+    assert np.diff(starts[:4]).tolist() == [8 * 12] * 3  # 32 of 256 rows leave the buffer at once
 
 
 @pytest.mark.parametrize(("shuffle", "kinds"), [(False, {"reader"}), (True, {"reader", "shuffler"})])
@@ -188,7 +188,7 @@ def test_closing_a_feed_ends_the_threads_of_epochs_that_are_under_way(
             list(epoch)
 
 
-def test_an_epoch_cannot_go_on_after_the_feed_was_closed(write_dataset: WriteDataset) -> None:
+def test_epoch_cannot_continue_after_the_feed_was_closed(write_dataset: WriteDataset) -> None:
     dataset = write_dataset([[5] * 200])
     with ParquetFeed(dataset, columns=["id"], rank=0, world_size=1, batch_size=5, shuffle=False) as feed:
         batches = feed.epoch(0)
@@ -230,7 +230,7 @@ def test_a_null_is_an_error_of_its_column(tmp_path: Path, values: list[object]) 
 
 
 class _SlowFileSystem(fsspec.get_filesystem_class("memory")):
-    """A filesystem whose data files answer only when they are released, as an unreachable store would."""
+    """A filesystem whose data files block until they are released, like an unreachable store."""
 
     protocol = "slow"
     cachable = False
@@ -305,7 +305,7 @@ def test_wrong_arguments_are_named(write_dataset: WriteDataset) -> None:
         ParquetFeed(dataset, **{**good, "world_size": 6})
 
 
-def test_numpys_integers_are_arguments_as_good_as_pythons(write_dataset: WriteDataset) -> None:
+def test_integers_of_numpy_are_accepted_as_arguments(write_dataset: WriteDataset) -> None:
     dataset = write_dataset([[10, 5]])
     numbers = {"batch_size": np.int64(4), "rank": np.int32(0), "world_size": np.uint8(2), "seed": np.int64(7)}
     with (
@@ -317,7 +317,7 @@ def test_numpys_integers_are_arguments_as_good_as_pythons(write_dataset: WriteDa
         assert json.dumps(feed.state(given=np.int64(1))) == json.dumps(same.state())
 
 
-def test_lists_of_any_length_are_read_from_plain_files_once_their_shape_is_told(tmp_path: Path) -> None:
+def test_lists_of_any_length_are_read_from_plain_files_with_the_shapes_argument(tmp_path: Path) -> None:
     tokens = [[], [1], [2, 3], [], [4, 5, 6]]
     grids = [[[float(n)] * n, [0.0] * n] for n in range(5)]
     pq.write_table(pa.table({"tokens": tokens, "grid": grids, "id": range(5)}), tmp_path / "a.parquet")
@@ -378,7 +378,7 @@ def test_lists_that_are_all_empty_are_rows_without_elements(tmp_path: Path, opti
         assert [row.shape for row in batch["x"]] == [(0,)] * len(batch["id"])
 
 
-def test_a_column_that_stands_in_the_names_of_folders_is_left_out_and_named_when_it_is_asked_for(
+def test_partition_column_is_left_out_and_named_when_it_is_requested(
     tmp_path: Path,
 ) -> None:
     for value in (1, 2):

@@ -27,7 +27,7 @@ def test_a_footer_is_parsed_once_for_all_row_groups(tmp_path: Path) -> None:
     assert cache._footers[str(path)][1] is parsed
 
 
-def test_a_file_that_was_replaced_is_read_by_its_own_footer(tmp_path: Path) -> None:
+def test_replaced_file_is_read_with_its_new_footer(tmp_path: Path) -> None:
     cache, path = FooterCache(), tmp_path / "a.parquet"
     write(path, [1, 2, 3, 4])
     read(cache, path, 0)
@@ -48,7 +48,7 @@ def test_footers_are_forgotten_beyond_the_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"no Parquet at all", b"PAR1\xff\xff\xff\x7fPAR1"])
-def test_what_is_no_parquet_file_is_refused_by_pyarrow(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_no_parquet_is_refused_by_pyarrow(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(content)
     with pytest.raises(pa.ArrowInvalid):

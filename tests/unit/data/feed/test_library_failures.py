@@ -1,4 +1,4 @@
-"""The feed as a library: what it takes as a source, how it iterates, matrices, caches and row filters."""
+"""The feed as a library: its sources, iteration, matrices, caches and row filters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_feed_reads_a_folder_a_path_and_a_described_dataset_alike(write_datase
             np.testing.assert_array_equal(np.sort(ids(feed)), np.arange(33))
 
 
-def test_a_store_with_one_dataset_is_a_source_and_one_with_none_or_two_is_not(
+def test_store_is_a_source_only_if_it_holds_exactly_one_dataset(
     write_dataset: WriteDataset, tmp_path: Path
 ) -> None:
     store = Store(tmp_path)
@@ -110,7 +110,7 @@ def test_a_cache_reads_no_file_again_and_changes_no_row(
                 seen.append(batch["id"].copy())
                 batch["id"][:] = batch["vector"][
                     :
-                ] = -1  # what the caller does to a batch stays with the caller
+                ] = -1  # the caller's changes of a batch do not affect later batches
             np.testing.assert_array_equal(np.concatenate(seen), expected[number])
         assert bool(list(folder.iterdir())) == (cache == "disk")
     assert not list(folder.iterdir())
@@ -139,7 +139,7 @@ def test_a_cache_in_memory_keeps_strings_and_arrays_of_any_length_and_counts_the
                     assert text == texts[number]
                     assert row.tolist() == [number] * (number % 5)
                     assert [part.tolist() for part in inner] == nested[number]
-                    row[:] = -1  # what the caller does to a batch stays with the caller
+                    row[:] = -1  # the caller's changes of a batch do not affect later batches
                     inner[1][:] = -1
         held = feed._reader._cache.num_bytes
     least = sum(map(sys.getsizeof, texts)) + table["list"].nbytes + table["nested"].nbytes
@@ -157,7 +157,7 @@ def test_a_cache_on_disk_says_that_it_keeps_no_strings(
     assert "read again in every epoch; cache='memory' keeps them" in record.message
 
 
-def test_a_cache_keeps_what_its_limit_allows_and_says_so_once(
+def test_cache_keeps_rows_up_to_its_limit_and_warns_once(
     write_dataset: WriteDataset, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = write_dataset([[10]] * 5)
@@ -257,7 +257,7 @@ def test_a_filter_that_cannot_work_is_named(write_dataset: WriteDataset) -> None
         ParquetFeed(dataset, batch_size=4, row_filter="id > 3")
 
 
-def test_a_filter_that_changes_its_mind_is_an_error(write_dataset: WriteDataset) -> None:
+def test_row_filter_with_varying_results_is_an_error(write_dataset: WriteDataset) -> None:
     answers = iter([5, 4])
     row_filter = RowFilter(["id"], lambda values: values["id"] < next(answers))
     with (
@@ -267,7 +267,7 @@ def test_a_filter_that_changes_its_mind_is_an_error(write_dataset: WriteDataset)
         list(feed)
 
 
-def test_the_time_that_the_caller_waits_is_counted(write_dataset: WriteDataset) -> None:
+def test_waiting_time_of_the_caller_is_counted(write_dataset: WriteDataset) -> None:
     with ParquetFeed(write_dataset([[50]]), columns=["id"], batch_size=10) as feed:
         assert feed.waited_s == 0
         next(iter(feed))

@@ -23,7 +23,7 @@ NUM_GROUPS = 16
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """128 MiB whose first float of every row is 1."""
+    """128 MiB of rows whose first float is 1."""
     values = np.random.default_rng(0).random((ROWS_PER_GROUP * NUM_GROUPS, FLOATS), dtype=np.float32)
     values[:, 0] = 1
     offsets = np.arange(len(values) + 1, dtype=np.int32) * FLOATS
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_reading_takes_no_more_memory_than_its_bound_however_much_there_is(
+def test_memory_of_reading_stays_within_its_bound_for_any_size_of_dataset(
     folder: Path, allocator: str, gib: float, shuffle: bool
 ) -> None:
     repeats = int(gib * 8)
@@ -73,8 +73,8 @@ def test_planned_ranks_that_one_rank_reads_for_share_the_bound(folder: Path) -> 
     assert found["peak_bytes"] <= (96 + 200) * MIB
 
 
-def test_strings_out_of_a_dictionary_count_as_the_objects_that_they_become(tmp_path: Path) -> None:
-    """In the file each takes a byte and a quarter."""
+def test_strings_of_a_dictionary_count_with_their_size_as_objects(tmp_path: Path) -> None:
+    """In the file each string takes a byte and a quarter."""
     num_rows, repeats = 1 << 20, 6
     words = pa.array([f"word {number:04}" for number in range(1000)])
     numbers = np.arange(num_rows, dtype=np.int32) % len(words)

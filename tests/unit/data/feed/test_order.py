@@ -1,4 +1,4 @@
-"""The order of a feed's rows does not depend on which of its reads are done first."""
+"""The order of a feed's rows does not depend on the order in which its reads complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
 
 
 class LateFile(io.FileIO):
-    """A local file that tells when it is closed."""
+    """A local file that calls a function when it is closed."""
 
     def __init__(self, path: str, on_close: Callable[[], None]) -> None:
         super().__init__(path)
@@ -32,7 +32,7 @@ class LateFile(io.FileIO):
 
 
 class LateFiles(LocalFileSystem):
-    """Local files, of which the first of each two that are opened waits until the other one has been read."""
+    """Local files; of each two opened files the first waits until the other one has been read."""
 
     protocol = "late"
     cachable = False

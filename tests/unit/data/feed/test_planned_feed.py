@@ -1,4 +1,4 @@
-"""Feeds of rows that are planned for another number of ranks: what comes together in a step stays what it was."""
+"""Feeds planned for another number of ranks: each step has the rows of the plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def take(
     steps: int | None,
     **options: Any,
 ) -> tuple[list[list[np.ndarray]], State]:
-    """Of each step the ids of each rank, and the state after them, which must be the same on all ranks."""
+    """The ids of each rank by step, and the state afterwards, which must be the same on all ranks."""
     steps_of_ranks, states = [], []
     for rank in range(world_size):
         with PlannedFeed(
@@ -42,7 +42,7 @@ def take(
         ) as feed:
             if state is not None:
                 feed.resume(json.loads(json.dumps(state)))
-            is_over = feed.state()["epoch"] > 0  # earlier ranks took all
+            is_over = feed.state()["epoch"] > 0  # earlier ranks have read all rows
             planned = (
                 [] if is_over else [feed.rows_in_step(step, 0)[rank] for step in range(feed.steps_in(0))]
             )
@@ -68,7 +68,7 @@ def take(
     shuffle=st.booleans(),
     groups=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 4)), max_size=3),
 )
-def test_each_step_has_the_rows_of_the_planned_ranks_however_often_other_ranks_go_on(
+def test_step_has_the_rows_of_the_planned_ranks_after_any_changes_of_ranks(
     row_counts: list[int],
     planned_ranks: int,
     batch_size: int,
@@ -103,7 +103,7 @@ def test_each_step_has_the_rows_of_the_planned_ranks_however_often_other_ranks_g
     planned_ranks=st.integers(1, 12),
     rows=st.lists(st.integers(0, 40), min_size=12),
 )
-def test_each_row_of_a_planned_batch_is_of_one_rank_and_ranks_have_about_as_many(
+def test_rows_of_a_planned_batch_are_divided_evenly_and_without_overlap(
     world_size: int, planned_ranks: int, rows: list[int]
 ) -> None:
     parts_of_ranks = [parts_of_rank(rank, world_size, planned_ranks) for rank in range(world_size)]
@@ -119,7 +119,7 @@ def test_each_row_of_a_planned_batch_is_of_one_rank_and_ranks_have_about_as_many
         assert of_full_batches == pytest.approx(1200 * planned_ranks / world_size, abs=2)
 
 
-def test_on_as_many_ranks_it_gives_the_batches_of_a_feed(
+def test_planned_feed_on_the_planned_number_of_ranks_equals_a_plain_feed(
     write_dataset: Callable[..., ParquetDataset],
 ) -> None:
     options = {"rank": 1, "world_size": 2, "batch_size": 4, "shuffle_buffer_rows": 16}
@@ -134,7 +134,7 @@ def test_on_as_many_ranks_it_gives_the_batches_of_a_feed(
             assert planned.state() == feed.state()
 
 
-def test_columns_of_every_kind_are_joined_and_filtered_and_are_the_callers_to_keep(
+def test_planned_batches_join_and_filter_columns_of_every_kind_and_may_be_modified(
     write_dataset: Callable[..., ParquetDataset],
 ) -> None:
     dataset = write_dataset([[9, 9], [9, 9]])
@@ -170,10 +170,10 @@ def test_lists_of_differing_lengths_and_strings_are_joined(tmp_path: Path) -> No
     assert found == {str(row): [row] * (row % 4) for row in range(20)}
 
 
-def test_the_batch_before_a_step_is_the_last_that_this_rank_had_rows_in(
+def test_batch_before_a_step_is_the_last_one_with_rows_of_this_rank(
     write_dataset: Callable[..., ParquetDataset],
 ) -> None:
-    dataset = write_dataset([[5, 4]])  # of two planned ranks 4 and 5 rows: 2 and 2, 2 and 2, and none and one
+    dataset = write_dataset([[5, 4]])  # two planned ranks have 4 and 5 rows: 2 and 2, 2 and 2, 0 and 1
     options: dict[str, Any] = {"world_size": 3, "planned_ranks": 2, "seed": 1}
     with PlannedFeed(dataset, rank=0, batch_size=2, **options) as feed:
         assert [feed.rows_in_step(step) for step in range(3)] == [[1, 1, 2], [1, 1, 2], [0, 0, 1]]
@@ -181,7 +181,7 @@ def test_the_batch_before_a_step_is_the_last_that_this_rank_had_rows_in(
         for step, before in [(1, 0), (2, 1), (3, 1)]:
             index, batch = feed.batch_before(1, step)
             assert (index, batch["id"].tolist()) == (before, batches[before])
-        assert feed.state()["epoch"] == 2  # where the feed stands is left alone
+        assert feed.state()["epoch"] == 2  # the position of the feed is unchanged
     with PlannedFeed(dataset, rank=0, batch_size=1, **options) as feed:
         assert all(not feed.rows_in_step(step)[0] for step in range(5))
         index, batch = feed.batch_before(0, 3)

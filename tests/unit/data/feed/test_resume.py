@@ -1,4 +1,4 @@
-"""Epochs that are interrupted and continue, over random layouts of row groups, ranks, batches and buffers."""
+"""Epochs that are interrupted and resumed, over random layouts of row groups, ranks, batches and buffers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ buffers = st.sampled_from([1, 2, 7, 16, 33, 64, 1000])
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that take so many steps of an epoch together; None takes all that are left."""
+    """Ranks that read ``steps`` steps of an epoch together; all remaining steps when None."""
 
     world_size: int
     batch_size: int
@@ -58,7 +58,7 @@ def dataset_of(folder: Path, row_counts: Sequence[int]) -> ParquetDataset:
 def take(
     dataset: ParquetDataset, group: Group, state: dict[str, object] | None, epoch: int, **options: object
 ) -> tuple[list[list[np.ndarray]], dict[str, object]]:
-    """The batches of each rank, and the state after them, which must be the same on all ranks."""
+    """The batches of each rank, and the state afterwards, which must be the same on all ranks."""
     batches_of_ranks, states = [], []
     for rank in range(group.world_size):
         with ParquetFeed(
@@ -72,7 +72,7 @@ def take(
             feed.set_epoch(epoch)
             if state is not None:
                 feed.resume(json.loads(json.dumps(state)))
-            if feed.state()["epoch"] > epoch:  # an earlier group took all
+            if feed.state()["epoch"] > epoch:  # an earlier group has read all rows
                 batches, planned = [], []
             else:
                 planned = [feed.rows_in_step(step, epoch)[rank] for step in range(len(feed))]
@@ -90,7 +90,7 @@ def take(
 
 @settings(max_examples=40, deadline=None)
 @given(row_counts=layouts, groups=groups(), shuffle=st.booleans(), epoch=st.integers(0, 5))
-def test_every_row_comes_once_however_often_an_epoch_goes_on_with_other_ranks(
+def test_every_row_comes_once_when_an_epoch_resumes_with_other_numbers_of_ranks(
     row_counts: list[int], groups: list[Group], shuffle: bool, epoch: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +113,7 @@ def test_every_row_comes_once_however_often_an_epoch_goes_on_with_other_ranks(
     shuffle=st.booleans(),
     epoch=st.integers(0, 5),
 )
-def test_an_epoch_that_goes_on_with_as_many_ranks_gives_what_the_uninterrupted_one_gives(
+def test_epoch_resumed_on_the_same_number_of_ranks_gives_the_rows_of_an_uninterrupted_one(
     row_counts: list[int],
     world_size: int,
     batch_sizes: list[int],
@@ -149,10 +149,10 @@ def test_an_epoch_that_goes_on_with_as_many_ranks_gives_what_the_uninterrupted_o
     ),
     epoch=st.integers(0, 10),
 )
-def test_plans_hand_on_exactly_the_rows_that_were_not_taken(
+def test_plans_pass_on_exactly_the_rows_that_were_not_taken(
     row_counts: list[int], hands: list[tuple[int, int, int]], epoch: int
 ) -> None:
-    """Without reading: what a plan leaves unread is one set of rows for all, of the size that was announced."""
+    """Without reading files: the unread rows of a plan are the same set for all ranks, of the announced size."""
     progress = Progress(epoch=epoch)
     shuffle = hands[0][1] > 0
     left_before = {(group, row) for group, count in enumerate(row_counts) for row in range(count)}
@@ -186,7 +186,7 @@ def test_plans_hand_on_exactly_the_rows_that_were_not_taken(
 @pytest.mark.parametrize("cache", ["memory", "disk"])
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_an_epoch_goes_on_with_a_row_filter_and_a_cache_however_full_that_is(
+def test_epoch_resumes_with_a_row_filter_and_an_empty_or_filled_cache(
     write_dataset: WriteDataset, tmp_path: Path, world_size: int, shuffle: bool, cache: str
 ) -> None:
     dataset = write_dataset([[30, 11], [25], [40, 2]])
@@ -201,7 +201,7 @@ def test_an_epoch_goes_on_with_a_row_filter_and_a_cache_however_full_that_is(
     left = [np.concatenate(batches) for batches in expected]
     before = [row for batches in begun for batch in batches for row in batch]
     np.testing.assert_array_equal(np.sort(np.concatenate([*left, before])), kept)
-    for num_epochs in (0, 1):  # a cache that is empty, and one that has what an epoch brought
+    for num_epochs in (0, 1):  # an empty cache, and one filled by an epoch
         for rank in range(world_size):
             with ParquetFeed(
                 dataset, rank=rank, world_size=world_size, batch_size=4, shuffle_buffer_rows=16, **caching
@@ -244,7 +244,7 @@ def test_a_resumed_epoch_has_its_own_length_and_the_next_one_is_whole(write_data
         assert sum(len(batch["id"]) for batch in feed) == 25
 
 
-def test_a_state_can_leave_out_batches_that_were_taken_ahead_of_their_use(
+def test_state_can_exclude_batches_taken_ahead_of_their_use(
     write_dataset: WriteDataset,
 ) -> None:
     dataset = write_dataset([[25]])
@@ -257,21 +257,21 @@ def test_a_state_can_leave_out_batches_that_were_taken_ahead_of_their_use(
         assert feed.state(given=1) == state
 
 
-def test_a_state_is_small_json_and_the_end_of_an_epoch_is_the_beginning_of_the_next(
+def test_state_is_small_json_and_at_the_end_of_an_epoch_names_the_next_epoch(
     write_dataset: WriteDataset,
 ) -> None:
     dataset = write_dataset([[25, 25]])
     with ParquetFeed(dataset, columns=["id"], batch_size=10) as feed:
         first = feed.state()
         for index, _ in enumerate(feed):
-            if index == 4:  # while the last batch is used
+            if index == 4:  # while the last batch is in use
                 at_the_end = feed.state()
         assert feed.state() == at_the_end
         assert (first["epoch"], at_the_end["epoch"]) == (0, 1)
         assert len(json.dumps(at_the_end)) < 1000
 
 
-def test_a_state_of_something_else_is_refused_and_the_difference_named(write_dataset: WriteDataset) -> None:
+def test_state_of_other_files_or_settings_is_refused_with_the_difference(write_dataset: WriteDataset) -> None:
     dataset = write_dataset([[25], [25]])
     with ParquetFeed(dataset, columns=["id"], batch_size=10) as feed:
         state = feed.state()
@@ -288,7 +288,7 @@ def test_a_state_of_something_else_is_refused_and_the_difference_named(write_dat
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_feed_seeks_to_any_batch_of_the_whole_epoch_whatever_it_resumed_before(
+def test_feed_seeks_to_any_batch_of_a_whole_epoch_after_it_resumed(
     write_dataset: WriteDataset, shuffle: bool
 ) -> None:
     dataset = write_dataset([[25, 4], [25]])
@@ -308,7 +308,7 @@ def test_a_feed_seeks_to_any_batch_of_the_whole_epoch_whatever_it_resumed_before
             feed.seek(1, 6)
 
 
-def test_what_is_no_state_of_a_feed_is_refused_with_what_is_wrong(write_dataset: WriteDataset) -> None:
+def test_invalid_state_of_a_feed_is_refused_with_the_reason(write_dataset: WriteDataset) -> None:
     with ParquetFeed(write_dataset([[25]]), columns=["id"], batch_size=10) as feed:
         good = feed.state()
         for bad, message in (

@@ -10,7 +10,7 @@ from sparkdl.data.feed.batches import ShuffleOrder, draw_rows, remaining_positio
 
 
 def positions_in_order(num_rows: int, buffer_rows: int, seed: int) -> np.ndarray:
-    """Positions of the rows as they leave, by the definition: one buffer, gone through step by step."""
+    """The positions of rows in the order in which they leave the buffer, computed step by step by the definition."""
     order = ShuffleOrder(num_rows, buffer_rows, random_bits(seed))
     point = order.start_at(0)
     buffer, following = point.positions.copy(), order.draws_after(1)
@@ -36,7 +36,7 @@ def test_every_row_leaves_once(num_rows: int, buffer_rows: int, seed: int) -> No
 
 
 @given(num_rows=sizes, buffer_rows=buffers, seed=st.integers(0, 100), share=st.floats(0, 1))
-def test_what_is_left_at_any_point_is_what_did_not_leave(
+def test_remaining_positions_are_those_that_have_not_left(
     num_rows: int, buffer_rows: int, seed: int, share: float
 ) -> None:
     num_taken = round(share * num_rows)
@@ -55,14 +55,14 @@ def test_a_draw_is_a_power_of_two_and_at_most_an_eighth_of_the_buffer(buffer_row
     assert rows <= 4096
 
 
-def test_slots_are_drawn_alike() -> None:
-    """Where the rows come from that leave first: all slots, each as often as the others."""
+def test_every_slot_is_drawn_equally_often() -> None:
+    """The first rows to leave come from all slots equally often."""
     drawn = np.concatenate(
         [ShuffleOrder(10_000, 64, random_bits(seed)).start_at(0).slots for seed in range(4000)]
     )
     counts = np.bincount(drawn, minlength=64)
     assert counts.sum() == 4000 * 8
-    # 500 each, give or take sqrt(500 * 56 / 64); a slot beyond five of those is no chance.
+    # 500 each, up to sqrt(500 * 56 / 64); a deviation above five times that is no chance.
     assert np.abs(counts - 500).max() < 5 * np.sqrt(500 * 56 / 64)
 
 

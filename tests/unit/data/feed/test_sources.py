@@ -1,4 +1,4 @@
-"""What a feed takes as its source, and what it says of all that it does not."""
+"""The sources that a feed accepts, and its errors for everything else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_single_file_is_a_source(folder: Path, monkeypatch: pytest.MonkeyPatch
         ),
     ],
 )
-def test_a_source_without_parquet_files_says_what_is_there_instead(
+def test_error_for_a_source_without_parquet_files_says_what_is_there_instead(
     folder: Path, name: str, message: str
 ) -> None:
     (folder.parent / "notes.txt").write_text("text")
@@ -69,7 +69,7 @@ def test_a_cache_folder_that_cannot_be_used_is_named(folder: Path, name: str) ->
         ParquetFeed(folder, batch_size=4, cache="disk", cache_folder=f"{folder.parent}/{name}")
 
 
-def test_nulls_of_files_are_named_with_what_to_do_about_files(tmp_path: Path) -> None:
+def test_error_about_nulls_in_files_says_what_to_do_about_them(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1, None]}), tmp_path / "a.parquet")
     with (
         ParquetFeed(tmp_path, batch_size=4) as feed,
@@ -79,6 +79,6 @@ def test_nulls_of_files_are_named_with_what_to_do_about_files(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("source", [["a.parquet"], 3, None])
-def test_what_is_no_source_is_refused_by_its_type(source: object) -> None:
+def test_unsupported_source_is_refused_with_its_type(source: object) -> None:
     with pytest.raises(ParamError, match=rf"got {type(source).__name__}\. .*paths="):
         ParquetFeed(source, batch_size=4)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Timestamps of every unit that files hold, as microseconds."""
+"""Timestamps of every unit that files may have, as microseconds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_int96_keeps_every_year_in_every_epoch(tmp_path: Path) -> None:
     assert read_back(tmp_path, num_epochs=2) == [np.datetime64(each, "us") for each in times] * 2
 
 
-def test_a_time_that_microseconds_do_not_reach_is_an_error_with_its_column(tmp_path: Path) -> None:
+def test_time_beyond_the_range_of_microseconds_is_an_error_with_its_column(tmp_path: Path) -> None:
     times = pa.array([1 << 62], pa.timestamp("ms"))
     pq.write_table(pa.table({"t": times}), tmp_path / "a.parquet")
     with pytest.raises(

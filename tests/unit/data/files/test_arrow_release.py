@@ -1,4 +1,4 @@
-"""When Arrow's allocator is told to give memory back."""
+"""When Arrow's allocator is asked to release memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class Pool:
 @pytest.mark.parametrize(
     ("allocator", "expected"), [("mimalloc", [0, 0, 1, 1, 2, 3]), ("jemalloc", [0] * 6), ("system", [0] * 6)]
 )
-def test_memory_is_given_back_by_bytes_and_by_mimalloc_alone(allocator: str, expected: list[int]) -> None:
+def test_only_mimalloc_releases_memory_and_only_after_enough_bytes(
+    allocator: str, expected: list[int]
+) -> None:
     pool = Pool(allocator)
     release = ArrowRelease(100, lambda: pool)
     found = []
@@ -34,13 +36,13 @@ def test_memory_is_given_back_by_bytes_and_by_mimalloc_alone(allocator: str, exp
     assert found == expected
 
 
-def test_readers_tell_of_every_row_group_that_they_decoded(
+def test_readers_count_every_decoded_row_group_for_the_release_of_memory(
     write_dataset: Callable[[Sequence[Sequence[int]]], ParquetDataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = write_dataset([[100, 100], [100]])
     pool = Pool("mimalloc")
     monkeypatch.setattr(threads, "ARROW_RELEASE", ArrowRelease(1600, lambda: pool))
     with ParquetFeed(dataset, columns=["id"], batch_size=10) as feed:
-        for epoch, releases in enumerate([1, 3]):  # of 800 bytes each: after the second, fourth and sixth
+        for epoch, releases in enumerate([1, 3]):  # of 800 bytes: after the second, fourth and sixth
             list(feed.epoch(epoch))
             assert pool.num_releases == releases

@@ -36,7 +36,7 @@ for options in ({"row_filter": row_filter}, {}):
 """
 
 
-def test_a_process_ends_though_reads_and_counts_of_a_store_never_do() -> None:
+def test_process_ends_although_reads_and_counts_of_a_store_hang() -> None:
     finished = subprocess.run(
         [sys.executable, "-c", STORE_THAT_NEVER_ANSWERS],
         capture_output=True,
@@ -61,7 +61,7 @@ def test_calls_begin_in_their_order_and_give_results_and_errors() -> None:
     threads.join()
 
 
-def test_stopping_lets_the_call_under_way_end_and_cancels_all_others() -> None:
+def test_stopping_completes_the_running_call_and_cancels_all_others() -> None:
     threads, begun, released = DaemonThreads(1, "test"), threading.Event(), threading.Event()
 
     def call() -> bool:
@@ -71,7 +71,7 @@ def test_stopping_lets_the_call_under_way_end_and_cancels_all_others() -> None:
     futures = [threads.submit(call) for _ in range(3)]
     assert begun.wait(10)
     threads.stop()
-    threads.join(timeout_s=0.0)  # does not wait for it
+    threads.join(timeout_s=0.0)  # does not wait for the call
     assert [future.cancelled() for future in [*futures, threads.submit(call)]] == [False, True, True, True]
     released.set()
     threads.join()
@@ -80,7 +80,7 @@ def test_stopping_lets_the_call_under_way_end_and_cancels_all_others() -> None:
         futures[1].result(0)
 
 
-def test_threads_end_with_who_forgets_to_stop_them() -> None:
+def test_threads_that_were_never_stopped_end_when_they_are_collected() -> None:
     threads = DaemonThreads(2, "forgotten")
     mine = [thread for thread in threading.enumerate() if thread.name.startswith("forgotten")]
     assert len(mine) == 2
@@ -91,8 +91,8 @@ def test_threads_end_with_who_forgets_to_stop_them() -> None:
         assert not thread.is_alive()
 
 
-def test_the_interpreter_waits_for_a_call_under_way_also_of_threads_that_nobody_has_any_more() -> None:
-    """A thread that comes back from C++ when Python is gone would abort the process."""
+def test_interpreter_waits_for_a_running_call_even_of_collected_threads() -> None:
+    """A thread that returns from C++ after Python has been finalized would abort the process."""
     program = (
         "import gc, threading, time\n"
         "from sparkdl.data.files.threads import DaemonThreads\n"

@@ -1,4 +1,4 @@
-"""Where a URL points, and files that appear there whole."""
+"""Locations of URLs, and files that appear there atomically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_file_is_replaced_by_renaming_a_whole_one(tmp_path: Path, writer: str)
     assert os.listdir(tmp_path) == ["state"]
 
 
-def test_where_files_appear_whole_nothing_is_renamed(tmp_path: Path) -> None:
+def test_file_is_not_renamed_where_files_appear_whole(tmp_path: Path) -> None:
     location = replace(open_location(str(tmp_path)), can_rename=False)
     (tmp_path / "state.tmp").mkdir()
     location.write_whole("state", b"after")

@@ -26,19 +26,19 @@ def test_items_come_in_their_order_and_the_source_is_closed() -> None:
     ahead.close()
 
 
-def test_no_more_items_are_made_ahead_than_may_wait() -> None:
+def test_no_more_items_are_read_ahead_than_allowed() -> None:
     made: list[int] = []
     closed = threading.Event()
     ahead = ReadAhead(counting(made, 100, closed), 2, "test")
     for taken in range(5):
         assert next(ahead) == taken
-        assert len(made) <= taken + 1 + 2 + 1  # those that wait, and one in the thread's hand
+        assert len(made) <= taken + 1 + 2 + 1  # the waiting items, and one that the thread holds
     ahead.close()
     assert closed.is_set()
     assert len(made) <= 8
 
 
-def test_an_error_comes_where_its_item_would_have_come() -> None:
+def test_error_is_raised_in_place_of_the_item_that_failed() -> None:
     def failing() -> Generator[int, None, None]:
         yield 1
         yield 2
@@ -64,12 +64,12 @@ def test_closing_ends_a_thread_that_waits_for_room() -> None:
 
 
 @pytest.mark.parametrize(("max_bytes", "most"), [(40, 4), (39, 3), (10, 1), (1, 1)])
-def test_what_waits_and_is_being_made_takes_no_more_bytes_than_it_may(max_bytes: int, most: int) -> None:
+def test_items_read_ahead_stay_within_the_byte_limit(max_bytes: int, most: int) -> None:
     taken, ahead_of_taken, begun = 0, [], threading.Semaphore(0)
 
     def items() -> Generator[int, None, None]:
         for number in range(20):
-            ahead_of_taken.append(number + 1 - taken)  # with this one, which is being made
+            ahead_of_taken.append(number + 1 - taken)  # including this one, which is being made
             begun.release()
             yield number
 
@@ -77,7 +77,7 @@ def test_what_waits_and_is_being_made_takes_no_more_bytes_than_it_may(max_bytes:
     for number in range(20):
         for _ in range(most if not number else number + most <= 20):
             assert begun.acquire(timeout=10), "it runs ahead as far as it may"
-        taken += 1  # before it is: the thread may continue at once
+        taken += 1  # before next(): the thread may continue at once
         assert next(ahead) == number
     assert max(ahead_of_taken) <= most
     ahead.close()

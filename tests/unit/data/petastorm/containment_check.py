@@ -1,8 +1,8 @@
-"""Run by itself, under any CPython: nobody but Petastorm's own modules may see what lets Petastorm run.
+"""Checks, under any CPython, that only Petastorm's own modules see the changes that make Petastorm run.
 
     python tests/unit/data/petastorm/containment_check.py URL_OF_PLAIN_FILES URL_OF_UNISCHEMA_DATASET
 
-Prints the interpreter's version, how many rows were read, and nothing else.
+Prints the interpreter's version and the number of rows read, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[4]))
 
 WATCHED = (
     "builtins",
-    "numpy.typing",  # a name of numpy once it is imported, in older versions
+    "numpy.typing",  # becomes an attribute of numpy when it is imported, in older versions
     "numpy",
     "pandas",
     "pyarrow",
@@ -32,11 +32,11 @@ WATCHED = (
     "pyarrow.types",
 )
 REMOVED = [name for name in ("pyarrow.filesystem", "pyarrow.hdfs") if importlib.util.find_spec(name) is None]
-"""Modules that Petastorm asks for, and that pyarrow has up to version 15."""
+"""Modules that Petastorm imports, and that pyarrow only has up to version 15."""
 
 
 def read_by_every_way(plain: str, unischema: str) -> int:
-    """Read through the feed, with predicate and transform, and through both of Petastorm's readers."""
+    """Read with the feed (with predicate and transform) and with both readers of Petastorm; return the row count."""
     from sparkdl.data import ParquetFeed
     from sparkdl.data.petastorm.containment import install
 
@@ -57,7 +57,7 @@ def read_by_every_way(plain: str, unischema: str) -> int:
             rows += sum(len(batch["id"]) for batch in feed)
     with make_batch_reader(f"file://{plain}", schema_fields=["id"], workers_count=1) as reader:
         rows += sum(len(batch.id) for batch in reader)
-    if importlib.util.find_spec("pyspark") is not None:  # whose types Petastorm's own unpickling needs
+    if importlib.util.find_spec("pyspark") is not None:  # Petastorm's own unpickling needs its types
         with make_reader(f"file://{unischema}", schema_fields=["id", "matrix"], workers_count=1) as reader:
             assert sum(1 for _ in reader) == 12
     return rows

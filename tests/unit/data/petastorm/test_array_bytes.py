@@ -1,4 +1,4 @@
-"""Arrays out of bytes, as NumPy reads them and without its parser, which threads get into each other's way in."""
+"""Arrays parsed from bytes as NumPy does, but without NumPy's parser, in which threads block each other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_arrays_come_back_as_numpy_has_them(array: npt.NDArray[Any]) -> None:
         assert found.tobytes() == expected.tobytes()
 
 
-def test_compressed_arrays_and_those_of_fields_come_back_too() -> None:
+def test_compressed_and_structured_arrays_are_restored() -> None:
     table = np.array([(1, 2.5), (3, 4.5)], dtype=[("a", "<i4"), ("b", "<f8")])
     file = BytesIO()
     np.savez_compressed(file, arr=table)
@@ -53,7 +53,7 @@ def test_compressed_arrays_and_those_of_fields_come_back_too() -> None:
     ],
     ids=["cut short", "objects", "nothing behind the magic", "something else"],
 )
-def test_what_is_no_array_is_an_error(value: bytes, message: str) -> None:
+def test_invalid_bytes_of_an_array_are_an_error(value: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         array_from_npy(value)
 

@@ -1,4 +1,4 @@
-"""The compatibility module must be invisible to everybody but Petastorm; each claim is tested in a fresh process."""
+"""The compatibility module must be invisible to all code but Petastorm; each test runs in a fresh process."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ print([name for name in ("petastorm", "pyarrow", "pyspark", "torch") if name in 
     assert run_python(code) == "[]"
 
 
-def test_petastorm_imported_before_without_the_facades_is_a_clear_error(write_dataset: WriteDataset) -> None:
+def test_petastorm_imported_before_the_facades_is_a_clear_error(write_dataset: WriteDataset) -> None:
     code = (
         READ
         + """

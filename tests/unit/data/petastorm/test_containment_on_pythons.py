@@ -1,6 +1,6 @@
-"""The containment on this CPython and, in the slow tests, on every supported one that is at hand.
+"""The containment on this CPython and, in the slow tests, on every supported version that is installed.
 
-Interpreters are looked for on ``$PATH`` and where pyenv keeps them; each gets the packages in its own environment.
+Interpreters are searched on ``$PATH`` and in pyenv's folder; each gets the packages in its own environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
 CHECK = Path(__file__).with_name("containment_check.py")
 OWN_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 OTHER_VERSIONS = [version for version in ("3.10", "3.11", "3.12", "3.13") if version != OWN_VERSION]
-# What reading needs of Petastorm's requirements; all of them would bring an unused pyspark and its own pins.
+# The requirements of Petastorm that reading needs; all of them would add an unused pyspark and its version pins.
 PACKAGES = [
     "pyarrow",
     "pandas",
@@ -47,9 +47,9 @@ def candidates(version: str) -> Iterator[str]:
 
 
 def environment_of(version: str, folder: Path) -> Path:
-    """An interpreter of this version with the packages; the test is skipped if the machine has none of it."""
+    """An interpreter of this version with the packages; the test is skipped if this machine has none."""
     for path in candidates(version):
-        # pyenv's shims of a version that is not chosen fail.
+        # pyenv's shims fail for versions that are not selected.
         if (
             subprocess.run([path, "-m", "venv", str(folder)], capture_output=True, check=False).returncode
             == 0
@@ -69,18 +69,18 @@ def check(python: str | Path, version: str, write_dataset: WriteDataset, folder:
         [python, str(CHECK), plain, unischema], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    # Of 33 and 12 rows the feed leaves out 0 and 1; Petastorm's reader reads the 33 once more.
+    # The feed omits rows 0 and 1 of the 33 and of the 12 rows; Petastorm's reader reads the 33 rows again.
     assert done.stdout.split() == [version, str(31 + 10 + 33)]
 
 
-def test_nobody_but_petastorm_sees_a_difference(write_dataset: WriteDataset, tmp_path: Path) -> None:
+def test_only_petastorm_sees_the_facades(write_dataset: WriteDataset, tmp_path: Path) -> None:
     check(sys.executable, OWN_VERSION, write_dataset, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("version", OTHER_VERSIONS)
-def test_nobody_but_petastorm_sees_a_difference_on_other_pythons(
+def test_only_petastorm_sees_the_facades_on_other_pythons(
     version: str, write_dataset: WriteDataset, tmp_path: Path
 ) -> None:
     check(environment_of(version, tmp_path / "environment"), version, write_dataset, tmp_path)

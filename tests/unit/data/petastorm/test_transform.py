@@ -1,4 +1,4 @@
-"""Petastorm's ``TransformSpec`` and predicates on plain Parquet, against Petastorm's own batch reader."""
+"""Petastorm's ``TransformSpec`` and predicates on plain Parquet, compared with Petastorm's own batch reader."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_transform_takes_the_columns_that_are_named_and_no_others(
     dataset = write_dataset([[5]])
     other = tmp_path / "other"
     other.mkdir()
-    # A column that no feed can give is in nobody's way unless it is named.
+    # A column that cannot be fed does no harm unless it is requested.
     table = pq.read_table(dataset.url).append_column(
         "m", pa.array([[("k", 1)]] * 5, pa.map_(pa.string(), pa.int8()))
     )
@@ -130,14 +130,14 @@ def test_a_transform_takes_the_columns_that_are_named_and_no_others(
         (3, "transform is a int; give a petastorm"),
     ],
 )
-def test_what_is_no_transform_spec_is_refused(
+def test_transform_that_is_no_transform_spec_is_refused(
     write_dataset: WriteDataset, transform: Any, message: str
 ) -> None:
     with pytest.raises(ParamError, match=message):
         ParquetFeed(write_dataset([[5]]), batch_size=2, transform=transform)
 
 
-def test_nested_arrays_are_cells_of_their_shape(write_dataset: WriteDataset) -> None:
+def test_transform_gets_nested_arrays_in_their_shape(write_dataset: WriteDataset) -> None:
     def turn(frame: pd.DataFrame) -> pd.DataFrame:
         assert frame["grid"][0].shape == (2, 2)
         return frame.assign(grid=[grid.T for grid in frame["grid"]])
@@ -165,7 +165,7 @@ def test_nested_arrays_are_cells_of_their_shape(write_dataset: WriteDataset) -> 
         (lambda frame: frame.assign(vector=[None] * 5), "'vector' has no value in row 0"),
     ],
 )
-def test_a_transform_that_breaks_its_promise_is_an_error_with_file_row_group_and_column(
+def test_transform_that_contradicts_its_spec_is_an_error_with_file_row_group_and_column(
     write_dataset: WriteDataset, function: Callable[[pd.DataFrame], Any], message: str
 ) -> None:
     dataset = write_dataset([[5]])

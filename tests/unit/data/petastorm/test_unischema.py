@@ -1,4 +1,4 @@
-"""Datasets with Petastorm's Unischema through the feed; where both can read them, against Petastorm's own reader."""
+"""Datasets with Petastorm's Unischema in the feed, compared with Petastorm's own reader where it can read them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def scenes(tmp_path: Path) -> str:
 
 
 def read(url: str, **options: Any) -> dict[str, np.ndarray]:
-    """All rows of an epoch on one rank, by ``id`` where there is one."""
+    """All rows of an epoch on one rank, sorted by ``id`` if there is one."""
     settings = {"batch_size": 5, "seed": 1, **options}
     with ParquetFeed(url, **settings) as feed:
         batches = list(feed.epoch(0))
@@ -126,7 +126,7 @@ def test_a_transform_takes_and_returns_decoded_rows_as_in_make_reader(scenes: st
     assert rows["number"].tolist() == list(range(12))
 
 
-def test_a_transform_takes_the_fields_that_columns_name_as_with_schema_fields(scenes: str) -> None:
+def test_transform_takes_the_fields_in_columns_like_schema_fields_of_petastorm(scenes: str) -> None:
     def change(row: dict[str, Any]) -> dict[str, Any]:
         assert set(row) == {"id", "points"}
         return {"id": row["id"], "count": np.int32(len(row["points"]))}
@@ -139,7 +139,7 @@ def test_a_transform_takes_the_fields_that_columns_name_as_with_schema_fields(sc
         ParquetFeed(scenes, columns=["count"], batch_size=2, transform=spec)
 
 
-def test_what_cannot_be_fed_says_so_when_it_is_asked_for(scenes: str) -> None:
+def test_field_that_cannot_be_fed_is_an_error_when_it_is_requested(scenes: str) -> None:
     spec = TransformSpec(
         edit_fields=[edit_field("price", Decimal, ()), edit_field("cloud", np.int8, (2, None))]
     )
@@ -150,7 +150,7 @@ def test_what_cannot_be_fed_says_so_when_it_is_asked_for(scenes: str) -> None:
         ParquetFeed(scenes, batch_size=2, transform=chosen)
 
 
-def test_a_field_that_there_is_not_is_named(scenes: str) -> None:
+def test_unknown_field_is_named(scenes: str) -> None:
     with pytest.raises(DataError, match="no column 'nose'"):
         ParquetFeed(scenes, columns=["nose"], batch_size=2)
     with pytest.raises(DataError, match="no column 'nose'"):
@@ -231,7 +231,7 @@ def test_the_description_of_a_dataset_travels_to_the_ranks(scenes: str) -> None:
 
 @pytest.fixture
 def partitioned(scenes: str) -> str:
-    """Scenes whose names, ids and flags stand in the names of folders, as ``partitionBy`` writes them."""
+    """Scenes with names, ids and flags as partition columns, as ``partitionBy`` writes them."""
     for path in sorted(Path(scenes).glob("*.parquet")):
         table = pq.read_table(path)
         path.unlink()
@@ -272,7 +272,7 @@ def test_partition_columns_are_decoded_from_the_names_of_their_folders(partition
     assert sorted(read(partitioned, columns=["name"], transform=spec)["length"]) == [8] * 10 + [9] * 2
 
 
-def test_a_partition_column_hides_no_damage_of_others(partitioned: str) -> None:
+def test_partition_columns_do_not_hide_damage_of_other_columns(partitioned: str) -> None:
     path = next(Path(partitioned).glob("id=5/*/*/part-0.parquet"))
     chunk = pq.read_metadata(path).row_group(0).column(0)
     start = chunk.dictionary_page_offset or chunk.data_page_offset

@@ -1,4 +1,4 @@
-"""Folders as Petastorm's ``materialize_dataset`` leaves them, written without Spark: its codecs, its metadata."""
+"""Folders as Petastorm's ``materialize_dataset`` writes them, with its codecs and metadata, written without Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def image_codec() -> CompressedImageCodec:
-    """Petastorm's codec for PNG; its constructor asks for OpenCV, which decoding can do without."""
+    """Petastorm's codec for PNG; its constructor needs OpenCV, which decoding does not."""
     codec = CompressedImageCodec.__new__(CompressedImageCodec)
     codec._image_codec, codec._quality = ".png", 80
     return codec
@@ -48,7 +48,7 @@ SCHEMA = Unischema(
 
 
 def scene(number: int) -> dict[str, Any]:
-    """The row of a number, as it was before it was encoded."""
+    """The row of a scene's number, before it is encoded."""
     return {
         "id": np.int32(number),
         "score": number / 2,

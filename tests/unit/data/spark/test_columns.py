@@ -47,7 +47,7 @@ def test_decimals_are_doubles_also_inside_of_arrays():
 
 
 @pytest.mark.parametrize(("trained", "data_type"), LIKE)
-def test_numbers_of_any_type_stand_for_numbers(trained, data_type):
+def test_numbers_of_any_type_are_accepted_for_numbers(trained, data_type):
     check_like(T.StructField("x", data_type), TRAINED[trained])
 
 
@@ -67,6 +67,6 @@ def test_columns_of_another_kind_are_refused_with_both_types(trained, data_type,
         (T.BinaryType(), "'x' holds binary, not numbers. Decode .* ImageClassifier .* prepareFeatures"),
     ],
 )
-def test_who_has_no_numbers_is_told_of_all_that_takes_them(data_type, message):
+def test_error_for_columns_that_are_no_numbers_names_the_alternatives(data_type, message):
     with pytest.raises(DataError, match=message):
         check_types(T.StructType([T.StructField("x", data_type)]), ["x"], numbers_only=True)

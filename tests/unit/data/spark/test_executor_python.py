@@ -1,4 +1,4 @@
-"""Which failures of a job are those of the executors' Python."""
+"""Which failures of a job are caused by the executors' Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ModuleNotFoundError: No module named '{first}'
 
 
 @pytest.mark.parametrize("module", ["sparkdl", "sparkdl.data.newer", "pyarrow", "torch"])
-def test_a_python_that_lacks_what_sparkdl_needs_is_named(module: str) -> None:
+def test_module_that_the_executors_lack_is_named_with_pyspark_python(module: str) -> None:
     for text in (
         TRACE.format(first=module, then=""),
         f"some-python: Error while finding module specification (ModuleNotFoundError: No module named '{module}')",
@@ -32,14 +32,14 @@ def test_a_python_that_lacks_what_sparkdl_needs_is_named(module: str) -> None:
         assert "PYSPARK_PYTHON" in problem
 
 
-def test_a_module_of_the_user_is_to_be_shipped() -> None:
+def test_missing_module_of_the_user_is_to_be_shipped_with_add_py_file() -> None:
     problem = executor_python_problem(RuntimeError(TRACE.format(first="my_features", then="")), SPARK)
     assert "imports 'my_features'" in problem
     assert "addPyFile" in problem
     assert "PYSPARK_PYTHON" not in problem
 
 
-def test_only_what_a_traceback_ends_with_counts() -> None:
+def test_only_the_last_exception_of_a_traceback_counts() -> None:
     then = (
         "\nDuring handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):\n"
         '  File "worker.py", line 3, in main\n    raise ValueError\nValueError: no fallback'

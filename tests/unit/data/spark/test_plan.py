@@ -1,4 +1,4 @@
-"""Reading plans of one session in several threads."""
+"""Reading the plans of one session in several threads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_session_keeps_its_setting_when_two_threads_read_plans() -> None:
 
     def explain_meanwhile(mode: str) -> str:
         second.start()
-        # Without a lock the second thread takes the value of the first for the user's.
+        # Without a lock the second thread would take the value set by the first one for the user's setting.
         assert not session.second_read.wait(0.2), "the setting was read while it was not the user's"
         return explain(mode)
 

@@ -1,4 +1,4 @@
-"""What the error of a filesystem is taken for, whatever the folders are called that it names."""
+"""Classification of filesystem errors, whatever the names of the folders in them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Caused by: {cause}
 
 
 @pytest.mark.parametrize("folder", MISLEADING)
-def test_a_file_that_vanished_is_that_whatever_its_folder_is_called(tmp_path, folder):
+def test_vanished_file_is_reported_as_such_in_a_folder_with_a_misleading_name(tmp_path, folder):
     for name in ("a", "b"):
         (tmp_path / folder).mkdir(exist_ok=True)
         pq.write_table(pa.table({"x": range(10)}), tmp_path / folder / f"{name}.parquet")
@@ -43,7 +43,7 @@ def test_a_file_that_vanished_is_that_whatever_its_folder_is_called(tmp_path, fo
 
 
 @pytest.mark.parametrize("word", MISLEADING)
-def test_paths_in_an_error_say_nothing_of_its_meaning(word):
+def test_paths_in_an_error_do_not_affect_its_classification(word):
     path = f"bucket/{word}/x.parquet"
     for error in (
         FileNotFoundError(errno.ENOENT, "No such file or directory", f"/{path}"),
@@ -59,7 +59,7 @@ def test_paths_in_an_error_say_nothing_of_its_meaning(word):
         assert describe_reading_failure(error) == "", repr(error)
 
 
-def test_what_a_server_says_is_told_from_its_code_its_message_or_its_class():
+def test_server_errors_are_classified_by_code_message_or_class():
     missing = FileNotFoundError("The specified bucket does not exist")
     head = PermissionError("bucket/x")
     head.__cause__ = ClientError({"Error": {"Code": "403", "Message": "Forbidden"}}, "HeadObject")
@@ -87,7 +87,7 @@ def test_what_a_server_says_is_told_from_its_code_its_message_or_its_class():
         ("org.apache.parquet.io.ParquetDecodingException: x", CorruptFileError),
     ],
 )
-def test_a_trace_of_java_is_judged_by_its_last_cause_and_no_frame(cause, error):
+def test_java_trace_is_classified_by_its_last_cause_and_not_by_its_frames(cause, error):
     found = _from_words("s3a://b/x", FOOTER_TRACE.format(cause=cause))
     assert type(found) is error, found
     assert ("damaged" in str(found)) == (error is CorruptFileError)

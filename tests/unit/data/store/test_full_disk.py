@@ -1,4 +1,4 @@
-"""A Store or cache whose disk is full, for which a small file system is mounted."""
+"""A Store or cache on a full disk; the tests mount a small file system."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_full_store_is_named_before_any_work(small_disk: Path) -> None:
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
-def test_a_full_disk_is_an_error_of_its_own_wherever_a_file_system_says_so() -> None:
+def test_only_a_full_disk_is_a_store_full_error() -> None:
     full = Store("/store").cannot_be_written(OSError(errno.ENOSPC, "No space left on device"))
     assert type(full) is StoreFullError
     other = Store("/store").cannot_be_written(OSError(errno.EIO, "Input/output error"))
@@ -50,7 +50,7 @@ def test_a_full_disk_is_an_error_of_its_own_wherever_a_file_system_says_so() -> 
 
 
 @pytest.mark.parametrize("num_free", [0, 100, 4096, 300_000, 599_000, 602_000])
-def test_a_row_group_that_finds_no_room_in_the_cache_leaves_nothing_there(
+def test_row_group_that_does_not_fit_on_the_disk_of_the_cache_leaves_no_files(
     small_disk: Path, num_free: int
 ) -> None:
     block = [np.full(37_500, 1.0), np.full((37_500, 2), 2.0, np.float32)]  # of 300,000 bytes each
@@ -61,7 +61,7 @@ def test_a_row_group_that_finds_no_room_in_the_cache_leaves_nothing_there(
     with filler.open("r+b") as file:
         file.truncate(filler.stat().st_size - num_free)
     cache = BlockCache("disk", 1 << 30, str(small_disk))
-    for _ in range(2):  # as it is told once
+    for _ in range(2):  # twice, because the warning appears once
         given = cache.get(7, lambda: block)
         np.testing.assert_array_equal(given[1], block[1])
     (folder,) = small_disk.glob("sparkdl-feed-*")
@@ -74,7 +74,7 @@ def test_a_row_group_that_finds_no_room_in_the_cache_leaves_nothing_there(
     assert list(small_disk.iterdir()) == []
 
 
-def test_a_feed_whose_cache_finds_the_disk_full_gives_all_rows_and_says_so_once(
+def test_feed_whose_cache_disk_is_full_gives_all_rows_and_warns_once(
     small_disk: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = pa.table({"id": np.arange(1 << 18)})  # 2 MiB

@@ -1,4 +1,4 @@
-"""Leases that are lost, and stores that do not answer."""
+"""Lost leases, and stores that do not answer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_folder_that_was_removed_does_not_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["_write", "_remove"])
-def test_a_store_that_does_not_answer_does_not_hold_the_end_up(tmp_path, monkeypatch, call):
+def test_store_that_does_not_answer_does_not_delay_the_end_of_a_lease(tmp_path, monkeypatch, call):
     location = open_location(str(tmp_path))
     called, answer = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""An S3 server that is missing, refuses, or does not answer: everything that reads says so, and what to set."""
+"""An S3 server that is missing, refuses, or does not answer: every reader reports it, and the setting to change."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def closed_port(s3: S3, one_attempt: None, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def silent_server(s3: S3, one_attempt: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A server whose port takes connections, and that never answers."""
+    """A server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         yield
 
 
 @readers
-def test_missing_credentials_are_named_by_who_reads(
+def test_missing_credentials_are_named_by_every_reader(
     no_credentials: None, reader: Callable[[str], object]
 ) -> None:
     with pytest.raises(
@@ -69,16 +69,16 @@ def test_missing_credentials_are_named_by_who_reads(
 
 
 @readers
-def test_a_missing_bucket_is_named_by_who_reads(s3: S3, reader: Callable[[str], object]) -> None:
+def test_missing_bucket_is_named_by_every_reader(s3: S3, reader: Callable[[str], object]) -> None:
     with pytest.raises(DataError, match=r"s3://no-such-bucket/rows") as caught:
         reader("s3://no-such-bucket/rows")
-    # Who asks for one object is only told that it is not there.
+    # For a single object the server only answers that the object does not exist.
     is_told = reader is not READERS["scan_dataset of known files"]
     assert ("there is no such bucket" in str(caught.value)) == is_told
 
 
 @readers
-def test_a_server_that_cannot_be_reached_is_named_by_who_reads(
+def test_unreachable_server_is_named_by_every_reader(
     closed_port: None, reader: Callable[[str], object]
 ) -> None:
     with pytest.raises(
@@ -87,13 +87,13 @@ def test_a_server_that_cannot_be_reached_is_named_by_who_reads(
         reader("s3://bucket/rows")
 
 
-def test_what_removes_says_what_is_missing_as_what_writes_does(no_credentials: None) -> None:
+def test_missing_credentials_are_named_when_datasets_are_removed(no_credentials: None) -> None:
     for remove in (Store("s3://bucket/rows").cleanup, lambda: remove_unless_used("s3://bucket/rows")):
         with pytest.raises(StoreError, match=r"no credentials were found: .*AWS_ACCESS_KEY_ID"):
             remove()
 
 
-def test_the_timeout_of_a_feed_holds_for_the_first_look_at_its_source(silent_server: None) -> None:
+def test_read_timeout_of_a_feed_applies_to_the_first_look_at_its_source(silent_server: None) -> None:
     with pytest.raises(
         DataError,
         match=r"what s3://bucket/rows holds took longer than 0.2 s.* raise read_timeout_s",
@@ -116,7 +116,7 @@ def test_errors_of_files_name_them_with_their_scheme(s3: S3) -> None:
         scan_dataset(url)
 
 
-def test_credentials_that_go_away_in_mid_epoch_are_named_with_the_file(
+def test_credentials_lost_during_an_epoch_are_named_with_the_file(
     s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"s3://{s3.make_bucket()}/rows"

@@ -1,4 +1,4 @@
-"""A Store on a real S3 server, moto's on loopback: written as executors write, read as ranks read."""
+"""A Store on a real S3 server, moto's on loopback: written as executors write, and read as ranks read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_rows_are_written_scanned_and_fed_to_ranks(store: Store) -> None:
     assert store.filesystem.find(store.location.path) == []
 
 
-def test_a_set_is_found_by_its_key_and_outlives_a_cleanup_while_it_is_read(store: Store) -> None:
+def test_dataset_is_found_by_its_key_and_kept_by_cleanup_while_it_is_read(store: Store) -> None:
     dataset = commit_rows(store, "0123abcd")
     found = store.find_dataset("fit", "0123abcd")
     assert found is not None
@@ -100,7 +100,7 @@ def test_sets_committed_at_once_are_each_complete(store: Store) -> None:
     chosen[1].end()
 
 
-def test_what_was_not_committed_is_gone(store: Store) -> None:
+def test_dataset_that_was_not_committed_is_removed(store: Store) -> None:
     with pytest.raises(RuntimeError, match="gave up"), store.stage_dataset("fit", "abcd") as staged:
         write_rows(staged, 0, 10)
         assert store.find_dataset("fit", "abcd") is None
@@ -109,7 +109,7 @@ def test_what_was_not_committed_is_gone(store: Store) -> None:
     assert store.filesystem.find(store.location.path) == []
 
 
-def test_a_bucket_that_is_not_there_is_named_and_not_made() -> None:
+def test_missing_bucket_is_named_and_not_created() -> None:
     with pytest.raises(StoreError, match=r"s3://no-such-bucket-here/x.*there is no such bucket.*fix the URL"):
         Store("s3://no-such-bucket-here/x").check_writable()
     assert not s3fs.S3FileSystem().exists("no-such-bucket-here")

@@ -71,7 +71,7 @@ def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path, write_dataset:
         open_dataset(committed.url)
 
 
-def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_store_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match=r"cannot be written.*every executor can write"):
         Store(tmp_path / "file" / "store").check_writable()
@@ -101,7 +101,7 @@ def test_a_missing_plugin_is_named_by_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, plugin, None)
     scheme = url.partition(":")[0]
-    # Where a test before this one has opened such a URL, fsspec remembers the plugin.
+    # After an earlier test opened such a URL, fsspec remembers the plugin.
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, scheme, raising=False)
     with pytest.raises(StoreError, match=rf"{scheme}:.* cannot be opened: .*{remedy}\."):
         Store(url).check_writable()

@@ -1,4 +1,4 @@
-"""What a cleanup removes, and what it leaves: on a local disk and on a store without folders."""
+"""The datasets that a cleanup removes or keeps, on a local disk and on a store without folders."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def names_in(store: Store) -> list[str]:
     )
 
 
-def test_sets_that_nobody_used_for_long_are_removed_and_named(store: Store, rows: ParquetDataset) -> None:
+def test_datasets_unused_for_long_enough_are_removed_and_named(store: Store, rows: ParquetDataset) -> None:
     datasets = [commit(store, rows), commit(store, rows, "abc")]
     assert store.cleanup() == []
     assert store.cleanup(timedelta(hours=1)) == []
@@ -52,7 +52,7 @@ def test_sets_that_nobody_used_for_long_are_removed_and_named(store: Store, rows
     assert names_in(store) == []
 
 
-def test_what_is_read_or_written_stays_however_old(store: Store, rows: ParquetDataset) -> None:
+def test_datasets_in_use_are_kept_whatever_their_age(store: Store, rows: ParquetDataset) -> None:
     read = commit(store, rows)
     with use_dataset(read.url), store.stage_dataset("other", "key") as staged:
         assert store.cleanup(timedelta(0)) == []
@@ -63,7 +63,7 @@ def test_what_is_read_or_written_stays_however_old(store: Store, rows: ParquetDa
     assert store.cleanup(timedelta(0)) == [read.url]
 
 
-def test_what_others_put_there_is_never_touched(store: Store, rows: ParquetDataset) -> None:
+def test_files_of_others_in_the_store_are_never_removed(store: Store, rows: ParquetDataset) -> None:
     store.filesystem.makedirs(f"{store.location.path}/mine", exist_ok=True)
     store.filesystem.put(rows.url + "/", f"{store.location.path}/mine/", recursive=True)
     with store.filesystem.open(f"{store.location.path}/notes.txt", "wb") as file:
@@ -82,7 +82,7 @@ def test_a_use_whose_process_died_ends_by_itself(tmp_path: Path, rows: ParquetDa
     assert store.cleanup(timedelta(0)) == []
     an_hour_ago = mark.stat().st_mtime - 3600
     os.utime(mark, (an_hour_ago, an_hour_ago))
-    # Half-written, and its writer is gone: it does not matter how young the rest of the Store is kept.
+    # Partial, and its writer has died: the age of other datasets in the Store does not matter.
     assert store.cleanup(timedelta(days=365)) == [dead]
     use.end()
     assert names_in(store) == []
@@ -102,16 +102,16 @@ def test_the_time_of_the_last_use_counts(tmp_path: Path, rows: ParquetDataset) -
     assert store.cleanup() == [dataset.url]
 
 
-def test_a_set_that_is_about_to_go_is_not_handed_out(tmp_path: Path, rows: ParquetDataset) -> None:
+def test_dataset_marked_for_removal_is_not_found(tmp_path: Path, rows: ParquetDataset) -> None:
     store = Store(tmp_path / "store")
     dataset = commit(store, rows, "key")
     (Path(dataset.url) / "_removing").touch()
     assert store.find_dataset("fit", "key") is None
-    # Whoever was to remove it died; the next cleanup does.
+    # The process that was to remove it died; the next cleanup does it.
     assert store.cleanup() == [dataset.url]
 
 
-def test_of_two_writers_that_began_at_once_the_first_goes_on(store: Store) -> None:
+def test_first_of_two_concurrent_writers_continues(store: Store) -> None:
     with store.stage_dataset("fit", "key") as first, store.stage_dataset("fit", "key") as second:
         assert not store.is_being_written("fit", "key", before=first.url)
         assert store.is_being_written("fit", "key", before=second.url)
@@ -122,6 +122,6 @@ def test_a_negative_time_is_refused(tmp_path: Path) -> None:
         Store(tmp_path, keep_for=timedelta(seconds=-1))
 
 
-def test_a_store_that_does_not_exist_yet_is_clean(tmp_path: Path) -> None:
+def test_cleanup_of_a_store_that_does_not_exist_yet_does_nothing(tmp_path: Path) -> None:
     assert Store(tmp_path / "nowhere").cleanup() == []
     assert not (tmp_path / "nowhere").exists()

@@ -1,4 +1,4 @@
-"""Fits that run at once do not share a checkpointDir."""
+"""Concurrent fits do not share a checkpointDir."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_second_fit_of_the_same_process_is_refused_until_the_first_has_ended(t
     assert list(folder.iterdir()) == []
 
 
-def test_a_fit_that_was_killed_here_is_known_to_be_gone_at_once(tmp_path):
+def test_lease_of_a_fit_killed_on_this_host_is_released_at_once(tmp_path):
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=60)
     assert killed.returncode == -signal.SIGKILL
     (lease,) = tmp_path.iterdir()
@@ -66,7 +66,7 @@ def test_a_fit_that_was_killed_here_is_known_to_be_gone_at_once(tmp_path):
         assert not lease.exists()
 
 
-def test_another_process_with_the_number_of_one_that_is_gone_does_not_hold_the_folder(tmp_path):
+def test_lease_of_an_ended_process_whose_number_is_in_use_again_is_released(tmp_path):
     with held_alone(str(tmp_path), refuse):
         (lease,) = tmp_path.iterdir()
         content = json.loads(lease.read_text())
@@ -75,7 +75,7 @@ def test_another_process_with_the_number_of_one_that_is_gone_does_not_hold_the_f
         assert not lease.exists()
 
 
-def test_a_fit_elsewhere_that_renews_its_lease_is_waited_for_and_refuses(tmp_path):
+def test_lease_renewed_on_another_host_refuses_a_second_fit_after_waiting(tmp_path):
     lease, told = lease_from_elsewhere(tmp_path), []
 
     def renew(text):
@@ -92,7 +92,7 @@ def test_a_fit_elsewhere_that_renews_its_lease_is_waited_for_and_refuses(tmp_pat
 
 
 @pytest.mark.parametrize("content", [None, "", "[]"])
-def test_a_fit_elsewhere_that_renews_its_lease_no_more_is_gone(tmp_path, content):
+def test_lease_not_renewed_on_another_host_expires(tmp_path, content):
     lease = lease_from_elsewhere(tmp_path, age_s=LEASE_S + 1)
     if content is not None:
         lease.write_text(content)
@@ -101,28 +101,26 @@ def test_a_fit_elsewhere_that_renews_its_lease_no_more_is_gone(tmp_path, content
         assert not lease.exists()
 
 
-def test_a_fit_elsewhere_that_ends_meanwhile_leaves_the_folder(tmp_path):
+def test_lease_removed_on_another_host_while_waiting_frees_the_folder(tmp_path):
     lease = lease_from_elsewhere(tmp_path)
     with held_alone(str(tmp_path), lambda text: lease.unlink()):
         assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("is_late", [True, False])
-def test_a_fit_whose_lease_was_taken_for_over_ends_with_an_error_and_one_whose_lease_was_deleted_does_not(
-    tmp_path, monkeypatch, is_late
-):
+def test_deleted_lease_is_an_error_only_if_it_had_expired(tmp_path, monkeypatch, is_late):
     refused = pytest.raises(CheckpointsInUseError, match="suspended, or cut off from it, for more than")
     with refused if is_late else nullcontext(), held_alone(str(tmp_path), refuse) as check:
         (lease,) = tmp_path.iterdir()
         lease.unlink()
         if is_late:
             monkeypatch.setattr(housekeeping, "LEASE_S", 0.0)
-        check()  # nobody has looked since
+        check()  # the last check was before the lease expired
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("is_late", [True, False])
-def test_a_lease_that_was_written_too_late_is_lost_where_another_fit_has_one(tmp_path, monkeypatch, is_late):
+def test_expired_lease_is_an_error_if_another_fit_holds_one(tmp_path, monkeypatch, is_late):
     refused = pytest.raises(CheckpointsInUseError, match="taken for ended")
     with refused if is_late else nullcontext(), held_alone(str(tmp_path), refuse):
         other = lease_from_elsewhere(tmp_path)
@@ -131,13 +129,13 @@ def test_a_lease_that_was_written_too_late_is_lost_where_another_fit_has_one(tmp
     assert list(tmp_path.iterdir()) == [other]
 
 
-def test_a_lease_that_was_written_too_late_goes_on_where_nobody_took_the_folder(tmp_path, monkeypatch):
+def test_expired_lease_is_no_error_if_no_other_fit_took_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(housekeeping, "LEASE_S", 0.0)
     with held_alone(str(tmp_path), refuse):
         (tmp_path / "_fitting").touch()
 
 
-def test_a_folder_that_cannot_be_looked_at_is_an_error_of_the_store(tmp_path, monkeypatch):
+def test_checkpoint_folder_that_cannot_be_read_is_a_store_error(tmp_path, monkeypatch):
     def fail(location):
         raise PermissionError("denied")
 
@@ -148,3 +146,10 @@ def test_a_folder_that_cannot_be_looked_at_is_an_error_of_the_store(tmp_path, mo
         held_alone(str(tmp_path), refuse),
     ):
         raise AssertionError("held")
+
+
+@pytest.mark.parametrize(
+    "holder", [{}, {"host": "there"}, {"host": "there", "where": checkpoint_lease._pids_from()}]
+)
+def test_process_that_is_not_fully_described_may_be_alive(holder):
+    assert checkpoint_lease._is_alive(holder) is None

@@ -1,4 +1,4 @@
-"""What features, labels and the user's functions may be, told before anything starts; on rows in a folder."""
+"""Checks of features, labels and users' functions before a fit starts, on rows in a folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def dataset(tmp_path_factory):
 
 
 @pytest.mark.parametrize("labels", [[1.0, 2.0], [[1.0, 2.0], [3.0, 4.0]]])
-def test_a_label_called_like_the_matrix_is_refused(labels, tmp_path):
+def test_label_column_with_the_name_of_the_matrix_is_refused(labels, tmp_path):
     rows = pa.table({"a": [0.5, 1.5], "b": [2.0, 1.0], "features": labels})
     pq.write_table(rows, tmp_path / "rows.parquet")
     names = {"featuresCol": ["a", "b"], "labelCol": "features", "passFeaturesBy": "matrix"}
@@ -69,13 +69,13 @@ MISSING = {
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_a_column_that_is_missing_is_told_with_the_param_that_names_it(name):
+def test_missing_column_is_named_with_its_param(name):
     changes, message = MISSING[name]
     with pytest.raises(DataError, match=f"Param {message}"):
         check_columns(make_estimator(**{"labelCol": "label", **changes}), ["dense", "label"])
 
 
-def test_columns_that_are_there_and_labels_that_a_step_does_without_are_fine():
+def test_existing_columns_and_steps_without_labels_are_accepted():
     check_columns(make_estimator(), ["number", "dense", "another"])
     without = {"labelCol": None, "loss": None, "trainStep": loss_alone}
     check_columns(make_estimator(**without), ["dense"])
@@ -299,7 +299,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused_with_its_name(dataset, name):
+def test_columns_and_functions_that_do_not_fit_are_refused(dataset, name):
     changes, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         prepare_fit(make_estimator(**changes), dataset)
@@ -326,7 +326,7 @@ def test_what_does_not_fit_is_refused_with_its_name(dataset, name):
         ({"callbacks": print}, r"Param callbacks must be a list of sparkdl\.estimators\.Callback; got a "),
     ],
 )
-def test_values_that_cannot_work_need_no_data(changes, message):
+def test_invalid_values_are_refused_without_data(changes, message):
     with pytest.raises(ParamError, match=message):
         make_estimator(**changes).check_values()
 
@@ -351,7 +351,7 @@ def test_prepared_inputs_take_their_dtypes_from_what_the_function_returns(datase
 
 
 def test_padded_columns_take_rows_of_other_lengths_and_integers_of_another_size(dataset):
-    """Also where all rows of the training happen to have one length."""
+    """Also if all training rows happen to have the same length."""
     estimator = make_estimator(model=Two(), featuresCol=["triple", "dense"], paddingValue=0)
     inputs = prepare_fit(estimator, dataset).signature.inputs
     tokens = pa.array([[1, 2, 3, 4, 5], [6]], pa.list_(pa.int32()))
@@ -366,7 +366,7 @@ def test_padded_columns_take_rows_of_other_lengths_and_integers_of_another_size(
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_a_replaced_model_is_let_go_of():
+def test_replaced_model_is_released():
     first = nn.Linear(4, 3)
     estimator = make_estimator(model=first)
     estimator.setModel(nn.Linear(4, 3))

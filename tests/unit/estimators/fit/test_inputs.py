@@ -1,4 +1,4 @@
-"""What is checked before a fit starts, and what of its Params goes to the ranks; on rows in a folder."""
+"""Checks before a fit starts, and the parts of its Params that go to the ranks, on rows in a folder."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def test_a_param_reaches_its_field_of_the_spec_and_no_other(dataset, name):
 
 
 def test_without_a_checkpoint_the_rows_are_planned_for_all_workers(dataset, tmp_path):
-    """A restart on fewer ranks that finds none then takes the same rows in each update."""
+    """A restart on fewer ranks without a checkpoint then uses the same rows in each update."""
     estimator = make_estimator(numWorkers=3, minWorkers=1)
     spec = with_checkpoints(prepare_fit(estimator, dataset).spec, estimator, str(tmp_path))
     assert spec.checkpoints.num_ranks == 3
 
 
-def test_a_scheduler_is_told_how_often_it_steps(dataset):
+def test_scheduler_gets_the_number_of_its_steps(dataset):
     told = []
 
     def scheduler(optimizer, num_steps):
@@ -108,7 +108,7 @@ def test_a_scheduler_is_told_how_often_it_steps(dataset):
     prepare_fit(make_estimator(**settings), dataset)
     prepare_fit(make_estimator(**settings, schedulerInterval="step"), dataset)
     prepare_fit(make_estimator(**settings, schedulerInterval="step", gradientAccumulationSteps=2), dataset)
-    assert told == [3, 15, 9]  # 19 rows on the fuller rank: 5 batches an epoch
+    assert told == [3, 15, 9]  # 19 rows on the rank with more rows: 5 batches per epoch
 
 
 class Embedded(nn.Module):
@@ -149,7 +149,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_trained_is_refused_before_anything_starts(dataset, name):
+def test_invalid_settings_are_refused_before_ranks_start(dataset, name):
     changes, message = REFUSED[name]
     with pytest.raises(ParamError, match=message):
         prepare_fit(make_estimator(**changes), dataset)
@@ -168,7 +168,7 @@ class Recurrent(nn.Module):
         return self.lstm(x)[0]
 
 
-def test_an_lstm_whose_weights_are_computed_from_others_is_tried_as_it_is(dataset):
+def test_module_with_computed_weights_is_tried_unchanged(dataset):
     model = Recurrent()
     estimator = make_estimator(model=model, metrics={"right": is_right})
     check_picklable(estimator)
@@ -176,7 +176,7 @@ def test_an_lstm_whose_weights_are_computed_from_others_is_tried_as_it_is(datase
     assert torch.equal(copy.deepcopy(model)(torch.ones(2, 4)), model(torch.ones(2, 4)))
 
 
-def test_rows_to_validate_on_are_not_trained_on_nor_counted_for_the_schedule(dataset):
+def test_validation_rows_are_excluded_from_training_and_from_the_schedule(dataset):
     told = []
 
     def scheduler(optimizer, num_steps):
@@ -249,13 +249,13 @@ def test_a_split_or_a_metric_that_cannot_work_is_refused(dataset, settings, erro
         ),
     ],
 )
-def test_early_stopping_watches_the_best_metric_or_the_loss_that_tells_most(dataset, settings, watched):
+def test_early_stopping_watches_the_best_metric_or_else_the_loss(dataset, settings, watched):
     estimator = make_estimator(earlyStoppingPatience=2, metrics={"right": is_right}, **settings)
     assert prepare_fit(estimator, dataset).spec.watched == watched
 
 
 class WantsRows(Metric):
-    """As R2Score wants two rows, and others a thousand; and so that they can be told from a metric that is wrong."""
+    """A metric that needs a number of rows, as R2Score needs two; it must be distinguished from a broken metric."""
 
     def __init__(self, least, error=ValueError, *, at_once=0):
         super().__init__()
@@ -298,7 +298,7 @@ def test_a_metric_that_cannot_be_computed_is_refused(dataset, metric, message):
         prepare_fit(make_estimator(metrics={"m": metric}, batchSize=4), dataset)
 
 
-def test_a_metric_that_takes_more_rows_than_the_first_is_tried_on_them(dataset, caplog, recwarn):
+def test_metric_that_needs_more_rows_is_tried_on_more_rows(dataset, caplog, recwarn):
     metrics = {
         "few": partial(WantsRows, 2, RuntimeError),
         "auroc": MulticlassAUROC(3),
@@ -311,7 +311,7 @@ def test_a_metric_that_takes_more_rows_than_the_first_is_tried_on_them(dataset, 
     assert not [each for each in recwarn if "samples in targets" in str(each.message)]
 
 
-def test_a_value_error_of_a_metric_is_warned_of_unless_all_rows_were_tried(dataset, caplog):
+def test_value_error_of_a_metric_is_a_warning_unless_all_rows_were_tried(dataset, caplog):
     metrics = {"m": partial(WantsRows, 100)}
     prepare_fit(make_estimator(metrics=metrics, batchSize=4), dataset)
     assert caplog.messages == [

@@ -1,4 +1,4 @@
-"""Which classes labels stand for: those that the rows hold, or those that Param labels names; on rows in a folder."""
+"""The classes of labels: those of the rows, or those named by Param labels; on rows in a folder."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def dataset(tmp_path_factory):
         ("flag", {"model": nn.Linear(4, 1), "loss": nn.MSELoss()}, None),
     ],
 )
-def test_labels_are_indexed_where_they_are_no_numbers_from_0(dataset, label, changes, classes):
+def test_labels_are_indexed_unless_they_are_numbers_from_0(dataset, label, changes, classes):
     fit = prepare_fit(make_estimator(labelCol=label, **changes), dataset)
     assert fit.spec.heads[0].label.classes == classes
     assert fit.signature.outputs[0].classes == classes
 
 
-def test_a_label_that_no_row_had_is_named_on_the_rank(dataset):
+def test_label_that_no_row_had_is_named_on_the_rank(dataset):
     label = prepare_fit(make_estimator(labelCol="kind"), dataset).spec.heads[0].label
     with pytest.raises(
         DataError, match="'kind' holds 'quince', which is none of the 3 classes .*'apple', 'pear'"
@@ -54,7 +54,7 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("label", "changes", "numbers", "values"), NAMED)
-def test_labels_that_are_named_are_classes_in_their_order_also_where_rows_lack_one(
+def test_labels_param_defines_the_classes_in_order_although_rows_lack_one(
     dataset, label, changes, numbers, values
 ):
     fit = prepare_fit(make_estimator(labelCol=label, **changes), dataset)
@@ -64,7 +64,7 @@ def test_labels_that_are_named_are_classes_in_their_order_also_where_rows_lack_o
     assert head.label.encoded(given).tolist() == numbers
 
 
-def test_doubles_may_be_named_and_numbers_from_0_are_their_own_names(tmp_path):
+def test_labels_param_encodes_a_column_of_doubles(tmp_path):
     rows = pa.table({"dense": [[1.0] * 4] * 4, "number": [10.0, 20.0, 10.0, 20.0]})
     pq.write_table(rows, tmp_path / "part-0.parquet")
     named = make_estimator(labels=[20, 10], model=nn.Linear(4, 2))
@@ -75,12 +75,12 @@ def test_doubles_may_be_named_and_numbers_from_0_are_their_own_names(tmp_path):
         head.label.encoded(np.array([10.0, 30.0]))
 
 
-def test_numbers_from_0_in_their_order_stay_what_they_are(dataset):
+def test_labels_param_of_numbers_from_0_in_order_needs_no_encoding(dataset):
     (head,) = prepare_fit(make_estimator(labels=[0, 1, 2]), dataset).spec.heads
     assert head.label.classes is None
 
 
-def test_named_numbers_from_0_go_with_an_ignore_index_that_is_not_named(tmp_path):
+def test_labels_param_of_numbers_from_0_allows_an_ignore_index_outside_of_them(tmp_path):
     rows = pa.table({"dense": [[1.0] * 4] * 4, "number": [0, 2, -1, 2]})
     pq.write_table(rows, tmp_path / "part-0.parquet")
     dataset = scan_dataset(str(tmp_path))
@@ -121,6 +121,6 @@ def test_named_numbers_from_0_go_with_an_ignore_index_that_is_not_named(tmp_path
         ),
     ],
 )
-def test_named_labels_that_cannot_be_are_refused(dataset, changes, error, message):
+def test_invalid_labels_param_is_refused(dataset, changes, error, message):
     with pytest.raises(error, match=message):
         prepare_fit(make_estimator(**changes), dataset)

@@ -1,4 +1,4 @@
-"""What the run of MLflow and the progress line are told of a fit."""
+"""The events of a fit that reach MLflow's run and the progress line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparkdl.training.history import EpochRecord, ProgressReporter
 
 
 class NotedRun(NoRun):
-    """Keeps what it is told."""
+    """A run that keeps what is logged to it."""
 
     def __init__(self):
         self.epochs = []
@@ -72,7 +72,7 @@ def test_the_run_has_each_epoch_once_whether_restored_or_trained():
     ]
 
 
-def test_epochs_since_a_checkpoint_that_come_again_are_told_once_and_then_only_what_became_another():
+def test_repeated_epochs_after_a_checkpoint_are_reported_only_where_they_differ():
     run = NotedRun()
     listener = FitListener(run, ProgressLine(io.StringIO()), list)
     first = ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
@@ -100,7 +100,7 @@ def test_an_event_ends_a_fit_that_no_longer_holds_its_folder():
         reporter.epoch(record(1))
 
 
-def test_steps_are_told_by_their_number_in_the_fit_and_hosts_by_their_own_names():
+def test_steps_are_numbered_within_the_fit_and_system_metrics_by_host():
     run = NotedRun()
     listener = FitListener(run, ProgressLine(io.StringIO()), list)
     step = {"kind": "step", "epoch": 3, "epochs": 4, "step": 2, "steps": 5, "loss": 0.5, "rows_per_s": 9.0}
@@ -126,11 +126,11 @@ def test_every_n_iter_leaves_epochs_out():
     assert run.epochs == [told(2), told(4)]
 
 
-def test_a_short_fit_is_sampled_each_second_and_a_week_some_thousand_times():
+def test_steps_are_sampled_each_second_in_a_short_fit_and_some_thousand_times_in_a_week():
     sampler = StepSampler()
     assert [number / 4 for number in range(21) if sampler.is_due(100 + number / 4)] == [0, 1, 2, 3, 4, 5]
     sampler, now, count = StepSampler(), 0.0, 0
     while now < 7 * 86_400:
         count += sampler.is_due(now)
-        now += max(0.25, now / 10_000)  # as steps come, but thinned out so that the test is short
+        now += max(0.25, now / 10_000)  # as steps come, but fewer of them to keep the test short
     assert 1_000 < count < 4_000

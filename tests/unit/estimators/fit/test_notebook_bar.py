@@ -1,4 +1,4 @@
-"""The bar of a notebook, in a kernel of IPython."""
+"""The progress bar of a notebook, in an IPython kernel."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_a_narrow_terminal_gets_no_line_that_wraps():
     os.close(terminal)
 
 
-def test_other_lines_take_the_place_of_the_one_that_moves():
+def test_other_lines_replace_the_progress_line():
     stream = Terminal()
     line = ProgressLine(stream)
     line.update({**STEP, "eta_s": 8.4})

@@ -1,4 +1,4 @@
-"""The runs of searches, and what is left of a search that broke off."""
+"""The runs of searches, and the cleanup after an aborted search."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["tracked"]
 
 
 class Rows:
-    """What a search has in its hands."""
+    """Stands for the rows that a search holds."""
 
 
 class BrokenSearch(CrossValidator):
-    """Breaks off in its first fold, in a fit or beside one."""
+    """A search that fails in its first fold, with or without a failed fit."""
 
     def _fit(self, dataset):
         rows = Rows()
@@ -32,9 +32,9 @@ class BrokenSearch(CrossValidator):
         raise ArithmeticError("broken")
 
 
-def test_a_search_that_broke_off_ends_its_run_and_lets_go_of_its_rows(tracked):
+def test_aborted_search_ends_its_run_and_releases_its_rows(tracked):
     mlflow.set_tracking_uri(f"sqlite:///{tracked}/mlflow.db")
-    mlflow.search_experiments()  # makes the database, which may take longer than runs of searches are waited for
+    mlflow.search_experiments()  # creates the database, which may exceed the time limit for runs of searches
     estimator = TorchEstimator(tracking="on", store=str(tracked / "store"))
 
     def search(*, breaks_in_a_fit):
@@ -47,7 +47,7 @@ def test_a_search_that_broke_off_ends_its_run_and_lets_go_of_its_rows(tracked):
 
     assert search(breaks_in_a_fit=True).seen() is None
     other = search(breaks_in_a_fit=False)
-    with place_of_single_fit() as place:  # the next fit, whatever it is
+    with place_of_single_fit() as place:  # the next fit of any kind
         assert place == ALONE
     gc.collect()
     assert other.seen() is None

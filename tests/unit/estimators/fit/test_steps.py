@@ -1,4 +1,4 @@
-"""A step of the user's own: how it is tried before anything starts, and what a model with one predicts."""
+"""A user's train step: its trial before the fit starts, and the predictions of a model trained by one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_step_may_do_without_labels(dataset):
     assert Predictor(SavedModel(nn.Linear(4, 3), fit.signature)).predict(rows)["prediction"].shape == (2, 3)
 
 
-def test_a_step_is_tried_with_gradients_and_leaves_the_model_and_random_numbers_as_they_were(dataset):
+def test_trial_of_a_step_uses_gradients_and_restores_model_and_random_state(dataset):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
     before = [tensor.clone() for tensor in model.state_dict().values()]
     estimator = make_estimator(
@@ -52,13 +52,13 @@ def test_a_step_is_tried_with_gradients_and_leaves_the_model_and_random_numbers_
     assert spec.has_unused_parameters  # the last bias
 
 
-def test_any_weight_may_go_unused_in_a_step_whatever_the_first_rows_use(dataset):
+def test_fit_with_a_train_step_expects_unused_parameters(dataset):
     assert not prepare_fit(make_estimator(), dataset).spec.has_unused_parameters
     assert prepare_fit(make_estimator(loss=None, trainStep=loss_alone), dataset).spec.has_unused_parameters
 
 
 @pytest.mark.parametrize("labels", [None, "number", ["number", "target"]])
-def test_outputs_of_a_model_with_a_step_need_not_be_one_for_each_label(dataset, labels):
+def test_model_with_a_step_may_have_other_outputs_than_its_labels(dataset, labels):
     estimator = make_estimator(model=Encoder(), loss=None, trainStep=first_mean, labelCol=labels)
     signature = prepare_fit(estimator, dataset).signature
     assert [(output.name, output.shape) for output in signature.outputs] == [("prediction", (2,))]
@@ -67,7 +67,7 @@ def test_outputs_of_a_model_with_a_step_need_not_be_one_for_each_label(dataset, 
     np.testing.assert_allclose(predicted, model(torch.from_numpy(rows))[0].detach().numpy(), rtol=1e-6)
 
 
-def test_a_model_with_a_step_and_an_output_for_each_label_predicts_each(dataset):
+def test_model_with_a_step_and_one_output_per_label_predicts_each_label(dataset):
     def step(model, batch):
         return sum(each.mean() for each in model(batch["dense"]))
 

@@ -1,4 +1,4 @@
-"""What is kept of runs in a Store, on a local disk and on another filesystem."""
+"""The data of runs kept in a Store, on a local disk and on another filesystem."""
 
 from __future__ import annotations
 

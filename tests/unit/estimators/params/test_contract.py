@@ -1,4 +1,4 @@
-"""What Spark ML asks of the Params of every public class, as far as it needs no session."""
+"""Spark ML's contract for the Params of every public class, as far as it needs no session."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OTHER_VALUES = {
     "metrics": {"error": nn.L1Loss()},
     "callbacks": [Callback()],
 }
-"""A value that each Param takes and that is not its default, where one cannot be made from its default or converter."""
+"""A value other than the default for each Param for which none can be derived from its default or converter."""
 
 OBJECTS = frozenset(OTHER_VALUES) - {
     "store",
@@ -57,7 +57,7 @@ OBJECTS = frozenset(OTHER_VALUES) - {
     "stageWidths",
     "augmentation",
 }
-"""Params whose values are objects, of which a copy is not equal."""
+"""Params whose values are objects; a copy of such a value does not compare equal."""
 
 
 def other_value(instance, param):
@@ -87,7 +87,7 @@ def accessor(instance, kind, param):
 
 
 def shown(value):
-    """A Store's getter makes an object of the URL, that of parallelism one of a dict, and one of several a tuple."""
+    """The value as it was set: getters return a Store for a URL, Parallelism for a dict, and a tuple for a list."""
     if isinstance(value, Store):
         return value.url
     if isinstance(value, Parallelism):
@@ -105,7 +105,7 @@ def estimator(request):
     return ESTIMATORS[request.param]()
 
 
-def test_every_param_has_a_setter_that_chains_and_a_getter_that_gives_what_was_set(instance):
+def test_every_param_has_a_chaining_setter_and_a_getter(instance):
     for param in instance.params:
         value = other_value(instance, param)
         assert accessor(instance, "set", param)(value) is instance, param.name
@@ -114,7 +114,7 @@ def test_every_param_has_a_setter_that_chains_and_a_getter_that_gives_what_was_s
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_has_no_param_for_what_its_signature_says(name):
+def test_model_has_no_params_that_its_signature_replaces(name):
     assert not {"passFeaturesBy", "paddingValue"} & {param.name for param in MODELS[name]().params}
 
 
@@ -125,7 +125,7 @@ def test_getters_and_setters_and_params_are_documented(instance):
             assert accessor(instance, kind, param).__doc__, f"{kind} {param.name}"
 
 
-def test_explain_params_tells_name_doc_default_and_value_of_each(instance):
+def test_explain_params_contains_name_doc_default_and_value_of_each_param(instance):
     for param in instance.params:
         accessor(instance, "set", param)(other_value(instance, param))
     explained = instance.explainParams()
@@ -156,7 +156,7 @@ def test_the_class_documents_every_argument_with_its_default(estimator):
             assert text in entries[param.name], f"{param.name} does not say its default, {text}"
 
 
-def test_nobody_may_set_what_is_no_param(instance):
+def test_set_params_refuses_unknown_params_with_suggestions(instance):
     with pytest.raises(ParamError, match="has no Param 'batchsize'. Did you mean batchSize?"):
         instance.setParams(batchsize=3)
     with pytest.raises(ParamError, match="has no Param 'zzz'. The Params are: .*batchSize, .*weightCol"):
@@ -166,7 +166,7 @@ def test_nobody_may_set_what_is_no_param(instance):
             instance.setParams(**{others: 3})
 
 
-def test_constructors_name_the_param_that_was_meant(estimator):
+def test_constructor_refuses_unknown_params_with_suggestions(estimator):
     for other, meant in {
         "classWeights": "weightCol",
         "num_epochs": "epochs",
@@ -176,7 +176,7 @@ def test_constructors_name_the_param_that_was_meant(estimator):
             type(estimator)(**{other: 3})
 
 
-def test_none_takes_back_what_was_set(instance):
+def test_setting_none_clears_a_param(instance):
     for param in instance.params:
         accessor(instance, "set", param)(other_value(instance, param))
         accessor(instance, "set", param)(None)
@@ -211,7 +211,7 @@ WRONG_TYPES = {
 
 
 @pytest.mark.parametrize("name", WRONG_TYPES)
-def test_a_value_of_a_wrong_type_is_named_with_its_param_however_it_is_set(estimator, name):
+def test_value_of_a_wrong_type_is_refused_by_every_way_to_set_a_param(estimator, name):
     param, value, message = WRONG_TYPES[name]
     before = estimator.extractParamMap()
     ways = [
@@ -260,7 +260,7 @@ def test_extract_param_map_lets_extra_values_win(instance):
     assert instance.getEpochs() == 3
 
 
-def test_has_param_and_is_set_tell_what_is_there(instance):
+def test_has_param_is_set_and_is_defined_describe_the_params(instance):
     assert instance.hasParam("featuresCol")
     assert not instance.hasParam("uid")
     assert not instance.isSet("featuresCol")
@@ -292,13 +292,13 @@ def test_a_saved_estimator_without_its_functions_is_said_to_be_damaged(estimator
 
 
 class Derived(TorchEstimator):
-    """A user's own class."""
+    """A user's subclass."""
 
     def setLearningAim(self, value):
         return self.setEpochs(value)
 
 
-def test_a_class_of_the_users_own_stays_what_it_is(tmp_path):
+def test_subclass_of_the_user_is_kept_by_copy_save_and_load(tmp_path):
     derived = Derived(model=nn.Linear(2, 1)).setLearningAim(4)
     assert isinstance(derived.copy(), Derived)
     derived.save(str(tmp_path / "saved"))
@@ -309,10 +309,10 @@ def test_a_class_of_the_users_own_stays_what_it_is(tmp_path):
 
 
 FRAME = SimpleNamespace(sparkSession=None, schema=None, isStreaming=False)
-"""As much of a DataFrame as the checks before a fit look at."""
+"""The attributes of a DataFrame that the checks before a fit read."""
 
 
-def test_a_fit_on_something_else_than_a_frame_of_spark_is_refused(estimator):
+def test_fit_refuses_anything_but_a_spark_dataframe(estimator):
     for fit in (estimator.fit, lambda rows: estimator.fitMultiple(rows, [{}])):
         with pytest.raises(
             DataError, match=r"fit takes a Spark DataFrame, got builtins.dict.*createDataFrame"
@@ -341,13 +341,13 @@ def test_a_param_map_that_cannot_work_is_named_before_anything_starts(estimator,
             fit(FRAME, [{estimator.epochs: 2}, bad])
 
 
-def test_what_is_no_list_of_param_maps_is_refused(estimator):
+def test_fit_multiple_refuses_anything_but_a_list_of_param_maps(estimator):
     for maps in ({estimator.epochs: 2}, "epochs", [3]):
         with pytest.raises(ParamTypeError, match="fitMultiple takes a list of Param maps"):
             estimator.fitMultiple(FRAME, maps)
 
 
-def test_no_param_map_is_no_model(estimator):
+def test_empty_list_of_param_maps_gives_no_models(estimator):
     assert list(estimator.fitMultiple(FRAME, [])) == []
     assert estimator.fit(FRAME, []) == []
 
@@ -360,7 +360,7 @@ def test_a_grid_is_made_of_params(estimator):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_copies_of_a_model_are_packed_once_for_a_batch_size(name):
-    model, session = MODELS[name](), object()  # of classic Spark, which need not be asked
+    model, session = MODELS[name](), object()  # of classic Spark, so that Connect is not checked
     packed = model._scoring.for_session(session, 64)
     assert model.copy({model.predictionCol: "p"})._scoring.for_session(session, 64) is packed
     other = model.copy()._scoring.for_session(session, 128)
@@ -368,12 +368,12 @@ def test_copies_of_a_model_are_packed_once_for_a_batch_size(name):
     assert (other.batch_size, other.key == packed.key) == (128, False)
 
 
-def test_what_is_pickled_comes_back(instance):
+def test_pickled_instance_keeps_its_uid_and_params(instance):
     loaded = pickle.loads(cloudpickle.dumps(instance.setEpochs(9)))
     assert (loaded.uid, loaded.getEpochs()) == (instance.uid, 9)
 
 
-def test_every_error_is_one_of_sparkdl():
+def test_param_type_error_is_a_sparkdl_error_a_type_error_and_a_value_error():
     assert issubclass(ParamTypeError, SparkdlError)
     assert issubclass(ParamTypeError, TypeError)
     assert issubclass(ParamTypeError, ValueError)

@@ -53,7 +53,7 @@ def test_a_store_may_be_an_object_or_a_url(tmp_path):
     assert make_estimator(store=str(tmp_path)).getStore().url == str(tmp_path)
 
 
-def test_how_long_rows_are_kept_comes_with_the_store_or_by_itself(tmp_path):
+def test_rows_are_kept_as_long_as_the_store_or_keep_rows_seconds_says(tmp_path):
     hour = timedelta(hours=1)
     assert make_estimator(store=Store(tmp_path, keep_for=hour)).getStore().keep_for == hour
     assert make_estimator(store=str(tmp_path), keepRowsSeconds=0).getStore().keep_for == timedelta(0)
@@ -102,7 +102,7 @@ def test_labels_are_a_list_or_one_for_each_label_column():
         ([None, 3], 3),
     ],
 )
-def test_labels_that_are_no_list_of_classes_are_refused_as_they_were_given(given, wrong):
+def test_invalid_labels_are_refused_as_they_were_given(given, wrong):
     message = f"{wrong!r} are not two labels or more, each once, that are all strings"
     with pytest.raises(ParamTypeError, match=re.escape(message)):
         make_estimator(labels=given)
@@ -193,7 +193,7 @@ def test_values_that_cannot_work_are_named(changes, message):
         make_estimator(**changes).check_values()
 
 
-def test_a_class_of_optimizers_makes_one_of_the_parameters():
+def test_optimizer_class_is_called_with_the_parameters():
     make_estimator(optimizer=torch.optim.Adam).check_values()
     assert isinstance(make_optimizer(torch.optim.Adam, nn.Linear(1, 1)), torch.optim.Adam)
 
@@ -214,7 +214,7 @@ def test_params_of_checkpoints_and_restarts_are_checked(tmp_path):
             make_estimator(**changes).check_values()
 
 
-def test_decimals_become_doubles_unless_a_function_of_the_user_takes_features_as_they_are(tmp_path):
+def test_decimals_become_doubles_unless_prepare_features_takes_them(tmp_path):
     columns = {"featuresCol": "x", "labelCol": "y", "weightCol": "w", "store": str(tmp_path)}
     assert rows_needed(make_estimator(**columns)).doubles == ("x", "y", "w")
     assert rows_needed(make_estimator(**columns, prepareFeatures=max)).doubles == ("y", "w")

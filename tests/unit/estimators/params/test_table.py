@@ -1,4 +1,4 @@
-"""The table of Params: what one entry makes, and that estimators, constructors and the spec agree with it."""
+"""The table of Params: what one entry generates, and that estimators, constructors and the spec agree with it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_an_entry_documents_the_argument_with_the_default_of_the_class():
         (among(0, 1), [0, 1], [2], "0 or 1"),
     ],
 )
-def test_a_check_names_param_value_and_what_it_may_be(check, good, bad, wanted):
+def test_check_names_the_param_its_value_and_the_allowed_values(check, good, bad, wanted):
     for value in good:
         check(Example.size, value)
     for value in bad:
@@ -116,7 +116,7 @@ def test_the_entries_of_an_instance_are_checked_where_they_have_a_value():
         check_entries(Larger().setRate(0))
 
 
-def test_the_shared_arguments_are_the_shared_params_and_those_that_hold_functions():
+def test_shared_arguments_are_the_shared_params_and_the_params_that_hold_functions():
     shared = {entry.name for entry in entries_of(_SharedParams)}
     assert set(SharedArguments.__annotations__) == (shared - {"featuresCol"}) | {
         "scheduler",
@@ -126,7 +126,7 @@ def test_the_shared_arguments_are_the_shared_params_and_those_that_hold_function
     assert set(SharedArguments.__annotations__) < set(ClassArguments.__annotations__)
 
 
-def test_all_params_of_estimators_are_entries_and_their_fields_are_those_of_the_spec():
+def test_params_match_the_entries_and_the_fields_of_the_spec():
     for make in ESTIMATORS.values():
         estimator = make()
         assert {entry.name for entry in entries_of(estimator)} == {each.name for each in estimator.params}
@@ -135,4 +135,4 @@ def test_all_params_of_estimators_are_entries_and_their_fields_are_those_of_the_
         if entry.field is not None and "identity" not in fields[entry.field].metadata:
             first, *others = entry.field.split("_")
             spelled = "".join([first, *map(str.capitalize, others)])
-            assert fields[entry.field].metadata.get("param", spelled) == entry.name  # as checkpoints name it
+            assert fields[entry.field].metadata.get("param", spelled) == entry.name  # the name in checkpoints

@@ -1,4 +1,4 @@
-"""What ImageClassifier learns of rows before a fit, and what it refuses; on rows in a folder."""
+"""Values that ImageClassifier computes from rows before a fit, and what it refuses, on rows in a folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def of_spark(pixels):
 
 
 def make_images():
-    """Colours of three sizes, of which the median is 10 x 12."""
+    """Colour images of different sizes; the median size is 10 x 12."""
     rng = np.random.default_rng(3)
     sizes = [(8, 12), (10, 9), (14, 16), (10, 12)]
     return [
@@ -100,7 +100,7 @@ SMALL = {"stageWidths": [4, 8], "blocksPerStage": 1}
 
 
 def learn(estimator, dataset):
-    """What a fit would send to the ranks, and what its model would take and give."""
+    """The inputs of the fit that would go to the ranks, and the signature of its model."""
     learning = estimator.params_of_fit()
     learning.check_values()
     learning.learn(dataset)
@@ -137,7 +137,7 @@ def test_images_of_all_columns_become_predictions(dataset, name):
     assert answers["probability"].shape == (1, 3)
 
 
-def test_scales_are_those_of_the_pixels_that_are_trained_on(dataset):
+def test_image_scales_are_computed_from_the_pixels_trained_on(dataset):
     model = learn(ImageClassifier(featuresCol="nested", **SMALL), dataset).spec.model
     assert model.mean.item() == pytest.approx(FLOATS.mean(), rel=1e-4)
     assert model.deviation.item() == pytest.approx(FLOATS.std(), rel=1e-4)
@@ -156,7 +156,7 @@ def test_scales_of_imagenet_are_in_the_unit_of_the_images(dataset, name, mean):
     assert model.mean.flatten().tolist() == pytest.approx(mean, rel=1e-3)
 
 
-def test_encoded_images_and_those_of_spark_are_the_same_to_a_network(dataset):
+def test_encoded_images_and_images_of_spark_are_prepared_alike(dataset):
     batch = {
         name: learn(ImageClassifier(featuresCol=name, **SMALL), dataset) for name in ("encoded", "image")
     }
@@ -191,7 +191,7 @@ def test_first_weights_depend_on_the_seed(dataset):
     assert not torch.equal(one, first(2))
 
 
-def test_the_residual_network_goes_on_from_weights_of_a_file(dataset, tmp_path):
+def test_residual_network_loads_the_weights_of_a_file_except_a_head_for_other_classes(dataset, tmp_path):
     first = learn(ImageClassifier(featuresCol="encoded", seed=1, **SMALL), dataset).spec.model.backbone
     torch.save(first.state_dict(), tmp_path / "weights.pt")
     weights = str(tmp_path / "weights.pt")
@@ -222,7 +222,7 @@ def test_a_backbone_of_a_library_gets_three_channels_of_grey_images(libraries, d
         learn(estimator.copy().setFeaturesCol("spectrum"), dataset)
 
 
-def test_what_a_backbone_of_one_size_says_of_images_of_another_is_told(libraries, dataset):
+def test_error_of_a_backbone_about_the_size_of_images_is_reported(libraries, dataset):
     estimator = ImageClassifier(featuresCol="encoded", backbone="timm:test_vit3")
     with pytest.raises(DataError, match=r"AssertionError: Input height \(10\) doesn't match model \(160\)"):
         learn(estimator, dataset)
@@ -261,7 +261,7 @@ IMAGENET_MEAN, IMAGENET_DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0
         ("nested", {"normalization": "learned"}, [FLOATS.mean()], [FLOATS.std()]),
     ],
 )
-def test_images_are_normalized_as_pretrained_weights_want_it_unless_another_way_is_chosen(
+def test_images_are_normalized_for_the_pretrained_weights_unless_set_otherwise(
     libraries, dataset, name, params, mean, deviation
 ):
     params = {"backbone": TIMM, **params}
@@ -272,7 +272,7 @@ def test_images_are_normalized_as_pretrained_weights_want_it_unless_another_way_
     assert model.deviation.flatten().tolist() == pytest.approx(deviation, rel=1e-4)
 
 
-def test_a_saved_model_is_served_bytes_and_answers_for_one_row(dataset, tmp_path):
+def test_served_model_takes_bytes_and_predicts_single_rows(dataset, tmp_path):
     model = saved(ImageClassifier(featuresCol="encoded", labelCol="name", **SMALL), dataset)
     save_model(model, tmp_path / "model")
     served = PyfuncModel(load_model(tmp_path / "model"))
@@ -283,7 +283,7 @@ def test_a_saved_model_is_served_bytes_and_answers_for_one_row(dataset, tmp_path
         assert answer_row(model, bytearray(content), "prediction") == name
 
 
-def test_one_row_of_spark_or_its_pixels_is_answered_alike(dataset):
+def test_single_image_of_spark_and_its_pixels_get_the_same_answer(dataset):
     model = saved(ImageClassifier(featuresCol="image", **SMALL), dataset)
     row = of_spark(IMAGES[0])
     answers = [answer_row(model, each, "probability") for each in (row, IMAGES[0][..., ::-1])]
@@ -317,7 +317,7 @@ OTHER_VALUES = {
 
 
 @pytest.mark.parametrize("case", OTHER_VALUES)
-def test_one_row_of_another_kind_is_refused_with_what_the_column_takes(dataset, case):
+def test_single_row_of_another_type_is_refused_with_the_type_of_the_column(dataset, case):
     name, value, message = OTHER_VALUES[case]
     model = saved(ImageClassifier(featuresCol=name, **SMALL), dataset)
     with pytest.raises(DataError, match=message):
@@ -371,7 +371,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_work_is_named_before_anything_starts(dataset, name):
+def test_invalid_params_are_refused_before_ranks_start(dataset, name):
     column, params, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         estimator = ImageClassifier(featuresCol=column, **params)

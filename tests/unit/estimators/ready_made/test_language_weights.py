@@ -1,4 +1,4 @@
-"""What a language model begins with: a network without weights on the driver, and where ranks find them."""
+"""The initial weights of a language model: a network without weights on the driver, and files that ranks can read."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def folder(request, tmp_path):
     if request.param == "llama":
         sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
         config = transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes, **ends)
-    else:  # has a head that is tied, and no file with it
+    else:  # has a tied head, which is not in the files
         config = transformers.GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, **ends)
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path / "folder", max_shard_size="40KB")
     return str(tmp_path / "folder")
 
 
-def test_a_decoder_of_sizes_has_no_weights_and_draws_the_same_ones_for_a_seed():
+def test_decoder_from_sizes_has_no_weights_and_draws_them_by_seed():
     first, again = (
         beginning_of_sizes(DecoderSizes(vocabulary=64, width=16, layers=2, heads=2)) for _ in range(2)
     )
@@ -58,7 +58,9 @@ def test_a_decoder_of_sizes_has_no_weights_and_draws_the_same_ones_for_a_seed():
 
 
 @pytest.mark.parametrize("lora_rank", [None, 4])
-def test_a_folder_is_not_read_on_the_driver_and_ranks_find_all_of_it(folder, tmp_path, lora_rank):
+def test_weights_of_a_folder_are_not_read_on_the_driver_and_reach_the_ranks_whole(
+    folder, tmp_path, lora_rank
+):
     if lora_rank is not None:
         pytest.importorskip("peft")
     tokenizer, beginning = beginning_of_folder(folder, lora_rank=lora_rank, seed=0)
@@ -70,14 +72,14 @@ def test_a_folder_is_not_read_on_the_driver_and_ranks_find_all_of_it(folder, tmp
     expected = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokens = torch.tensor([tokenizer.encode("the cat sat on a mat")])
     found = beginning.network.eval()(tokens, torch.zeros_like(tokens))
-    # Adapters begin as nothing.
+    # Adapters initially change nothing.
     torch.testing.assert_close(found, expected.eval()(tokens).logits.transpose(1, 2), rtol=1e-4, atol=1e-5)
     drawn = [each for name, each in beginning.network.named_parameters() if ".lora_A." in name]
     assert bool(drawn) == (lora_rank is not None)
     assert all(each.requires_grad and each.std() > 0 for each in drawn)
 
 
-def test_weights_are_copied_to_other_filesystems_and_linked_on_their_own(folder, tmp_path):
+def test_weights_are_copied_to_another_filesystem_and_linked_on_the_same_one(folder, tmp_path):
     copy_weights(folder, "memory://copied")
     copy_weights(folder, str(tmp_path / "linked"))
     linked = tmp_path / "linked" / "model.safetensors.index.json"
@@ -94,7 +96,7 @@ def test_weights_are_copied_to_other_filesystems_and_linked_on_their_own(folder,
         copy_weights(str(tmp_path), "memory://nothing")
 
 
-def test_a_folder_with_more_weights_than_the_model_is_read_whole_and_a_warning_says_so(folder, caplog):
+def test_folder_with_more_weights_than_the_model_is_read_whole_with_a_warning(folder, caplog):
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder)
     for file in Path(folder).glob("model*"):
         file.unlink()
@@ -118,7 +120,7 @@ def test_a_folder_with_more_weights_than_the_model_is_read_whole_and_a_warning_s
         ({"transformers_weights": "other.safetensors"}, "names the file"),
     ],
 )
-def test_a_folder_whose_configuration_has_weights_read_otherwise_is_not_read_in_parts(folder, change, reason):
+def test_folder_with_quantized_or_renamed_weights_is_not_read_in_parts(folder, change, reason):
     file = Path(folder) / "config.json"
     assert why_converted(folder) is None
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))

@@ -1,4 +1,4 @@
-"""What ready-made estimators learn of rows before a fit, and what they refuse; on rows in a folder."""
+"""Values that ready-made estimators compute from rows before a fit, and what they refuse, on rows in a folder."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def dataset(tmp_path_factory):
 
 
 def learn(estimator, dataset):
-    """What a fit would send to the ranks, and what its model would take and give."""
+    """The inputs of the fit that would go to the ranks, and the signature of its model."""
     learning = estimator.params_of_fit()
     learning.check_values()
     learning.learn(dataset)
@@ -82,7 +82,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_classes_are_counted_as_spark_counts_them_or_as_they_differ(dataset, name):
+def test_number_of_classes_is_counted_as_spark_does_or_by_distinct_labels(dataset, name):
     num_classes, classes = CLASSES[name]
     assert count_classes(dataset, name) == num_classes
     inputs = learn(TorchClassifier(featuresCol="vector", labelCol=name), dataset)
@@ -100,7 +100,7 @@ def test_classes_that_are_named_need_no_rows(dataset):
     assert alone.signature.outputs[0].classes == ("ant", "bee")
 
 
-def test_a_class_of_rows_to_validate_on_alone_is_one_of_the_models(tmp_path):
+def test_class_that_only_validation_rows_have_is_a_class_of_the_model(tmp_path):
     validates = np.arange(8) >= 6
     table = pa.table({"x": np.arange(8.0), "kind": [*"abababcc"], "validates": validates})
     pq.write_table(table, tmp_path / "part-0.parquet")
@@ -114,7 +114,7 @@ def test_a_class_of_rows_to_validate_on_alone_is_one_of_the_models(tmp_path):
         label.encoded(np.array(["a", "c"], dtype=object))
 
 
-def test_one_column_of_numbers_goes_into_the_network_as_it_is(dataset):
+def test_single_numeric_column_needs_no_preparation(dataset):
     inputs = learn(TorchClassifier(featuresCol="vector", labelCol="class"), dataset)
     assert inputs.spec.inputs.prepare is None
     vectors = np.stack(column(dataset, "vector"))
@@ -144,7 +144,7 @@ def test_columns_of_all_kinds_become_predictions(dataset, features):
         assert inputs.spec.inputs.prepare.categories["count"] == tuple(sorted(set(rows["count"].tolist())))
 
 
-def test_scales_are_learned_of_the_rows_that_are_trained_on_alone(dataset):
+def test_scales_are_computed_from_the_training_rows_only(dataset):
     estimator = TorchRegressor(featuresCol="age", labelCol="many", validationFraction=0.5, seed=4)
     inputs = learn(estimator, dataset)
     validated = draw_rows(dataset.row_counts, 0.5, seed=4)
@@ -297,7 +297,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_work_is_named_before_anything_starts(dataset, name):
+def test_invalid_params_and_columns_are_refused_before_ranks_start(dataset, name):
     made, changes, error, message = REFUSED[name]
     params = {"featuresCol": "vector", "labelCol": "class", **changes}
     with pytest.raises(error, match=message):
@@ -311,7 +311,7 @@ def fitted(dataset, **params):
     return TorchClassificationModel(SavedModel(inputs.spec.model.eval(), inputs.signature))
 
 
-def test_a_row_of_a_frame_is_predicted_whatever_else_it_holds(dataset):
+def test_prediction_of_a_single_row_ignores_its_other_fields(dataset):
     model = fitted(dataset, featuresCol=["age", "kind", "vector"])
     features = {"age": 0.5, "kind": "bee", "vector": [1.0, 2.0, 3.0, 4.0]}
     expected = model.predictProbability(features)

@@ -1,4 +1,4 @@
-"""What TextClassifier learns of rows before a fit, and what it refuses; on rows in a folder."""
+"""Values that TextClassifier computes from rows before a fit, and what it refuses, on rows in a folder."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def dataset(tmp_path_factory):
 
 
 def learn(estimator, dataset):
-    """What a fit would send to the ranks, and what its model would take and give."""
+    """The inputs of the fit that would go to the ranks, and the signature of its model."""
     learning = estimator.params_of_fit()
     learning.check_values()
     learning.learn(dataset)
     return prepare_fit(learning, dataset)
 
 
-def test_words_are_learned_by_in_how_many_texts_they_are_then_by_the_alphabet(dataset):
+def test_vocabulary_is_ordered_by_document_frequency_then_alphabetically(dataset):
     inputs = learn(TextClassifier(featuresCol="text", **SMALL), dataset)
     assert inputs.spec.inputs.prepare.tokenizer.words == ("a", "d", "b", "c", "!", ",", ".", "e", "f")
     few = learn(TextClassifier(featuresCol="text", vocabularySize=3, **SMALL), dataset)
@@ -62,7 +62,7 @@ def test_words_are_learned_by_in_how_many_texts_they_are_then_by_the_alphabet(da
     assert few.spec.model.tokens.num_embeddings == 6
 
 
-def test_words_are_those_of_the_rows_that_are_trained_on(dataset):
+def test_vocabulary_is_taken_from_the_training_rows(dataset):
     inputs = learn(TextClassifier(featuresCol="text", validationFraction=0.5, **SMALL), dataset)
     counts = texts_with_words(dataset, "text", inputs.spec.training_rows)
     assert counts.total() < texts_with_words(dataset, "text", None).total()
@@ -70,7 +70,7 @@ def test_words_are_those_of_the_rows_that_are_trained_on(dataset):
     assert set(inputs.spec.inputs.prepare.tokenizer.words) == frequent
 
 
-def test_parts_of_the_rows_add_up_to_all_of_them(dataset):
+def test_word_counts_of_parts_add_up_to_those_of_all_rows(dataset):
     parts = [texts_with_words(dataset, "text", None, part, 4) for part in range(4)]
     assert sum(parts, Counter()) == texts_with_words(dataset, "text", None)
 
@@ -151,7 +151,7 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2", "roberta"])
-def test_texts_may_all_be_empty_to_a_tokenizer_that_adds_no_token(dataset, pretrained, tmp_path, kind):
+def test_all_texts_may_be_empty_for_a_tokenizer_that_adds_no_tokens(dataset, pretrained, tmp_path, kind):
     folder = write_folder(tmp_path / "bare", kind=kind, tokens="")
     inputs = learn(TextClassifier(featuresCol="text", labelCol="name", pretrained=folder), dataset)
     model = SavedModel(inputs.spec.model, inputs.signature)
@@ -164,11 +164,11 @@ def test_texts_may_all_be_empty_to_a_tokenizer_that_adds_no_token(dataset, pretr
         [prepare.tokenizer.pad_token_id]
     ]
     assert np.isfinite(alone["probability"]).all()
-    if kind == "gpt2":  # others attend to all places where none counts, also to those beyond the text
+    if kind == "gpt2":  # if no position counts, others attend to all, also after the text
         np.testing.assert_allclose(alone["probability"][0], among["probability"][0], rtol=1e-5)
 
 
-def test_a_model_is_given_those_outputs_of_its_tokenizer_that_it_takes(dataset, pretrained, tmp_path):
+def test_model_gets_only_the_tokenizer_outputs_that_it_takes(dataset, pretrained, tmp_path):
     made = ["input_ids", "token_type_ids", "attention_mask"]
     for kind, taken in (("distilbert", []), ("bert", ["token_type_ids"])):
         folder = write_folder(tmp_path / kind, kind=kind, names=made)
@@ -177,9 +177,7 @@ def test_a_model_is_given_those_outputs_of_its_tokenizer_that_it_takes(dataset, 
         assert inputs.spec.inputs.prepare.max_length == 12
 
 
-def test_a_model_that_hands_on_whatever_it_is_given_gets_all_that_its_tokenizer_makes(
-    dataset, pretrained, tmp_path
-):
+def test_model_with_keyword_arguments_gets_all_tokenizer_outputs(dataset, pretrained, tmp_path):
     import transformers
 
     class Config(transformers.BertConfig):
@@ -200,12 +198,12 @@ def test_a_model_that_hands_on_whatever_it_is_given_gets_all_that_its_tokenizer_
     assert [each.name for each in inputs.spec.inputs.inputs] == made
 
 
-def test_a_learning_rate_that_is_set_is_taken_with_a_pretrained_model(dataset, pretrained):
+def test_learning_rate_param_applies_to_a_pretrained_model(dataset, pretrained):
     estimator = TextClassifier(featuresCol="text", pretrained=pretrained, learningRate=0.5)
     assert estimator.params_of_fit().getOptimizer().keywords["lr"] == 0.5
 
 
-def test_what_a_pretrained_model_brings_itself_is_refused_beside_it(dataset, pretrained, tmp_path):
+def test_params_that_a_pretrained_model_defines_are_refused(dataset, pretrained, tmp_path):
     for changes in ({"tokenizer": "words"}, {"embeddingSize": 8}, {"dropout": 0.1}):
         with pytest.raises(ParamError, match=f"Param {next(iter(changes))} is .* brings its own"):
             TextClassifier(pretrained=pretrained, **changes).check_values()
@@ -213,7 +211,7 @@ def test_what_a_pretrained_model_brings_itself_is_refused_beside_it(dataset, pre
         learn(TextClassifier(featuresCol="text", pretrained=pretrained, maxLength=13), dataset)
 
 
-def test_a_model_whose_first_places_are_no_texts_takes_fewer_tokens(dataset, pretrained, tmp_path):
+def test_model_with_reserved_positions_takes_fewer_tokens(dataset, pretrained, tmp_path):
     folder = write_folder(tmp_path / "later", kind="roberta")
     inputs = learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
     assert inputs.spec.inputs.prepare.max_length == 10
@@ -225,9 +223,7 @@ def test_a_model_whose_first_places_are_no_texts_takes_fewer_tokens(dataset, pre
 
 
 @pytest.mark.parametrize("what", ["missing", "mismatched", "mismatched as transformers 4.57 names it"])
-def test_weights_of_another_model_than_its_config_tells_of_are_refused(
-    dataset, pretrained, tmp_path, monkeypatch, what
-):
+def test_weights_that_do_not_match_their_config_are_refused(dataset, pretrained, tmp_path, monkeypatch, what):
     if "4.57" in what:
         import transformers
 
@@ -270,7 +266,7 @@ def test_folders_without_a_model_are_refused(dataset, pretrained, tmp_path):
 def test_a_model_without_its_tokenizer_is_refused(dataset, pretrained, tmp_path, kind):
     folder = write_folder(tmp_path / "lone", kind=kind)
     (tmp_path / "lone" / "tokenizer.json").unlink()
-    for name in ("tokenizer_config.json", None):  # also where the settings of the tokenizer lie there alone
+    for name in ("tokenizer_config.json", None):  # also if only tokenizer.json has the settings
         with pytest.raises(ParamError, match=r"tokenizer.*save_pretrained\(folder\)"):
             learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
         if name is not None:
@@ -284,7 +280,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(dataset, p
 
 
 @pytest.mark.parametrize("kept", ["vocab.txt", "tokenizer.4.0.0.json", "characters", "bytes"])
-def test_tokenizers_may_keep_words_in_files_of_other_names_or_need_none(dataset, pretrained, tmp_path, kept):
+def test_tokenizers_with_other_vocabulary_files_or_none_are_loaded(dataset, pretrained, tmp_path, kept):
     import transformers
 
     folder = tmp_path / "other"
@@ -318,7 +314,7 @@ def test_tokenizers_may_keep_words_in_files_of_other_names_or_need_none(dataset,
     )
 
 
-def test_without_transformers_it_is_said_what_to_install(tmp_path, monkeypatch):
+def test_error_without_transformers_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ParamError, match="not installed here. Install it .* pip install transformers"):
@@ -350,7 +346,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_work_is_named_before_anything_starts(dataset, name):
+def test_invalid_params_are_refused_before_ranks_start(dataset, name):
     column, params, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         estimator = TextClassifier(featuresCol=column, **params)
@@ -358,6 +354,6 @@ def test_what_cannot_work_is_named_before_anything_starts(dataset, name):
         learn(estimator, dataset)
 
 
-def test_a_tokenizer_of_another_name_is_refused_when_it_is_set():
+def test_unknown_tokenizer_is_refused_when_it_is_set():
     with pytest.raises(ParamTypeError, match="tokenizer"):
         TextClassifier(tokenizer="letters")

@@ -30,7 +30,7 @@ EVERYTHING = (
 
 
 class Counted(nn.Linear):
-    """Notes how many rows each call gets."""
+    """Counts the rows of each call."""
 
     calls: ClassVar[list[int]] = []
 
@@ -47,11 +47,11 @@ def predictor_of(kind, outputs, prediction_shape=(), batch_size=4, module_class=
 
 
 def outputs_of(module, batch_size=4):
-    """In the same batches as the predictor's: a BLAS takes other kernels for other shapes, and rounds otherwise."""
+    """The outputs in the predictor's batches: for other shapes a BLAS uses other kernels, which round differently."""
     return torch.cat([module(batch) for batch in torch.tensor(ROWS).split(batch_size)]).detach().double()
 
 
-def test_scores_probabilities_and_predictions_come_of_one_pass():
+def test_scores_probabilities_and_predictions_need_one_pass():
     predictor, module = predictor_of("class", 3, module_class=Counted)
     outputs = outputs_of(module)
     Counted.calls.clear()
@@ -63,7 +63,7 @@ def test_scores_probabilities_and_predictions_come_of_one_pass():
     assert [row["prediction"] for row in found] == outputs.argmax(1).tolist()
 
 
-def test_a_null_among_the_features_is_null_in_all():
+def test_null_features_give_null_in_every_scored_column():
     predictor, _ = predictor_of("class", 3)
     whole = score_batch(predictor, (pa.array(ROWS),), EVERYTHING).to_pylist()
     holes = score_batch(predictor, (pa.array([None, *ROWS[:2], None, *ROWS[2:]]),), EVERYTHING)
@@ -72,7 +72,7 @@ def test_a_null_among_the_features_is_null_in_all():
         assert [index for index, value in enumerate(field.to_pylist()) if value is None] == [0, 3]
 
 
-def test_no_rows_have_the_types_of_rows():
+def test_empty_and_null_batches_have_the_types_of_scored_rows():
     nothing = pa.array([], pa.list_(pa.float64()))
     for kind, outputs in (("class", 3), ("binary_logit", 1)):
         predictor, _ = predictor_of(kind, outputs)
@@ -86,7 +86,7 @@ def test_no_rows_have_the_types_of_rows():
     ("classes", "numbers"),
     [(None, (0, 1, 2)), (LETTERS, (0, 1, 2)), ((-7, 3, 40), (-7, 3, 40))],
 )
-def test_a_class_has_the_type_that_is_wanted(classes, numbers):
+def test_predicted_class_has_the_requested_type(classes, numbers):
     predictor, module = predictor_of("class", 3, classes=classes)
     places = outputs_of(module).argmax(1).tolist()
     names = LETTERS if classes == LETTERS else [float(number) for number in numbers]
@@ -106,7 +106,7 @@ def test_a_class_has_the_type_that_is_wanted(classes, numbers):
         assert [type(value) for value in found.to_pylist()] == [type(value) for value in values]
 
 
-def test_numbers_have_the_type_that_is_wanted():
+def test_predicted_number_has_the_requested_type():
     predictor, module = predictor_of("value", 1)
     numbers = outputs_of(module).reshape(-1).tolist()
     for wanted, values in {"double": numbers, "array": [[each] for each in numbers]}.items():
@@ -123,7 +123,7 @@ class TwoHeads(nn.Module):
         return x, x[:, :1]
 
 
-def test_several_heads_are_structs_of_what_each_answers():
+def test_answers_of_several_heads_are_structs():
     outputs = (
         ModelOutput(name="kind", kind="class", num_classes=2, classes=("dog", "owl")),
         ModelOutput(name="is big", kind="binary_logit"),
@@ -165,7 +165,7 @@ def test_a_head_of_classes_beside_one_of_numbers_has_scores_and_probabilities():
     assert alone == [found[0]["probability"]]
 
 
-def test_of_several_heads_that_tell_no_classes_each_is_named():
+def test_error_for_several_heads_without_classes_names_each_of_them():
     outputs = (PRICED[1], ModelOutput(name="margin", kind="class_margin", num_classes=2))
     message = "probabilityCol is 'p'.*'price' predicts no classes.*'margin' predicts margins"
     with pytest.raises(ParamError, match=message):
@@ -194,7 +194,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_a_model_cannot_answer_is_named_with_its_param(name):
+def test_scored_column_that_the_model_cannot_give_is_refused_with_its_param(name):
     kind, shape, column, message = BAD[name]
     with pytest.raises(ParamError, match=message):
         check_scored_columns([column], [ModelOutput(name="y", kind=kind, shape=shape)])
@@ -202,7 +202,7 @@ def test_what_a_model_cannot_answer_is_named_with_its_param(name):
     check_scored_columns(EVERYTHING[:1], [ModelOutput(name="y", kind="class_margin", num_classes=3)])
 
 
-def test_columns_are_those_that_have_a_name():
+def test_only_columns_with_a_name_are_scored():
     estimator = TorchEstimator()
     assert scored_columns_of(estimator) == (ScoredColumn(name="prediction"),)
     estimator.setProbabilityCol("p").setPredictionCol("").setPredictionType("long")
@@ -214,7 +214,7 @@ def test_columns_are_those_that_have_a_name():
 
 
 @pytest.mark.parametrize("classes", [LETTERS, (False, True), (-1, 1), None])
-def test_labels_are_called_in_the_order_of_their_probabilities(classes):
+def test_labels_are_in_the_order_of_their_probabilities(classes):
     signature = make_signature((2,), "class", num_classes=len(classes or LETTERS), classes=classes)
     module = nn.Linear(2, len(classes or LETTERS))
     model = TorchModel(SavedModel(module, signature))
@@ -237,7 +237,7 @@ def test_labels_of_several_heads_come_by_label_column():
     assert model.labels == {"kind": ["a", "b", "c"], "price": None}
 
 
-def test_a_model_has_besides_what_spark_has_only_what_users_ask_it():
+def test_torch_model_adds_only_history_labels_module_saved_and_summary():
     def public(kind):
         params = {name for name in dir(kind) if name.startswith(("get", "set"))}
         params |= {name for name in dir(kind) if isinstance(getattr(kind, name), Param)}

@@ -20,7 +20,7 @@ from tests.training.signatures import make_inputs
 
 
 class Joined(nn.Module):
-    """A linear layer over scalar columns."""
+    """A linear layer over several scalar columns."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ def test_packed_columns_are_scored_as_columns_are(rows, element):
 
 @given(rows=ROWS, element=st.sampled_from(["float", "double"]))
 @settings(max_examples=50, deadline=None)
-def test_a_matrix_is_scored_as_it_comes_and_as_its_columns_are(rows, element):
+def test_matrix_is_scored_like_its_columns(rows, element):
     arrow = {"float": pa.float32(), "double": pa.float64()}[element]
     columns = tuple(pa.array([row[index] for row in rows], arrow) for index in range(3))
     apart = next(score_columns(MODEL, iter([columns]))).to_pylist()
@@ -101,5 +101,5 @@ def with_prepare(inputs):
         ([T.DoubleType()] * 2, make_inputs("a", "b", b=Column(name="b", dtype="float64", shape=(1,))), None),
     ],
 )
-def test_columns_of_numbers_are_packed_as_what_the_model_takes(types, inputs, expected):
+def test_numeric_columns_are_packed_in_the_type_that_the_model_takes(types, inputs, expected):
     assert packing_of(types, inputs) == (expected and Packing(expected))

@@ -94,7 +94,7 @@ def test_rows_that_do_not_fit_are_named():
         score_batch(predictor, (pa.array([[1.0, None]]),))
 
 
-def test_a_model_that_fails_tells_what_it_was_given():
+def test_error_of_a_failing_model_describes_its_input():
     ids = Column(name="x", dtype="int64", shape=(2,))
     output = ModelOutput(name="y", kind="value", shape=(2, 3))
     signature = ModelSignature(inputs=make_inputs("x", dtypes=("int64",), x=ids), outputs=(output,))
@@ -113,7 +113,7 @@ def test_a_model_is_loaded_once_per_process():
 
 
 class Knotted(nn.Module):
-    """A module that refers to itself, so that the garbage collector alone frees it."""
+    """A module that refers to itself, so that only the garbage collector frees it."""
 
     def __init__(self):
         super().__init__()
@@ -123,7 +123,7 @@ class Knotted(nn.Module):
         return rows
 
 
-def test_the_collector_passes_over_what_was_imported_and_frees_models_that_are_no_longer_kept():
+def test_garbage_collector_skips_imported_objects_and_frees_unused_models():
     signature = make_signature((2,), "value", (2,))
     loaded = [
         weakref.ref(load_predictor(ScoringModel(pack_module(Knotted()), signature, 4))) for _ in range(4)
@@ -140,7 +140,7 @@ def test_the_collector_passes_over_what_was_imported_and_frees_models_that_are_n
 
 
 class Sized(nn.Module):
-    """Adds columns, and notes the shapes in which they come."""
+    """A module that adds columns, and notes their shapes."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ranks that are forked from a forkserver, which is kept for the next rank."""
+"""Ranks forked from a forkserver that is kept for the next rank."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_rank_inherits_descriptors_and_gets_their_numbers() -> None:
     returned_by(write, inherited={"NUMBER": writing})
     os.close(writing)
     assert os.read(reading, 10) == b"heard"
-    assert os.read(reading, 10) == b""  # nobody holds the other end any more
+    assert os.read(reading, 10) == b""  # the other end is closed everywhere
     os.close(reading)
 
 
@@ -158,7 +158,7 @@ def test_large_function_and_stopping_do_not_wait_for_imports(tmp_path: Path) -> 
         lambda context: len(ballast),
         modules=("slow_library",),
         environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
-    ) as (supervisor, _, _):  # which it would not reach
+    ) as (supervisor, _, _):  # the rank would never call it
         supervisor.stop(StopReason("another rank failed"))
         failure = supervisor.wait()
     assert failure is not None

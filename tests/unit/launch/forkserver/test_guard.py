@@ -35,8 +35,8 @@ def test_released_guard_leaves_the_group_alone() -> None:
 
 
 def children() -> set[int]:
-    """The processes that this one has started and not reaped."""
-    # By their parent: a listing by threads breaks off, or misses some, where a thread ends meanwhile.
+    """The children of this process that have not been reaped."""
+    # By their parent: a listing by threads is incomplete if a thread ends while it is read.
     return {process.pid for process in psutil.Process().children()}
 
 
@@ -47,7 +47,7 @@ def test_process_that_cannot_be_guarded_is_ended(
     monkeypatch.setattr(guard, "_SHELL", "/no/such/shell")
     with pytest.raises(LaunchError, match="guard .* cannot be started: /no/such/shell: No such file"):
         GuardedProcess(["sleep", "600"], environment=os.environ, on_exit=lambda: None)
-    assert children() <= before  # what other tests left may end meanwhile
+    assert children() <= before  # processes of other tests may end meanwhile
 
 
 def test_process_whose_end_is_not_seen_is_abandoned_and_reaped_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_process_whose_end_is_not_seen_is_abandoned_and_reaped_later(monkeypatch
     before = children()
     process = GuardedProcess(["sleep", "600"], environment=os.environ, on_exit=lambda: None)
     with unseen_end(process.pid):
-        process.end(grace_s=0.1)  # returns, though the end is not seen
+        process.end(grace_s=0.1)  # returns, although the end is not observed
         process.end(grace_s=0.1)
         assert process.status is None
     assert process.exited.wait(10)

@@ -1,4 +1,4 @@
-"""One forkserver for all Python workers of an executor."""
+"""One forkserver shared by all Python workers of an executor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.processes import is_running, wait_until_gone
 
 
 class Worker:
-    """A process like a Python worker in a Spark task; all of them are children of this one."""
+    """A process like a Python worker in a Spark task; all workers are children of the test process."""
 
     def __init__(self, *modules: str, **variables: str) -> None:
         path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -116,7 +116,7 @@ def test_worker_with_other_values_of_variables_has_its_own_forkserver() -> None:
         assert first.do("start")["forkserver"] != second.do("start")["forkserver"]
 
 
-def test_every_worker_is_told_the_last_words_of_what_dies_while_it_imports(tmp_path: Path) -> None:
+def test_every_worker_gets_the_last_output_of_a_forkserver_that_died_during_imports(tmp_path: Path) -> None:
     (tmp_path / "late_library.py").write_text(
         "import os, time\n"
         f"while not os.path.exists({str(tmp_path / 'both')!r}): time.sleep(0.01)\n"
@@ -165,7 +165,7 @@ def test_worker_that_is_killed_during_imports_does_not_end_the_forkserver_of_oth
         assert second.do("start")["forkserver"] == forkserver
 
 
-def test_forkserver_whose_interpreter_is_held_is_killed_by_the_last_worker_only(
+def test_forkserver_with_a_held_interpreter_is_killed_only_by_the_last_worker(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "late_library.py").write_text(
@@ -182,7 +182,7 @@ def test_forkserver_whose_interpreter_is_held_is_killed_by_the_last_worker_only(
         assert wait_until_gone([forkserver], 10) == []
 
 
-def test_worker_that_stops_waiting_gets_the_stack_and_the_others_get_their_rank(tmp_path: Path) -> None:
+def test_worker_that_stops_waiting_gets_the_stack_and_the_others_get_their_ranks(tmp_path: Path) -> None:
     (tmp_path / "late_library.py").write_text(
         f"import os, time\nopen({str(tmp_path / 'began')!r}, 'w').close()\n"
         f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"
@@ -222,7 +222,7 @@ def test_ranks_with_different_gpus_have_different_forkservers() -> None:
     assert len(names) == 2
 
 
-def test_name_whose_owner_accepts_no_connection_is_not_waited_for_without_end(
+def test_socket_name_whose_owner_accepts_no_connection_is_waited_for_with_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(start, "_JOIN_TIMEOUT_S", 0.2)
@@ -233,7 +233,7 @@ def test_name_whose_owner_accepts_no_connection_is_not_waited_for_without_end(
     ):
         taken.bind(start._name(environment, ()))
         taken.listen(0)
-        connecting.connect(taken.getsockname())  # so the queue is full
+        connecting.connect(taken.getsockname())  # fills the queue
         assert start.start_if_first(environment, ()) is None
         forkserver = start.connect_or_start(environment, ())
     assert is_running(forkserver.pid)
@@ -244,7 +244,7 @@ def test_worker_that_cannot_bind_names_starts_a_forkserver_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(start, "_JOIN_TIMEOUT_S", 600.0)
-    # A name in a folder that does not exist is refused, as a sandbox refuses all.
+    # Binding a name in a missing folder fails, as a sandbox may refuse all names.
     monkeypatch.setattr(start, "_name", lambda environment, modules: "/nonexistent/name")
     both = [
         start.start_if_first(dict(os.environ), ()),
@@ -261,7 +261,7 @@ def test_process_that_exits_and_can_start_no_thread_disconnects() -> None:
         "from sparkdl.launch.forkserver.kept import Kind, prepare_rank\n"
         "prepare_rank(Kind(dict(os.environ), ()))\n"
         "def refuse(thread): raise RuntimeError('no new thread at interpreter shutdown')\n"
-        "threading.Thread.start = refuse\n"  # as Python does since 3.12
+        "threading.Thread.start = refuse\n"  # Python does so since 3.12
     )
     path = os.pathsep.join(entry for entry in sys.path if entry)
     ended = subprocess.run(
@@ -304,7 +304,7 @@ def test_process_of_another_user_cannot_connect() -> None:
             connecting.connect(name)
             os._exit(len(connecting.recv(10)))  # 0: the connection was closed
         finally:
-            os._exit(1)  # whatever happens, this is not to continue as the tests
+            os._exit(1)  # the fork must not return into the tests
     assert clients.poll(0, timeout_ms=10_000) == []
     assert os.waitpid(stranger, 0)[1] == 0
     assert len(list(clients)) == 1

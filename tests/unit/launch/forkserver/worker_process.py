@@ -1,4 +1,4 @@
-"""A process like a Python worker of Spark in a task: starts and ends a rank on commands, one a line.
+"""A process like a Python worker of Spark in a task: starts and ends a rank on commands, one per line.
 
 Run as ``python -m tests.unit.launch.forkserver.worker_process MODULE...``; the rank waits until it is ended.
 """
@@ -19,7 +19,7 @@ from sparkdl.launch.rank.stacks import StackFile
 
 
 class Worker:
-    """The commands."""
+    """The commands of the process, one per method."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._modules = modules
@@ -49,18 +49,18 @@ class Worker:
         return self._rank._forkserver.pid
 
     def started(self) -> int | tuple[str, str]:
-        """Wait for the rank; return its process id, or why it could not be started and the forkserver's output."""
+        """Wait for the rank; return its process id, or why it could not start and the forkserver's output."""
         assert self._rank is not None
         self._rank._is_settled.wait()
         return self._rank.refusal or self._rank.pid
 
     def examine(self) -> tuple[str, str]:
-        """Why the forkserver cannot continue, and its output with its stacks."""
+        """Return the reason why the forkserver cannot continue, and its output with its stacks."""
         assert self._rank is not None
         return self._rank.examine_forkserver()
 
     def start(self) -> dict[str, Any]:
-        """Start a rank."""
+        """Start a rank; return the process ids of its forkserver and of the rank."""
         return {"forkserver": self.request(), "rank": self.started()}
 
     def status(self) -> int | None:
@@ -70,7 +70,7 @@ class Worker:
         return self._rank.status
 
     def end(self) -> int | None:
-        """End the rank, and keep its forkserver."""
+        """End the rank and keep its forkserver; return the rank's exit status."""
         assert self._rank is not None
         self._rank.end(grace_s=5.0)
         self._task.close()
@@ -83,7 +83,7 @@ class Worker:
 
 
 def main() -> None:
-    """Serve until there are no more lines."""
+    """Run commands until the end of the input."""
     pyspark.TaskContext._getOrCreate()  # type: ignore[attr-defined]
     worker = Worker(tuple(sys.argv[1:]))
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Which rank hangs, from the health of all ranks."""
+"""Finding the hanging ranks from the health of all ranks."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_operation_that_all_ranks_have_called_hangs_because_of_the_network() -> 
     assert "no data moves between them" in hang.why
 
 
-def test_operation_with_a_longer_deadline_of_its_own_may_take_as_long() -> None:
+def test_operation_with_its_own_longer_deadline_is_no_hang_before_it() -> None:
     assert find_hang({0: waiting(0, 1, timeout_s=7200.0), 1: RankHealth()}, LIMITS) is None
 
 
-def test_silent_process_is_named_with_what_the_kernel_says_of_it() -> None:
+def test_silent_process_is_named_with_its_state_in_the_kernel() -> None:
     health = {0: waiting(0, 1), 1: RankHealth(silent_s=12.0, state="is stopped, as by SIGSTOP")}
     hang = find_hang(health, LIMITS)
     assert hang is not None
@@ -84,7 +84,7 @@ def test_silent_task_is_the_most_likely_cause() -> None:
     assert "no message from the task of rank 1 for 13 s" in hang.why
 
 
-def test_silence_can_count_sooner_than_a_wait() -> None:
+def test_silence_timeout_may_be_shorter_than_the_hang_timeout() -> None:
     patient = HangLimits(hang_timeout_s=3600.0, operation_timeout_s=3600.0, silence_timeout_s=10.0)
     assert find_hang({0: waiting(0, 1, s=600.0), 1: RankHealth()}, patient, {0: 1.0, 1: 1.0}) is None
     for sign, unheard_s in ((RankHealth(silent_s=11.0), 1.0), (RankHealth(), 11.0)):
@@ -152,7 +152,7 @@ def test_driver_that_was_blocked_itself_finds_no_hang() -> None:
     watch = HangWatch(LIMITS)
     reports = {0: HealthReport(0.0, 1, RankHealth())}
     assert watch.observe(0.0, reports) is None
-    # A debugger, or a notebook whose cell prints for a minute: the task's messages are still in the socket.
+    # As in a debugger, or while a notebook cell prints for a minute: messages wait in the socket.
     assert watch.observe(60.0, reports) is None
     times = [60.5 + 0.5 * n for n in range(18)]
     assert [watch.observe(now, reports) for now in times] == [None] * len(times)

@@ -26,7 +26,7 @@ Current thread 0x00000000000000cc (most recent call first):
 """
 
 
-def test_threads_are_named_the_main_one_first_without_those_of_sparkdl() -> None:
+def test_main_thread_is_named_first_and_threads_of_sparkdl_are_left_out() -> None:
     named = name_threads(DUMP, {str(0xAA): "reader", str(0xCC): "MainThread"})
     assert named == (
         "Thread MainThread (most recent call first):\n"

@@ -1,4 +1,4 @@
-"""Where the coordinator of a launch listens."""
+"""The address on which the coordinator of a launch listens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_coordinator_of_several_hosts_listens_where_spark_knows_its_executor() -
     assert hosts_for_tasks(hosts) == (own,)
 
 
-def test_coordinator_that_spark_knows_by_anothers_address_says_where_it_listens(
+def test_coordinator_behind_a_foreign_spark_address_logs_where_it_listens(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     hosts = task_hosts(context_of(0, ["198.51.100.7:1", "198.51.100.8:1"]))

@@ -29,7 +29,7 @@ PEERS = [
 
 
 class SlowSpark:
-    """A barrier whose answer is there when the test says so."""
+    """A barrier that answers when the test allows it."""
 
     def __init__(self, num_tasks: int = 2) -> None:
         self.answers = threading.Event()
@@ -144,7 +144,7 @@ def test_tasks_of_several_attempts_meet_by_spark(first_is_gone: bool) -> None:
         def meet(rank: int) -> DriverLink:
             link = links.enter_context(DriverLink(channel.address, secret, rank=rank, host="here"))
             link.meet({"rank": rank}, heard.append)
-            # Each connection is served by a thread of its own: a line says that what came before it has been taken.
+            # A thread serves each connection: the line shows that earlier messages were processed.
             link.line("said")
             assert channel.next_message(10) is not None
             return link
@@ -180,7 +180,7 @@ def test_meeting_has_a_deadline(spark: Any) -> None:
 
 
 class Barrier:
-    """What Spark's barrier is to some tasks: each meeting ends when all are there."""
+    """Like Spark's barrier for some tasks: each call returns when all tasks have made it."""
 
     def __init__(self, num_tasks: int) -> None:
         self._everybody = threading.Barrier(num_tasks)
@@ -273,7 +273,7 @@ def test_task_that_is_killed_is_named() -> None:
             assert reasons.get(timeout=10) == "rank 1 on b failed: its executor or Python worker was lost"
 
 
-def test_lost_coordinator_is_a_reason_and_no_error_of_the_board() -> None:
+def test_lost_coordinator_is_reported_as_a_reason_and_not_raised_by_the_board() -> None:
     reasons: queue.Queue[str] = queue.Queue()
     with boards(1) as (coordinator, (board,)):
         board.watch(reasons.put)

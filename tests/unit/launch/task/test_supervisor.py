@@ -227,7 +227,7 @@ def test_native_crash_is_a_loss_with_its_signal_and_python_stack() -> None:
     assert failure.is_loss
 
 
-def test_death_is_reported_with_the_last_position() -> None:
+def test_death_of_a_process_is_reported_with_its_last_position() -> None:
     def crash(context: Any) -> None:
         context.note_place("epoch 12, step 345")
         context.note_place("epoch 2, step 5")
@@ -246,7 +246,7 @@ def test_death_is_reported_with_the_last_position() -> None:
         (3, r"^SystemExit: 3\. The function.* ended with sys\.exit\(\) and did not return$"),
     ],
 )
-def test_sys_exit_is_reported_as_such(code: int, said: str) -> None:
+def test_sys_exit_is_reported_as_system_exit(code: int, said: str) -> None:
     with supervised(lambda context: sys.exit(code)) as (supervisor, _, _):
         failure = supervisor.wait()
     assert failure is not None
@@ -291,7 +291,7 @@ def test_rank_that_cannot_be_reaped_in_time_is_abandoned(monkeypatch: pytest.Mon
     monkeypatch.setattr(rank_supervisor, "LAST_LINES_TIMEOUT_S", 0.2)
 
     def stop_the_forkserver(context: Any) -> None:
-        os.kill(os.getppid(), signal.SIGSTOP)  # which then does not report the end of the rank
+        os.kill(os.getppid(), signal.SIGSTOP)  # the parent then cannot report the end of the rank
         context.report({"parent": os.getppid()})
         threading.Event().wait(600)
 
@@ -343,7 +343,7 @@ def sleep_with_pythons_lock(context: Any) -> None:
 def be_stopped(context: Any) -> None:
     context.report({"here": 1})
     os.kill(os.getpid(), signal.SIGSTOP)
-    threading.Event().wait(600)  # as it continues where any of its threads may write the stacks
+    threading.Event().wait(600)  # like a rank that continues while one of its threads writes the stacks
 
 
 @pytest.mark.parametrize("function", [sleep_in_python, spin, sleep_with_pythons_lock, be_stopped])
@@ -437,7 +437,7 @@ def test_paused_reader_gets_its_line_and_an_open_stream_is_reported(
     os.close(write_fd)
 
 
-def test_reader_that_has_stopped_is_not_waited_for_without_patience(pipe: tuple[BinaryIO, int]) -> None:
+def test_impatient_finish_does_not_wait_for_a_stopped_reader(pipe: tuple[BinaryIO, int]) -> None:
     output, write_fd = pipe
     gate = threading.Event()
     relay = OutputRelay(output, on_line=lambda _: gate.wait(10.0) and None, on_error=_raise, name="relay")

@@ -18,12 +18,12 @@ def test_every_line_of_a_marked_text_has_the_mark_and_is_otherwise_the_same(mark
 
 
 @given(st.text(st.characters(exclude_characters="\x1e")))
-def test_what_has_no_mark_stays_as_it_is(line):
+def test_line_without_a_mark_is_unchanged(line):
     assert split_mark(line) == (None, line)
 
 
 class NeedsTwoError(Exception):
-    """Can be pickled, and not unpickled."""
+    """An exception that can be pickled, but not unpickled."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__(first)
@@ -44,13 +44,13 @@ def unpacked(*errors: BaseException) -> list[type[BaseException]]:
     return found
 
 
-def test_an_error_travels_with_all_that_it_was_raised_from():
+def test_error_is_unpacked_with_its_chain_of_causes():
     error = unpack_error(pack_error(chain(TrainingError("here"), ValueError("inside"), KeyError("deep"))))
     assert (str(error), str(error.__cause__)) == ("here", "inside")
     assert isinstance(error.__cause__.__cause__, KeyError)
 
 
-def test_a_cause_that_cannot_travel_leaves_the_errors_before_it():
+def test_cause_that_cannot_be_pickled_ends_the_chain_before_it():
     for hindrance in (ValueError(threading.Lock()), NeedsTwoError(1, 2)):
         assert unpacked(TrainingError("here"), ValueError(), hindrance, KeyError()) == [
             TrainingError,
@@ -59,7 +59,7 @@ def test_a_cause_that_cannot_travel_leaves_the_errors_before_it():
         assert unpacked(hindrance) == []
 
 
-def test_errors_that_are_causes_of_each_other_come_to_an_end():
+def test_circular_causes_are_unpacked_once():
     first, second = ValueError(), KeyError()
     first.__cause__, second.__cause__ = second, first
     assert unpacked(first) == [ValueError, KeyError]

@@ -33,7 +33,7 @@ def test_package_that_only_the_driver_has_is_a_conflict() -> None:
     ]
 
 
-def test_package_that_only_an_executor_has_is_none() -> None:
+def test_package_that_only_an_executor_has_is_no_conflict() -> None:
     assert version_conflicts({**DRIVER, "torch": "not installed"}, DRIVER) == []
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints as files: which one a fit continues from, which ones stay, and what is said of those that are damaged."""
+"""Checkpoint files: which one a fit resumes from, which ones are kept, and the warnings about damaged ones."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def cut_half(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_checkpoint_before_a_damaged_one_is_used_and_that_is_said(folder, caplog, damage):
+def test_checkpoint_before_a_damaged_one_is_used_with_a_warning(folder, caplog, damage):
     _, _, newest = write(folder, 1, 2, 3)
     spoil, said = DAMAGES[damage]
     assert chosen_epoch(folder) == 3
@@ -85,7 +85,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_that_is_said(folder, ca
     assert re.search(rf"{newest.name} is not used: .*{said}.*The one before it is", record.getMessage())
 
 
-def test_a_fit_starts_anew_where_no_checkpoint_is_whole_and_says_so(folder, caplog):
+def test_fit_starts_from_the_beginning_with_a_warning_if_no_checkpoint_is_whole(folder, caplog):
     (path,) = write(folder, 1)
     cut(path / "fit.pt")
     with caplog.at_level(logging.WARNING):
@@ -94,7 +94,7 @@ def test_a_fit_starts_anew_where_no_checkpoint_is_whole_and_says_so(folder, capl
     assert chosen_epoch(CheckpointFolder(folder.url + "-empty")) is None
 
 
-def test_what_was_written_is_read_back(folder):
+def test_written_checkpoint_is_read_back(folder):
     name = folder.write(make_content(2))
     for file in FILES:
         state = load_file(folder.location(name), file)
@@ -102,7 +102,7 @@ def test_what_was_written_is_read_back(folder):
         assert torch.equal(state["values"], torch.arange(1000.0))
 
 
-def test_the_last_ones_and_the_best_are_kept_and_damaged_and_half_written_ones_go(folder):
+def test_last_and_best_checkpoints_are_kept_and_damaged_and_partial_ones_removed(folder):
     half, damaged = write(folder, 1, 2)
     (half / MANIFEST).unlink()
     cut(damaged / "fit.pt")
@@ -119,7 +119,7 @@ def test_the_last_ones_and_the_best_are_kept_and_damaged_and_half_written_ones_g
 
 
 class HeldFolder(CheckpointFolder):
-    """Writes each checkpoint when it is let."""
+    """A folder that writes a checkpoint only once it is released."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -133,7 +133,7 @@ class HeldFolder(CheckpointFolder):
 def test_training_continues_while_a_checkpoint_is_written(folder):
     held = HeldFolder(folder.url)
     writer = CheckpointWriter(held, num_kept=2)
-    writer.write(make_content(1))  # returns, though nothing can be written yet
+    writer.write(make_content(1))  # returns although the write is blocked
     assert not folder.names()
     held.released.set()
     writer.close(failed=False)
@@ -151,7 +151,7 @@ def test_a_failing_write_is_an_error_with_path_and_remedy(folder, tmp_path):
     writer.close(failed=True)
 
 
-def test_the_best_one_that_cannot_be_marked_is_an_error_with_its_path(folder):
+def test_best_checkpoint_that_cannot_be_marked_is_an_error_with_its_path(folder):
     Path(folder.url, "best.json.tmp").mkdir(parents=True)
     writer = CheckpointWriter(folder, num_kept=2)
     writer.write(make_content(1), is_best=True)
@@ -161,8 +161,8 @@ def test_the_best_one_that_cannot_be_marked_is_an_error_with_its_path(folder):
         writer.close(failed=False)
 
 
-def test_a_checkpoint_is_written_also_where_old_ones_cannot_be_removed_and_that_is_said(folder, caplog):
-    Path(folder.url, "best.json").mkdir(parents=True)  # it cannot be known which one is the best
+def test_failure_to_remove_old_checkpoints_is_a_warning_and_new_ones_are_written(folder, caplog):
+    Path(folder.url, "best.json").mkdir(parents=True)  # prevents finding the best checkpoint
     writer = CheckpointWriter(folder, num_kept=1)
     for epoch in (1, 2):
         writer.write(make_content(epoch))
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_a_newer_version_is_an_error(folder):
 @pytest.mark.parametrize(
     ("world_size", "finished", "is_used"), [(1, False, True), (3, True, True), (3, False, False)]
 )
-def test_of_the_first_format_those_are_used_whose_rows_have_the_plan_of_the_start(
+def test_checkpoint_of_the_first_format_is_used_only_if_its_rows_follow_the_current_plan(
     folder, world_size, finished, is_used
 ):
     (path,) = write(folder, 1)
@@ -209,7 +209,7 @@ def test_a_fit_of_fewer_epochs_is_an_error(folder):
         choose_checkpoint(folder, IDENTITY, epochs=2)
 
 
-def test_what_no_checkpoint_can_hold_is_named_when_it_is_written():
+def test_value_that_no_checkpoint_can_hold_is_named_when_it_is_written():
     shared = torch.ones(3)
     copied = copy_to_host({"a": shared, "b": [shared, (1, {2.0}, None)]}, "the state")
     assert copied["a"] is copied["b"][0]

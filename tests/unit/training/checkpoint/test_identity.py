@@ -1,4 +1,4 @@
-"""Which fits continue from the checkpoints of a fit, and what is said to the others."""
+"""Which fits may resume from the checkpoints of a fit, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_checkpoints_of_another_fit_are_an_error_that_says_what_differs(dataset,
 
 
 class CountingLoss(nn.Module):
-    """A loss of the user's own that remembers its calls."""
+    """A user's loss that counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class CountingLoss(nn.Module):
         self.register_buffer("seen", torch.zeros(()))
 
 
-def test_what_changes_no_number_may_be_another(dataset):
+def test_settings_that_do_not_affect_the_numbers_may_differ(dataset):
     then = fit_identity(make_spec(metrics={"right": right}, loss=CountingLoss()), dataset)
     called = CountingLoss()
     called.calls, called.seen = 7, torch.ones(())
@@ -251,14 +251,14 @@ def test_what_changes_no_number_may_be_another(dataset):
         "num_threads": 2,
         "cache": "memory",
         "callbacks": (Callback(),),
-        "watched": BY_RIGHT,  # without patience
+        "watched": BY_RIGHT,  # ignored without patience
         "validation_rows": RowFilter("never", halve, (0,)),
     }
     check_identity(then, fit_identity(make_spec(**changes), dataset), "/there")
 
 
 def test_every_field_of_a_fit_is_compared_or_known_to_change_nothing(dataset):
-    """One that is new and no plain value cannot be forgotten: it is an AssertionError."""
+    """A new field whose value is not plain raises an AssertionError, so that it cannot be forgotten."""
     settings = fit_identity(make_spec(), dataset)["settings"]
     assert {
         "deterministic",
@@ -292,7 +292,7 @@ def written(table, folder):
 
 
 def exchanged(table, name):
-    """Exchange two values of a column behind the first 64 rows, which leaves the column what it was as a whole."""
+    """Exchange two values of a column after the first 64 rows, which leaves the statistics of the column unchanged."""
     values = table[name].to_pylist()
     other = next(number for number in range(64, 99) if values[number] != values[-1])
     values[other], values[-1] = values[-1], values[other]
@@ -300,7 +300,7 @@ def exchanged(table, name):
     return table.set_column(place, table.field(name), pa.array(values, table.field(name).type))
 
 
-def test_rows_behind_the_first_ones_are_compared_in_whatever_order(tmp_path):
+def test_rows_after_the_first_ones_are_compared_in_any_order(tmp_path):
     rows = write_dataset(tmp_path / "numbers", 100)
     table = pq.read_table(tmp_path / "numbers")
     table = table.append_column("text", pa.array([f"row {number}" for number in range(100)]))
@@ -319,7 +319,7 @@ def test_rows_behind_the_first_ones_are_compared_in_whatever_order(tmp_path):
         check_identity(older, now, "/there")
 
 
-def test_of_a_large_dataset_the_first_rows_alone_are_compared(dataset, monkeypatch):
+def test_only_the_first_rows_of_a_large_dataset_are_compared(dataset, monkeypatch):
     size = 33 * (4 * 4 + 8)
     for limit, is_compared in ((size, True), (size - 1, False)):
         monkeypatch.setattr("sparkdl.training.checkpoint.identity._COMPARED_BYTES", limit)

@@ -130,16 +130,16 @@ def _this_process() -> dict[str, Any]:
 
 def _is_alive(holder: dict[str, Any]) -> bool | None:
     """Whether a process is alive; None if that is not known, such as for a process on another machine."""
-    if not holder or holder["where"] is None or holder["where"] != _pids_from():
+    where, pid = holder.get("where"), holder.get("pid")
+    if where is None or where != _pids_from() or not isinstance(pid, int):
         return None
-    pid = int(holder["pid"])
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return None
-    return bool(holder["began"] == _began(pid))
+    return bool(holder.get("began") == _began(pid))
 
 
 def _pids_from() -> str | None:

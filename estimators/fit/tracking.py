@@ -140,7 +140,7 @@ def describe_dataset(
     """Return the description of the rows for MLflow: their source, hash, columns and number."""
     names = column_names(params)
     columns = [dataset.column(name) for name in names]
-    schema = [{"type": _type_of(column), "name": column.name, "required": True} for column in columns]
+    schema = [{**_schema_of(_input(column)), "name": column.name, "required": True} for column in columns]
     return LoggedDataset(
         name=(source.folder if source is not None else dataset.url).rstrip("/").rpartition("/")[2],
         digest=dataset_digest(dataset, names),
@@ -245,10 +245,12 @@ def _as_json(content: Any) -> bytes:
     return json.dumps(content, indent=2).encode() + b"\n"
 
 
-def _type_of(column: Any) -> str:
-    if column.kind != "number":
-        return "string" if column.kind == "string" else "binary"
-    return {"b": "boolean", "i": "long", "u": "long"}.get(column.dtype[0], "double")
+def _schema_of(column: LoggedColumn) -> dict[str, Any]:
+    """Return a column's type as MLflow's JSON of a schema has it."""
+    found: dict[str, Any] = {"type": column.kind}
+    for _ in range(column.depth):
+        found = {"type": "array", "items": found}
+    return found
 
 
 def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dict[str, object]:

@@ -91,7 +91,9 @@ LIBRARIES: dict[str, Library] = {
     "feed of torch": Library(requires="pyarrow", advice=_DATA_ADVICE),
     # The contenders of whole fits start their own ranks, in Spark.
     "fit": Library(requires="petastorm", advice="pip install pyspark torch petastorm==0.12.1 brings it"),
-    "fit of pyspark": Library(requires="pyspark.ml.torch", advice="pip install pyspark brings it"),
+    "fit of pyspark": Library(
+        requires="pyspark", extension="ml/torch/__init__.py", advice="pip install pyspark brings it"
+    ),
     "fit of horovod": Library(
         requires="horovod",
         extension="torch/mpi_lib_v2*.so",

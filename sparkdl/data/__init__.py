@@ -1,8 +1,9 @@
-"""Data: from a DataFrame to Parquet in a Store, from there to NumPy batches on every rank.
+"""Data: from a DataFrame to Parquet files in a Store, and from there to NumPy batches on every rank.
 
-The *driver* materializes a DataFrame, validates it, and counts rows and steps. It sends no shards: every *rank* finds
-its own from the numbers of rows, and reads it through :class:`ParquetFeed`. No torch here, and pyspark only inside the
-functions of the driver; Petastorm, which reads the row groups, has its one door in :mod:`sparkdl.data.petastorm`.
+The *driver* materializes a DataFrame, validates it, and counts rows and steps. It sends no shards: every *rank*
+computes its own shard from the row counts, and reads it through :class:`ParquetFeed`. This package does not import
+torch, and imports pyspark only inside the functions that run on the driver. Petastorm, which reads the row groups, is
+imported by :mod:`sparkdl.data.petastorm` alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from sparkdl.data.spark.validate import check_labels
     from sparkdl.data.store.store import Store, open_dataset
 
-# Loaded on first use: who serves a model and only names a Column needs no pyarrow.
+# Loaded on first use, so that serving a model, which only uses Column, does not need pyarrow.
 _MODULES = {
     "BlendedFeed": "blend.blending",
     "Column": "dataset.dataset",

@@ -1,7 +1,7 @@
 """Checks of numeric arguments and of resumed states in :mod:`sparkdl.data`. Runs anywhere.
 
-Arguments are integers, counts and seconds. The checks of a state apply to every kind of state that a program passes
-back, and run before the parts of the state are examined.
+The arguments are integers, counts and seconds. The checks of a state apply to every kind of state that a program
+passes back, and run before the parts of the state are examined.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sparkdl.errors import DataError, ParamError
 
 
 def check_integer(**arguments: Any) -> None:
-    """Check that arguments are whole numbers, NumPy's too.
+    """Check that arguments are whole numbers, of Python or NumPy.
 
     Raises:
-        ParamError: if one is not; it names it with its value.
+        ParamError: if one is not; the message has its name and value.
     """
     for name, value in arguments.items():
         try:
@@ -33,7 +33,7 @@ def check_counts(*, least: int, **arguments: Any) -> None:
     """Check that arguments are whole numbers of at least ``least``.
 
     Raises:
-        ParamError: if one is not; it names it with its value.
+        ParamError: if one is not; the message has its name and value.
     """
     check_integer(**arguments)
     for name, value in arguments.items():
@@ -42,10 +42,10 @@ def check_counts(*, least: int, **arguments: Any) -> None:
 
 
 def check_seconds(**arguments: Any) -> None:
-    """Check that arguments are numbers of seconds above 0 that can be waited for, NumPy's too.
+    """Check that arguments are numbers of seconds above 0 and at most ``threading.TIMEOUT_MAX``, of Python or NumPy.
 
     Raises:
-        ParamError: if one is not; it names it with its value.
+        ParamError: if one is not; the message has its name and value.
     """
     for name, value in arguments.items():
         is_number = isinstance(value, Real) and not isinstance(value, bool)
@@ -60,9 +60,9 @@ class StateKind:
     """One kind of state.
 
     Attributes:
-        name: of what it is the state.
-        parts: keys that it has, ``"version"`` among them.
-        version: that this sparkdl writes and reads.
+        name: name of the object whose state it is, such as ``feed``; used in error messages.
+        parts: keys that a state must have, including ``"version"``.
+        version: version of the state's format that this sparkdl writes and reads.
     """
 
     name: str
@@ -70,11 +70,11 @@ class StateKind:
     version: int
 
     def check(self, state: Any) -> None:
-        """Check that a state has all parts, and the version.
+        """Check that a state has all parts and the right version.
 
         Raises:
-            ParamError: if it is something else; it names the parts that are missing.
-            DataError: if another version wrote it.
+            ParamError: if it is something else; the message names the missing parts.
+            DataError: if it has another version.
         """
         missing = [part for part in self.parts if not isinstance(state, Mapping) or part not in state]
         if missing:
@@ -90,7 +90,7 @@ class StateKind:
             )
 
     def impossible(self, part: str, value: Any, expected: str) -> ParamError:
-        """The error for a part that cannot have such a value."""
+        """Return the error for a part that cannot have such a value."""
         return ParamError(
             f"This is no state of a {self.name}: {part} is {value!r:.80}, and has to be {expected}. Give what a "
             f"{self.name}'s state() returned."
@@ -98,5 +98,5 @@ class StateKind:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a part of a state is a whole number, at least 0, as JSON has it."""
+    """Whether a part of a state, as read from JSON, is a whole number of at least 0; booleans are not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

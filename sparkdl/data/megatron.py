@@ -1,21 +1,21 @@
-"""Token arrays out of Megatron's ``.bin`` and ``.idx`` files.
+"""Reads token arrays from Megatron-LM's ``.bin`` and ``.idx`` files.
 
-A pair of files holds *sequences* of tokens, of which one or several make a *document*. ``PREFIX.bin`` has the tokens of
-all sequences, one after another. ``PREFIX.idx`` is, in little endian::
+A pair of files holds *sequences* of tokens; a *document* is one or several of them. ``PREFIX.bin`` has the tokens of
+all sequences, one after another. ``PREFIX.idx`` has, in little endian::
 
     9 bytes         MMIDIDX and two zeros
     uint64          version, 1
     uint8           type of the tokens: 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 6 float64, 7 float32, 8 uint16
     uint64          S, the number of sequences
     uint64          D, one more than the number of documents
-    int32[S]        tokens of each sequence
-    int64[S]        where each sequence begins in PREFIX.bin, in bytes
+    int32[S]        number of tokens of each sequence
+    int64[S]        offset of each sequence in PREFIX.bin, in bytes
     int64[D]        the first sequence of each document, and S at the end
-    int8[S]         a mode of each sequence, in multimodal files alone
+    int8[S]         mode of each sequence, in multimodal files only
 
 Source: ``megatron/core/datasets/indexed_dataset.py`` of Megatron-LM, which calls it an indexed dataset.
 
-The *driver* reads the head of the index; each task on the *executors* reads its range of documents.
+The *driver* reads the header of the index; each task on the *executors* reads its range of documents.
 """
 
 from __future__ import annotations
@@ -53,18 +53,19 @@ _BATCH_BYTES = 4 << 20
 def read_indexed(
     spark: SparkSession, prefix: str | os.PathLike[str], *, num_partitions: int | None = None
 ) -> DataFrame:
-    """Return the documents of a pair of files of Megatron-LM as a DataFrame, for ``LanguageModel`` for instance.
+    """Return the documents of a pair of Megatron-LM files as a DataFrame, for example for ``LanguageModel``.
 
     Args:
         spark: classic or Connect session.
         prefix: path or URL of the files without ``.bin`` and ``.idx``, which the driver and all executors can read.
-        num_partitions: among which documents are divided equally; by default one for each 32 MiB.
+        num_partitions: number of partitions, among which the documents are divided equally; by default one for each
+            32 MiB of tokens.
 
     Returns:
-        A row for each document, in their order: ``document``, its number from 0, and ``tokens``, an array of integers.
+        One row per document, in their order: ``document``, its number from 0, and ``tokens``, an array of integers.
 
     Raises:
-        DataError: if a file is not of this format, or does not have the size that the index says.
+        DataError: if a file is not of this format, or its size disagrees with the index.
         StoreError: if a file cannot be read.
     """
     index = _open_index(absolute_url(prefix).removesuffix(".idx").removesuffix(".bin"))
@@ -91,14 +92,14 @@ def read_indexed(
 
 @dataclass(frozen=True, kw_only=True)
 class _Index:
-    """The head of an index that fits its files.
+    """The header of an index that agrees with the sizes of its files.
 
     Attributes:
-        prefix: of the files.
-        dtype: of the tokens.
-        num_sequences: of the index.
-        num_documents: likewise.
-        num_tokens: of all sequences.
+        prefix: URL of the files without ``.bin`` and ``.idx``.
+        dtype: dtype of the tokens, in little endian.
+        num_sequences: number of sequences in the index.
+        num_documents: number of documents in the index.
+        num_tokens: number of tokens of all sequences together.
     """
 
     prefix: str
@@ -108,7 +109,7 @@ class _Index:
     num_tokens: int
 
     def read(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """Yield documents of a range, a few MiB at a time."""
+        """Yield the documents ``[start, stop)`` in batches of a few MiB."""
         import pyarrow as pa
 
         if start == stop:
@@ -125,7 +126,7 @@ class _Index:
             ends = starts + lengths * self.dtype.itemsize
             if (lengths < 0).any() or (starts[1:] != ends[:-1]).any():
                 raise self._damaged(f"sequences {first} to {last - 1} do not follow one another")
-            # Where each document begins, counted in tokens from the first one.
+            # Start of each document, in tokens from the first one.
             at = np.concatenate([[0], np.cumsum(lengths)])[borders - first]
             offset = int(starts[0]) if len(starts) else 0
             for low, high in _slices(at, _BATCH_BYTES // self.dtype.itemsize):
@@ -148,7 +149,7 @@ class _Index:
                 )
 
     def _part(self, file: Any, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        """Entries of a part of the index."""
+        """Return the entries ``[start, stop)`` of an array of the index."""
         dtype: np.dtype[Any] = np.dtype("<i4" if name == "lengths" else "<i8")
         before = {"lengths": 0, "starts": 4, "documents": 12}[name] * self.num_sequences
         place = _HEAD.size + before
@@ -159,7 +160,7 @@ class _Index:
 
 
 def _open_index(prefix: str) -> _Index:
-    """Read the head of an index, and check that the files have the sizes that it says."""
+    """Read the header of an index, and check that the sizes of the files agree with it."""
     path = f"{prefix}.idx"
     with _opened(path) as file:
         head = file.read(_HEAD.size)
@@ -235,7 +236,10 @@ def _read_array(file: Any, url: str, dtype: np.dtype[Any], offset: int, count: i
 
 
 def _slices(borders: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Cut documents, of which the tokens begin at the borders, into slices of a few tokens, or of one document."""
+    """Yield ranges of documents with at most ``most`` tokens each, or of one document that has more.
+
+    ``borders`` has the start of each document, in tokens, and the end of the last one.
+    """
     low, end = 0, len(borders) - 1
     while low < end:
         high = max(low + 1, int(np.searchsorted(borders, borders[low] + most, side="right")) - 1)

@@ -56,8 +56,9 @@ def examine(
     needs_java = True if spark is None or not is_connect(spark) else None
     findings = judge_machine(here, where=HERE, num_ranks=on_driver, needs_java=needs_java)
     if spark is None:
-        report("Starting two ranks")
-        return findings + _survey_here(num_ranks or _RANKS_UNLESS_KNOWN, timeout_s)
+        num_ranks = num_ranks or _RANKS_UNLESS_KNOWN
+        report(f"Starting {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}")
+        return findings + _survey_here(num_ranks, timeout_s)
     with jobs_of("doctor"):
         return findings + _examine_cluster(spark, num_ranks, here, timeout_s, report)
 

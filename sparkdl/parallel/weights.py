@@ -278,6 +278,7 @@ def save_weights(
         StoreError: if the files cannot be written.
     """
     writer = _Writer(open_location(folder), folder, layout)
+    writer.begin()
     for root in _modules(module):
         for names, tensor in _tensors_of(root):
             writer.add(names[0], tensor, file_bytes)
@@ -312,6 +313,15 @@ class _Writer:
         self._filled = self._total = 0
         self._files: dict[str, Any] = {}
         """Size and checksum of the files that this rank has written, by file name."""
+
+    def begin(self) -> None:
+        """Remove the index of earlier weights, whose files are going to be overwritten. Collective."""
+        if dist.get_rank() == 0:
+            with self._writing():
+                self._location.make_folder()
+                if self._location.filesystem.exists(f"{self._location.path}/{INDEX}"):
+                    self._location.filesystem.rm(f"{self._location.path}/{INDEX}")
+        dist.barrier()
 
     def add(self, name: str, tensor: Tensor, file_bytes: int) -> None:
         """Add a tensor of which each rank of the stage has a part. Collective among these ranks."""

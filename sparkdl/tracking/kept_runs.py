@@ -192,7 +192,14 @@ def _parent(client: MlflowClient, start: RunStart) -> str | None:
     """Return the id of the run under which this run is nested; None if there is no such run on the server."""
     if start.parent_key is None:
         return None
-    return find_run(client, [each.experiment_id for each in client.search_experiments()], start.parent_key)
+    experiments: list[str] = []
+    token = None
+    while True:
+        page = client.search_experiments(page_token=token)
+        experiments += [each.experiment_id for each in page]
+        token = page.token
+        if not token:
+            return find_run(client, experiments, start.parent_key)
 
 
 def _read(folder: Path, tracking_uri: str | None) -> KeptRun:

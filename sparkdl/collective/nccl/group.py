@@ -380,7 +380,9 @@ class NcclGroup:
         with self._errors():
             number = 0
             if operations:
-                number = self._core.run(operations, stream, timeout_s or self.timeout_s)
+                number = self._core.run(
+                    operations, stream, self.timeout_s if timeout_s is None else timeout_s
+                )
                 self._watch.note_start()
         return NcclHandle(self, number, arrays)
 

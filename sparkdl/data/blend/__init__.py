@@ -1,6 +1,7 @@
-"""Several datasets in fixed proportions, and token sequences packed to one length.
+"""Mixes several datasets in fixed proportions, and packs token sequences to one length.
 
 ``blending`` mixes feeds as a *rank* reads them; begin with :mod:`~sparkdl.data.blend.blending`. ``rows`` mixes the rows
-of a DataFrame: planned on the *driver*, done on *executors*. Both take their proportions from ``mixture``. ``packing``
-stands alone: it packs a rank's rows, or for :class:`~sparkdl.estimators.LanguageModel` the texts on *executors*.
+of a DataFrame, which is planned on the *driver* and done on *executors*. Both take their proportions from ``mixture``.
+``packing`` is independent of these: it packs a rank's rows, or for :class:`~sparkdl.estimators.LanguageModel` the texts
+on *executors*.
 """

@@ -1,8 +1,8 @@
 """Mixes several feeds into one stream of batches by weights, as Megatron's blended datasets do.
 
-The ranks do not communicate. Which dataset serves which row depends on (seed, step) alone and is the same on all
+The ranks do not communicate. Which dataset supplies which row depends only on (seed, step) and is the same on all
 ranks, so all ranks reach the end of a dataset in the same step, to within one row. The state of a blend is a dict for
-JSON; it says which blends can resume from it.
+JSON; its settings determine which blends can resume from it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _KIND = StateKind("blend", ("version", "blend", "steps_done", "drawn", "feeds"),
 
 @dataclass(frozen=True, kw_only=True)
 class BlendState:
-    """How far the ranks have come with a blend.
+    """Position of the ranks in a blend.
 
     Attributes:
-        steps_done: batches that each rank has had.
-        drawn: how many samples each feed has served on every rank, in the order of the feeds.
-        feeds: by name where each feed stands.
+        steps_done: number of batches that each rank has had.
+        drawn: number of samples that each feed has supplied on every rank, in the order of the feeds.
+        feeds: state of each feed, by name.
     """
 
     steps_done: int
@@ -45,13 +45,13 @@ class BlendState:
 def to_json(
     settings: Mapping[str, Any], steps_done: int, drawn: Sequence[int], feeds: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a state as :func:`json.dumps` takes it.
+    """Return the state as a dict that :func:`json.dumps` takes.
 
     Args:
-        settings: what two blends must have in common for one to continue where the other stopped.
-        steps_done: batches that each rank has had.
-        drawn: how many samples each feed has served.
-        feeds: by name where each feed stands.
+        settings: settings that two blends must have in common for one to continue where the other stopped.
+        steps_done: number of batches that each rank has had.
+        drawn: number of samples that each feed has supplied.
+        feeds: state of each feed, by name.
     """
     return {
         "version": _KIND.version,
@@ -63,11 +63,11 @@ def to_json(
 
 
 def from_json(state: Any, settings: Mapping[str, Any]) -> BlendState:
-    """Return what a state says.
+    """Return the position in a state.
 
     Raises:
-        ParamError: if it is no state of a blend, or of one of other settings; it names what differs.
-        DataError: if a newer version wrote it.
+        ParamError: if it is no state of a blend, or has other settings; the message names the difference.
+        DataError: if it has another version.
     """
     _KIND.check(state)
     then = state["blend"] if isinstance(state["blend"], Mapping) else {}
@@ -94,21 +94,21 @@ _LOOK_AHEAD = 1 << 14
 class BlendedFeed:
     """Batches of several feeds, in shares that follow weights at every step.
 
-    Iterating continues where the last iteration stopped. The rule that chooses is :class:`~sparkdl.data.Mixture`'s.
+    Iterating continues where the last iteration stopped. :class:`~sparkdl.data.Mixture` chooses the feeds.
 
     Args:
-        feeds: by name the feeds, such as one :class:`~sparkdl.data.ParquetFeed` for each dataset; on every rank
-            the same ones with its own ``rank``. Each shuffles by its own seed, and anew in each of its epochs.
-            All their epochs are given whole, from the first one: where a feed stood of itself does not matter, nor
-            is it moved.
-        weights: by the same names positive numbers; only their ratios matter.
+        feeds: the feeds by name, such as one :class:`~sparkdl.data.ParquetFeed` for each dataset; on every rank
+            the same ones with its own ``rank``. Each feed shuffles with its own seed, differently in each of its
+            epochs. The blend takes whole epochs of a feed, starting with the first one; it neither uses nor changes
+            the feed's own position.
+        weights: positive weights of the feeds, by the same names; only their ratios matter.
         batch_size: rows per batch and rank, drawn row by row; the feeds then need the same columns. With None
             every batch comes as a whole from one feed, the same feed on all ranks; columns may differ, and
             weights count batches.
         seed: any integer; the same on every rank.
-        at_end: what follows the last row of a dataset: ``repeat``, its next epoch; or ``stop``, the end of the
-            blend, in the same step on all ranks.
-        num_steps: batches after which the blend ends in any case.
+        at_end: what happens after the last row of a dataset: ``repeat`` continues with its next epoch, ``stop`` ends
+            the blend, in the same step on all ranks.
+        num_steps: number of batches after which the blend ends in any case; None for no limit.
         source_column: name of an additional int64 column with the index in ``feeds`` of each row's feed.
 
     Raises:
@@ -145,7 +145,7 @@ class BlendedFeed:
         self._settings: dict[str, Any] = {
             "feeds": list(feeds),
             "weights": [float(weights[name]) for name in feeds],
-            "batch_size": batch_size,
+            "batch_size": batch_size if batch_size is None else int(batch_size),
             "seed": int(seed),
             "at_end": at_end,
         }
@@ -155,14 +155,14 @@ class BlendedFeed:
 
     @property
     def rows_of_ranks(self) -> list[int]:
-        """How many rows each rank has in the batch that was taken last, to weight what ranks average."""
+        """Number of rows that each rank has in the last batch, for weighting averages over the ranks."""
         return list(self._rows_of_ranks)
 
     def __len__(self) -> int:
-        """Batches of the whole blend, those before it was resumed too.
+        """Number of batches of the whole blend, including those before it was resumed.
 
         Raises:
-            TypeError: if it repeats its datasets without end.
+            TypeError: if the blend repeats its datasets without end.
         """
         lengths = [] if self._num_steps is None else [self._num_steps]
         if self._limits is not None:
@@ -175,16 +175,16 @@ class BlendedFeed:
         return min(lengths)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches that are left.
+        """Yield the remaining batches.
 
         Yields:
-            As the feeds do, with ``source_column`` at the end if there is one. With a ``batch_size`` all
-            batches have that many rows on every rank; only the last one before a stop can have fewer, equally
-            many on every rank. Without one a batch is as the feed made it, and may have no rows on a rank whose
-            shard is a row shorter.
+            Batches like those of the feeds, with ``source_column`` at the end if there is one. With a ``batch_size``
+            all batches have that many rows on every rank; only the last one before a stop can have fewer, the same
+            number on every rank. Without ``batch_size``, a batch is as the feed yields it, and may have no rows on a
+            rank whose shard is one row shorter.
 
         Raises:
-            DataError: if a feed cannot be read, or the feeds differ in columns that are to lie in one batch.
+            DataError: if a feed cannot be read, or the columns of feeds in one batch differ.
         """
         while self._num_steps is None or self._steps_done < self._num_steps:
             before = self._mixture.drawn
@@ -198,31 +198,30 @@ class BlendedFeed:
             yield self._next_mixed(chosen) if self._batch_size else self._next_whole(int(chosen[0]))
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refuse, with what to do: a DataLoader asks for items where it is given no ``IterableDataset``."""
+        """Raise an error that says what to do: a DataLoader asks for items if it gets no ``IterableDataset``."""
         raise no_map_of_rows(self)
 
     def state(self) -> dict[str, Any]:
-        """Return where the blend stands after the batches that were taken, as plain values for JSON.
+        """Return the position of the blend after the batches that were taken, as plain values for JSON.
 
-        It is the same on every rank if all feeds are such as :class:`~sparkdl.data.ParquetFeed`; of others it has
-        this rank's position.
+        It is the same on every rank if all feeds are resumable as :class:`~sparkdl.data.ParquetFeed` is; for other
+        feeds it has the position of this rank.
         """
         feeds = {stream.name: stream.state(in_rows=self._batch_size is not None) for stream in self._streams}
         return to_json(self._settings, self._steps_done, self._mixture.drawn, feeds)
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue with the batch after those that had been taken when :meth:`state` was called.
+        """Continue after the batches that had been taken when :meth:`state` was called.
 
-        On as many ranks, and with as large shuffle buffers, the batches are those that would have come. On
-        another number of ranks every feed divides the unread rows of its epoch again, and each of them
-        comes once; which feed serves which row of a step stays the same. A blend that a state is refused by stays
-        where it was.
+        With the same number of ranks and the same shuffle buffers, the batches are the same as without the
+        interruption. On another number of ranks, every feed divides the unread rows of its epoch again, and each of
+        them comes once; which feed supplies which row of a step stays the same. If the state is refused, the position
+        of the blend does not change.
 
         Raises:
-            ParamError: if it is no state of a blend, or that of one of other feeds, weights, batch size, seed
-                or ``at_end``.
-            DataError: if a feed has other rows, another seed or another order than the state says, or is none that
-                continues with another number of ranks; it names the feed.
+            ParamError: if it is no state of a blend, or has other feeds, weights, batch size, seed or ``at_end``.
+            DataError: if a feed has other rows, another seed or another order than in the state, or cannot continue
+                on another number of ranks; the message names the feed.
         """
         settled = from_json(state, self._settings)
         before = [stream.state(in_rows=self._batch_size is not None) for stream in self._streams]
@@ -254,7 +253,7 @@ class BlendedFeed:
         self.close()
 
     def _begin(self) -> None:
-        """Settle what the end of the blend is counted from."""
+        """Keep the position from which the end of the blend is counted."""
         self._steps_before, self._drawn_before = self._steps_done, self._mixture.drawn
         self._limits = None
         if self._settings["at_end"] == "stop":
@@ -281,7 +280,7 @@ class BlendedFeed:
         return self._with_source(batch, np.full(num_rows(batch), source))
 
     def _next_mixed(self, chosen: npt.NDArray[np.intp]) -> Batch:
-        """Return a batch whose i-th row is the next one of the i-th chosen feed."""
+        """Return a batch whose i-th row is the next row of the feed ``chosen[i]``."""
         batch: Batch = {}
         for source, stream in enumerate(self._streams):
             places = np.flatnonzero(chosen == source)
@@ -318,7 +317,7 @@ def _counted(before: Sequence[int], chosen: npt.NDArray[np.intp]) -> list[int]:
 
 
 def _first_over(before: Sequence[int], chosen: npt.NDArray[np.intp], limits: Sequence[int]) -> int:
-    """Return how many of the chosen samples come before one that its dataset no longer has."""
+    """Return how many of the chosen samples come before the first one that its dataset no longer has."""
     allowed = len(chosen)
     for source, (drawn, limit) in enumerate(zip(before, limits, strict=True)):
         places = np.flatnonzero(chosen == source)
@@ -328,7 +327,7 @@ def _first_over(before: Sequence[int], chosen: npt.NDArray[np.intp], limits: Seq
 
 
 def _samples_within(mixture: Mixture, limits: Sequence[int]) -> int:
-    """Return how many samples a mixture gives from where it stands before one that its dataset no longer has."""
+    """Return how many samples a mixture draws from its position before the first one that its dataset no longer has."""
     samples = 0
     while True:
         before = mixture.drawn

@@ -1,6 +1,7 @@
-"""The mixture: which of several datasets serves which sample, as close to the weights as whole samples can be.
+"""The mixture: which of several datasets supplies which sample, as close to the weights as whole samples can be.
 
-Pure integers, no reading; the same on every *rank*. What is drawn depends on weights, seed and position alone.
+It computes with integers and reads no data. The result is the same on every *rank*: it depends only on weights, seed
+and position.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MAX_SCALE = 1 << 40
-"""Weights that have no smaller common denominator are rounded to this one: a sample in 10^12 at most."""
+"""Largest common denominator of weights; others are rounded to it, by one sample in 10^12 at most."""
 
 _MAX_TABLE = 1 << 14
-"""Mixtures that repeat after so few samples are computed once and then looked up."""
+"""Mixtures that repeat after at most so many samples are computed once and then looked up."""
 
 _FEW = 16
-"""Up to so many datasets a loop over Python's integers is faster than calls of NumPy."""
+"""Number of datasets up to which a loop over Python integers is faster than NumPy calls."""
 
 
 class Mixture:
     """A sequence of datasets that follows weights at every point.
 
-    Every sample goes to the dataset that lags furthest behind its share, ``weight * samples - drawn``; of
+    Every sample comes from the dataset with the largest lag behind its share, ``weight * samples - drawn``; of
     all choices this one leaves the smallest sum of squared errors. It is the rule of Megatron-LM's blended
     datasets (``build_blending_indices`` in ``megatron/core/datasets/helpers.cpp``), with two differences: the
-    sample to come is counted in ``samples``, and shares are kept as whole numbers, so that nothing drifts
-    and a machine's rounding has no say. The seed decides between datasets that lag equally.
+    next sample is counted in ``samples``, and shares are kept as integers, so that rounding errors neither
+    accumulate nor depend on the machine. The seed decides between datasets with equal lags.
 
-    No dataset is ever a whole sample ahead of its share. With the simple weights that people write (0.7, 0.2,
-    0.1) the counts are exact whenever the samples are a multiple of the common denominator.
+    No dataset is ever a whole sample ahead of its share. With simple weights such as 0.7, 0.2 and 0.1, the counts
+    are exact whenever the number of samples is a multiple of the common denominator.
 
     Args:
         weights: positive numbers, one for each dataset; only their ratios matter.
@@ -51,7 +52,7 @@ class Mixture:
     def __init__(self, weights: Sequence[float | Fraction], *, seed: int = 0) -> None:
         self._shares = _whole_shares(weights)
         self._scale = sum(self._shares)
-        # The first of several maxima wins; datasets are asked in this order.
+        # The first of several maxima wins; datasets are compared in this order.
         keys = random_bits(seed).random_raw(len(self._shares))
         self._order = [int(index) for index in np.argsort(keys, kind="stable")]
         self._drawn = [0] * len(self._shares)
@@ -60,7 +61,7 @@ class Mixture:
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """How many samples each dataset has served so far: all there is to a mixture's position."""
+        """Number of samples that each dataset has supplied so far, which is the whole position of a mixture."""
         return tuple(self._drawn)
 
     @drawn.setter
@@ -68,11 +69,11 @@ class Mixture:
         if len(drawn) != len(self._shares) or min(drawn) < 0:
             raise ParamError(f"A mixture of {len(self._shares)} datasets cannot continue from {list(drawn)}.")
         self._drawn = [int(count) for count in drawn]
-        # Counts of other weights are caught up with, which no table knows.
+        # Counts that other weights led to are caught up with, which the table does not cover.
         self._repeats = self._scale <= _MAX_TABLE and self._counts_are_its_own()
 
     def draw(self, num_samples: int) -> npt.NDArray[np.intp]:
-        """Return the numbers of the datasets that serve the next samples."""
+        """Return the numbers of the datasets that supply the next samples."""
         position = sum(self._drawn)
         if self._repeats and position + num_samples > self._scale:
             chosen = self._round()[(position + np.arange(num_samples)) % self._scale]
@@ -87,7 +88,7 @@ class Mixture:
         return chosen
 
     def _round(self) -> npt.NDArray[np.intp]:
-        """The samples after which all lags are 0 again, so that the mixture repeats itself."""
+        """Return the datasets of one period, after which all lags are 0 again and the mixture repeats itself."""
         if self._table is None:
             self._table = self._compute(self._scale, [0] * len(self._shares))
         return self._table
@@ -119,7 +120,7 @@ def _whole_shares(weights: Sequence[float | Fraction]) -> list[int]:
             f"Weights must be positive and finite, one for each dataset; got {list(weights)}. Leave a dataset "
             "of weight 0 out."
         )
-    # By way of their text, so that 0.1 means a tenth and not the binary fraction next to it.
+    # Converted from their text, so that 0.1 means a tenth and not the nearest binary fraction.
     exact = [Fraction(str(weight)) for weight in weights]
     scaled = [weight / sum(exact) for weight in exact]
     scale = math.lcm(*(weight.denominator for weight in scaled))
@@ -129,7 +130,7 @@ def _whole_shares(weights: Sequence[float | Fraction]) -> list[int]:
 
 
 def _compute_two(num_samples: int, lag: int, share: int, scale: int) -> npt.NDArray[np.intp]:
-    # The first of two lags most when its own lag is half a sample or more: its count is its share, rounded.
+    # The first of two datasets has the larger lag if its lag is half a sample or more: its count is its share, rounded.
     twice = 2 * (lag + share * np.arange(num_samples + 1)) + scale
     return 1 - np.diff(twice // (2 * scale))
 

@@ -1,7 +1,7 @@
 """Packs token sequences of any length into rows of one fixed length and keeps the document boundaries.
 
-A row holds whole documents, with what attention and the loss need. The result depends on the documents and their
-order alone.
+A row holds whole documents, and batches have the arrays that attention and the loss need. The result depends only on
+the documents and their order.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.data.checks import check_counts
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Tokens = npt.NDArray[Any]
 
 IGNORED_LABEL = -100
-"""The label that ``torch.nn.functional.cross_entropy`` leaves out by default."""
+"""The label that ``torch.nn.functional.cross_entropy`` ignores by default."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +32,14 @@ class PackedBatch:
     """Rows of packed documents.
 
     Attributes:
-        tokens: shape ``(rows, length)``; padding at the end of a row is the packer's ``pad_token``.
-        position_ids: int64 of the same shape: place inside the document, from 0 in each of them.
-        document_ids: int32 of the same shape: number of the document inside its row, from 0; -1 on padding.
-        cu_seqlens: int32: borders of all sequences in the batch laid out in one line of ``rows * length`` tokens,
-            from 0 on, as ``flash_attn_varlen_func`` and torch's ``varlen_attn`` take them. The padding of a row is a
+        tokens: tokens of shape ``(rows, length)``; the end of a row is padded with the packer's ``pad_token``.
+        position_ids: position of each token inside its document, from 0; int64 of the same shape.
+        document_ids: number of each token's document inside its row, from 0, and -1 on padding; int32 of the same
+            shape.
+        cu_seqlens: cumulative lengths, from 0 on, of all sequences of the batch flattened to ``rows * length`` tokens,
+            as ``flash_attn_varlen_func`` and torch's ``varlen_attn`` take them; int32. The padding of a row is a
             sequence of its own.
-        max_seqlen: tokens of the longest of those sequences.
+        max_seqlen: number of tokens of the longest of those sequences.
     """
 
     tokens: Tokens
@@ -48,19 +50,19 @@ class PackedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens without padding."""
+        """Number of tokens without padding."""
         return int(np.count_nonzero(self.document_ids >= 0))
 
     @property
     def loss_mask(self) -> npt.NDArray[np.bool_]:
-        """Where the next token is one of the same document, so that it can be predicted; ``(rows, length)``."""
+        """Whether the next token is of the same document, so that it can be predicted; shape ``(rows, length)``."""
         mask = np.zeros(self.tokens.shape, np.bool_)
         here, following = self.document_ids[:, :-1], self.document_ids[:, 1:]
         mask[:, :-1] = (here == following) & (here >= 0)
         return mask
 
     def labels(self, ignored: int = IGNORED_LABEL) -> npt.NDArray[np.int64]:
-        """Return for every token the next one of its document, and ``ignored`` where there is none."""
+        """Return the next token of the same document for every token, and ``ignored`` where there is none."""
         following = np.roll(self.tokens, -1, axis=1).astype(np.int64)
         return np.where(self.loss_mask, following, ignored)
 
@@ -68,7 +70,7 @@ class PackedBatch:
 def lay_out(
     rows: Sequence[Sequence[Tokens]], length: int, pad_token: int, dtype: np.dtype[Any]
 ) -> PackedBatch:
-    """Return rows of documents as a batch; every document has tokens, and those of a row fit into ``length``."""
+    """Return rows of documents as a batch; no document is empty, and the documents of a row fit into ``length``."""
     tokens = np.full((len(rows), length), pad_token, dtype)
     sequence_lengths: list[int] = []
     numbers: list[int] = []
@@ -93,22 +95,22 @@ def lay_out(
 
 
 class SequencePacker:
-    """Packs documents, first fit into a bounded number of open rows.
+    """Packs documents by first fit into a bounded number of open rows.
 
-    A document goes into the first open row that has room for it. If none has, a new row is opened; when more than
-    ``num_open_rows`` would be open then, the one opened first is done. A row that is full is done at once. With
-    one open row documents stay in their order.
+    A document goes into the first open row that has room for it. If none has, a new row is opened; if more than
+    ``num_open_rows`` would then be open, the oldest one is finished. A full row is finished at once. With
+    one open row, documents keep their order.
 
-    No document is ever divided between rows, except those longer than a row where that is asked for: their pieces
-    then count as documents of their own, as attention cannot reach from one row to another.
+    A document is divided between rows only if it is longer than a row and ``long_documents`` is ``split``. Its pieces
+    then count as documents of their own, because attention cannot reach from one row to another.
 
     Args:
-        length: tokens of a row.
-        batch_size: rows of a batch.
-        num_open_rows: among how many rows a place is sought; more of them need less padding.
-        long_documents: what becomes of a document longer than a row: ``split`` into pieces of a row's
-            length and a rest, or ``refuse``, an error.
-        pad_token: the token behind the last document of a row.
+        length: number of tokens of a row.
+        batch_size: number of rows of a batch.
+        num_open_rows: maximum number of open rows; more of them need less padding.
+        long_documents: treatment of documents longer than a row: ``split`` divides them into pieces of a row's
+            length and a rest, ``refuse`` raises an error.
+        pad_token: token that fills a row after its last document.
         dtype: integer dtype of the tokens.
 
     Raises:
@@ -125,33 +127,33 @@ class SequencePacker:
         pad_token: int = 0,
         dtype: npt.DTypeLike = np.int64,
     ) -> None:
-        for name, value in (("length", length), ("batch_size", batch_size), ("num_open_rows", num_open_rows)):
-            if value < 1:
-                raise ParamError(f"{name} must be at least 1, got {value}.")
+        check_counts(least=1, length=length, batch_size=batch_size, num_open_rows=num_open_rows)
         if long_documents not in ("split", "refuse"):
             raise ParamError(f"long_documents must be 'split' or 'refuse', got {long_documents!r}.")
         self._dtype = np.dtype(dtype)
         if self._dtype.kind not in "iu":
             raise ParamError(f"dtype must be an integer dtype, got {self._dtype}.")
-        self._length, self._batch_size, self._num_open_rows = length, batch_size, num_open_rows
+        # Integers of NumPy become Python's, which JSON can hold.
+        self._length, self._batch_size, self._num_open_rows = map(int, (length, batch_size, num_open_rows))
         self._splits_long_documents = long_documents == "split"
         self._pad_token = pad_token
         self._open: list[_Row] = []
         self._done: deque[_Row] = deque()
 
     def pack(self, batches_of_documents: Iterable[Iterable[npt.ArrayLike]]) -> Iterator[PackedBatch]:
-        """Yield the batches that documents make; the last one can have fewer rows.
+        """Yield batches of packed documents; the last one can have fewer rows.
 
-        How many batches come of an epoch depends on the documents, so ranks get different numbers of them. Give
-        documents without end, as a :class:`~sparkdl.data.BlendedFeed` does, and take equally many steps on all ranks.
+        The number of batches in an epoch depends on the documents, so ranks get different numbers of them. Pass
+        documents without end, as from a :class:`~sparkdl.data.BlendedFeed`, and take the same number of steps on all
+        ranks.
 
         Args:
-            batches_of_documents: such as ``(batch["tokens"] for batch in feed.epoch(0))``. The next one is asked for
-                when all batches have been yielded that the ones before complete, so that a feed's state and
-                the packer's belong together.
+            batches_of_documents: batches of documents, such as ``(batch["tokens"] for batch in feed.epoch(0))``. The
+                next item is requested only after all batches that the earlier items complete have been yielded, so that
+                the state of a feed matches the state of the packer.
 
         Raises:
-            DataError: if a document is no sequence of integers, or too long and to be refused.
+            DataError: if a document is no sequence of integers, or is too long and ``long_documents`` is ``refuse``.
         """
         yield from self._complete()
         for documents in batches_of_documents:
@@ -161,10 +163,11 @@ class SequencePacker:
             yield last
 
     def add(self, documents: Iterable[npt.ArrayLike]) -> None:
-        """Take documents, each a sequence of integers; empty ones leave nothing behind.
+        """Add documents, each a sequence of integers; empty ones are left out.
 
         Raises:
-            DataError: if one is no sequence of integers, or too long and to be refused; those before it are taken.
+            DataError: if one is no sequence of integers, or is too long and ``long_documents`` is ``refuse``; the
+                documents before it have been added.
         """
         for document in documents:
             tokens = self._as_tokens(document)
@@ -177,11 +180,11 @@ class SequencePacker:
                 self._place(tokens[start : start + self._length])
 
     def pop(self) -> PackedBatch | None:
-        """Return the next batch if enough rows are done, or None."""
+        """Return the next batch if enough rows are finished, or else None."""
         return self._lay_out(self._batch_size) if len(self._done) >= self._batch_size else None
 
     def finish(self) -> PackedBatch | None:
-        """Return what remains, open rows too, at most a batch of it at a time; None when nothing is left."""
+        """Return the next batch of the remaining rows, including open ones; None if no rows are left."""
         self._done.extend(self._open)
         self._open.clear()
         return self._lay_out(min(self._batch_size, len(self._done))) if self._done else None
@@ -198,10 +201,10 @@ class SequencePacker:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state` was called.
+        """Continue from the state that :meth:`state` returned.
 
         Raises:
-            ParamError: if it is no state of a packer, or of rows of another length.
+            ParamError: if it is no state of a packer, or its rows have another length.
         """
         parts = ("length", "open", "done")
         if not isinstance(state, Mapping) or not all(part in state for part in parts):
@@ -242,7 +245,7 @@ class SequencePacker:
                 f"A document must be a sequence of integers, but one is an array of {tokens.dtype} with the shape "
                 f"{tokens.shape}. Encode text before it is packed."
             )
-        kept = tokens.astype(self._dtype)  # a copy, so that no whole batch stays in memory for one document
+        kept = tokens.astype(self._dtype)  # a copy, so that a document does not keep its batch in memory
         if not np.can_cast(tokens.dtype, self._dtype) and (kept != tokens).any():
             raise DataError(
                 f"A document has tokens from {tokens.min()} to {tokens.max()}, which {self._dtype} cannot hold. "
@@ -262,7 +265,7 @@ class SequencePacker:
 
 
 class _Row:
-    """Documents of one row, and how many tokens are free behind them."""
+    """Documents of one row, and the number of free tokens after them."""
 
     __slots__ = ("documents", "free")
 

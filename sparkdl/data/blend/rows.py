@@ -1,8 +1,8 @@
 """One epoch of rows of several corpora in fixed proportions, as a DataFrame.
 
-:class:`~sparkdl.data.BlendedFeed` blends datasets as they are read, without end. Here the rows themselves are repeated
-or left out, for a training on a DataFrame: planned on the *driver* by :func:`plan_shares`, done on the *executors* by
-:func:`blended`. What is drawn depends on the counts of the rows, the weights and the seed alone.
+:class:`~sparkdl.data.BlendedFeed` blends datasets as they are read, without end. This module repeats or leaves out rows
+of a DataFrame: :func:`plan_shares` plans this on the *driver*, and :func:`blended` does it on the *executors*. The
+drawn rows depend only on the row counts, the weights and the seed.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MOST_REPEATS = 100
-"""An epoch with more rows than so many times those that there are is taken for a mistake."""
+"""Maximum ratio of the rows of an epoch to the existing rows; an epoch with more rows is taken for a mistake."""
 
 _CHUNK = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusShare:
-    """What an epoch has of a corpus.
+    """The rows of a corpus in an epoch.
 
-    Rows are numbered from 0. They are drawn in the order of ``(factor * number + shift) % num_rows``, after the last
-    one from the first one again.
+    Rows are numbered from 0. They are drawn in the order of ``(factor * number + shift) % num_rows``; after the last
+    row, the first one follows again.
 
     Attributes:
-        num_rows: of the corpus.
-        num_held_out: how many of them are for validation, the first ones in that order.
-        num_drawn: how many rows the epoch has of the others, each counted as often as it comes.
-        weight: of the corpus, in parts of all weights.
-        factor: without a common divisor with ``num_rows``.
-        shift: any number.
+        num_rows: number of rows of the corpus.
+        num_held_out: number of rows for validation, which are the first ones in that order.
+        num_drawn: number of other rows in the epoch, each counted as often as it occurs.
+        weight: weight of the corpus, divided by the sum of all weights.
+        factor: factor of the order, coprime to ``num_rows``.
+        shift: offset of the order, any integer.
     """
 
     num_rows: int
@@ -52,9 +52,9 @@ class CorpusShare:
     shift: int
 
     def places(self, number: int) -> tuple[list[float], bool]:
-        """Return the places at which a row is in the epoch, from 0, and whether it is for validation.
+        """Return the places of a row in the epoch, from 0, and whether the row is for validation.
 
-        Every stretch of the epoch has, to within a row, as many rows of each corpus as its weight says.
+        Every stretch of the epoch has the rows of each corpus in proportion to its weight, to within a row.
         """
         turn = (self.factor * number + self.shift) % self.num_rows
         if turn < self.num_held_out:
@@ -71,21 +71,21 @@ def plan_shares(
     held_out: float = 0.0,
     seed: int = 0,
 ) -> list[CorpusShare]:
-    """Plan an epoch: how many rows of each corpus it has follows :class:`~sparkdl.data.Mixture`.
+    """Plan the rows of each corpus in an epoch, whose numbers follow :class:`~sparkdl.data.Mixture`.
 
     Args:
-        counts: rows of each corpus, by its name.
-        weights: by the same names positive numbers; only their ratios matter.
-        num_rows: rows of an epoch; None for so many that every row is in it.
-        held_out: part of the rows of each corpus that is for validation, each of them once.
+        counts: number of rows of each corpus, by its name.
+        weights: positive weights of the corpora, by the same names; only their ratios matter.
+        num_rows: number of rows of an epoch; None for as many as it takes to include every row.
+        held_out: share of the rows of each corpus that is for validation, each of them once.
         seed: any integer.
 
     Returns:
-        What the epoch has of each corpus, in the order of the weights.
+        The share of each corpus, in the order of ``weights``.
 
     Raises:
         DataError: if a corpus has no rows to train on.
-        ParamError: if the weights cannot be used, or every row can be in an epoch only if it has very many.
+        ParamError: if the weights cannot be used, or an epoch with every row would exceed :data:`MOST_REPEATS`.
     """
     mixture = Mixture(list(weights.values()), seed=seed)
     total = sum(weights.values())
@@ -124,14 +124,14 @@ def plan_shares(
 
 
 def _after(mixture: Mixture, num_samples: int) -> Sequence[int]:
-    """How many samples of each dataset there are among the next ones."""
+    """Return how many of the next samples each dataset has."""
     for start in range(0, num_samples, _CHUNK):
         mixture.draw(min(_CHUNK, num_samples - start))
     return mixture.drawn
 
 
 def _until_all(mixture: Mixture, wanted: Sequence[int]) -> Sequence[int]:
-    """How many samples of each dataset there are once there are as many of each as are wanted."""
+    """Return how many samples each dataset has once all of them have at least the wanted number."""
     while True:
         before = mixture.drawn
         chosen = mixture.draw(_CHUNK)
@@ -147,7 +147,7 @@ def _until_all(mixture: Mixture, wanted: Sequence[int]) -> Sequence[int]:
 
 
 def _factor(drawn: int, num_rows: int) -> int:
-    """A number without a common divisor with that of the rows, so that its multiples go through all of them."""
+    """Return a number coprime to ``num_rows``, so that its multiples reach all rows."""
     factor = drawn % num_rows or 1
     while math.gcd(factor, num_rows) > 1:
         factor = factor % num_rows + 1
@@ -155,8 +155,8 @@ def _factor(drawn: int, num_rows: int) -> int:
 
 
 CORPUS_COLUMNS = "corpus int, part int, number bigint"
-"""What :func:`blended` needs of a row: the number of its corpus, of the partition that it is made in, and its own
-number among the rows of both."""
+"""Columns that :func:`blended` needs: the number of a row's corpus, the number of the partition that the row is made
+in, and the number of the row among those of this corpus and partition."""
 
 
 def blended(
@@ -167,14 +167,14 @@ def blended(
     num_partitions: int,
     held_out: str | None = None,
 ) -> DataFrame:
-    """Return the rows of an epoch, among which those of every corpus are spread evenly.
+    """Return the rows of an epoch, in which the rows of every corpus are spread evenly.
 
     Args:
-        rows: with :data:`CORPUS_COLUMNS`, which are left out of the result, and others.
-        shares: of the corpora.
-        counts: rows of each part and corpus.
-        num_partitions: of the result.
-        held_out: name of a column of booleans that says which rows are for validation; None for none.
+        rows: DataFrame with :data:`CORPUS_COLUMNS`, which are left out of the result, and other columns.
+        shares: shares of the corpora, by number of the corpus.
+        counts: number of rows of each partition and corpus.
+        num_partitions: number of partitions of the result.
+        held_out: name of a boolean column to add, which is true in rows for validation; None for no such column.
     """
     from pyspark.sql import functions as F
 
@@ -207,7 +207,7 @@ def _drawn(
     first: Mapping[tuple[int, int], int],
     stretch: float,
 ) -> pa.RecordBatch:
-    """The rows of a batch as often as they are in the epoch, with their places."""
+    """Return the rows of a batch, repeated as often as they are in the epoch, with their places."""
     import pyarrow as pa
 
     keys = (batch.column(name).to_pylist() for name in ("corpus", "part", "number"))

@@ -6,4 +6,4 @@ the files are read in :mod:`~sparkdl.data.dataset.footers`.
 
 from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup
 
-__all__ = ["Column", "ParquetDataset", "RowGroup"]  # by these names pickles know them
+__all__ = ["Column", "ParquetDataset", "RowGroup"]  # pickles refer to them by these names

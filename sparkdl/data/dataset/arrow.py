@@ -1,14 +1,14 @@
 """Conversion between Arrow and NumPy, for the column types that the feed supports.
 
 Types are described on the *driver*; values are converted on the reader threads of every *rank*. Numbers become NumPy
-arrays without a copy of their Arrow buffers. :func:`to_arrow` converts values that were computed from a row group
+arrays without copying their Arrow buffers. :func:`to_arrow` converts values that were computed from a row group
 back to columns of a table.
 
 Checksums of Parquet pages are verified where pyarrow supports it, from version 15 on.
 
-The memory that values take which NumPy holds as Python objects is estimated from the first rows of a dataset, mostly
-on the *driver*. A footer gives only their encoded size, which for a string in a dictionary is a fraction of a byte,
-while Python takes 49 bytes and more for each.
+The memory of values that NumPy holds as Python objects is estimated from the first rows of a dataset, mostly on the
+*driver*. A footer gives only their encoded size. For a string in a dictionary that is a fraction of a byte, while
+a Python string takes 49 bytes or more.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _KINDS = {
 _DTYPES = {"date": "datetime64[D]", "timestamp": "datetime64[us]"}
 
 LengthRemedy: TypeAlias = "Callable[[Column, int], str]"
-"""Says what to do about arrays of another length, of a column and how deep inside it they are."""
+"""Function that returns the advice for arrays of another length, from the column and their level inside it."""
 
 IMAGE_FIELDS = ("origin", "height", "width", "nChannels", "mode", "data")
 """Fields of the struct that Spark's ``image`` source reads."""
@@ -80,12 +80,12 @@ def is_list(arrow_type: pa.DataType) -> bool:
 
 
 def describe_type(name: str, arrow_type: pa.DataType) -> tuple[str, str, int]:
-    """Return kind and NumPy dtype of a column's elements and how many lists are nested around them.
+    """Return the kind and NumPy dtype of a column's elements, and the number of lists nested around them.
 
-    They are those of :class:`sparkdl.data.Column`.
+    Kind and dtype are those of :class:`sparkdl.data.Column`.
 
     Raises:
-        DataError: if the feed has no form for such elements.
+        DataError: if the feed does not support such elements.
     """
     depth, element = 0, arrow_type
     while is_list(element):
@@ -125,17 +125,17 @@ def to_numpy(
 ) -> npt.NDArray[np.generic]:
     """Return the values of a column as one array of shape ``(num_rows, *column.shape)``.
 
-    The result is a writable view of Arrow's buffer wherever Arrow made that buffer for this read alone, and a
+    The result is a writable view of Arrow's buffer if Arrow made that buffer only for this read, and a
     copy otherwise (booleans, which Arrow packs in bits; several chunks).
 
     Args:
-        array: the values.
-        column: what they have to be.
-        remedy: what the error for arrays of another length says to do.
+        array: values of the column.
+        column: description that the values must match.
+        remedy: returns the advice in the error for arrays of another length; None for no advice.
 
     Raises:
-        DataError: if there are nulls, lists of another length, elements of another type than the column
-            says, or timestamps that microseconds in 64 bits do not reach.
+        DataError: if there are nulls, lists of another length, elements of another type than that of the
+            column, or timestamps outside the range of 64-bit microseconds.
     """
     try:
         return _to_numpy(array, column, remedy)
@@ -167,7 +167,7 @@ def _to_numpy(array: pa.ChunkedArray, column: Column, remedy: LengthRemedy | Non
 
 
 def _without_number_type(values: pa.Array, column: Column) -> npt.NDArray[np.generic]:
-    """Return strings, binary, decimals, dates or timestamps as they are described in :class:`Column`."""
+    """Return strings, binary, decimals, dates or timestamps in the form that :class:`Column` describes."""
     if _kind(values.type) != column.kind:
         raise _other_type(values.type, column)
     if column.kind == "date":
@@ -184,7 +184,7 @@ def _without_number_type(values: pa.Array, column: Column) -> npt.NDArray[np.gen
 def _objects_of_rows(
     values: pa.Array, column: Column, remedy: LengthRemedy | None
 ) -> npt.NDArray[np.generic]:
-    """Return one array per row: of a ragged column, or an image."""
+    """Return an object array with one array per row, for a ragged column or images."""
     _check_no_nulls(values, column)
     rows = np.empty(len(values), dtype=object)
     if column.kind == "image":
@@ -200,7 +200,7 @@ def _objects_of_rows(
 def _ragged_rows(
     values: pa.Array, column: Column, lengths: tuple[int | None, ...], remedy: LengthRemedy | None
 ) -> list[Any]:
-    """Return for every list an array, of arrays where inner lists differ in length, too."""
+    """Return one array per list, or a list of arrays if inner lists differ in length, too."""
     if not is_list(values.type):
         raise _other_type(values.type, column)
     _check_no_nulls(values, column)
@@ -265,7 +265,7 @@ def _primitive_to_numpy(values: pa.Array, dtype: str) -> npt.NDArray[np.generic]
     buffer = values.buffers()[1]
     if dtype == "bool" or buffer is None:
         return np.asarray(values.to_numpy(zero_copy_only=False), dtype=dtype).copy()
-    # frombuffer rather than to_numpy(): it is writable, as torch wants it, where the buffer is ours.
+    # frombuffer rather than to_numpy(): the array is writable, as torch requires, if the buffer is.
     array = np.frombuffer(buffer, dtype=dtype)[values.offset : values.offset + len(values)]
     return array if array.flags.writeable else array.copy()
 
@@ -281,14 +281,14 @@ def to_arrow(values: npt.NDArray[Any] | Sequence[Any], column: Column) -> pa.Arr
 
     Args:
         values: one item per row, each a number or array of ``column.shape``.
-        column: what they have to be; numbers are cast within their kind, so also to less precision.
+        column: description that the values must match; numbers are cast within their kind, also to lower precision.
 
     Raises:
         DataError: if a value is missing, has another shape, or is of another kind.
     """
     if column.kind == "ragged":
         return _ragged(list(values), column)
-    if column.dtype == "object":  # strings and the like, which NumPy has no types of
+    if column.dtype == "object":  # strings and other values without a NumPy dtype
         return pa.array(list(values))
     rows = _stacked(values, column)
     array = pa.array(np.ascontiguousarray(rows).reshape(-1))
@@ -298,7 +298,7 @@ def to_arrow(values: npt.NDArray[Any] | Sequence[Any], column: Column) -> pa.Arr
 
 
 def _ragged(rows: list[Any], column: Column) -> pa.Array:
-    """Return arrays that differ in their first dimension alone, as lists."""
+    """Return rows of arrays whose lengths differ as an Arrow array of lists."""
     if None in column.lengths[1:]:
         return pa.array(rows)
     inner = tuple(length for length in column.lengths[1:] if length is not None)
@@ -335,15 +335,15 @@ def _stacked(values: npt.NDArray[Any] | Sequence[Any], column: Column) -> npt.ND
 _ARGUMENT = "page_checksum_verification"
 
 ARE_CHECKED = _ARGUMENT in inspect.signature(pq.ParquetFile.__init__).parameters
-"""Whether this pyarrow compares the checksum of a page with the page."""
+"""Whether the installed pyarrow verifies the checksums of pages."""
 
 CHECKING: dict[str, Any] = {_ARGUMENT: True} if ARE_CHECKED else {}
-"""Keyword arguments of ``ParquetFile`` that have it do so."""
+"""Keyword arguments of ``ParquetFile`` that enable this verification, if it is available."""
 
 
 @functools.cache
 def warn_if_unchecked() -> None:
-    """Say, once in a process, that damage can go unnoticed."""
+    """Warn once per process if damage can go unnoticed because pyarrow does not verify checksums."""
     if not ARE_CHECKED:
         _logger.warning(
             "pyarrow %s does not look at the checksums of Parquet pages: numbers that were damaged on the way from "
@@ -353,13 +353,13 @@ def warn_if_unchecked() -> None:
 
 
 NUM_SAMPLED = 256
-"""How many rows are looked at, at most."""
+"""Maximum number of sampled rows."""
 
 SAMPLED_BYTES = 8 << 20
-"""About how much memory the rows that are looked at take, at most."""
+"""Approximate upper bound of the memory of the sampled rows, in bytes."""
 
 _LARGE_BYTES = SAMPLED_BYTES // NUM_SAMPLED
-"""What an object adds to a value as large as this is not worth a look."""
+"""Encoded bytes of a value from which on the overhead of a Python object is negligible."""
 
 
 def with_object_sizes(
@@ -367,14 +367,15 @@ def with_object_sizes(
     read_rows: Callable[[list[str], int, int], pa.Table],
     chunk_bytes: Callable[[str], int],
 ) -> tuple[Column, ...]:
-    """Return the columns with what an object of each takes on average: the sampled, or the encoded if that is more.
+    """Return the columns with the average bytes of their objects: the sampled or the encoded size, whichever is larger.
 
     Args:
-        columns: as the footers describe them.
-        read_rows: reads the first rows of some columns: so many at most, and fewer once they take so many bytes.
-        chunk_bytes: how much of a column lies together in the file. Of large values nothing is read where it is
-            much, as a single page or dictionary can be all of it; they count as they are encoded, which is too
-            little where they come again and again out of a large dictionary.
+        columns: columns as the footers describe them.
+        read_rows: function of column names, a number of rows and a number of bytes. It reads the first rows of these
+            columns: at most that many, and no more once they take that many bytes.
+        chunk_bytes: function that returns the bytes of a column's chunk in the file. Large values in a large chunk are
+            not sampled, because a single page or dictionary can be as large as the chunk. Their encoded size is used,
+            which is too small for values that repeat many times from a large dictionary.
     """
     sampled = [
         column.name
@@ -404,11 +405,11 @@ def _mean_bytes(sample: pa.Table, column: Column) -> int:
 
 
 def bytes_of(value: Any) -> int:
-    """Return the bytes that an object takes, with those that it holds."""
+    """Return the bytes that an object takes, including the objects that it holds."""
     if isinstance(value, list):  # of arrays, where inner lists differ in length
         return sys.getsizeof(value) + sum(map(bytes_of, value))
     if not isinstance(value, np.ndarray):
         return sys.getsizeof(value)
-    # An array that is a view says nothing of the memory it looks at.
+    # For an array that is a view, getsizeof leaves out the memory that it refers to.
     held = value.nbytes + (sum(map(bytes_of, value.flat)) if value.dtype == object else 0)
     return sys.getsizeof(np.empty(0)) + held

@@ -1,7 +1,7 @@
-"""Blocks: rows of several columns held in few arrays, so that slicing and shuffling costs few NumPy calls.
+"""Blocks: rows of several columns held in few arrays, so that slicing and shuffling take few NumPy calls.
 
-Scalar columns of one dtype share a matrix, one column of it each; every other column has an array of its own.
-A table of 28 float columns is then cut, gathered and joined by one call instead of 28.
+Scalar columns of one dtype share a matrix, with one matrix column each; every other column has its own array.
+A table of 28 float columns is then sliced, gathered or concatenated by one call instead of 28.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import Column
 
 Block: TypeAlias = list[npt.NDArray[Any]]
-"""Arrays of equally many rows, in the order of the layout's groups."""
+"""Arrays with the same number of rows, in the order of the layout's groups."""
 
 
 @dataclass(frozen=True)
 class _Group:
-    """The columns of one array of a block, and what batches call it: itself, or each of its columns."""
+    """The columns of one array of a block, and their name in batches: one for the array, or one per column."""
 
     columns: tuple[Column, ...]
     names: str | tuple[str, ...]
@@ -39,18 +39,18 @@ class _Group:
 
 
 class BlockLayout:
-    """How columns are laid out in blocks.
+    """Layout of columns in blocks.
 
     Args:
-        columns: the columns, in the order in which batches name them; or by name either a column or several
-            scalar columns of one dtype, which come as one matrix of that name, one column of it each.
+        columns: columns in their order in batches; or a mapping from a name in batches to a column, or to several
+            scalar columns of one dtype, which form one matrix with one matrix column each.
 
     Attributes:
-        columns: the columns that are read.
+        columns: columns that are read.
         row_bytes: bytes of a row in memory.
 
     Raises:
-        DataError: if columns that are to be one matrix are arrays or differ in dtype.
+        DataError: if the columns of a matrix are arrays or differ in dtype.
     """
 
     def __init__(self, columns: Sequence[Column] | Mapping[str, Column | Sequence[Column]]) -> None:
@@ -81,7 +81,7 @@ class BlockLayout:
         """Return the rows of a table as a block of writable arrays.
 
         Raises:
-            DataError: if a column has nulls, another type or another length of arrays than the layout says.
+            DataError: if a column has nulls, or another type or length of arrays than in the layout.
         """
         return [
             _pack_scalars(table, group.columns)
@@ -134,31 +134,31 @@ def take_rows(block: Block, indices: npt.NDArray[np.int64]) -> Block:
 
 
 def put_rows(block: Block, indices: npt.NDArray[np.int64], rows: Block) -> None:
-    """Write rows to the places ``indices`` of a block, which differ from each other."""
+    """Write rows to the positions ``indices`` of a block, which must be distinct."""
     for target, source in zip(block, rows, strict=True):
         if not target.size:  # lists without elements
             continue
         if target.ndim > 1 and not target.dtype.hasobject and source.flags.c_contiguous:
-            # As one item a row: three times as fast as assigning by a list of indices.
+            # With one item per row, this is three times as fast as assigning by a list of indices.
             np.put(_as_items(target), indices, _as_items(source))
         else:
             target[indices] = source
 
 
 def concatenate(blocks: Sequence[Block]) -> Block:
-    """Return the rows of several blocks as one; a single block is returned as it is."""
+    """Return the rows of several blocks as one block; a single block is returned unchanged."""
     if len(blocks) == 1:
         return blocks[0]
     return [np.concatenate(arrays) for arrays in zip(*blocks, strict=True)]
 
 
 def copy_of(block: Block) -> Block:
-    """Return a block of the same rows in memory of its own."""
+    """Return a copy of a block, including the arrays and lists in it."""
     return [own_objects(array) if array.dtype.hasobject else array.copy() for array in block]
 
 
 def own_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array of the same objects, with copies of the arrays and lists among them; others cannot change."""
+    """Return a copy of an object array, with copies of the arrays and lists in it; other objects are immutable."""
     copied = array.copy()
     items = copied.reshape(-1)
     for index, value in enumerate(items):
@@ -193,7 +193,7 @@ def _matrix(name: str, field: Sequence[Column]) -> tuple[Column, ...]:
 
 
 def _take_any_length(column: Column, level: int) -> str:
-    """What a feed can be given for arrays of differing lengths."""
+    """Return the advice for arrays of differing lengths: what to pass to a feed or an estimator."""
     shape = tuple(None if each == level else known for each, known in enumerate(column.shape))
     return (
         f"A ParquetFeed takes arrays of any length with shapes={{{column.name!r}: {shape}}}, an estimator with "

@@ -1,6 +1,6 @@
 """Description of a Parquet dataset for the feed: its columns, its row groups and their files.
 
-The values are frozen, made on the *driver* and pickled to the ranks. This module reads no data;
+The objects are frozen, made on the *driver* and pickled to the ranks. This module reads no data;
 :mod:`sparkdl.data.dataset.footers` describes a folder and :mod:`sparkdl.data.store.store` saves the description.
 
 :class:`Preparation` is the function that is applied to a row group between reading and batching: it takes columns and
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 
 
 MANIFEST_NAME = "_sparkdl_dataset.json"
-"""The file that makes a folder a dataset of a Store: written last; a folder without it is never read."""
+"""Name of the file that makes a folder a dataset of a Store. It is written last; a folder without it is never read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column, as every row has it.
+    """Name, type and shape of one column, the same for every row.
 
     Attributes:
         name: name as in the DataFrame.
-        dtype: NumPy name of the elements as the feed gives them: ``bool``, ``int8`` to ``int64``, ``uint8`` to
-            ``uint64``, ``float16`` to ``float64``; ``datetime64[D]`` for dates, ``datetime64[us]`` for timestamps
-            (nanoseconds are rounded down); ``object`` for what NumPy has no type of: ``str``, ``bytes``,
+        dtype: name of the NumPy dtype of the elements as the feed yields them: ``bool``, ``int8`` to ``int64``,
+            ``uint8`` to ``uint64``, ``float16`` to ``float64``; ``datetime64[D]`` for dates, ``datetime64[us]`` for
+            timestamps (nanoseconds are rounded down); ``object`` for values without a NumPy dtype: ``str``, ``bytes``,
             :class:`decimal.Decimal`, and arrays whose length differs from row to row.
         shape: ``()`` for a scalar, ``(k,)`` for a vector or array of length k, longer for nested arrays. Ragged
             arrays and images are objects, with the shape ``()``.
-        kind: what the elements are: ``number`` (booleans too), ``string``, ``binary``, ``decimal``, ``date``,
+        kind: kind of the elements: ``number`` (booleans too), ``string``, ``binary``, ``decimal``, ``date``,
             ``timestamp``, ``image`` (each a uint8 array of height, width and channels, as Spark's ``image`` source
             reads them) or ``ragged``.
-        lengths: of a ragged column the length at every level of arrays, None where it differs.
-        element: of a ragged column the kind and the dtype of its elements.
-        value_range: smallest and largest value of an integer scalar column, where the file footers tell them.
-        num_nulls: nulls that the footers count; of an array column also null elements and empty arrays.
+        lengths: for a ragged column, the length at every level of arrays, None where it differs from row to row.
+        element: for a ragged column, the kind and the dtype of its elements.
+        value_range: smallest and largest value of an integer scalar column, if the file footers hold them.
+        num_nulls: number of nulls in the footers; for an array column these include null elements and empty arrays.
 
-    What the footers show is no part of a column's identity: it is left out of comparisons.
+    Values from the footers are not part of a column's identity and are left out of comparisons.
     """
 
     name: str
@@ -62,11 +62,11 @@ class Column:
     value_range: tuple[int, int] | None = field(default=None, compare=False)
     num_nulls: int = field(default=0, compare=False)
     object_bytes: int = field(default=0, compare=False)
-    """Bytes that an object takes on average, as the first rows and the footers show; 0 for other columns."""
+    """Average bytes of an object, from the first rows and the footers; 0 for columns of other dtypes."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that one row takes in memory, of objects on average."""
+        """Bytes that one row takes in memory; an average for objects."""
         if self.object_bytes:
             return self.object_bytes
         return int(np.dtype(self.dtype).itemsize) * math.prod(self.shape)
@@ -79,7 +79,7 @@ class RowGroup:
     Attributes:
         path: path of the file relative to the dataset's URL.
         index: number of the row group inside the file.
-        num_rows: rows in it.
+        num_rows: number of rows in the row group.
     """
 
     path: str
@@ -89,15 +89,15 @@ class RowGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetDataset:
-    """A folder of Parquet files whose footers are known.
+    """A folder of Parquet files whose footers have been read.
 
     Attributes:
         url: URL of the folder, as :class:`sparkdl.data.Store` takes it.
         columns: the columns that can be read, in the order of the files.
-        row_groups: all row groups, by path and index: the order of the rows when nothing is shuffled.
-        versions: by path what distinguishes a file from one that was written in its place since, as far as the
-            filesystem reports it; no part of a dataset's identity. Sets of a Store have none, as they are never
-            written again.
+        row_groups: all row groups, file by file and by index inside a file: the order of the rows without shuffling.
+        versions: version of each file, by path, which changes when the file is written again, as far as the filesystem
+            reports it; left out of comparisons. Datasets of a Store have none, because their files are never written
+            again.
     """
 
     url: str
@@ -107,19 +107,19 @@ class ParquetDataset:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all row groups together."""
+        """Number of rows of all row groups together."""
         return sum(row_group.num_rows for row_group in self.row_groups)
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        """Rows of every row group, as :func:`sparkdl.data.plan_shards` takes them."""
+        """Number of rows of every row group, as :func:`sparkdl.data.plan_shards` takes them."""
         return tuple(row_group.num_rows for row_group in self.row_groups)
 
     def column(self, name: str) -> Column:
         """Return the column of that name.
 
         Raises:
-            DataError: if there is none; the message lists those there are.
+            DataError: if it does not exist; the message lists the existing ones.
         """
         try:
             return self._by_name[name]
@@ -136,15 +136,15 @@ class ParquetDataset:
         names: Sequence[str] | None,
         apply_transform: Callable[[Sequence[Column], Any], Preparation],
     ) -> Preparation | None:
-        """Return what has to be done with row groups between reading and batching, or None.
+        """Return the function to apply to row groups between reading and batching; None if there is none.
 
         Args:
             transform: a ``TransformSpec`` of Petastorm, or None.
-            names: the columns that are read, by default all.
-            apply_transform: makes the preparation of columns and a transform.
+            names: names of the columns to read; None for all.
+            apply_transform: function that returns the preparation for columns and a transform.
 
         Raises:
-            DataError: if one of them does not exist.
+            DataError: if a column does not exist.
         """
         if transform is None:
             return None
@@ -152,17 +152,17 @@ class ParquetDataset:
         return apply_transform(columns, transform)
 
     def filter_of(self, row_filter: RowFilter) -> RowFilter:
-        """Return a filter of values as users see them as one of values as they lie in the files."""
+        """Return the filter of stored values that corresponds to a filter of values as users see them."""
         return row_filter
 
 
 def missing_column_error(name: str, available: Sequence[str]) -> DataError:
-    """The error for a column that is not there."""
+    """Return the error for a column that does not exist."""
     return DataError(f"There is no column {name!r}. The columns are: {listed(available)}.")
 
 
 def listed(names: Sequence[str], most: int = 100) -> str:
-    """Return names as a list in words, of which no more than so many are named."""
+    """Return names separated by commas; of more than ``most`` names, only the number of the others is given."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
 
@@ -172,14 +172,15 @@ _PARTS_OF_SPEC = ("func", "edit_fields", "removed_fields", "selected_fields")
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """A function of tables, applied by the reader threads.
+    """A function of tables that the reader threads apply.
 
     Attributes:
-        source_names: the columns that it takes, as they lie in the files.
-        columns: the columns that it can give.
-        unusable: by name why a column that might be asked for cannot be given.
-        apply: takes a table of the sources and names of ``columns``, and returns a table of those with as many rows,
-            in types that :meth:`sparkdl.data.dataset.blocks.BlockLayout.pack` takes.
+        source_names: names of the columns in the files that the function takes.
+        columns: columns that the function can return.
+        unusable: reason why a column cannot be returned, by its name.
+        apply: function of a table of the source columns and of names from ``columns``. It returns a table of the named
+            columns with the same number of rows, in types that
+            :meth:`sparkdl.data.dataset.blocks.BlockLayout.pack` takes.
     """
 
     source_names: tuple[str, ...]
@@ -191,7 +192,7 @@ class Preparation:
         """Return the column of that name.
 
         Raises:
-            DataError: if there is none, or it cannot be given.
+            DataError: if it does not exist, or the function cannot return it.
         """
         for column in self.columns:
             if column.name == name:
@@ -202,7 +203,7 @@ class Preparation:
 
 
 def check_transform(transform: Any) -> None:
-    """Check that what a feed was given as a transform is a ``TransformSpec`` of Petastorm, or None.
+    """Check that the ``transform`` of a feed is a ``TransformSpec`` of Petastorm, or None.
 
     Raises:
         ParamError: if it is something else.

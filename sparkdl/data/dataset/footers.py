@@ -1,7 +1,7 @@
-"""Describes a folder of Parquet files from the footers of the files alone.
+"""Describes a folder of Parquet files from the footers of the files, and arrays and objects also from the first rows.
 
-The Parquet files below a folder are listed on the *driver*, and wherever a feed is made. The footers are read on the
-*driver* by several threads, because each costs a round trip on object stores.
+Runs on the *driver*, and wherever a feed of a folder is made. Several threads read the footers, because each footer
+costs a round trip on object stores.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _NUM_NAMED = 3
 
 
 def find_parquet_files(location: Location, url: str) -> list[str]:
-    """Return what :func:`list_parquet_files` does, and at least one file.
+    """Return the paths of :func:`list_parquet_files`, of which there must be at least one.
 
     Args:
-        location: the folder.
-        url: the folder as the user spells it.
+        location: location of the folder.
+        url: URL of the folder as the user spells it, for error messages.
 
     Raises:
-        DataError: if there are none; it says whether there is such a folder at all, and what it holds instead.
-        StoreAccessError: if the filesystem does not report it.
+        DataError: if there are none; the message says whether the folder exists, and what it holds instead.
+        StoreAccessError: if the filesystem cannot be read.
     """
     with reading_from(url):
         found = list_parquet_files(location)
@@ -66,12 +66,12 @@ def find_parquet_files(location: Location, url: str) -> list[str]:
 
 def list_parquet_files(location: Location) -> list[str]:
     """Return the paths of the data files below a folder, relative to it and sorted."""
-    location.filesystem.invalidate_cache()  # Spark writes behind the back of fsspec's listings
+    location.filesystem.invalidate_cache()  # fsspec's cached listings lack what Spark has written since
     return sorted(path for path in _paths_below(location) if path.endswith(_SUFFIX) and not _is_private(path))
 
 
 def _paths_below(location: Location) -> list[str]:
-    # Of a file, fsspec finds the file itself, whose path inside the folder is empty.
+    # If the location is a file, fsspec finds the file itself, whose path inside the folder is empty.
     relative = (
         str(path)[len(location.path) :].lstrip("/") for path in location.filesystem.find(location.path)
     )
@@ -119,20 +119,20 @@ _BUFFER_BYTES = 1 << 20
 class _Footer:
     path: str
     where: str
-    """The path as users know it."""
+    """Path or URL of the file, for error messages."""
     metadata: Any
     schema: pa.Schema
     version: str | None
     leaves: Mapping[str, int]
-    """By column name the number of its leaf; the columns described here have one each."""
+    """Number of the leaf of each column, by column name; for a struct such as an image, that of its ``data``."""
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
-        """Arrow types by column name: a schema looks for a name among all of its own."""
+        """Arrow types by column name, because looking up a name in a schema searches all of its names."""
         return {field.name: field.type for field in self.schema}
 
     def statistics(self, name: str) -> Iterator[Any]:
-        """Yield the statistics of a column in every row group that has rows; None where there are none."""
+        """Yield the statistics of a column in every row group that has rows; None for a row group without them."""
         for index in range(self.metadata.num_row_groups):
             row_group = self.metadata.row_group(index)
             if row_group.num_rows:
@@ -148,21 +148,21 @@ def scan_dataset(
     """Describe a folder of Parquet files.
 
     Args:
-        url: URL of the folder. Files and folders whose name begins with ``_`` or ``.`` are left out, as Spark
-            does.
-        columns: the columns that matter, by default all.
-        shapes: shapes of array columns where they are known; the others are taken from the first row, and a
-            row of another shape is an error when it is read. None stands for a length that differs from row to
-            row; such a column is fed as one array per row.
-        paths: the files inside the folder, in the order of their rows; by default all there are, by name.
+        url: URL of the folder. Files and folders whose name begins with ``_`` or ``.`` are left out, as in
+            Spark.
+        columns: names of the columns to describe; by default all.
+        shapes: known shapes of array columns, by name. Other shapes are taken from the first row, and a row of another
+            shape is an error when it is read. None stands for a length that differs from row to row; such a
+            column is fed as one array per row.
+        paths: paths of the files inside the folder, in the order of their rows; by default all files, by name.
 
     Raises:
         EmptyDatasetError: if there are no Parquet files or no rows.
         CorruptFileError: if a file is damaged.
         ColumnMismatchError: if the type of a column differs between files.
-        DataError: if a column is missing or of a type that the feed has no form for.
-        StoreAccessError: if the folder cannot be listed, or its filesystem not be reached.
-        ParamError: if a shape is given for what is no array column, or for more or fewer levels of arrays than it has.
+        DataError: if a column is missing or has a type that the feed does not support.
+        StoreAccessError: if the folder cannot be listed, or its filesystem cannot be reached.
+        ParamError: if a shape is given for a column that has no arrays, or more or fewer levels of them than the shape.
         StoreError: if the filesystem cannot be opened.
     """
     warn_if_unchecked()
@@ -326,12 +326,12 @@ def _shapes_of_first_row(
 def _first_rows(
     location: Location, first: RowGroup, names: Sequence[str], num_rows: int, num_bytes: int
 ) -> pa.Table:
-    """Read the first rows of a row group: at most so many, and only until they take so many bytes."""
+    """Read the first rows of a row group: at most ``num_rows``, and no more once they take ``num_bytes``."""
     batches: list[pa.RecordBatch] = []
     try:
         with (
             location.open_file(f"{location.path}/{first.path}") as source,
-            # Through a buffer, as otherwise all that the row group has of the columns is read at once.
+            # Through a buffer; otherwise the complete columns of the row group are read at once.
             pq.ParquetFile(source, **CHECKING, buffer_size=_BUFFER_BYTES) as file,
         ):
             size = min(num_rows, _BATCH_ROWS)
@@ -349,7 +349,7 @@ def _first_rows(
 
 
 def _chunk_bytes(footers: Sequence[_Footer], first: RowGroup, name: str) -> int:
-    """Return how many bytes a row group has of a column, before they are compressed."""
+    """Return the uncompressed bytes of a column in a row group."""
     footer = next(footer for footer in footers if footer.path == first.path)
     row_group = footer.metadata.row_group(first.index)
     return sum(row_group.column(leaf).total_uncompressed_size for leaf in _leaves(footer, name))
@@ -361,7 +361,7 @@ def _leaves(footer: _Footer, name: str) -> list[int]:
 
 
 def _object_bytes(footers: Sequence[_Footer], name: str) -> int:
-    """Return how many bytes the values of a row take on average as they are encoded, before they are compressed."""
+    """Return the average bytes of the encoded values of a row, before compression."""
     num_rows = sum(footer.metadata.num_rows for footer in footers)
     total = 0
     for footer in footers:

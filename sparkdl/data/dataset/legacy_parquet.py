@@ -2,7 +2,7 @@
 
 Implemented on current pyarrow: a folder, hive-partitioned or not, is a list of pieces, each a file or one row group.
 The filters of the former ``ParquetDataset`` select which partition folders are read. The values of partition columns
-are taken from the names of folders (``part=7/rows.parquet``), as ``partitionBy`` writes them; this part runs on the
+are taken from the names of folders (``part=7/rows.parquet``), as ``partitionBy`` writes them; this runs on the
 *driver* and on the reader threads of every *rank*.
 """
 
@@ -44,9 +44,10 @@ def accepts(filters: Any, values: Mapping[str, Any]) -> bool:
     """Return whether a piece passes the filters.
 
     Args:
-        filters: (column, operator, value) triples that all hold, or a list of such lists of which one holds.
-        values: the piece's values of the partition columns. A triple on any other column holds, as rows are
-            not looked at.
+        filters: list of (column, operator, value) triples that must all hold, or a list of such lists, one of which
+            must hold.
+        values: the piece's values of the partition columns. A triple on any other column always holds, because rows
+            are not read.
 
     Raises:
         ValueError: if an operator is unknown or does not suit its value.
@@ -77,7 +78,7 @@ PartitionKeys = list[tuple[str, int]]
 
 
 class LocalFileSystem:
-    """Stands for ``pyarrow.filesystem.LocalFileSystem``; files are opened by pyarrow itself."""
+    """Replacement of ``pyarrow.filesystem.LocalFileSystem``, which opens files with pyarrow."""
 
     exists = staticmethod(os.path.exists)
     isdir = staticmethod(os.path.isdir)
@@ -91,7 +92,7 @@ class LocalFileSystem:
 
     @staticmethod
     def rm(path: str, recursive: bool = False) -> None:
-        """Remove a file, or a folder with all that it holds."""
+        """Remove a file, or with ``recursive`` a folder and its contents."""
         if recursive:
             shutil.rmtree(path)
         else:
@@ -118,7 +119,7 @@ class PartitionSet:
 
     @property
     def dictionary(self) -> pa.Array:
-        """The values as Arrow integers, or else strings."""
+        """The values as an Arrow array of integers, or of strings if a value is no integer."""
         try:
             return pa.array([int(key) for key in self.keys])
         except ValueError:
@@ -133,7 +134,7 @@ class ParquetPartitions:
 
     @property
     def partition_names(self) -> set[str]:
-        """Names of the columns that the folders stand for."""
+        """Names of the partition columns."""
         return {level.name for level in self.levels}
 
     def __len__(self) -> int:
@@ -157,7 +158,8 @@ class ParquetDatasetPiece:
     """One file, or one of its row groups.
 
     Attributes:
-        folder_values: by name the values of columns that :meth:`read` adds, as they stand in the names of folders.
+        folder_values: values of the columns that are stored in folder names, by column name. A subclass whose
+            :meth:`read` adds these columns sets them.
     """
 
     folder_values: Mapping[str, str | None] = MappingProxyType({})
@@ -199,11 +201,11 @@ class ParquetDatasetPiece:
         partitions: ParquetPartitions | None = None,
         **_: Any,
     ) -> pa.Table:
-        """Return the rows as a table, the values of partition folders as dictionary columns."""
+        """Return the rows as a table, with the values of partition folders as dictionary columns."""
         options = {"columns": None if columns is None else list(columns), "use_threads": use_threads}
         with (
             self.open_file_func(self.path) as source,
-            # Spark writes a checksum for every page; without looking at it flipped bits would be read as numbers.
+            # Spark writes a checksum for every page; if it is not verified, flipped bits are read as numbers.
             pq.ParquetFile(source, **CHECKING) as file,
         ):
             table = (
@@ -300,7 +302,7 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def folder_values(path: str) -> dict[str, str | None]:
-    """Return by name the values in the folders of a path inside a dataset, as text; None for a null."""
+    """Return the values in the folder names of a path inside a dataset, by column name: text, or None for a null."""
     pairs = (folder.partition("=") for folder in path.split("/")[:-1])
     return {
         unquote(name): None if value == _NULL else unquote(value) for name, equals, value in pairs if equals
@@ -310,7 +312,7 @@ def folder_values(path: str) -> dict[str, str | None]:
 def with_folder_values(
     table: pa.Table, values: Mapping[str, str | None], names: Sequence[str] | None
 ) -> pa.Table:
-    """Return a table with those columns of folders among ``names``, or all, that it does not hold itself."""
+    """Add to a table the columns from folder names that it lacks: those among ``names``, or all if that is None."""
     for name, value in values.items():
         if name not in table.column_names and (names is None or name in names):
             table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))

@@ -1,4 +1,4 @@
-"""What went wrong with a row group, in words: which file, row group and column, and what to do.
+"""Errors for row groups that cannot be read, which name the file, row group and column, and say what to do.
 
 Runs on the reader threads of every *rank*, only after a read has failed.
 """
@@ -31,23 +31,23 @@ def reading_error(
 ) -> DataError:
     """Return the error to raise for a row group that could not be read.
 
-    To find the column, the columns are read once more, one by one.
+    To find the column, the columns are read again, one by one.
 
     Args:
-        error: what was raised.
+        error: exception that was raised.
         piece: the row group.
-        columns: what was read of it.
-        name: the file as users know it; by default its path.
+        columns: names of the columns that were read.
+        name: name of the file in the message; by default its path.
 
     Returns:
-        - :class:`FileVanishedError` if the file is not there,
-        - :class:`FileChangedError` if it is not the file that the dataset was made of: a row group or column is
-          gone, rows are more or fewer, or it was written again meanwhile,
+        - :class:`FileVanishedError` if the file does not exist,
+        - :class:`FileChangedError` if it is not the file that was described: a row group or column is missing, the
+          number of rows differs, or the file was written again meanwhile,
         - :class:`CorruptFileError` if it is damaged,
-        - :class:`StoreAccessError` if its Store cannot be read at all any more, as when credentials have expired or
-          its server does not answer,
+        - :class:`StoreAccessError` if its Store can no longer be read at all, for example because credentials have
+          expired or its server does not answer,
         - :class:`ColumnMismatchError` if a column has another type or length of arrays than elsewhere,
-        - :class:`DataError` else: the values are not what the dataset says, or the filesystem failed.
+        - :class:`DataError` otherwise: the values differ from the dataset's description, or the filesystem failed.
     """
     where = f"{name or piece.path}, row group {piece.row_group}"
     if isinstance(error, FileChangedError):
@@ -62,22 +62,22 @@ def reading_error(
         return _look_closer(error, piece, columns, where)
     except FileChangedError as changed:
         return _changed(where, str(changed))
-    except Exception as second_error:  # of a filesystem that is no longer there to be looked at
+    except Exception as second_error:  # the filesystem can no longer be read
         return _error_of_store(second_error, where) or _unknown(error, where)
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether Arrow says by an error that what it read makes no sense.
+    """Whether an error of Arrow means that it could not make sense of what it read.
 
-    For that it raises ``ArrowInvalid`` and plain ``OSError`` without a number. Errors of its own for other things are
-    of other classes, those of the operating system have a number, and those of fsspec's filesystems, such as a
-    ``PermissionError`` without a number, are of classes below ``OSError``.
+    Arrow then raises ``ArrowInvalid``, or plain ``OSError`` without an errno. Its other errors have other classes,
+    errors of the operating system have an errno, and errors of fsspec's filesystems, such as a ``PermissionError``
+    without an errno, are of subclasses of ``OSError``.
     """
     return isinstance(error, pa.ArrowInvalid) or (type(error) is OSError and error.errno is None)
 
 
 def _error_of_store(error: Exception, where: str) -> DataError | None:
-    """Return what says that a file or its filesystem cannot be reached; None where the file may be damaged."""
+    """Return the error for a file or filesystem that cannot be reached; None if the file may be damaged."""
     why = describe_reading_failure(error)
     if why:
         return StoreAccessError(f"Reading {where} failed: {why}")

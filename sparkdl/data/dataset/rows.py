@@ -1,11 +1,11 @@
 """Selection of the rows that a feed yields: a random share of the rows, or a filter on some columns.
 
-A random share, such as a validation share, is drawn by the rows' positions in the files, without reading them. Each
-row group contributes its share, so that the drawn rows are spread over the dataset as evenly as its row groups allow.
-The draw is a pure function of row counts, the same on the *driver* and on every *rank*.
+A random share, such as a validation share, is drawn by the rows' positions in the files, without reading the rows.
+Each row group contributes its share, so that the drawn rows are spread over the dataset as evenly as its row groups
+allow. The draw is a pure function of row counts, the same on the *driver* and on every *rank*.
 
-For a filter each rank counts the matching rows of its part of the row groups before the first epoch, and the ranks
-exchange the counts; from then on a filtered dataset is sharded like any other. This part runs on every *rank*.
+For a filter, each rank counts the matching rows of its part of the row groups before the first epoch, and the ranks
+exchange the counts; from then on a filtered dataset is sharded like any other. Filters run on every *rank*.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 
 _LOTS = 0x6C6F7473
-"""Separates these bits from those that shuffle rows with the same seed."""
+"""Part of the key that distinguishes these random bits from those that shuffle rows with the same seed."""
 
 
 def random_bits(*key: int) -> np.random.PCG64:
-    """Return a source of random bits that depends on these integers alone; they may be negative."""
+    """Return a source of random bits that depends only on the integers of ``key``, which may be negative."""
     return np.random.PCG64(np.random.SeedSequence([part & 0xFFFFFFFFFFFFFFFF for part in key]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnRows:
-    """Rows that were drawn by lot, or all the others.
+    """Randomly drawn rows, or all rows that were not drawn.
 
     Attributes:
         seed: any integer.
-        num_drawn: how many rows of every row group are drawn.
-        row_counts: rows of every row group.
-        is_rest: whether the rows are those that were not drawn.
+        num_drawn: number of rows drawn from every row group.
+        row_counts: number of rows of every row group.
+        is_rest: whether the selected rows are those that were not drawn.
     """
 
     seed: int
@@ -55,24 +55,24 @@ class DrawnRows:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """None: no column has to be read."""
+        """Always empty, because no column has to be read."""
         return ()
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many rows of every row group are given."""
+        """Number of selected rows of every row group."""
         if not self.is_rest:
             return self.num_drawn
         return tuple(rows - drawn for rows, drawn in zip(self.row_counts, self.num_drawn, strict=True))
 
     def rest(self) -> DrawnRows:
-        """Return the rows that these leave."""
+        """Return the complement: the rows that this selection leaves out."""
         return replace(self, is_rest=not self.is_rest)
 
     def rows_kept(self, table: pa.Table, row_group: int) -> npt.NDArray[np.int64]:
-        """Return the numbers, ascending, of the rows that are given of a row group."""
+        """Return the numbers of the selected rows of a row group, ascending."""
         del table
-        # Raw bits, as NumPy promises the same ones in every version.
+        # Raw bits, because NumPy guarantees the same ones in every version.
         lots = random_bits(self.seed, row_group, _LOTS).random_raw(self.row_counts[row_group])
         order = np.argsort(lots, kind="stable")
         first = self.num_drawn[row_group]
@@ -80,12 +80,12 @@ class DrawnRows:
 
 
 def draw_rows(row_counts: Sequence[int], share: float, *, seed: int) -> DrawnRows:
-    """Draw a share of the rows: of N rows ``share * N``, rounded, and of each row group its part, give or take a row.
+    """Draw a share of the rows: ``share * N`` of N rows, rounded, and the same share of each row group to within a row.
 
     Args:
-        row_counts: rows of every row group.
-        share: from 0 to 1.
-        seed: any integer; the same rows of the same row groups are drawn again.
+        row_counts: number of rows of every row group.
+        share: share of the rows, from 0 to 1.
+        seed: any integer; the same seed draws the same rows from the same row groups.
     """
     ends = itertools.accumulate(row_counts, initial=0)
     drawn_until = [min(end, int(end * share + 0.5)) for end in ends]
@@ -100,30 +100,30 @@ Values = Mapping[str, npt.NDArray[Any]]
 
 
 class RowChoice(Protocol):
-    """Which rows of a dataset a feed gives: a :class:`RowFilter`, or :class:`sparkdl.data.dataset.rows.DrawnRows`."""
+    """Rows of a dataset that a feed yields: a :class:`RowFilter` or :class:`sparkdl.data.dataset.rows.DrawnRows`."""
 
     @property
     def columns(self) -> Sequence[str]:
-        """Names of the columns that have to be read to decide."""
+        """Names of the columns that have to be read to select rows."""
 
     @property
     def counts(self) -> tuple[int, ...] | None:
-        """How many rows of every row group are given; None where that has to be found out by reading."""
+        """Number of selected rows of every row group; None if the rows have to be read to count them."""
 
     def rows_kept(self, table: pa.Table, row_group: int) -> npt.NDArray[np.int64]:
-        """Return the numbers, ascending, of the rows that are given of a row group, which was read as a table."""
+        """Return the numbers of the selected rows of a row group, which was read as ``table``, ascending."""
 
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Rows for which a function says so.
+    """Selects the rows for which a function returns True.
 
     Attributes:
-        columns: names of the columns that the function looks at, or the name of one; the feed need not give them.
-        keep: takes the values of a row group by column name, each an array with an item per row (strings and lists
-            as objects), and returns a boolean array. It must give the same answer for the same rows every
-            time, on every rank.
-        counts: how many rows of every row group pass, where that is known; ranks otherwise read to count them.
+        columns: names of the columns that the function uses, or the name of one; the feed does not have to yield them.
+        keep: function that takes the values of a row group by column name, each an array with one item per row
+            (strings and lists as objects), and returns a boolean array with one item per row. It must return the same
+            result for the same rows every time, on every rank.
+        counts: number of rows of every row group that pass, if known; otherwise the ranks read rows to count them.
     """
 
     columns: Sequence[str]
@@ -136,7 +136,7 @@ class RowFilter:
 
     @classmethod
     def from_predicate(cls, predicate: Any) -> RowFilter:
-        """Return the filter of a Petastorm predicate (``in_lambda``, ``in_set``, ...), asked for row by row."""
+        """Return a filter that calls a Petastorm predicate (``in_lambda``, ``in_set``, ...) for each row."""
         columns = sorted(predicate.get_fields())
 
         def keep(values: Values) -> npt.NDArray[np.bool_]:
@@ -147,7 +147,7 @@ class RowFilter:
         return cls(columns, keep)
 
     def rows_kept(self, table: pa.Table, row_group: int = 0) -> npt.NDArray[np.int64]:
-        """Return the numbers of the rows of a table that pass; its number among the row groups changes nothing.
+        """Return the numbers of the rows of a table that pass; the number of the row group is ignored.
 
         Raises:
             DataError: if a column is missing, the function fails, or it returns anything but one boolean per row.
@@ -172,7 +172,7 @@ class RowFilter:
 
 
 def as_row_choice(given: Any) -> RowChoice | None:
-    """Return what a feed was given as a filter: a :class:`RowFilter`, drawn rows, a Petastorm predicate, or None.
+    """Return the row choice of a ``row_filter``: a :class:`RowFilter`, drawn rows, a Petastorm predicate, or None.
 
     Raises:
         DataError: if it is something else.
@@ -192,20 +192,20 @@ def count_rows(
     count: Callable[[Iterable[int]], Iterable[int]],
     communicator: Communicator | None,
 ) -> tuple[int, ...]:
-    """Return how many rows of every row group pass, each counted by one rank. Collective with a communicator.
+    """Return how many rows of every row group pass; one rank counts each row group. Collective with a communicator.
 
     Args:
-        num_row_groups: how many there are.
-        count: reads some of them and counts the rows of each, in the order in which they are given.
-        communicator: open over all ranks; without one this rank counts all.
+        num_row_groups: number of row groups.
+        count: function that reads row groups and returns the number of passing rows of each, in the order given.
+        communicator: communicator of all ranks; with None this rank counts all row groups.
 
     Raises:
-        DataError: if a row group could not be read: on every rank of the class and with the words of the first rank
-            that failed to, or of this one if it failed, too.
+        DataError: if a row group could not be read. A rank that failed raises its own error; the other ranks raise one
+            with the class and message of the first rank that failed.
     """
     if communicator is None or communicator.world_size == 1:
         return tuple(count(range(num_row_groups)))
-    # The last places say which ranks failed, so that all of them stop here together.
+    # The last elements say which ranks failed, so that all ranks stop here together.
     counts = np.zeros(num_row_groups + communicator.world_size, np.int64)
     failure: Exception | None = None
     try:
@@ -222,7 +222,7 @@ def count_rows(
 
 
 def _failure_of_all(failure: Exception | None, communicator: Communicator) -> Exception:
-    """Return what to raise on this rank once all of them know that some failed; collective."""
+    """Return the error to raise on this rank once all ranks know that a rank failed. Collective."""
     from sparkdl.collective.byte_exchange import allgather_bytes
 
     said = "" if failure is None else json.dumps([type(failure).__name__, str(failure)])

@@ -4,9 +4,8 @@ A batch costs a few NumPy calls, whatever the number of rows.
 
 The buffer takes the rows of a shard as they are read. Whenever it is full, some of its slots are drawn; their rows
 leave in the order of the draw, and the next rows of the shard take their places. The rows left at the end leave in
-random order. :class:`ShuffleOrder` computes the order as numbers alone, without reading or holding a row. Because the
-draws depend on numbers alone, the order can be replayed without the rows, which is how an epoch is resumed in its
-middle.
+random order. :class:`ShuffleOrder` computes the order from row counts only, without reading or holding a row. The order
+can therefore be replayed without the rows, which is how an epoch is resumed in the middle.
 """
 
 from __future__ import annotations
@@ -48,21 +47,21 @@ def cut_batches(blocks: Iterable[Block], batch_size: int) -> Iterator[Block]:
 def shuffled_blocks(
     blocks: Iterable[Block], layout: BlockLayout, order: ShuffleOrder, num_taken: int = 0
 ) -> Generator[Block, None, None]:
-    """Shuffle rows through a buffer, from where ``num_taken`` rows have left it.
+    """Shuffle rows through a buffer, starting after ``num_taken`` rows have left it.
 
     Args:
-        blocks: the rows that are left, in reading order: those that the buffer holds at that point, then the others.
+        blocks: remaining rows, in reading order: those that the buffer holds at that point, then the others.
         layout: layout of the blocks.
-        order: which rows leave the buffer when; it is used up.
-        num_taken: rows that left before.
+        order: order in which rows leave the buffer; it cannot be used again.
+        num_taken: number of rows that have already left the buffer.
 
     Yields:
-        Blocks in memory of their own, of :func:`rows_at_once` rows or fewer.
+        Blocks of at most :func:`rows_at_once` rows, which share no memory with the buffer.
     """
     queue = _RowQueue(iter(blocks))
     point = order.start_at(num_taken)
     is_last = point.draws_done == order.num_draws
-    # The buffer is filled in the order of reading, to the slots that the rows have by now.
+    # The buffer is filled in reading order; each row goes to the slot that it has at this point.
     empty = point.slots[point.offset :] if is_last else _slots_but(point.slots[: point.offset], order.size)
     empty = empty[np.argsort(point.positions[empty], kind="stable")]
     buffer = layout.allocate(order.size + order.num_last)
@@ -83,9 +82,9 @@ def shuffled_blocks(
 
 
 def rows_at_once(layout: BlockLayout, order: ShuffleOrder) -> int:
-    """Return how many rows leave the shuffle buffer as one block: those of a draw, or of 1 MiB where that is less.
+    """Return how many rows leave the shuffle buffer as one block: those of a draw, or of 1 MiB if that is less.
 
-    A power of two, as draws are. Larger blocks would be new memory from the system every time.
+    The number is a power of two, as in draws. Larger blocks would take new memory from the system every time.
     """
     fitting = _BLOCK_BYTES // max(1, layout.row_bytes)
     return min(order.rows_per_draw, 1 << max(0, fitting.bit_length() - 1))
@@ -106,14 +105,14 @@ def _fill(buffer: Block, slots: Indices, queue: _RowQueue) -> None:
 
 
 class _RowQueue:
-    """Hands out the rows of a stream of blocks in any portions."""
+    """The rows of a stream of blocks, which can be taken in portions of any size."""
 
     def __init__(self, blocks: Iterator[Block]) -> None:
         self._blocks = blocks
         self._waiting: deque[Block] = deque()
 
     def take_up_to(self, rows: int) -> Block | None:
-        """Return at most ``rows`` next rows as views of one block, or None at the end."""
+        """Return the next rows, at most ``rows``, as views of one block, or None at the end."""
         block = self._waiting.popleft() if self._waiting else next(self._blocks, None)
         if block is None:
             return None
@@ -139,22 +138,22 @@ _MAX_DRAW_ROWS = 4096
 def draw_rows(buffer_rows: int) -> int:
     """Return how many rows leave a buffer at once: at most an eighth of it.
 
-    A power of two, so that batches of usual sizes seldom span two draws; few enough that a row still stays for
-    eight draws on average; many enough that a draw costs next to nothing per row.
+    The number is a power of two, so that batches of usual sizes rarely span two draws. It is small enough that a row
+    stays for eight draws on average, and large enough that a draw costs next to nothing per row.
     """
     return min(_MAX_DRAW_ROWS, 1 << max(0, (buffer_rows // 8).bit_length() - 1))
 
 
 @dataclass(frozen=True)
 class BufferPoint:
-    """Where a shuffle stands.
+    """Position of a shuffle.
 
     Attributes:
-        positions: for every slot the position in the shard of the row that it holds, or will hold.
-        slots: the slots of the draw that is under way.
-        offset: how many of them have left.
-        draws_done: draws that are complete.
-        next_position: the next row of the shard that comes into the buffer.
+        positions: position in the shard of the row that each slot holds or will hold.
+        slots: slots of the current draw.
+        offset: number of these slots whose rows have left the buffer.
+        draws_done: number of completed draws.
+        next_position: position in the shard of the next row that enters the buffer.
     """
 
     positions: Indices
@@ -165,18 +164,19 @@ class BufferPoint:
 
 
 class ShuffleOrder:
-    """The order of one shard in one epoch; to be gone through once.
+    """The order of one shard in one epoch, which can be iterated once.
 
     Args:
-        num_rows: rows of the shard.
-        buffer_rows: rows of the buffer, at least 1; with ``buffer_rows >= num_rows`` all orders are possible.
-        bits: source of the draws. Only raw bits are used, which NumPy promises to be the same in every version.
+        num_rows: number of rows of the shard.
+        buffer_rows: number of rows of the buffer, at least 1; with ``buffer_rows >= num_rows`` all orders are possible.
+        bits: random source of the draws. Only raw bits are used, which NumPy guarantees to be the same in every
+            version.
 
     Attributes:
-        size: slots that the buffer uses.
-        rows_per_draw: rows of every draw but the last.
-        num_draws: draws before the last, which empties the buffer.
-        num_last: rows of the shard, fewer than a draw, that join the buffer only for the last draw.
+        size: number of slots that the buffer uses.
+        rows_per_draw: number of rows of every draw but the last.
+        num_draws: number of draws before the last one, which empties the buffer.
+        num_last: number of rows of the shard, fewer than a draw, that enter the buffer only for the last draw.
     """
 
     def __init__(self, num_rows: int, buffer_rows: int, bits: np.random.PCG64) -> None:
@@ -189,9 +189,9 @@ class ShuffleOrder:
         self._is_taken = np.zeros(self.size, np.bool_)
 
     def start_at(self, num_taken: int) -> BufferPoint:
-        """Go through the order up to where ``num_taken`` rows have left.
+        """Advance the order to the point where ``num_taken`` rows have left.
 
-        Costs about 15 ns for each of them; needs memory for the buffer's positions alone.
+        This takes about 15 ns per row, and memory only for the positions of the buffer.
         """
         capacity = self.size + self.num_last
         positions = np.arange(capacity)
@@ -206,17 +206,17 @@ class ShuffleOrder:
         return BufferPoint(positions, next(self.draws_after(draws_done)), offset, draws_done, next_position)
 
     def draws_after(self, draws_done: int) -> Iterator[Indices]:
-        """Yield the slots of the draws that follow, the last one with all slots."""
+        """Yield the slots of the remaining draws, the last of which has all slots."""
         for _ in range(draws_done, self.num_draws):
             yield self._draw()
         yield _permutation(self.size + self.num_last, self._bits)
 
     def _draw(self) -> Indices:
-        """Draw slots, each at most once: those drawn before are left out and others drawn instead."""
+        """Draw distinct slots: a slot that was already drawn is replaced by another one."""
         slots = self._random_slots(self.rows_per_draw)
         taken = np.empty(0, np.int64)
         while True:
-            # Of a slot that was drawn twice the first one counts: the last to write its number there.
+            # If a slot was drawn twice, the first draw counts: it is the last one to write its number there.
             numbers = np.arange(len(slots), dtype=np.int32)
             self._stamp[slots[::-1]] = numbers[::-1]
             slots = slots[(self._stamp[slots] == numbers) & ~self._is_taken[slots]]
@@ -228,16 +228,16 @@ class ShuffleOrder:
             slots = self._random_slots(self.rows_per_draw - len(taken))
 
     def _random_slots(self, count: int) -> Indices:
-        # Multiplying and shifting, with a bias below size / 2**32, is quicker than a division for each.
+        # Multiplying and shifting, with a bias below size / 2**32, is faster than one division per number.
         bits = self._bits.random_raw(count) >> np.uint64(32)
         return ((bits * np.uint64(self.size)) >> np.uint64(32)).astype(np.int64)
 
 
 def remaining_positions(order: ShuffleOrder, num_taken: int) -> tuple[Indices, int]:
-    """Return what is left of a shard once ``num_taken`` rows have left its buffer.
+    """Return which rows of a shard are left once ``num_taken`` rows have left its buffer.
 
     Returns:
-        Sorted positions of the rows in the buffer, and the position from which on all are left.
+        Sorted positions of the rows in the buffer, and the position from which on all rows are left.
     """
     point = order.start_at(num_taken)
     if point.draws_done == order.num_draws:
@@ -249,7 +249,7 @@ def remaining_positions(order: ShuffleOrder, num_taken: int) -> tuple[Indices, i
 
 def _permutation(count: int, bits: np.random.PCG64) -> Indices:
     """Return the numbers below ``count`` in random order."""
-    # The number stands in the low bits of its random key: no two keys are equal, and sorting them is all.
+    # The low bits of each random key hold its number, so that no two keys are equal; sorting the keys is enough.
     low = np.uint64((1 << max(1, count).bit_length()) - 1)
     keys = (bits.random_raw(count) & ~low) | np.arange(count, dtype=np.uint64)
     keys.sort()

@@ -1,12 +1,12 @@
 """Caches of decoded row groups and of parsed Parquet footers. Runs on the reader threads of every *rank*.
 
-Decoded blocks are kept in memory or as files on a disk, within a limit. A row group that does not fit any more is
-read again in every epoch; that is logged once. Where the disk is full, the part of a row group that was written is
+Decoded blocks are kept in memory or as files on a disk, within a limit. A row group that no longer fits is
+read again in every epoch; that is logged once. If the disk is full, the part of a row group that was written is
 removed.
 
 Parsed footers are kept between the row groups of a file and between epochs. Parsing one takes 2 ms for 100 row groups
 of 28 columns, which is more than reading a small row group. The bytes of a footer are compared before it is reused,
-so that a file that was replaced is read by its own footer.
+so that a replaced file is read with its own footer.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ logger = logging.getLogger(__name__)
 
 
 class BlockCache:
-    """Blocks by row group; those who take one must not write into it.
+    """Blocks by row group; callers must not write to a block that they get.
 
     Args:
         kind: ``"memory"``, or ``"disk"`` for memory-mapped files in a folder of its own.
-        limit_bytes: what the blocks may take together.
-        folder: where the folder is made; by default the system's folder for temporary files.
+        limit_bytes: upper bound of the bytes of all blocks together.
+        folder: folder in which that folder is made; by default the system's folder for temporary files.
 
     Raises:
         ParamError: if the folder cannot be made.
 
     Attributes:
-        num_bytes: what the blocks take.
-        hits: how often a block was there.
+        num_bytes: bytes of all blocks together.
+        hits: number of requests for which the block was in the cache.
     """
 
     def __init__(self, kind: str, limit_bytes: int, folder: str | None = None) -> None:
@@ -65,7 +65,7 @@ class BlockCache:
         self.hits = 0
 
     def get(self, row_group: int, read: Callable[[], Block]) -> Block:
-        """Return the block of a row group, from ``read`` where it is not kept yet."""
+        """Return the block of a row group; ``read`` returns it if it is not kept yet."""
         with self._lock:
             block = self._blocks.get(row_group)
             if block is not None:
@@ -83,7 +83,7 @@ class BlockCache:
     def close(self) -> None:
         """Forget the blocks, keep no more, and remove the files; calling it again does nothing.
 
-        Where a thread is writing a file, it removes them when it has done so.
+        If a thread is still writing a file, that thread removes the files when it is done.
         """
         with self._lock:
             self._closed = True
@@ -150,14 +150,14 @@ def _own_folder(parent: str | None) -> Path:
 
 
 def _on_disk(block: Block, folder: Path, row_group: int) -> Block:
-    """Write the arrays of a block to files and map them; where one cannot be written, none of them stays."""
+    """Write the arrays of a block to files and map them; if one cannot be written, all files are removed."""
     paths = [folder / f"{row_group}-{index}.npy" for index in range(len(block))]
     try:
         for path, array in zip(paths, block, strict=True):
             np.save(path, array)
             if (
                 path.stat().st_size < array.nbytes
-            ):  # np.save does not see that the last few bytes found no room
+            ):  # np.save does not notice if the last few bytes did not fit
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return [
             np.load(path, mmap_mode="r") if array.size else array
@@ -169,7 +169,7 @@ def _on_disk(block: Block, folder: Path, row_group: int) -> Block:
         raise
 
 
-_TAIL_BYTES = 8  # the length of the footer in four, and "PAR1"
+_TAIL_BYTES = 8  # four bytes with the length of the footer, and "PAR1"
 _MAX_BYTES = 32 << 20
 _READING: dict[str, Any] = {
     **CHECKING,
@@ -179,10 +179,10 @@ _READING: dict[str, Any] = {
 
 
 class FooterCache:
-    """Footers by path; those that were not used for longest are forgotten first.
+    """Footers by path; the least recently used ones are removed first.
 
     Args:
-        max_bytes: what the footers take at most as they lie in the files; parsed they take a few times as much.
+        max_bytes: upper bound of the bytes of the footers in the files; parsed footers take a few times as much.
     """
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
@@ -192,18 +192,18 @@ class FooterCache:
         self._lock = threading.Lock()
 
     def open(self, path: str, source: Any) -> pq.ParquetFile:
-        """Return a file that is open for reading as Parquet, its pages checked by their checksums where pyarrow can.
+        """Return an open Parquet file, whose page checksums are verified if pyarrow can do so.
 
         Args:
-            path: its name here.
-            source: the open file; the caller's to close.
+            path: path of the file, under which its footer is kept.
+            source: the open file, which the caller closes.
 
         Raises:
             pyarrow.ArrowInvalid: if it is no Parquet file.
         """
         raw = _raw_footer(source)
         if raw is None:
-            return pq.ParquetFile(source)  # which knows best what is wrong with it
+            return pq.ParquetFile(source)  # raises an error that says what is wrong with the file
         with self._lock:
             kept = self._footers.get(path)
             if kept is not None and kept[0] == raw:

@@ -1,9 +1,9 @@
-"""Which rows each rank reads in an epoch, of those that are still unread.
+"""Divides the unread rows of an epoch among the ranks.
 
 :mod:`~sparkdl.data.feed.shards` divides the rows of row groups among ranks; this module applies that to an epoch that
-may have been interrupted. An epoch begins with all rows divided among the ranks. Where it continues with another number
-of ranks, the unread rows are divided again; each such part of an epoch is a *stretch*. The plan is computed from
-numbers only, so that every rank finds the same plan without communication and without reading a row.
+may have been interrupted. An epoch begins with all rows divided among the ranks. If it continues with another number
+of ranks, the unread rows are divided again; each such part of an epoch is a *stretch*. The plan is computed from row
+counts only, so that every rank computes the same plan without communication and without reading a row.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Rows: TypeAlias = range | Indices
 """Numbers of rows inside a row group, ascending."""
 
 Part: TypeAlias = tuple[int, Rows]
-"""Rows of one row group, by its position in ``ParquetDataset.row_groups``."""
+"""Position of a row group in ``ParquetDataset.row_groups``, and rows of this row group."""
 
 Taken: TypeAlias = int | tuple[int, ...]
-"""How many rows ranks have had: all of them as many, or by rank."""
+"""Number of rows that each rank has had: one number for all ranks, or one per rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """A part of an epoch that one group of ranks went through together.
+    """A part of an epoch that one group of ranks processed together.
 
     Attributes:
         world_size: number of ranks.
-        buffer_rows: rows of their shuffle buffers; 0 without shuffling.
-        num_taken: rows that each rank has had of it, fewer where its shard has fewer; or a number for each rank.
+        buffer_rows: number of rows in the shuffle buffer of a rank; 0 without shuffling.
+        num_taken: number of rows that each rank has had, or fewer if its shard has fewer; or one number per rank.
     """
 
     world_size: int
@@ -48,16 +48,16 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """The division of an epoch's rows, or of those that earlier stretches left.
+    """The division among ranks of an epoch's rows, or of the rows that earlier stretches left.
 
     Attributes:
-        row_counts: rows of every row group, all of them.
-        world_size: number of ranks that divide the rows.
+        row_counts: number of rows of every row group, including rows that have been read.
+        world_size: number of ranks among which the rows are divided.
         seed: any integer.
         epoch: number of the epoch, from 0.
         shuffle: whether row groups, and then rows, are shuffled.
-        stretch: how many stretches came before.
-        left: where a row group is no longer whole, the rows that are left of it.
+        stretch: number of earlier stretches.
+        left: unread rows by row group, for the row groups of which rows have been read.
     """
 
     row_counts: Sequence[int]
@@ -70,7 +70,7 @@ class EpochPlan:
 
     @property
     def num_rows(self) -> int:
-        """Rows that are divided."""
+        """Number of rows that are divided."""
         gone = sum(self.row_counts[row_group] - len(rows) for row_group, rows in self.left.items())
         return sum(self.row_counts) - gone
 
@@ -92,12 +92,12 @@ class EpochPlan:
         ]
 
     def order(self, rank: int, num_rows: int, buffer_rows: int) -> ShuffleOrder:
-        """Return the order in which a rank's shard of ``num_rows`` rows leaves its buffer."""
+        """Return the order in which a rank's shard of ``num_rows`` rows leaves its shuffle buffer."""
         key = (self.seed, self.epoch, rank, *([self.stretch] if self.stretch else []))
         return ShuffleOrder(num_rows, buffer_rows, random_bits(*key))
 
     def unread(self, rank: int, shard: Sequence[Part], *, buffer_rows: int, num_taken: int) -> list[Part]:
-        """Return what a rank still has to read of its shard when it has had ``num_taken`` rows of it."""
+        """Return the rows that a rank still has to read of its shard after it has had ``num_taken`` of them."""
         num_rows = sum(len(rows) for _, rows in shard)
         num_taken = min(num_taken, num_rows)
         if not num_taken:
@@ -108,7 +108,7 @@ class EpochPlan:
         return _at_positions(shard, scattered, rest)
 
     def after(self, taken: Stretch, world_size: int) -> EpochPlan:
-        """Return how the rows that a stretch of this plan leaves are divided among other ranks."""
+        """Return the plan that divides the rows left by a stretch of this plan among ``world_size`` ranks."""
         assert taken.world_size == self.world_size, "a stretch is of the plan that its ranks followed"
         rows_left: defaultdict[int, list[Rows]] = defaultdict(list)
         for rank, shard in enumerate(self.shards()):
@@ -147,7 +147,7 @@ def as_indices(rows: Rows) -> Indices:
 
 
 def _at_positions(shard: Sequence[Part], scattered: Indices, rest: int) -> list[Part]:
-    """Return the rows at some positions of a shard, and all those from position ``rest`` on."""
+    """Return the rows of a shard at the positions ``scattered``, and all rows from position ``rest`` on."""
     parts: list[Part] = []
     start = 0
     for row_group, rows in shard:

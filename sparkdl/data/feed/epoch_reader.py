@@ -1,6 +1,6 @@
-"""Reads what a feed gives of an epoch: threads that decode row groups, one that shuffles rows, the cache between them.
+"""Reads the rows of an epoch for a feed, with threads that decode row groups, a thread that shuffles rows, and a cache.
 
-Runs on every *rank*. Which rows in which order is decided elsewhere; see :mod:`sparkdl.data.feed.state`.
+Runs on every *rank*. :mod:`sparkdl.data.feed.state` decides which rows are read, and in which order.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _MAX_SHUFFLED_AHEAD = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
-    """How to read; see :class:`sparkdl.data.ParquetFeed`.
+    """Options for reading; see :class:`sparkdl.data.ParquetFeed`.
 
     Attributes:
-        num_threads: threads that read row groups.
-        read_ahead_bytes: bound of what waits to be used.
-        timeout_s: for one row group.
-        buffer_rows: rows of the shuffle buffer; 0 without shuffling.
+        num_threads: number of threads that read row groups.
+        read_ahead_bytes: upper bound of the bytes that wait to be used.
+        timeout_s: seconds to wait for one row group.
+        buffer_rows: number of rows in the shuffle buffer; 0 without shuffling.
         cache: ``"memory"``, ``"disk"`` or None.
-        cache_limit_bytes: what the cache takes at most.
-        cache_folder: where its files go.
+        cache_limit_bytes: upper bound of the bytes of the cache.
+        cache_folder: folder for the cache's files; None for the system's folder for temporary files.
     """
 
     num_threads: int
@@ -56,18 +56,18 @@ class ReadingOptions:
 
 
 class EpochReader:
-    """Opens readers for the epochs of one feed, and ends them.
+    """Opens readers for the epochs of one feed, and closes them.
 
     Args:
-        dataset: what is read.
-        layout: of the blocks that are given.
-        row_choice: which rows are given, by default all.
-        preparation: makes the layout's columns of those that lie in the files, where they are not the same.
-        options: how to read.
+        dataset: dataset to read.
+        layout: layout of the blocks that are yielded.
+        row_choice: selects the rows to read; None for all.
+        preparation: computes the columns of the layout from those in the files; None if they are the same.
+        options: options for reading.
 
     Attributes:
-        is_closed: whether epochs can no longer be read.
-        waited_s: seconds that callers have waited for batches, as they add them up.
+        is_closed: whether this is closed, so that epochs can no longer be read.
+        waited_s: seconds that callers have waited for batches; the callers add to it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class EpochReader:
         self.waited_s = 0.0
 
     def count_rows(self, communicator: Communicator | None) -> tuple[int, ...]:
-        """Return how many rows of every row group are given; with a communicator each rank counts its part.
+        """Return how many rows of every row group are selected; with a communicator each rank counts its part.
 
         Raises:
             EmptyDatasetError: if no row passes the filter.
@@ -107,7 +107,7 @@ class EpochReader:
         from sparkdl.data.petastorm.reader import kept_rows_counter
 
         timeout_s = self._options.timeout_s
-        if communicator is not None:  # the other ranks wait for the counts, and cannot say for which file
+        if communicator is not None:  # the other ranks wait for the counts, and cannot name the file
             timeout_s = min(timeout_s, communicator.timeout_s / 2)
         count = kept_rows_counter(
             self._dataset,
@@ -127,7 +127,7 @@ class EpochReader:
     def blocks(
         self, part: EpochSlice, rank: int, row_counts: Sequence[int], stack: ExitStack
     ) -> Iterator[Block]:
-        """Start to read a rank's rows of a part, in their order; the stack ends it."""
+        """Start to read a rank's rows of an epoch's slice, in their order; closing ``stack`` stops it."""
         plan, shard = part.plan, part.plan.shards()[rank]
         num_rows = sum(len(rows) for _, rows in shard)
         taken = min(taken_by(rank, part.num_taken), num_rows)
@@ -153,17 +153,17 @@ class EpochReader:
         return iter(ahead)
 
     def close(self) -> None:
-        """End all threads but those that a Store keeps waiting, and remove what the cache keeps on disk."""
+        """Stop all threads except those that wait for a Store, and clear the cache, including its files."""
         self.is_closed = True
         for reader in list(self._readers):
             reader.close()
-        for shuffler in list(self._shufflers):  # which may have waited for their readers
+        for shuffler in list(self._shufflers):  # after the readers, for which they may have waited
             shuffler.close()
         if self._cache is not None:
             self._cache.close()
 
     def _open(self, shard: list[Part], row_counts: Sequence[int]) -> ShardReader:
-        # Here and not above: who plans or describes an epoch without reading it needs no Petastorm.
+        # Imported here, because planning or describing an epoch without reading it needs no Petastorm.
         from sparkdl.data.petastorm.reader import ShardReader
 
         options = self._options
@@ -174,7 +174,7 @@ class EpochReader:
             shard,
             row_counts=row_counts,
             num_threads=options.num_threads,
-            # A quarter is for rows that were shuffled.
+            # A quarter is reserved for shuffled rows.
             read_ahead_bytes=options.read_ahead_bytes * 3 // 4 if shuffles else options.read_ahead_bytes,
             timeout_s=options.timeout_s,
             footers=self._footers,

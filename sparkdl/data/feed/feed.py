@@ -1,9 +1,9 @@
 """The feed of one *rank*: its shard of a Parquet dataset as batches of NumPy arrays, epoch after epoch.
 
-The caller chooses columns by name, or gives its own names to one or several columns each.
+The caller chooses columns by name, or maps names of its own to one or several columns each.
 
-Reader threads decode row groups and another thread shuffles them, ahead of the training loop and within a limit in
-bytes. The result depends on (seed, epoch), the rank and the world size alone, never on threads or timing. The caller
+Reader threads decode row groups and another thread shuffles their rows, ahead of the training loop and within a limit
+in bytes. The result depends only on (seed, epoch), the rank and the world size, never on threads or timing. The caller
 moves the batches to torch and to devices.
 """
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 
 def names_and_fields(columns: Any, transform: Any) -> tuple[list[str] | None, Any]:
-    """The columns that are read, and those that are given as :func:`layout_of` takes them; None for all.
+    """Return the columns to read, and the columns to yield as :func:`layout_of` takes them; None stands for all.
 
-    A folder has to have the former described; a filter's may be of types that only it understands.
+    Only the columns to read are described; those of a filter may have types that only the filter understands.
 
     Raises:
-        ParamError: if the choice is none, or no choice of names.
+        ParamError: if ``columns`` is empty, names a column twice, or is neither a list nor a mapping of names.
     """
     names = _names(columns)
     if transform is None:
@@ -75,10 +75,10 @@ def _apply_transform(columns: Sequence[Column], transform: Any) -> Preparation:
 
 
 def layout_of(dataset: ParquetDataset | Preparation, columns: Any) -> BlockLayout:
-    """The layout of the columns that were asked for; all of them when None.
+    """Return the layout of the requested columns, or of all columns if that is None.
 
     Raises:
-        DataError: if a column does not exist, or cannot be given.
+        DataError: if a column does not exist or cannot be fed.
     """
     if columns is None:
         return BlockLayout(dataset.columns)
@@ -106,62 +106,63 @@ def _no_choice(columns: Any) -> ParamError:
 
 
 SHUFFLE_BUFFER_BYTES = 64 << 20
-"""How much memory the rows of the shuffle buffer take at most by default."""
+"""Default upper bound of the memory of the shuffle buffer, in bytes."""
 
 SHUFFLE_BUFFER_ROWS = 1 << 16
-"""How many rows the shuffle buffer holds at most by default: more of them leave the processor's cache."""
+"""Default upper bound of the rows of the shuffle buffer: more of them do not fit into the processor's cache."""
 
 
 class ParquetFeed:
     """Batches of one rank's rows.
 
-    Iterating over a feed gives the batches of its current epoch and then moves on to the next one, so that
+    Iterating over a feed yields the batches of its current epoch and then moves on to the next one, so that
     ``for epoch in range(n): for batch in feed: ...`` is a training loop; :meth:`set_epoch` chooses the epoch.
 
     Args:
-        source: the same on every rank: a :class:`ParquetDataset`, the URL or path of a folder of Parquet files or
-            of a dataset in a Store, or a Store that holds one dataset. A folder that Petastorm's
-            ``materialize_dataset`` wrote is decoded by the codecs of its Unischema, as ``make_reader`` does.
-        columns: names of the columns to read, by default all; batches hold them in this order. A mapping gives
-            names of its own, each for a column or for several scalar columns of one dtype that come as one matrix:
-            ``{"features": ["a", "b"], "label": "y"}``. See ``transform`` for what they are with one.
-        shapes: of array columns in a folder of plain Parquet by name the length at every level, None where it differs
-            from row to row: ``{"tokens": (None,)}``. A column that is not named has in every row the lengths of
-            the first one.
-        rank: this rank.
+        source: data to read, the same on every rank: a :class:`ParquetDataset`, the URL or path of a folder of Parquet
+            files or of a dataset in a Store, or a Store that holds one dataset. A folder that Petastorm's
+            ``materialize_dataset`` wrote is decoded with the codecs of its Unischema, as by ``make_reader``.
+        columns: names of the columns to read, by default all; batches hold them in this order. A mapping assigns
+            other names, each to one column or to several scalar columns of one dtype, which form one matrix:
+            ``{"features": ["a", "b"], "label": "y"}``. With a ``transform``, see there.
+        shapes: lengths of the arrays at every level, by name of an array column in a folder of plain Parquet; None for
+            a length that differs from row to row: ``{"tokens": (None,)}``. An array column that is not named must
+            have the lengths of its first row in every row.
+        rank: rank of this process.
         world_size: number of ranks.
         batch_size: rows per batch and rank.
         shuffle: whether to shuffle the row groups in every epoch, and then the rows in a buffer; otherwise
             rows come in the order of the files.
         seed: any integer; the same on every rank.
-        num_threads: threads that read row groups, one each at a time. Arrow decodes the columns of a row group in
-            its own pool (``pyarrow.set_cpu_count``, by default as many threads as there are cores), which all of
-            a process share.
-        shuffle_buffer_rows: rows among which the next ones are drawn; by default 65,536, or as many as fit in
-            64 MiB.
-        read_ahead_bytes: how much memory decoded row groups and shuffled rows take at most that wait to be used,
-            beside the shuffle buffer itself and the cache. A single row group is read even if it takes more.
-        row_filter: which rows to give: a :class:`sparkdl.data.RowFilter`, what
-            :func:`sparkdl.data.dataset.rows.draw_rows` returns, or a predicate of Petastorm. The rows that pass are
-            counted when the feed is made, where their number is not known.
-        transform: Petastorm's ``TransformSpec``, applied by the reader threads. Names in ``columns`` are then those
-            that its function takes, as with Petastorm's ``schema_fields``; what it gives is what its ``edit_fields``,
-            ``removed_fields`` and ``selected_fields`` make of them. A mapping is of columns that it gives, and its
-            function takes all that there are. The function takes a pandas DataFrame of rows of one row group, or
-            with a Unischema a dict of one row, and may not change how many rows there are. What a cache keeps is
-            what it made.
-        communicator: open over all ranks, so that each counts its part of the row groups; making the feed is then a
-            collective operation. Used for a ``row_filter`` alone.
-        cache: keeps decoded row groups after they were first read: in ``"memory"``, or on ``"disk"`` as
-            files that are removed when the feed is closed. Neither changes the order of the rows. Rows with strings
-            or other objects among their columns, such as arrays of varying length, are kept in memory alone.
-        cache_limit_bytes: what the cache takes at most; what does not fit is read again, and that is logged once.
-        cache_folder: where the cache's files go; by default the system's folder for temporary files.
-        read_timeout_s: seconds to wait for one row group before the read is given up, also while rows that pass the
-            filter are counted; and, where the source has to be described first, for all of that.
+        num_threads: number of threads that read row groups, each one at a time. Arrow decodes the columns of a row
+            group in its own thread pool (``pyarrow.set_cpu_count``, by default as many threads as there are cores),
+            which the whole process shares.
+        shuffle_buffer_rows: number of rows in the shuffle buffer, from which the next ones are drawn; by default
+            65,536, or fewer if only those fit in 64 MiB.
+        read_ahead_bytes: upper bound of the memory of decoded row groups and shuffled rows that wait to be used, not
+            counting the shuffle buffer itself and the cache. A single row group is read even if it takes more.
+        row_filter: rows to yield: a :class:`sparkdl.data.RowFilter`, the result of
+            :func:`sparkdl.data.dataset.rows.draw_rows`, or a Petastorm predicate. If the number of rows that pass is
+            not known, they are counted when the feed is made.
+        transform: Petastorm's ``TransformSpec``, applied by the reader threads. A list of ``columns`` then names the
+            columns that its function takes, as with Petastorm's ``schema_fields``; the columns that it returns follow
+            from its ``edit_fields``, ``removed_fields`` and ``selected_fields``. A mapping of ``columns`` refers to
+            the columns that the function returns, and the function takes all columns. The function takes a pandas
+            DataFrame of rows of one row group, or with a Unischema a dict of one row, and must not change the number
+            of rows. A cache keeps transformed rows.
+        communicator: communicator of all ranks, so that each rank counts its part of the row groups; making the feed
+            is then a collective operation. Used only for a ``row_filter``.
+        cache: where to keep decoded row groups after they were first read: ``"memory"``, ``"disk"`` for files that
+            are removed when the feed is closed, or None. The cache does not change the order of the rows. Rows with
+            strings or other objects in their columns, such as arrays of varying length, can only be kept in memory.
+        cache_limit_bytes: upper bound of the size of the cache; row groups that do not fit are read again, and that is
+            logged once.
+        cache_folder: folder for the cache's files; by default the system's folder for temporary files.
+        read_timeout_s: seconds to wait for one row group before the read fails, also while the rows that pass the
+            filter are counted; and seconds for describing the source, if it is not described yet.
 
     Attributes:
-        dataset: what is read.
+        dataset: the dataset that is read.
 
     Raises:
         DataError: if a column does not exist.
@@ -205,7 +206,7 @@ class ParquetFeed:
             raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
         check_integer(seed=seed)
         check_seconds(read_timeout_s=read_timeout_s)
-        # NumPy's integers are no values for the JSON of a state, and lack what Python's can do.
+        # NumPy's integers cannot be put into the JSON of a state, and lack methods of Python's.
         rank, world_size, batch_size, seed = int(rank), int(world_size), int(batch_size), int(seed)
         num_threads, read_ahead_bytes = int(num_threads), int(read_ahead_bytes)
         cache_limit_bytes, read_timeout_s = int(cache_limit_bytes), float(read_timeout_s)
@@ -219,7 +220,7 @@ class ParquetFeed:
             chosen = self.dataset.filter_of(chosen)
         preparation = self.dataset.preparation(transform, names, _apply_transform)
         self._layout = layout_of(preparation or self.dataset, fields)
-        rows_per_rank(self.dataset.num_rows, world_size)  # raises when a rank would have none
+        rows_per_rank(self.dataset.num_rows, world_size)  # raises if a rank would have no rows
         if shuffle_buffer_rows is None:
             fitting = SHUFFLE_BUFFER_BYTES // max(1, self._layout.row_bytes)
             shuffle_buffer_rows = max(1, min(fitting, SHUFFLE_BUFFER_ROWS))
@@ -242,7 +243,7 @@ class ParquetFeed:
         )
         self._row_counts = self._reader.count_rows(communicator)
         self._num_rows = sum(self._row_counts)
-        rows_per_rank(self._num_rows, world_size)  # likewise once rows are filtered
+        rows_per_rank(self._num_rows, world_size)  # likewise after the filter
         self._identity = Identity.of(self.dataset, self._row_counts, seed=seed, shuffle=shuffle)
         self._schedule = EpochSchedule(
             self._row_counts, world_size=world_size, buffer_rows=buffer_rows, seed=seed, shuffle=shuffle
@@ -257,27 +258,27 @@ class ParquetFeed:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of every whole epoch, the same number on all ranks."""
+        """Number of batches of every whole epoch, the same on all ranks."""
         return steps_per_epoch(self._num_rows, self._world_size, self._batch_size)
 
     def __len__(self) -> int:
-        """Batches that the next iteration gives: ``steps_per_epoch``, or what is left of an epoch that was resumed."""
+        """Number of batches of the next iteration: ``steps_per_epoch``, or fewer if the epoch was resumed."""
         return self.steps_in(self._epoch)
 
     def steps_in(self, epoch: int) -> int:
-        """Return how many batches :meth:`epoch` gives: fewer than ``steps_per_epoch`` where it was resumed."""
+        """Return how many batches :meth:`epoch` yields: fewer than ``steps_per_epoch`` if the epoch was resumed."""
         return math.ceil(max(self.rows_in_epoch(epoch)) / self._batch_size)
 
     def rows_in_epoch(self, epoch: int) -> list[int]:
-        """Return how many rows :meth:`epoch` gives each rank: fewer where it was resumed."""
+        """Return how many rows :meth:`epoch` yields on each rank: fewer if the epoch was resumed."""
         return self._schedule.slice_of(epoch).rows_to_come()
 
     def rows_in_step(self, step: int, epoch: int | None = None) -> list[int]:
         """Return how many rows each rank has in a step: ``batch_size`` in all but the last.
 
         Args:
-            step: number of the step, from 0, among those that :meth:`epoch` gives.
-            epoch: number of the epoch; by default a whole one.
+            step: number of the step, from 0, among those of :meth:`epoch`.
+            epoch: number of the epoch; None for a whole epoch.
         """
         check_counts(least=0, step=step)
         if epoch is None:
@@ -286,32 +287,32 @@ class ParquetFeed:
         return [min(max(rows - before, 0), self._batch_size) for rows in self.rows_in_epoch(epoch)]
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, that the next iteration over the feed gives."""
+        """Choose the epoch, from 0, of the next iteration over the feed."""
         check_counts(least=0, epoch=epoch)
         self._epoch, self._given = int(epoch), 0
 
     def __iter__(self) -> Generator[dict[str, npt.NDArray[Any]], None, None]:
-        """Give the batches of the current epoch, as :meth:`epoch` does; then the next epoch is the current one."""
+        """Yield the batches of the current epoch as :meth:`epoch` does; then the next epoch becomes the current one."""
         return self.epoch(self._epoch)
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refuse, with what to do: a DataLoader asks for items where it is given no ``IterableDataset``."""
+        """Raise an error that says what to do: a DataLoader asks for items if it gets no ``IterableDataset``."""
         raise no_map_of_rows(self)
 
     def epoch(self, epoch: int) -> Generator[dict[str, npt.NDArray[Any]], None, None]:
-        """Yield the batches of an epoch, or what is left of it; reading ahead begins with the first ``next``.
+        """Yield the batches of an epoch, or the rest of a resumed one; reading ahead begins with the first ``next``.
 
         Args:
             epoch: number of the epoch, from 0.
 
         Yields:
-            By name an array of shape ``(rows, *column.shape)`` and the column's dtype, writable,
-            perhaps strided, and the caller's to keep. The last batch has no rows where this shard is a row
-            shorter than others.
+            A dict of arrays by name, each of shape ``(rows, *column.shape)`` and of the column's dtype. The arrays
+            are writable, possibly strided, and not used again by the feed. The last batch can have no rows if this
+            shard is one row shorter than others.
 
         Raises:
-            DataError: if a file cannot be read, or holds something else than the dataset says; it names file
-                and row group.
+            DataError: if a file cannot be read, or differs from the description of the dataset; the message names
+                file and row group.
         """
         check_counts(least=0, epoch=epoch)
         if self._reader.is_closed:
@@ -326,7 +327,7 @@ class ParquetFeed:
             nothing = self._layout.allocate(0)
             for step in range(steps):
                 batch = self._layout.unpack(next(batches, nothing))
-                # Before it is given: a state that is taken while the batch is used has it behind.
+                # Before the batch is yielded: a state taken while the batch is in use counts it as used.
                 self._epoch, self._given = epoch, step + 1
                 self._reader.waited_s += time.perf_counter() - started
                 yield batch
@@ -334,12 +335,12 @@ class ParquetFeed:
         self._epoch, self._given = epoch + 1, 0
 
     def state(self, given: int | None = None, epoch: int | None = None) -> dict[str, Any]:
-        """Return where the feed stands, for :meth:`resume`: a small dict for JSON, the same on every rank.
+        """Return the position of the feed for :meth:`resume`: a small dict for JSON, the same on every rank.
 
         Args:
-            given: how many batches of the current iteration count as used; by default all that it gave. Pass it
-                where batches are taken ahead of their use.
-            epoch: number of the epoch that they are of, likewise; by default the current one.
+            given: number of batches of the current iteration that count as used; by default all that were yielded.
+                Pass it if batches are taken ahead of their use.
+            epoch: number of the epoch of these batches, to be passed in the same case; by default the current one.
         """
         given = self._given if given is None else given
         epoch = self._epoch if epoch is None else epoch
@@ -347,24 +348,24 @@ class ParquetFeed:
         return to_json(self._schedule.progress(int(epoch), int(given) * self._batch_size), self._identity)
 
     def state_running_on(self, epoch: int, num_rows: int) -> dict[str, Any]:
-        """Return the state in which each rank has had so many rows from an epoch on, whatever this feed gave.
+        """Return the state after each rank has had ``num_rows`` rows from an epoch on, whatever this feed has yielded.
 
-        For those who take rows across the borders of epochs, as a :class:`BlendedFeed` does: a rank whose shard is a
-        row shorter than others then comes to the next epoch before them.
+        For callers that take rows across the borders of epochs, such as a :class:`BlendedFeed`: a rank whose shard is
+        one row shorter than others then reaches the next epoch before them.
 
         Args:
-            epoch: number of the epoch that was begun with, or with what was left of it.
-            num_rows: rows that each rank has had of it and of those that follow.
+            epoch: number of the first epoch, which may be a resumed one.
+            num_rows: number of rows that each rank has had of this epoch and the following ones.
         """
         return to_json(self._schedule.progress_running_on(epoch, num_rows), self._identity)
 
     def twin(self, rank: int | None = None) -> ParquetFeed:
-        """Return a feed of the same dataset that goes its own way through it, from the first epoch on.
+        """Return a feed of the same dataset with a position of its own, which starts at the first epoch.
 
-        It shares this one's cache and bounds; closing one of them closes both.
+        Both feeds share one cache and the same limits; closing one of them closes both.
 
         Args:
-            rank: whose rows it gives; by default this one's.
+            rank: rank whose rows the new feed yields; by default the rank of this feed.
         """
         twin = copy(self)
         twin._rank = self._rank if rank is None else rank
@@ -373,32 +374,34 @@ class ParquetFeed:
         return twin
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue where another feed of this dataset stood; it becomes the current epoch.
+        """Continue from the state of another feed of this dataset; its epoch becomes the current one.
 
-        On as many ranks, and with as large a shuffle buffer, the rows are those that would have come, in their order.
-        Otherwise the unread rows are divided again, and each of them comes once. The batch size may be
-        another.
+        With the same number of ranks and the same shuffle buffer, the remaining rows come in the order that they would
+        have had without the interruption. Otherwise the unread rows are divided again, and each of them comes once.
+        The batch size may differ.
 
         Args:
-            state: what :meth:`state` returned on any rank.
+            state: state that :meth:`state` returned on any rank.
 
         Raises:
-            ParamError: if it is no state of a feed; it names the part that cannot be.
-            DataError: if the state is of another dataset or seed, of another kind of order, or of a row filter that
-                other numbers of rows of the row groups pass. Another filter that as many rows of each pass is not
-                noticed.
+            ParamError: if it is no state of a feed; the message names the part with an impossible value.
+            DataError: if the state has another dataset, seed or value of ``shuffle``, or another number of rows of a
+                row group passes the row filter. Another filter that passes the same number of rows of each row group is
+                not detected.
         """
         progress = from_json(state, self._identity)
         self._schedule.resume(progress)
         self._epoch, self._given = progress.epoch, 0
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Begin an epoch at one of its batches, without reading those before; it becomes the current epoch.
+        """Begin an epoch at one of its batches, without reading the earlier ones; it becomes the current epoch.
+
+        Earlier calls of :meth:`resume` and :meth:`seek` have no effect any more.
 
         Args:
             epoch: number of the epoch, from 0.
-            step: number of the batch, from 0, among the ``steps_per_epoch`` of the whole epoch, as this feed's ranks
-                and batch size divide it. What was resumed before, or sought, is forgotten.
+            step: number of the batch, from 0, among the ``steps_per_epoch`` of the whole epoch, as divided by this
+                feed's number of ranks and batch size.
         """
         check_counts(least=0, epoch=epoch, step=step)
         if step >= self.steps_per_epoch:
@@ -407,7 +410,7 @@ class ParquetFeed:
         self._schedule.seek(int(epoch), int(step) * self._batch_size)
 
     def close(self) -> None:
-        """End all threads but those that a Store keeps waiting; epochs that are under way cannot continue.
+        """Stop all threads except those that wait for a Store; epochs in progress cannot continue.
 
         Calling it again does nothing.
         """

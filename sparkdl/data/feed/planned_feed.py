@@ -1,8 +1,8 @@
-"""The feed of a *rank* that joins the same rows in each step as the ranks did for which the rows were planned.
+"""A feed that keeps the rows of each step when training continues on another number of ranks. Runs on a *rank*.
 
-The order of the rows and which of them come together follow from the number of ranks. A training that continues with
-other ranks therefore keeps the plan of those that it began with: the batches that these *planned ranks* have in a step,
-put one behind another, are cut into equal parts for the ranks that are there.
+The order of the rows, and which of them form a step, depend on the number of ranks. Training that continues on another
+number of ranks therefore keeps the plan of the ranks that it began with: the batches that these *planned ranks* have in
+a step are concatenated and cut into equal parts for the actual ranks.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Batch: TypeAlias = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank takes of each batch of a planned rank.
+    """The part of each batch of a planned rank that a rank takes.
 
     Attributes:
-        planned_rank: whose batch it is.
-        start: where the part begins, in parts of the batch.
-        stop: where it ends.
-        of: so many parts are all of the batch.
+        planned_rank: planned rank of the batch.
+        start: start of the part, in units of ``1 / of`` of the batch.
+        stop: end of the part, in the same unit.
+        of: number of units in the batch.
     """
 
     planned_rank: int
@@ -46,13 +46,13 @@ class Part:
     of: int
 
     def rows(self, num_rows: int) -> range:
-        """Return the rows that are taken of a batch of so many; all parts of it together are all of its rows."""
+        """Return the rows of the part in a batch of ``num_rows``; all parts of a batch together are all of its rows."""
         return range(num_rows * self.start // self.of, num_rows * self.stop // self.of)
 
 
 def parts_of_rank(rank: int, world_size: int, planned_ranks: int) -> list[Part]:
-    """Return what a rank takes of the planned ranks' batches, which are shared equally and in their order."""
-    # Each of planned_ranks batches has world_size parts, of which each of world_size ranks takes planned_ranks.
+    """Return the parts that a rank takes of the planned ranks' batches, which are shared equally and in order."""
+    # Each of planned_ranks batches has world_size units, and each of world_size ranks takes planned_ranks units.
     first, last = rank * planned_ranks, (rank + 1) * planned_ranks
     return [
         Part(
@@ -66,27 +66,27 @@ def parts_of_rank(rank: int, world_size: int, planned_ranks: int) -> list[Part]:
 
 
 class PlannedFeed:
-    """Batches of one rank, of rows that are planned for another number of ranks, or for as many.
+    """Batches of one rank, from rows that are planned for another number of ranks, or for the same number.
 
-    All ranks together have in each step the rows that ``planned_ranks`` feeds of ``batch_size`` have. With fewer ranks
-    than planned, a batch is so many times larger; with more, it is smaller, and without rows where a step has fewer
-    rows than there are ranks. On as many ranks it gives what a :class:`ParquetFeed` gives.
+    In each step, all ranks together have the rows that ``planned_ranks`` feeds with ``batch_size`` have. With fewer
+    ranks than planned, batches are larger in proportion; with more, they are smaller, and some have no rows if a step
+    has fewer rows than there are ranks. On the planned number of ranks, batches are those of a :class:`ParquetFeed`.
 
-    A rank reads all rows of the planned ranks whose batches it has a part of. It has a shuffle buffer for each of
-    them, as it was planned, and shares threads and ``read_ahead_bytes`` among them.
+    A rank reads all rows of the planned ranks of whose batches it takes a part. It has a shuffle buffer of the planned
+    size for each of them, and divides its threads and ``read_ahead_bytes`` among them.
 
     Args:
-        source: as of a :class:`ParquetFeed`.
-        rank: this rank.
+        source: data to read, as for :class:`ParquetFeed`.
+        rank: rank of this process.
         world_size: number of ranks.
-        planned_ranks: number of ranks that the rows are planned for.
-        num_threads: threads that read row groups, of all planned ranks together; one each at least.
-        read_ahead_bytes: as of a :class:`ParquetFeed`, for all planned ranks together.
-        options: what else a :class:`ParquetFeed` takes: ``batch_size``, which is that of a planned rank, and so on.
+        planned_ranks: number of ranks for which the rows are planned.
+        num_threads: number of threads that read row groups, for all planned ranks together; at least one for each.
+        read_ahead_bytes: upper bound as for :class:`ParquetFeed`, for all planned ranks together.
+        options: other arguments of :class:`ParquetFeed`, such as ``batch_size``, which is that of a planned rank.
 
     Raises:
         ParamError: if a number is out of range.
-        SparkdlError: whatever a :class:`ParquetFeed` raises.
+        SparkdlError: the errors of :class:`ParquetFeed`.
     """
 
     def __init__(
@@ -127,19 +127,19 @@ class PlannedFeed:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of every whole epoch, the same number on all ranks."""
+        """Number of batches of every whole epoch, the same on all ranks."""
         return self._feeds[0].steps_per_epoch
 
     def steps_in(self, epoch: int) -> int:
-        """Return how many batches :meth:`epoch` gives: fewer than ``steps_per_epoch`` where it was resumed."""
+        """Return how many batches :meth:`epoch` yields: fewer than ``steps_per_epoch`` if the epoch was resumed."""
         return self._feeds[0].steps_in(epoch)
 
     def rows_in_step(self, step: int, epoch: int | None = None) -> list[int]:
         """Return how many rows each rank has in a step.
 
         Args:
-            step: number of the step, from 0, among those that :meth:`epoch` gives.
-            epoch: number of the epoch; by default a whole one.
+            step: number of the step, from 0, among those of :meth:`epoch`.
+            epoch: number of the epoch; None for a whole epoch.
         """
         planned = self._feeds[0].rows_in_step(step, epoch)
         return [
@@ -148,10 +148,10 @@ class PlannedFeed:
         ]
 
     def epoch(self, epoch: int) -> Generator[Batch, None, None]:
-        """Yield the batches of an epoch, or what is left of it, as :meth:`ParquetFeed.epoch` does.
+        """Yield the batches of an epoch, or the rest of a resumed one, as :meth:`ParquetFeed.epoch` does.
 
         Raises:
-            DataError: as there.
+            DataError: as :meth:`ParquetFeed.epoch` raises.
         """
         parts = self._parts_of_ranks[self._rank]
         with ExitStack() as stack:
@@ -160,9 +160,10 @@ class PlannedFeed:
                 yield _joined([_part_of(batch, part) for batch, part in zip(batches, parts, strict=True)])
 
     def batch_before(self, epoch: int, step: int) -> tuple[int, Batch]:
-        """Return a step, from 0, and the batch with rows that this rank had in it, the last before a step of an epoch.
+        """Return the last step, from 0, before a step of an epoch in which this rank had rows, and its batch in it.
 
-        Where there was none, as steps have fewer rows than there are ranks, it is one of other ranks' rows.
+        If there is none, because steps have fewer rows than there are ranks, these are step 0 and the batch of a
+        planned rank, with rows of other ranks.
 
         Args:
             epoch: number of the epoch, from 0.
@@ -180,18 +181,18 @@ class PlannedFeed:
             return max(before, 0), next(batches)
 
     def state(self, given: int | None = None, epoch: int | None = None) -> dict[str, Any]:
-        """Return where the planned ranks stand, for :meth:`resume` on any number of ranks; the same on each of them.
+        """Return the position of the planned ranks, for :meth:`resume` on any number of ranks; the same on every rank.
 
         Args:
-            given: as of :meth:`ParquetFeed.state`.
-            epoch: likewise.
+            given: number of batches that count as used, as for :meth:`ParquetFeed.state`.
+            epoch: number of the epoch of these batches, as for :meth:`ParquetFeed.state`.
         """
         return self._feeds[0].state(given, epoch)
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue where other ranks stood that had the same plan, with the rows that would have come in each step.
+        """Continue from the state of ranks with the same plan; each step has the rows that it would have had there.
 
-        After ranks with another plan, or other buffers, the unread rows are divided again.
+        If the plan or the shuffle buffers differ, the unread rows are divided again.
 
         Raises:
             ParamError: if it is no state of a feed.
@@ -201,8 +202,8 @@ class PlannedFeed:
             feed.resume(state)
 
     def close(self) -> None:
-        """End all threads, as :meth:`ParquetFeed.close` does."""
-        self._feeds[0].close()  # the others read through it
+        """Stop all threads, as :meth:`ParquetFeed.close` does."""
+        self._feeds[0].close()  # the other feeds share its reader
 
     def __enter__(self) -> PlannedFeed:
         return self

@@ -1,4 +1,4 @@
-"""The rows of one feed without end, pass after pass, in any portions. Runs on a *rank*."""
+"""An endless stream of the rows of one feed, epoch after epoch, in portions of any size. Runs on a *rank*."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Batch = dict[str, npt.NDArray[Any]]
-"""By column name an array of rows; all arrays have equally many."""
+"""Arrays of rows by column name; all arrays have the same number of rows."""
 
 
 class Feed(Protocol):
-    """What can be blended: :class:`sparkdl.data.ParquetFeed`, or anything of this shape."""
+    """Interface of feeds that can be blended, such as :class:`sparkdl.data.ParquetFeed`."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of every epoch, the same number on all ranks."""
+        """Number of batches of every epoch, the same on all ranks."""
 
     def rows_in_step(self, step: int) -> list[int]:
         """Return how many rows each rank has in a step of an epoch."""
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch; they depend on its number alone, and may have no rows."""
+        """Yield the batches of an epoch, which depend only on its number; a batch may have no rows."""
 
 
 def no_map_of_rows(feed: object) -> ParamError:
-    """The error for a feed that is asked for an item by its number, as a DataLoader around it does."""
+    """Return the error for a feed that is indexed by a number, as a DataLoader around it does."""
     return ParamError(
         f"A {type(feed).__name__} gives batches one after the other and none by its number. For a DataLoader, write "
         "DataLoader(FeedDataset(feed), batch_size=None), with sparkdl.training.feed_dataset.FeedDataset."
@@ -40,44 +40,44 @@ def no_map_of_rows(feed: object) -> ParamError:
 
 @runtime_checkable
 class SeekableFeed(Feed, Protocol):
-    """A feed that can begin in the middle of an epoch without reading what comes before."""
+    """A feed that can begin in the middle of an epoch without reading the earlier batches."""
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Have :meth:`epoch` begin at a batch of the whole epoch; where it began before is forgotten."""
+        """Make :meth:`epoch` begin at a batch of the whole epoch; an earlier starting point is forgotten."""
 
 
 @runtime_checkable
 class ResumableFeed(Feed, Protocol):
-    """A feed that tells where all ranks stand together, so that other numbers of ranks can continue from there."""
+    """A feed whose state holds the position of all ranks, so that another number of ranks can continue from it."""
 
     def twin(self) -> ResumableFeed:
-        """Return a feed of the same rows that goes its own way, from the first epoch on."""
+        """Return a feed of the same rows with a position of its own, which starts at the first epoch."""
 
     def rows_in_epoch(self, epoch: int) -> list[int]:
-        """Return how many rows :meth:`epoch` gives each rank."""
+        """Return how many rows :meth:`epoch` yields on each rank."""
 
     def steps_in(self, epoch: int) -> int:
-        """Return how many batches :meth:`epoch` gives."""
+        """Return how many batches :meth:`epoch` yields."""
 
     def rows_in_step(self, step: int, epoch: int | None = None) -> list[int]:
-        """Return how many rows each rank has in a step of what :meth:`epoch` gives, or of a whole epoch."""
+        """Return how many rows each rank has in a step of :meth:`epoch`, or with None of a whole epoch."""
 
     def state(self) -> dict[str, Any]:
-        """Return where the feed stands after the batches that it gave, the same on every rank."""
+        """Return the position of the feed after the batches that it has yielded, the same on every rank."""
 
     def state_running_on(self, epoch: int, num_rows: int) -> dict[str, Any]:
-        """Return where it stands once each rank has had so many rows from an epoch on."""
+        """Return the position after each rank has had so many rows from an epoch on."""
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
 
 
 class RowStream:
-    """Hands out the rows of a feed's epochs 0, 1, 2, ... one after the other, all of them whole.
+    """Stream of the rows of a feed's epochs 0, 1, 2, ... one after the other, each epoch as a whole.
 
     Args:
-        name: what error messages call the feed.
-        feed: the feed; of a resumable one a copy is read, so that its position does not change.
+        name: name of the feed in error messages.
+        feed: the feed; a resumable feed is copied, so that its position does not change.
     """
 
     def __init__(self, name: str, feed: Feed) -> None:
@@ -85,16 +85,16 @@ class RowStream:
         self.feed = feed.twin() if isinstance(feed, ResumableFeed) else feed
         self.epoch = 0
         self.step = 0
-        """Batches of this epoch that have been begun."""
+        """Number of batches of this epoch that have been begun."""
         self.row = 0
-        """Rows of the batch begun last that have been handed out."""
+        """Number of rows that have been taken of the current batch."""
         self._first_epoch = 0
         self._rows_taken = 0
         self._batches: Iterator[Batch] | None = None
         self._batch: Batch | None = None
 
     def take(self, rows: int) -> list[Batch]:
-        """Return the next ``rows`` rows in as few parts as they lie in; parts are views. All ranks take as many.
+        """Return the next ``rows`` rows as views, one for each batch that they lie in. All ranks take the same number.
 
         Raises:
             DataError: if an epoch has no rows at all on this rank.
@@ -106,7 +106,7 @@ class RowStream:
             rest = num_rows(self._batch) - self.row if self._batch is not None else 0
             if not rest:
                 without_rows += self._next_batch()
-                # What is left of several epochs can hold no row for this rank; a whole epoch of such a feed has some.
+                # The rest of several resumed epochs can have no rows for this rank; a whole epoch then has some.
                 if without_rows > 1 and not isinstance(self.feed, ResumableFeed):
                     raise DataError(f"The feed {self.name!r} has no rows on this rank, so it cannot repeat.")
                 continue
@@ -119,7 +119,7 @@ class RowStream:
         return parts
 
     def take_batch(self) -> Batch:
-        """Return the next batch as the feed made it.
+        """Return the next batch as the feed yields it.
 
         Raises:
             DataError: if an epoch has no batches.
@@ -137,9 +137,9 @@ class RowStream:
         return self.feed.rows_in_step(self.step - 1)
 
     def left_of_first_epoch(self, *, in_rows: bool) -> int:
-        """Return how many rows every rank still gets of epoch 0 at least, or how many batches.
+        """Return how many rows, or batches, every rank still gets of epoch 0 at least.
 
-        Only a resumable feed can have less than the whole.
+        This is less than the whole epoch only for a resumable feed.
         """
         if isinstance(self.feed, ResumableFeed):
             if self._first_epoch:
@@ -152,12 +152,12 @@ class RowStream:
         return min(full * (steps - 1) + rest for full, rest in zip(first, last, strict=True))
 
     def state(self, *, in_rows: bool) -> dict[str, Any]:
-        """Return where the stream stands, as plain values for JSON.
+        """Return the position of the stream as plain values for JSON.
 
-        That of a resumable feed is the same on every rank; that of another is this rank's.
+        For a resumable feed it is the same on every rank; for another feed it is the position of this rank.
 
         Args:
-            in_rows: whether rows were taken, or whole batches.
+            in_rows: whether rows were taken rather than whole batches.
         """
         if isinstance(self.feed, ResumableFeed):
             if in_rows:
@@ -167,10 +167,10 @@ class RowStream:
         return {"epoch": self.epoch, "step": self.step, "row": self.row, "world_size": world_size}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go to where another stream stood when it returned this state.
+        """Continue from the state that another stream returned.
 
-        A resumable feed reads nothing of what comes before. One that can seek skips it; of others it is read and
-        left out.
+        A resumable feed does not read the earlier rows, and a feed that can seek skips them. Other feeds read the
+        earlier rows, which are discarded.
 
         Raises:
             ParamError: if it is no state of such a stream.
@@ -213,17 +213,17 @@ class RowStream:
             )
 
     def close(self) -> None:
-        """Let go of the epoch under way."""
+        """Close the iterator of the current epoch."""
         close = getattr(self._batches, "close", None)
         if close is not None:
             close()
         self._batches = self._batch = None
 
     def _next_batch(self) -> bool:
-        """Go to the next batch, or to the beginning of the next epoch; return whether it is the latter."""
+        """Move to the next batch, or to the beginning of the next epoch; return True in the latter case."""
         if self._batches is None:
             if isinstance(self.feed, SeekableFeed) and not isinstance(self.feed, ResumableFeed):
-                # Steps count from the beginning of the epoch, wherever the feed was told to begin before.
+                # Steps count from the beginning of the epoch, whatever position the feed had before.
                 self.feed.seek(self.epoch, self.step)
             self._batches = iter(self.feed.epoch(self.epoch))
         self._batch, self.row = next(self._batches, None), 0

@@ -1,9 +1,9 @@
-"""The division of row groups among the ranks for a whole epoch, and how many steps all of them take.
+"""Divides row groups among the ranks for a whole epoch, and computes the number of steps.
 
-What is left of an interrupted epoch is divided by :mod:`~sparkdl.data.feed.epoch_plan`, with the functions from here.
-Pure functions of row counts; the same on the *driver* and on every *rank*, so that no rank has to be told its
-shard. Every row belongs to exactly one rank in every epoch, shards differ by at most one row, and all ranks
-take equally many steps, because a rank that stopped early would leave the others waiting in an allreduce for
+:mod:`~sparkdl.data.feed.epoch_plan` divides the rest of an interrupted epoch with the functions of this module.
+They are pure functions of row counts, with the same result on the *driver* and on every *rank*, so that no shard has to
+be sent to a rank. Every row belongs to exactly one rank in every epoch, shards differ by at most one row, and all ranks
+take the same number of steps, because a rank that stopped early would leave the others waiting in an allreduce for
 ever.
 """
 
@@ -28,8 +28,8 @@ class RowRange:
 
     Attributes:
         row_group: position of the row group in ``ParquetDataset.row_groups``.
-        start: first row inside the row group.
-        stop: row after the last one.
+        start: number of the first row, inside the row group.
+        stop: number of the row after the last one.
     """
 
     row_group: int
@@ -38,7 +38,7 @@ class RowRange:
 
     @property
     def num_rows(self) -> int:
-        """Rows in the range."""
+        """Number of rows in the range."""
         return self.stop - self.start
 
 
@@ -47,31 +47,31 @@ def plan_shards(
 ) -> list[list[RowRange]]:
     """Divide the rows of all row groups among the ranks for one epoch.
 
-    The row groups are put in an order that depends on (seed, epoch) alone. Of the N rows in that order rank r
+    The row groups are put in an order that depends only on (seed, epoch). Of the N rows in that order, rank r
     of W reads ``[r * N // W, (r + 1) * N // W)``; a row group on a border is sliced and read by both
     neighbours.
 
     Args:
-        row_counts: rows of every row group.
+        row_counts: number of rows of every row group.
         world_size: number of ranks.
         seed: any integer.
         epoch: number of the epoch, from 0.
         shuffle: whether to shuffle the row groups; otherwise they stay in their order.
 
     Returns:
-        For every rank its row ranges in reading order; none of them is empty.
+        The row ranges of every rank, in reading order; no rank is without rows.
 
     Raises:
         ShardingError: if there are fewer rows than ranks.
     """
-    rows_per_rank(sum(row_counts), world_size)  # raises when a rank would have none
+    rows_per_rank(sum(row_counts), world_size)  # raises if a rank would have no rows
     return divide_rows(row_counts, world_size, seed=seed, epoch=epoch, shuffle=shuffle)
 
 
 def divide_rows(
     row_counts: Sequence[int], world_size: int, *, seed: int, epoch: int, shuffle: bool
 ) -> list[list[RowRange]]:
-    """Divide rows as :func:`plan_shards` does, also fewer than there are ranks: some ranks then have none."""
+    """Divide rows as :func:`plan_shards` does, but also fewer rows than ranks, of which some then have none."""
     num_rows = sum(row_counts)
     order = _order_row_groups(len(row_counts), seed, epoch) if shuffle else range(len(row_counts))
     shards: list[list[RowRange]] = [[] for _ in range(world_size)]
@@ -112,13 +112,13 @@ def rows_per_rank(num_rows: int, world_size: int) -> list[int]:
 
 
 def divided_rows(num_rows: int, world_size: int) -> list[int]:
-    """Return how many rows each rank gets of any number; some get none where there are fewer than ranks."""
+    """Return how many of ``num_rows`` rows each rank gets; some ranks get none if there are fewer rows than ranks."""
     borders = [rank * num_rows // world_size for rank in range(world_size + 1)]
     return [stop - start for start, stop in itertools.pairwise(borders)]
 
 
 def steps_per_epoch(num_rows: int, world_size: int, batch_size: int) -> int:
-    """Return the steps that every rank takes in an epoch: those that the fullest shard needs.
+    """Return the number of steps that every rank takes in an epoch, which is that of the largest shard.
 
     Raises:
         ShardingError: if there are fewer rows than ranks.
@@ -129,8 +129,8 @@ def steps_per_epoch(num_rows: int, world_size: int, batch_size: int) -> int:
 def rows_in_step(num_rows: int, world_size: int, batch_size: int, step: int) -> list[int]:
     """Return how many rows each rank has in one step of an epoch.
 
-    All have ``batch_size`` but in the last step, where a rank can have fewer, and none if its shard is a row
-    shorter.
+    All have ``batch_size`` rows except in the last step, where a rank can have fewer, and none if its shard is one
+    row shorter.
 
     Raises:
         ShardingError: if there are fewer rows than ranks.
@@ -139,6 +139,6 @@ def rows_in_step(num_rows: int, world_size: int, batch_size: int, step: int) -> 
 
 
 def _order_row_groups(num_row_groups: int, seed: int, epoch: int) -> list[int]:
-    # Raw bits, as NumPy promises the same ones in every version; it does not for Generator.permutation.
+    # Raw bits, because NumPy guarantees the same ones in every version, but not the same Generator.permutation.
     keys = random_bits(seed, epoch).random_raw(num_row_groups)
     return [int(index) for index in np.argsort(keys, kind="stable")]

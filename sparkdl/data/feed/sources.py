@@ -1,4 +1,4 @@
-"""From what a feed is given to a dataset: a described one, the URL of a folder or file, or a Store that holds one.
+"""Finds the dataset of a feed's source: a described dataset, the URL of a folder or file, or a Store that holds one.
 
 Runs wherever the feed is made, on the *driver* or on a *rank*.
 """
@@ -32,20 +32,20 @@ def find_dataset(
     *,
     timeout_s: float | None = None,
 ) -> ParquetDataset:
-    """Return the dataset that a source stands for.
+    """Return the dataset of a source.
 
     Args:
         source: a dataset; the URL or path of a folder of Parquet files, of one such file, of a dataset in a Store, or
             of a dataset that Petastorm wrote with a Unischema; or a Store that holds exactly one dataset.
-        columns: the columns that matter, by default all.
-        shapes: of array columns in plain Parquet files; see :func:`sparkdl.data.scan_dataset`.
-        timeout_s: seconds for all of it, by default without an end.
+        columns: names of the columns to describe; by default all.
+        shapes: shapes of array columns in plain Parquet files; see :func:`sparkdl.data.scan_dataset`.
+        timeout_s: seconds for finding and describing the dataset; None for no limit.
 
     Raises:
-        ParamError: if the source is something else, or shapes are given for a dataset that tells those of its
-            columns itself.
-        DataError: if there are no Parquet files, they cannot be read, or a Store holds none or several datasets; if
-            that is not found out in time.
+        ParamError: if the source is something else, or shapes are given for a dataset that already has the shapes of
+            its columns.
+        DataError: if there are no Parquet files, they cannot be read, or a Store holds none or several datasets; or if
+            the timeout expires.
         StoreAccessError: if the filesystem denies access.
         StoreError: if the filesystem cannot be opened.
     """
@@ -85,7 +85,7 @@ def _find(
         filesystem = location.filesystem
         is_stored = filesystem.exists(f"{location.path}/{MANIFEST_NAME}")
         has_metadata = not is_stored and filesystem.exists(f"{location.path}/_common_metadata")
-        # Spark writes folders of such names, too.
+        # Spark also writes folders with such names.
         is_file = url.endswith(".parquet") and filesystem.isfile(location.path)
     if is_stored:
         return _without_shapes(open_dataset(url), shapes)
@@ -134,7 +134,7 @@ def _only_dataset(store: Store) -> str:
 
 
 def _check_bucket(location: Location) -> None:
-    """Raise what the filesystem says of a bucket that is missing, which globbing does not tell from an empty one."""
+    """Raise the filesystem's error for a missing bucket, which globbing does not distinguish from an empty one."""
     try:
         location.filesystem.ls(location.path)
     except FileNotFoundError as error:

@@ -1,8 +1,8 @@
 """The state of a feed, as a small dict for JSON, and the checks that another feed can resume from it.
 
-A state is the same on every rank that has taken as many batches: the state of any rank serves all of them, also for
-another number of ranks. :class:`EpochSchedule` gives for every epoch how its rows are divided, including epochs that
-resume where another feed stopped; it computes with numbers alone.
+A state is the same on all ranks that have taken the same number of batches: the state of any rank serves all of them,
+also on another number of ranks. :class:`EpochSchedule` computes for every epoch how its rows are divided, including
+epochs that resume where another feed stopped; it uses row counts only.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _KIND = StateKind("feed", ("version", "epoch", "stretches", "of"), version=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far the ranks have come.
+    """Position of the ranks.
 
     Attributes:
         epoch: number of the epoch, from 0.
-        stretches: the stretches of it that are done, the first one first; none at its beginning.
-        later: likewise of later epochs that some ranks have begun, which a blend's ranks do when their shards differ.
+        stretches: completed stretches of the epoch, the first one first; empty at its beginning.
+        later: completed stretches of later epochs that some ranks have begun, by number of the epoch. Ranks of a blend
+            do so if their shards differ in size.
     """
 
     epoch: int = 0
@@ -44,11 +45,11 @@ class Identity:
     """What two feeds must have in common for one to continue where the other stopped.
 
     Attributes:
-        num_files: files of the dataset.
-        num_row_groups: row groups of the dataset.
-        num_rows: rows that are fed: those that pass the row filter.
-        digest: digest of the names of the files and of the rows that each row group feeds.
-        versions: digest of what tells the files from others of the same names; empty where the filesystem does not.
+        num_files: number of files of the dataset.
+        num_row_groups: number of row groups of the dataset.
+        num_rows: number of rows that are fed, which are those that pass the row filter.
+        digest: digest of the names of the files and of the number of rows that each row group feeds.
+        versions: digest of the versions of the files; empty if the filesystem does not report any.
         seed: seed of the order.
         shuffle: whether rows are shuffled.
     """
@@ -63,7 +64,7 @@ class Identity:
 
     @classmethod
     def of(cls, dataset: ParquetDataset, row_counts: Sequence[int], *, seed: int, shuffle: bool) -> Identity:
-        """Return the identity of a feed of this dataset of whose row groups so many rows are fed."""
+        """Return the identity of a feed of a dataset, where ``row_counts`` has the rows that each row group feeds."""
         digest = hashlib.sha256()
         for row_group, count in zip(dataset.row_groups, row_counts, strict=True):
             digest.update(f"{row_group.path}\0{row_group.index}\0{row_group.num_rows}\0{count}\n".encode())
@@ -78,10 +79,10 @@ class Identity:
         )
 
     def check(self, other: Mapping[str, Any]) -> None:
-        """Check that another identity, as a state holds it, is this one.
+        """Check that another identity, as stored in a state, equals this one.
 
         Raises:
-            DataError: naming what differs.
+            DataError: if it does not; the message names the differences.
         """
         differences = [
             f"{what} {other.get(name)!r} then and {mine!r} now"
@@ -113,7 +114,7 @@ def _digest_of(versions: Mapping[str, str]) -> str:
 
 
 def to_json(progress: Progress, identity: Identity) -> dict[str, Any]:
-    """Return a state as :func:`json.dumps` takes it."""
+    """Return the state as a dict that :func:`json.dumps` takes."""
     state = {
         "version": _KIND.version,
         "epoch": progress.epoch,
@@ -128,11 +129,11 @@ def to_json(progress: Progress, identity: Identity) -> dict[str, Any]:
 
 
 def from_json(state: Mapping[str, Any], identity: Identity) -> Progress:
-    """Return what a state says.
+    """Return the position in a state.
 
     Raises:
-        ParamError: if it is no state of a feed, or a part of it cannot be; it names the part and its value.
-        DataError: if a newer version wrote it, or it is of another dataset or other options than ``identity``.
+        ParamError: if it is no state of a feed, or a part has an impossible value; the message names part and value.
+        DataError: if it has another version, or belongs to another dataset or other options than ``identity``.
     """
     _KIND.check(state)
     if not isinstance(state["of"], Mapping):
@@ -195,12 +196,12 @@ def _is_count(value: Any, least: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochSlice:
-    """What a feed gives of one epoch.
+    """The part of an epoch that a feed yields.
 
     Attributes:
-        plan: how the rows are divided.
-        num_taken: rows that each rank has had of its shard before.
-        stretches: what had happened in the epoch before this plan.
+        plan: division of the rows among the ranks.
+        num_taken: number of rows that each rank has already had of its shard.
+        stretches: stretches of the epoch before this plan.
     """
 
     plan: EpochPlan
@@ -213,7 +214,7 @@ class EpochSlice:
         return [max(rows - taken_by(rank, self.num_taken), 0) for rank, rows in shards]
 
     def taken_after(self, given: Taken) -> Taken:
-        """Return how many rows each rank has had of its shard when it was given so many more, or all that are left."""
+        """Return how many rows each rank has had of its shard after so many more, or after all that are left."""
         if isinstance(given, int) and isinstance(self.num_taken, int):
             return self.num_taken + given
         shards = enumerate(self.plan.rows_of_ranks())
@@ -223,10 +224,10 @@ class EpochSlice:
 
 
 class EpochSchedule:
-    """Says for every epoch how its rows are divided.
+    """Computes for every epoch how its rows are divided among the ranks.
 
     Args:
-        row_counts: rows of every row group.
+        row_counts: number of rows of every row group.
         world_size: number of ranks.
         buffer_rows: rows of the shuffle buffers; 0 without shuffling.
         seed: any integer.
@@ -242,7 +243,7 @@ class EpochSchedule:
         self._resumed: dict[int, EpochSlice] = {}
 
     def afresh(self) -> EpochSchedule:
-        """Return a schedule of the same epochs of which none was resumed."""
+        """Return a schedule of the same epochs in which none is resumed."""
         here = self._here
         return EpochSchedule(
             self._row_counts,
@@ -253,16 +254,16 @@ class EpochSchedule:
         )
 
     def slice_of(self, epoch: int) -> EpochSlice:
-        """Return what is given of an epoch."""
+        """Return the part of an epoch that is yielded."""
         return self._resumed.get(epoch) or EpochSlice(plan=self._whole(epoch, self._here.world_size))
 
     def resume(self, progress: Progress) -> None:
-        """Have epochs continue from where they were; their earlier stretches are gone through again, in numbers."""
+        """Continue epochs from a position; the division of their earlier stretches is computed again."""
         begun = {progress.epoch: progress.stretches, **progress.later}
         self._resumed = {epoch: self._slice_after(epoch, stretches) for epoch, stretches in begun.items()}
 
     def seek(self, epoch: int, num_taken: int) -> None:
-        """Have an epoch begin after so many rows of each rank, and all others whole; what was resumed is forgotten."""
+        """Begin one epoch after so many rows of each rank, and all others whole; resumed epochs are forgotten."""
         self._resumed = {}
         if num_taken:
             self._resumed[epoch] = EpochSlice(
@@ -270,15 +271,15 @@ class EpochSchedule:
             )
 
     def progress(self, epoch: int, num_given: int) -> Progress:
-        """Return how far the ranks have come when each was given so many rows of an epoch's part."""
+        """Return the position after each rank got so many rows of an epoch's slice."""
         if num_given >= max(self.slice_of(epoch).rows_to_come()):
             return self._progress(epoch + 1, {})
         return self._progress(epoch, {epoch: num_given})
 
     def progress_running_on(self, epoch: int, num_given: int) -> Progress:
-        """Return how far the ranks have come when each was given so many rows from an epoch's part on.
+        """Return the position after each rank got so many rows from an epoch's slice on, across epochs.
 
-        A rank whose shard is shorter than those of others continues with the next epoch before them.
+        A rank whose shard is shorter than others continues with the next epoch before them.
         """
         left = [num_given] * self._here.world_size
         given: dict[int, Taken] = {}

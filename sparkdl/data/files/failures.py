@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What some errors mean.
+    """The meaning of a group of errors.
 
     Attributes:
-        words: the type and text of the error hold one of them, in small letters; paths and URLs do not count.
+        words: lower-case words of which the type and text of such an error contain at least one; paths and URLs do not
+            count.
         text: what is wrong.
         remedy: what to do.
-        reading_remedy: what to do if the Store was only read, where that is something else.
+        reading_remedy: what to do if the Store was only read; empty if that is the same.
         may_pass: whether trying again can help.
     """
 
@@ -153,8 +154,8 @@ MEANINGS = (
 )
 
 
-# A name in quotes with a slash in it, which may hold spaces, or a word with one. The folders and hosts that users name
-# say nothing of what went wrong. Tags and quotes end a word, as errors may hold XML or JSON.
+# A quoted name with a slash in it, which may hold spaces, or a word with a slash. Names of folders and hosts say
+# nothing about what went wrong. Tags and quotes end a word, because errors may hold XML or JSON.
 _PATH = re.compile(r"""(?<!\w)(["'])[^"'\n]*/[^"'\n]*\1|[^\s<>"',()]*/[^\s<>"',()]*""")
 
 _PLUGINS = frozenset(
@@ -172,11 +173,11 @@ _PLUGINS = frozenset(
         "s3fs",
     }
 )
-"""Packages that fsspec's filesystems are made of."""
+"""Packages that fsspec's filesystems consist of or use."""
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return why a Store failed and what to do about it; empty for what may go away when tried again."""
+    """Return why a Store failed and what to do about it; empty if that is unknown or trying again may help."""
     found = _find_meaning(error)
     if found is None or found[0].may_pass:
         return ""
@@ -184,7 +185,7 @@ def describe_failure(error: BaseException) -> str:
 
 
 def explain_failure(error: BaseException, otherwise: str = "") -> str:
-    """Return what :func:`describe_failure` does; of an error that it does not know, what it is and ``otherwise``."""
+    """Return why a Store failed and what to do about it; for an unknown error, its type and text and ``otherwise``."""
     found = _find_meaning(error)
     if found is None:
         return f"{type(error).__name__}: {_line(error)} {otherwise}".rstrip()
@@ -192,12 +193,12 @@ def explain_failure(error: BaseException, otherwise: str = "") -> str:
 
 
 def store_error(message: str) -> StoreError:
-    """Return the error with a message that ends in what the functions above said, of the class that this is."""
+    """Return the error with a message that contains a result of the functions above, of the class for its meaning."""
     return StoreFullError(message) if f": {FULL_DISK.text}: " in message else StoreError(message)
 
 
 def describe_reading_failure(error: BaseException) -> str:
-    """Return why a Store could not be read at all and what to do about it; empty for an error that may be of a file."""
+    """Return why a Store could not be read at all and what to do about it; empty if the error may concern one file."""
     found = _find_meaning(error)
     if found is not None:
         return "" if found[0] is FULL_DISK else _in_words(*found, is_reading=True)
@@ -210,7 +211,7 @@ def describe_reading_failure(error: BaseException) -> str:
 
 
 def describe_reading_words(words: str) -> str:
-    """Return what :func:`describe_reading_failure` does of an error that is known only by its class and message."""
+    """Return the same as :func:`describe_reading_failure`, for an error known only by its class and message as text."""
     meaning = _meaning_of_words(words)
     if meaning is None or meaning is FULL_DISK:
         return ""
@@ -218,16 +219,16 @@ def describe_reading_words(words: str) -> str:
 
 
 def without_paths(text: str) -> str:
-    """Return a text without the paths and URLs in it, for those who look for words in it."""
+    """Return a text without the paths and URLs in it, so that it can be searched for words."""
     return _PATH.sub(" ", text)
 
 
 @contextmanager
 def reading_from(url: str) -> Iterator[None]:
-    """Give whatever a filesystem raises in this block as an error that names the URL and says what to do.
+    """Convert the errors of a filesystem in this block to an error that names the URL and says what to do.
 
     Raises:
-        StoreAccessError: instead of an error that is not sparkdl's.
+        StoreAccessError: in place of an error that is not sparkdl's.
     """
     try:
         yield
@@ -265,17 +266,17 @@ def _meaning_of_words(text: str) -> Meaning | None:
 
 
 def _is_of_plugin(error: BaseException) -> bool:
-    """Whether an error is of one of fsspec's filesystems, and says no more than that."""
+    """Whether an error comes from one of fsspec's filesystems as a whole, and not from a single file."""
     if isinstance(error, FileNotFoundError):
         return False
     if isinstance(error, OSError) and type(error).__module__ == "builtins":
         return type(error) is not OSError and error.errno is None
-    response = getattr(error, "response", None)  # what a server says of a single file
+    response = getattr(error, "response", None)  # a server's answer about a single file
     return type(error).__module__.partition(".")[0] in _PLUGINS and not isinstance(response, dict)
 
 
 def _said(error: BaseException) -> str:
-    """Return what an error says, without the names that it keeps apart."""
+    """Return the text of an error, without the file names that it has as separate attributes."""
     response = getattr(error, "response", None)  # of botocore
     said = response.get("Error") if isinstance(response, dict) else None
     if isinstance(said, dict):

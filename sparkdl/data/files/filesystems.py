@@ -1,7 +1,7 @@
-"""From the URL of a Store to a filesystem: one meaning for Spark and for Python.
+"""Opens the filesystem of a URL, so that the URL means the same place for Spark and for Python.
 
 Runs on the *driver* and on every *rank*. fsspec opens the filesystem; credentials come from the environment,
-as fsspec's plugins and Spark look for them.
+where fsspec's plugins and Spark look for them.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _NEEDED = {
     "`hadoop classpath --glob` prints).",
     "oci": "Install ocifs.",
 }
-"""What it takes to open URLs of a scheme."""
+"""What to install to open URLs of a scheme."""
 
 _WITHOUT_RENAME = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci"})
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a URL points.
+    """The place that a URL points to.
 
     Attributes:
         filesystem: the fsspec filesystem.
         path: the path on that filesystem, without a slash at the end.
-        spark_url: the same place as Spark spells it.
+        spark_url: URL of the same place for Spark.
         is_local: whether Python sees it as a plain path (local disks, network mounts, ``/dbfs``,
             ``/Volumes``).
         can_rename: whether renaming a folder is one cheap operation; object stores copy every file instead.
@@ -61,24 +61,24 @@ class Location:
         return pa.OSFile(path, "rb") if self.is_local else self.filesystem.open(path, "rb")
 
     def name_of(self, path: str) -> str:
-        """Return a path of this filesystem as users know it: with its scheme, where it is no plain path."""
+        """Return a path of this filesystem as users know it: with its scheme, unless the filesystem is local."""
         return path if self.is_local else str(self.filesystem.unstrip_protocol(path))
 
     def make_folder(self) -> None:
-        """Make this folder and those above it, where the filesystem has folders."""
+        """Make this folder and its parents, if the filesystem has folders."""
         if self.can_rename:  # object stores have none, and would make a bucket from a mistyped name
             self.filesystem.makedirs(self.path, exist_ok=True)
 
     def write_whole(self, name: str, content: bytes, *, writer: str = "") -> None:
-        """Write a file of this folder so that a reader sees all of it, or what was there before.
+        """Write a file of this folder so that a reader sees either all of it or the previous file.
 
         Args:
-            name: of the file, inside the folder.
-            content: of the file.
-            writer: distinguishes this writer from others that may write the same file at the same time.
+            name: name of the file inside the folder.
+            content: content of the file.
+            writer: text that distinguishes this writer from others that may write the same file at the same time.
         """
         final = f"{self.path}/{name}"
-        # Object stores show a file when it is complete; elsewhere renaming makes it so.
+        # Object stores show a file only when it is complete; on other filesystems renaming has the same effect.
         written = final if not self.can_rename else f"{final}.{writer}.tmp" if writer else f"{final}.tmp"
         with self.filesystem.open(written, "wb") as file:
             file.write(content)
@@ -115,7 +115,7 @@ def open_location(url: str) -> Location:
     return Location(
         filesystem=filesystem,
         path=str(path).rstrip("/"),
-        # Apache Spark's S3 client answers to s3a:// alone; Databricks and EMR take it too.
+        # Apache Spark's S3 client accepts only s3a://; Databricks and EMR accept it too.
         spark_url="s3a://" + url[len("s3://") :] if scheme == "s3" else url,
         is_local=False,
         can_rename=scheme not in _WITHOUT_RENAME,
@@ -123,7 +123,7 @@ def open_location(url: str) -> Location:
 
 
 def _why_not(scheme: str, error: Exception) -> str:
-    # That of libhdfs lists every place where it looked for Java, one a line.
+    # The message of libhdfs lists every place where it looked for Java, one per line.
     what = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     is_missing = isinstance(error, ImportError) or what.startswith("Protocol not known")
     if is_missing or scheme == "hdfs":
@@ -134,7 +134,7 @@ def _why_not(scheme: str, error: Exception) -> str:
 
 
 def absolute_url(url: str | os.PathLike[str]) -> str:
-    """Return the URL with relative local paths made absolute, ``~`` filled in and no slash at the end.
+    """Return the URL with relative local paths made absolute, ``~`` expanded and no slash at the end.
 
     Raises:
         ParamError: if it is empty.

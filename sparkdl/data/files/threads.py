@@ -8,10 +8,11 @@ for ever.
 shuffling proceeds while the training loop computes. Items are passed on as they are and should be worth a thread
 switch: thousands of rows, not a batch of a few.
 
-:class:`ArrowRelease` has Arrow's allocator return unused memory where that allocator is mimalloc, on the reader
-threads. mimalloc keeps memory that one thread decoded and another one freed for the thread that decoded it. Lists of
-784 floats under a limit of 128 MiB took up to 410 MiB that way, and 266 to 306 MiB where the readers have it collect
-after every 64 MiB, for 15 to 20 % more processor time. jemalloc, with which ranks start, needs none of it.
+:class:`ArrowRelease` makes Arrow's allocator return unused memory, on the reader threads, if that allocator is
+mimalloc. If one thread decodes into memory and another thread frees it, mimalloc keeps this memory for the first
+thread. Lists of 784 floats under a limit of 128 MiB took up to 410 MiB that way, and 266 to 306 MiB if the readers
+release memory after every 64 MiB, for 15 to 20 % more processor time. jemalloc, which ranks are started with, does not
+need this.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 READ_AHEAD_BYTES = 256 << 20
-"""How much memory the items that are read ahead take at most by default."""
+"""Default upper bound of the memory of items that are read ahead, in bytes."""
 
 _EXIT_GRACE_S = 2.0
-"""How long the end of the interpreter waits for threads: one that comes back from C++ later is killed in there."""
+"""Seconds that the interpreter waits for threads at exit; a thread that returns from C++ later is killed there."""
 
 _Call = tuple["Future[Any]", "Callable[..., Any]", tuple[Any, ...]]
 
 _alive: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
 
 _running: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Those of objects that are gone, too, which end by themselves, but may be in C++ yet."""
+"""All threads, including those of collected objects, which end by themselves but may still be in C++."""
 
 
 class DaemonThreads:
-    """Runs calls in a number of threads, each beginning with the call that waits longest.
+    """Runs calls in a number of threads; the call that has waited longest is next.
 
     Args:
         num_threads: number of threads.
-        name: what their names begin with.
+        name: prefix of the threads' names.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
@@ -69,11 +70,11 @@ class DaemonThreads:
             thread.start()
         _alive.add(self)
         _running.update(self._threads)
-        # The threads hold the queue and not this, so that they end when their owner is collected without stopping them.
+        # The threads refer to the queue and not to this object, so that they end if it is collected without stop().
         weakref.finalize(self, _end, self._calls, num_threads).atexit = False
 
     def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Have a function called; after :meth:`stop` its future is cancelled at once."""
+        """Schedule a call of a function and return its future; after :meth:`stop` the future is cancelled at once."""
         future: Future[Result] = Future()
         with self._lock:
             if self._stopped:
@@ -83,7 +84,7 @@ class DaemonThreads:
         return future
 
     def stop(self) -> None:
-        """Ask the threads to end after the calls that they are making; all others are cancelled."""
+        """Ask the threads to end after their current calls; waiting calls are cancelled."""
         with self._lock:
             if self._stopped:
                 return
@@ -98,7 +99,7 @@ class DaemonThreads:
             _end(self._calls, len(self._threads))
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the threads to end, at most so many seconds."""
+        """Wait for the threads to end, at most ``timeout_s`` seconds; None for no limit."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -134,15 +135,15 @@ Item = TypeVar("Item")
 
 
 class ReadAhead(Generic[Item]):
-    """An iterator over the items of another one, which a thread of its own goes through.
+    """An iterator over the items of a generator, which runs in a thread of its own.
 
     Args:
-        items: what to go through; the thread closes it in the end.
-        max_items: how many items wait at most.
+        items: generator of the items; the thread closes it in the end.
+        max_items: maximum number of items that wait.
         name: name of the thread.
-        max_bytes: what the items that wait and the one that is being made take at most, where items are no larger
-            than those before them. One is always made, whatever it takes.
-        bytes_of: what an item takes; without it items take nothing.
+        max_bytes: upper bound of the bytes of the waiting items and the one that is being made, if items are no larger
+            than earlier ones. One item is always made, whatever its size.
+        bytes_of: returns the bytes of an item; None for no limit in bytes.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class ReadAhead(Generic[Item]):
         return self
 
     def __next__(self) -> Item:
-        """Return the next item; an error of the iterator is raised where its item would have been."""
+        """Return the next item; an error of the generator is raised in the place of its item."""
         with self._changed:
             while not self._waiting and not self._ended:
                 self._changed.wait()
@@ -184,10 +185,10 @@ class ReadAhead(Generic[Item]):
             raise StopIteration
 
     def close(self) -> None:
-        """Ask the thread to end after the item that it is making, and wait for it.
+        """Ask the thread to end after the current item, and wait for it.
 
-        Whatever the items wait for must end before: close the reader first. Items that wait can still be taken; those
-        that were not made are a :class:`~sparkdl.errors.DataError`.
+        What the generator waits for must be closed first, such as the reader. Waiting items can still be taken;
+        instead of the items that were not made, a :class:`~sparkdl.errors.DataError` is raised.
         """
         with self._changed:
             self._closed = True
@@ -201,7 +202,7 @@ class ReadAhead(Generic[Item]):
         while is_full() and not self._closed:
             self._changed.wait()
         if self._closed:
-            # Not an end, which would pass for that of the items.
+            # An error, because StopIteration would look like the end of the items.
             raise DataError("The feed was closed while an epoch was being read.")
 
     def _run(self) -> None:
@@ -215,7 +216,7 @@ class ReadAhead(Generic[Item]):
                     self._waiting_bytes += size
                     del item
                     self._changed.notify()
-                    # Before the next one is made, which will take memory from then on.
+                    # Wait before the next item is made, because making it takes memory.
                     self._wait_while(
                         lambda: (
                             bool(self._waiting)
@@ -237,11 +238,11 @@ _ALLOCATOR = "mimalloc"
 
 
 class ArrowRelease:
-    """Counts what is decoded, in all threads together.
+    """Counts the decoded bytes of all threads, and releases unused memory of Arrow's pool.
 
     Args:
-        every_bytes: how much is decoded between one release and the next.
-        find_pool: returns the pool that is decoded into.
+        every_bytes: number of decoded bytes between two releases.
+        find_pool: returns Arrow's memory pool.
     """
 
     def __init__(
@@ -252,7 +253,7 @@ class ArrowRelease:
         self._lock = threading.Lock()
 
     def add(self, num_bytes: int) -> None:
-        """Say that so much was decoded; the thread that says so at the time gives back what is not in use."""
+        """Count decoded bytes; the thread whose call reaches ``every_bytes`` releases unused memory."""
         with self._lock:
             self._num_bytes += num_bytes
             is_due = self._num_bytes >= self._every_bytes
@@ -263,4 +264,4 @@ class ArrowRelease:
 
 
 ARROW_RELEASE = ArrowRelease()
-"""That of this process: its allocator is one for all feeds."""
+"""The instance of this process, because all feeds share its allocator."""

@@ -1,4 +1,4 @@
-"""Notices files that are written again while a feed reads them, by what their filesystem reports when they are opened.
+"""Detects files that are written again while a feed reads them, by what the filesystem reports when they are opened.
 
 Runs on the reader threads of every *rank*.
 """
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "updated")
-"""What fsspec's filesystems call that by which versions of a file differ, the surest first."""
+"""Names that fsspec's filesystems use for the version of a file, the most reliable first."""
 
 
 def version_of(file: Any, path: str) -> str | None:
-    """Return the filesystem's version of an open file, which changes when it is written again; None without one.
+    """Return the filesystem's version of an open file, which changes when the file is written again; None without one.
 
-    The ``path`` is the one under which it was opened.
+    ``path`` is the path under which the file was opened.
 
-    It is the same on every machine: of several tags one is taken, as servers give times in other precision where they
-    list files than where they describe one.
+    The version is the same on every machine: only one of several tags is used, because servers report times in another
+    precision when they list files than when they describe one.
     """
     details = getattr(file, "details", None)
     if isinstance(details, dict):
@@ -51,13 +51,14 @@ def _hides_its_descriptor(file: Any) -> bool:
 
 
 class WatchedFiles:
-    """Opens files, and compares each with what it was when its dataset was described, or else when it was opened first.
+    """Opens files, and compares each with its version when the dataset was described, or else when it was first opened.
 
-    A file that is put in the place of another while that is open does no harm, as the open one stays what it is.
+    Replacing a file while it is open does no harm, because the open file stays as it is.
 
     Args:
-        open_file: opens a path for reading.
-        described: by path the version that was described, as :func:`version_of` has it, where that is known.
+        open_file: function that opens a path for reading.
+        described: versions of the files when the dataset was described, by path, as :func:`version_of` returns them;
+            files without a known version are left out.
     """
 
     def __init__(self, open_file: Callable[[str], Any], described: Mapping[str, str] | None = None) -> None:

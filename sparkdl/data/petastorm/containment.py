@@ -1,6 +1,6 @@
 """Runs Petastorm's modules with their own import function, so that only they see the facades.
 
-A finder on ``sys.meta_path`` answers for ``petastorm`` and its submodules alone. It executes them with their own
+A finder on ``sys.meta_path`` finds ``petastorm`` and its submodules, and nothing else. It executes them with their own
 ``__builtins__``, whose ``__import__`` returns facades for pyarrow and NumPy. pyarrow, NumPy, pandas, builtins and
 ``sys.modules`` stay unchanged for all other code. CPython looks ``__import__`` up in the builtins of the running
 frame, and takes those from the module's globals; this is documented behaviour of ``exec`` and the same in 3.10 to
@@ -34,14 +34,15 @@ if TYPE_CHECKING:
 
 
 SUPPORTED_RELEASE = "0.12"
-"""0.13.1 pins setuptools below what torch needs, and its thread pool loses row groups."""
+"""The supported release of Petastorm. 0.13.1 pins setuptools below what torch needs, and its thread pool loses row
+groups."""
 
 
 def install() -> None:
     """Make ``import petastorm`` work in this process; calling it again does nothing.
 
     Raises:
-        DataError: if Petastorm is not installed, has an untried version, or was imported before without the
+        DataError: if Petastorm is not installed, has an unsupported version, or was already imported without the
             facades.
     """
     if _Finder in sys.meta_path:
@@ -84,7 +85,7 @@ class _Finder:
 
 
 class _Loader(SourceFileLoader):
-    """Executes a module of Petastorm with its own ``__import__`` and then fixes it."""
+    """Executes a module of Petastorm with its own ``__import__`` and then applies the module's repair, if any."""
 
     def exec_module(self, module: ModuleType) -> None:
 
@@ -130,22 +131,22 @@ class Facade(ModuleType):
         return getattr(original, name)
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return _facade_of, (self.__name__,)  # another process finds its own by name
+        return _facade_of, (self.__name__,)  # another process looks up its own facade by name
 
 
 class _HadoopFileSystem:
-    """Stands for ``pyarrow.hdfs.HadoopFileSystem``, a name that Petastorm checks instances against."""
+    """Stand-in for ``pyarrow.hdfs.HadoopFileSystem``, which Petastorm uses in ``isinstance`` checks."""
 
 
 def _connect_hdfs(host: str = "default", port: int = 0, user: str | None = None, **_: Any) -> Any:
-    """Stands for ``pyarrow.hdfs.connect``."""
+    """Replacement of ``pyarrow.hdfs.connect``."""
     import fsspec
 
     return fsspec.filesystem("hdfs", host=host, port=port, user=user)
 
 
 def _is_string(arrow_type: pa.DataType) -> bool:
-    # pandas 3 gives strings to Arrow as large_string, which Petastorm does not know.
+    # pandas 3 converts strings to Arrow's large_string, which Petastorm does not know.
     return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
 
 
@@ -188,16 +189,16 @@ FACADES: dict[str, Facade] = {
     "distutils.version": _DISTUTILS_VERSION,
     "distutils": Facade("distutils", __path__=[], version=_DISTUTILS_VERSION),
 }
-"""By the name under which Petastorm imports them."""
+"""The facades, by the name under which Petastorm imports each module."""
 
 WITHOUT_ORIGINAL = frozenset({"pyarrow.filesystem", "pyarrow.hdfs", "distutils", "distutils.version"})
-"""Facades whose module no longer exists in every supported version, so that it must not be imported first."""
+"""Facades whose original module does not exist in every supported version, so that it must not be imported first."""
 
 
 def _keep_strings_as_objects(module: ModuleType) -> None:
-    """Give the row decoder of ``make_reader`` strings as objects with None.
+    """Pass strings to the row decoder of ``make_reader`` as objects, with None for null.
 
-    pandas 3 makes strings a dtype of its own, with NaN for null, which the decoder takes for a float.
+    pandas 3 has a separate dtype for strings, with NaN for null, which the decoder takes for a float.
     """
     worker = module.PyDictReaderWorker
     original = worker._read_with_shuffle_row_drop
@@ -230,7 +231,7 @@ class _ObjectStringsTable:
 
 
 def _contain_child_processes(module: ModuleType) -> None:
-    """Let the children of Petastorm's process pool install the containment before they import Petastorm."""
+    """Make the child processes of Petastorm's process pool install the containment before they import Petastorm."""
     original = module.subprocess
 
     class _Subprocess:
@@ -250,4 +251,4 @@ REPAIRS: dict[str, Callable[[ModuleType], None]] = {
     "petastorm.py_dict_reader_worker": _keep_strings_as_objects,
     "petastorm.workers_pool.exec_in_new_process": _contain_child_processes,
 }
-"""By the name of Petastorm's module."""
+"""Functions that repair a module of Petastorm once it is loaded, by the name of the module."""

@@ -1,9 +1,9 @@
 """Conversion of the fields and values of Petastorm's Unischema to the columns of the feed.
 
 Values are decoded with Petastorm's codecs on the reader threads of every *rank*. Arrays that ``np.save`` wrote are
-read without ``np.load``, which parses the header with :mod:`ast`; in CPython 3.11 that fails now and then where
-several threads do so at once: "AST constructor recursion depth mismatch" (github.com/python/cpython/issues/106905).
-The headers of plain dtypes need no Python parser; without it an array of four floats takes 2 us instead of 28.
+read without ``np.load``, which parses the header with :mod:`ast`; in CPython 3.11 that fails occasionally if several
+threads parse at once: "AST constructor recursion depth mismatch" (github.com/python/cpython/issues/106905). The
+headers of plain dtypes need no Python parser; without it, reading an array of four floats takes 2 us instead of 28 us.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KINDS = "biuf"
 
 
 def schema_of(columns: Iterable[Column]) -> Unischema:
-    """Return the Unischema of columns as they lie in plain Parquet files."""
+    """Return the Unischema for columns of plain Parquet files."""
     fields = [
         UnischemaField(column.name, np.dtype(column.dtype).type, column.shape, None, False)
         for column in columns
@@ -45,11 +45,11 @@ def schema_of(columns: Iterable[Column]) -> Unischema:
 
 
 def columns_of(schema: Any, known: Iterable[Column] = ()) -> tuple[tuple[Column, ...], dict[str, str]]:
-    """Return the fields that can be fed as columns, and by name why the others cannot.
+    """Return columns for the fields that can be fed, and the reason why each of the others cannot, by name.
 
     Args:
         schema: the Unischema.
-        known: columns that are described already.
+        known: columns that are already described, which are returned as they are.
     """
     columns, unusable = [], {}
     by_name = {column.name: column for column in known}
@@ -96,7 +96,7 @@ def _column_of(field: Any) -> Column:
 
 _MAGIC = b"\x93NUMPY"
 _LENGTH_BYTES = {1: 2, 2: 4, 3: 4}
-"""How many bytes hold the length of the header, by the version of the format; see ``numpy.lib.format``."""
+"""Number of bytes that hold the length of the header, by format version; see ``numpy.lib.format``."""
 
 _PLAIN = re.compile(
     rb"\{'descr': '([<>|=][a-zA-Z]\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \} *\n"
@@ -105,10 +105,10 @@ _parsing = threading.Lock()
 
 
 def array_from_npy(value: bytes) -> npt.NDArray[np.generic]:
-    """Return the array of an ``.npy`` file's bytes, as ``np.load`` does; it may be written to.
+    """Return the array in the bytes of an ``.npy`` file, as ``np.load`` does; it is writable.
 
     Raises:
-        ValueError: if they are none, or end too early, or hold Python objects.
+        ValueError: if the bytes are no ``.npy`` file, are truncated, or hold Python objects.
     """
     value = bytes(value)
     start = len(_MAGIC) + 2
@@ -126,12 +126,12 @@ def array_from_npy(value: bytes) -> npt.NDArray[np.generic]:
 
 
 def array_from_npz(value: bytes, name: str) -> npt.NDArray[np.generic]:
-    """Return an array of an ``.npz`` file's bytes by its name.
+    """Return the array of that name in the bytes of an ``.npz`` file.
 
     Raises:
-        ValueError: as :func:`array_from_npy`.
-        KeyError: if there is none of that name.
-        zipfile.BadZipFile: if they are no such file.
+        ValueError: as :func:`array_from_npy` raises.
+        KeyError: if there is no array of that name.
+        zipfile.BadZipFile: if the bytes are no ``.npz`` file.
     """
     with ZipFile(BytesIO(value)) as archive:
         return array_from_npy(archive.read(f"{name}.npy"))
@@ -139,7 +139,7 @@ def array_from_npz(value: bytes, name: str) -> npt.NDArray[np.generic]:
 
 @lru_cache(maxsize=1024)
 def _plain_header(header: bytes) -> tuple[np.dtype[np.generic], tuple[int, ...], Literal["C", "F"]] | None:
-    """What a header describes; None unless it is of a dtype without fields and objects."""
+    """Return dtype, shape and order of a header; None unless the dtype has neither fields nor objects."""
     found = _PLAIN.fullmatch(header)
     if found is None:
         return None
@@ -152,7 +152,7 @@ def decode_values(schema: Any, name: str, values: Iterable[Any]) -> list[Any]:
     """Return the values of a field as its codec decodes them; nulls stay None.
 
     Raises:
-        DataError: if a value cannot be decoded; it names the column and the value's row.
+        DataError: if a value cannot be decoded; the message names the column and the value's row.
     """
     field = schema.fields[name]
     codec = type(field.codec)
@@ -168,7 +168,7 @@ def decode_values(schema: Any, name: str, values: Iterable[Any]) -> list[Any]:
                 decoded.append(array_from_npy(value))
             elif codec is CompressedNdarrayCodec:
                 decoded.append(array_from_npz(value, "arr"))
-            elif isinstance(value, str) and field.numpy_dtype is np.bool_:  # of a folder
+            elif isinstance(value, str) and field.numpy_dtype is np.bool_:  # from the name of a folder
                 decoded.append(np.bool_(value == "true"))
             else:
                 decoded.append(decode_row({name: value}, schema)[name])

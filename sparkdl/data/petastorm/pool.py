@@ -1,7 +1,7 @@
-"""Reader threads for Petastorm's ``Reader`` that give results in the order in which they were asked for.
+"""Reader threads for Petastorm's ``Reader`` that return results in the order of the requests.
 
-Petastorm's own thread pool gives them as they come, so that the order of an epoch depends on timing, and counts row
-groups where this one counts their bytes.
+Petastorm's own thread pool returns results as they are completed, so that the order of an epoch depends on timing. It
+limits the number of row groups, while this pool limits their bytes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _LIVENESS_S = 0.5
 
 
 class OrderedThreadPool:
-    """Runs a worker per thread; :meth:`get_results` gives one result after the other.
+    """Runs one worker per thread; :meth:`get_results` returns one result after the other.
 
     Args:
         num_threads: number of threads.
         timeout_s: seconds to wait for one result.
-        budget_bytes: what all results take at most that are being made, wait, or were taken last. One result
-            is always made, whatever it takes.
-        bytes_of: what the result of a request takes while it is made; once it is made, half of that.
-        name_of: what a row group, by its number in the dataset, is called in errors.
+        budget_bytes: upper bound of the bytes of all results that are being made, are waiting, or were returned last.
+            One result is always made, whatever its size.
+        bytes_of: returns the bytes that the result of a request takes while it is made; a finished result counts half
+            of that.
+        name_of: returns the name of a row group in error messages, from its number in the dataset.
     """
 
     def __init__(
@@ -58,12 +59,12 @@ class OrderedThreadPool:
         self._stopped = threading.Event()
 
     def start(self, worker_class: Any, worker_args: Any = None, ventilator: Any = None) -> None:
-        """Begin to work on what the ventilator asks for (called by Petastorm's Reader)."""
+        """Start to process the ventilator's requests (called by Petastorm's Reader)."""
         self._worker_class, self._worker_args, self._ventilator = worker_class, worker_args, ventilator
         ventilator.start()
 
     def ventilate(self, **request: Any) -> None:
-        """Ask for one row group (called by Petastorm's ventilator thread)."""
+        """Request one row group (called by Petastorm's ventilator thread)."""
         num_bytes = self._bytes_of(request)
         if not self._budget.take(num_bytes):
             return
@@ -77,12 +78,12 @@ class OrderedThreadPool:
             DataError: if reading failed, took longer than the timeout, or the pool was stopped.
         """
         deadline = time.monotonic() + self._timeout_s
-        # Who asks for the next result is done with the one before.
+        # A caller that asks for the next result no longer uses the previous one.
         self._budget.give_back(self._bytes_taken)
         self._bytes_taken = 0
         while not self._ready:
             self._check_running()
-            # Looked up before the queue: once it is true nothing is added to the queue any more.
+            # Checked before the queue: once it is true, nothing more is added to the queue.
             is_last = self._ventilator.completed()
             try:
                 future, request = (
@@ -112,7 +113,7 @@ class OrderedThreadPool:
 
     @property
     def diagnostics(self) -> dict[str, int]:
-        """How many row groups are read or being read ahead."""
+        """Number of row groups that were or are being read ahead."""
         return {"output_queue_size": self._submitted.qsize()}
 
     def _process(self, request: dict[str, Any], num_bytes: int) -> list[Any]:
@@ -148,17 +149,17 @@ def results_in_order(
     timeout_s: float,
     name_of: Callable[[int], str],
 ) -> Iterator[int]:
-    """Call a function for row groups in reader threads, and yield its results in their order.
+    """Call a function for row groups in reader threads, and yield the results in the order of the row groups.
 
     Args:
-        function: takes the number of a row group in the dataset.
-        row_groups: the numbers.
-        num_threads: threads that call it.
+        function: function of the number of a row group in the dataset.
+        row_groups: numbers of the row groups.
+        num_threads: number of threads that call the function.
         timeout_s: seconds to wait for one result.
-        name_of: what a row group is called in errors.
+        name_of: returns the name of a row group in error messages.
 
     Raises:
-        DataError: if one takes longer than the timeout; whatever the function raises is raised as it is.
+        DataError: if a call takes longer than the timeout. Exceptions of the function are raised unchanged.
     """
     threads = DaemonThreads(num_threads, "sparkdl-counter")
     try:
@@ -180,7 +181,7 @@ def timeout_error(what: str, timeout_s: float) -> DataError:
 
 
 class _ByteBudget:
-    """Bytes that may be held; who wants more than there are waits."""
+    """A bound of bytes that may be held; a thread that wants more than are free waits."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
@@ -189,7 +190,7 @@ class _ByteBudget:
         self._changed = threading.Condition()
 
     def take(self, num_bytes: int) -> bool:
-        """Wait until so many are free, or none is held; False once it is closed."""
+        """Take so many bytes once they are free or none are held; return False once the budget is closed."""
         with self._changed:
             while self._held and self._held + num_bytes > self._budget_bytes and not self._is_closed:
                 self._changed.wait()
@@ -197,7 +198,7 @@ class _ByteBudget:
             return not self._is_closed
 
     def give_back(self, num_bytes: int) -> None:
-        """Free so many."""
+        """Return so many bytes to the budget."""
         if num_bytes:
             with self._changed:
                 self._held -= num_bytes

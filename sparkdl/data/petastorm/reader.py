@@ -1,8 +1,8 @@
 """Reads one rank's shard of one epoch through Petastorm's Reader, ventilator and Arrow worker.
 
-Only what Petastorm finds out by itself is replaced: the row groups, their ranges and their order come from the shard
-plan, so that no folder is listed and no footer is read again in every epoch. A :class:`PlannedPiece` is one row group
-of the plan, which Petastorm's worker reads on a reader thread.
+Only Petastorm's own planning is replaced: the row groups, their ranges and their order come from the shard plan, so
+that no folder is listed and no footer is read again in every epoch. A :class:`PlannedPiece` is one row group of the
+plan, which Petastorm's worker reads on a reader thread.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 
 class PlannedPiece(ParquetDatasetPiece):
-    """One row group of a file whose footer is parsed once for all of them.
+    """One row group of a file, whose footer is parsed once for all of its row groups.
 
     Args:
         path: path of the file.
-        open_file: opens a path.
+        open_file: function that opens a path.
         row_group: number of the row group inside the file.
-        footers: keeps footers.
-        folder_values: by name the values of columns that stand in the names of folders.
+        footers: cache of parsed footers.
+        folder_values: values of the columns that are stored in folder names, by column name.
     """
 
     def __init__(
@@ -66,10 +66,11 @@ class PlannedPiece(ParquetDatasetPiece):
     def read(
         self, columns: Sequence[str] | None = None, use_threads: bool = True, partitions: Any = None, **_: Any
     ) -> pa.Table:
-        """Return the rows as a table, with the columns of folders that are asked for.
+        """Return the rows as a table, including the requested columns that are stored in folder names.
 
-        With ``use_threads`` Arrow decodes the columns in its own pool, which all reader threads share: with two of each
-        1,000,000 rows of 28 floats take 0.87 times as long as without, and lists of 784 floats as long.
+        With ``use_threads`` Arrow decodes the columns in its own pool, which all reader threads share. With two threads
+        of each kind, 1,000,000 rows of 28 floats take 0.87 times as long as without, and lists of 784 floats equally
+        long.
         """
         assert partitions is None, "planned datasets have no partition folders"
         names = None if columns is None else list(columns)
@@ -80,30 +81,30 @@ class PlannedPiece(ParquetDatasetPiece):
 
 
 _MAX_ROW_GROUPS_HELD = 64
-# Petastorm's 0.01 s would bound the feed to a few hundred row groups per second.
+# Petastorm's 0.01 s would limit the feed to a few hundred row groups per second.
 _VENTILATION_INTERVAL_S = 0.001
 
 
 class ShardReader(Reader):
-    """Gives the blocks of a shard in the order of its plan, one for every row group.
+    """Iterator over the blocks of a shard in the order of its plan, one for every row group.
 
     Args:
-        dataset: the dataset.
-        layout: the columns to read and how they are laid out.
-        shard: the rows, numbered among those that pass the filter.
-        row_counts: rows of every row group that pass the filter.
-        num_threads: reader threads.
-        read_ahead_bytes: what decoded row groups take at most, unless a single one takes more.
+        dataset: dataset to read.
+        layout: columns to read and their layout in blocks.
+        shard: rows to read of each row group, numbered among those that pass the filter.
+        row_counts: number of rows of every row group that pass the filter.
+        num_threads: number of reader threads.
+        read_ahead_bytes: upper bound of the bytes of decoded row groups, unless a single one takes more.
         timeout_s: seconds to wait for one row group.
-        row_choice: which rows count, by default all.
-        footers: keeps footers of files.
-        cache: keeps decoded row groups.
-        copies_cached: whether blocks from the cache are the caller's to write into.
-        preparation: makes the layout's columns of those that lie in the files, where they are not the same.
-        files: notices when files change between this reader and others that are given the same.
+        row_choice: selects the rows to read; by default all.
+        footers: cache of parsed footers.
+        cache: cache of decoded row groups; None for no cache.
+        copies_cached: whether blocks from the cache are copied, so that the caller may write to them.
+        preparation: computes the columns of the layout from those in the files; None if they are the same.
+        files: detects files that change between this reader and others that share this object; None for a new one.
     """
 
-    # Reader.__init__ lists the folder and reads all footers, which the plan has done; it is not called.
+    # Reader.__init__ is not called: it lists the folder and reads all footers, which planning has already done.
     def __init__(
         self,
         dataset: ParquetDataset,
@@ -131,7 +132,7 @@ class ShardReader(Reader):
         self.last_row_consumed = False
         self.stopped = False
         self._results_queue_reader = ColumnsWorker.new_results_queue_reader()
-        # The columns as Arrow decodes them, and the block that is made from them.
+        # Twice: the columns as Arrow decodes them, and the block that is made from them.
         row_bytes = 2 * layout.row_bytes + _bytes_beside(dataset, layout, row_choice, preparation)
         self._workers_pool = OrderedThreadPool(
             num_threads,
@@ -181,7 +182,7 @@ class ShardReader(Reader):
         self._workers_pool.start(ColumnsWorker, arguments, ventilator=self.ventilator)
 
     def __iter__(self) -> Iterator[Block]:
-        """Return the blocks."""
+        """Return this reader, which is an iterator over the blocks."""
         return self
 
     def __next__(self) -> Block:
@@ -196,7 +197,7 @@ class ShardReader(Reader):
         return block
 
     def close(self) -> None:
-        """End the reader threads; calling it again does nothing."""
+        """Stop the reader threads; calling it again does nothing."""
         if not self.stopped:
             self.stop()
 
@@ -210,14 +211,14 @@ def kept_rows_counter(
     num_threads: int,
     timeout_s: float,
 ) -> Callable[[Iterable[int]], Iterator[int]]:
-    """Return a function that reads row groups' columns of a filter and counts the rows of each that pass it.
+    """Return a function that counts the rows of row groups that pass a filter, reading only the filter's columns.
 
     Args:
-        dataset: the dataset.
-        row_choice: which rows count.
-        footers: keeps footers of files.
-        files: notices when files change between counting and the readers that are given the same.
-        num_threads: threads that read row groups.
+        dataset: dataset to read.
+        row_choice: filter whose passing rows are counted.
+        footers: cache of parsed footers.
+        files: detects files that change between counting and the readers that share this object.
+        num_threads: number of threads that read row groups.
         timeout_s: seconds to wait for one row group.
     """
     location = open_location(dataset.url)
@@ -261,7 +262,7 @@ def _bytes_beside(
     row_choice: RowChoice | None,
     preparation: Preparation | None,
 ) -> int:
-    """Bytes per row of columns that are read for a filter or a transform alone, as far as the dataset knows them."""
+    """Return the bytes per row of columns read only for a filter or transform, as far as the dataset describes them."""
     given = {column.name for column in layout.columns}
     read = {*(row_choice.columns if row_choice else ()), *(preparation.source_names if preparation else ())}
     return sum(column.row_bytes for column in dataset.columns if column.name in read - given)
@@ -275,6 +276,6 @@ def _schema_of(
         names = list(preparation.source_names)
     if row_choice is not None:
         names += row_choice.columns
-    # Petastorm reads columns by their names; what they hold is between Arrow and us.
+    # Petastorm only uses the names of the columns; Arrow and sparkdl handle their types.
     fields = [UnischemaField(name, np.object_, (), None, True) for name in dict.fromkeys(names)]
     return Unischema("sparkdl", fields)

@@ -1,7 +1,7 @@
-"""Petastorm's ``TransformSpec`` in the feed, on the reader threads of every *rank*.
+"""Applies Petastorm's ``TransformSpec`` in the feed, on the reader threads of every *rank*.
 
-As with Petastorm's own readers its function takes a pandas DataFrame of a row group where the files are plain Parquet
-(``make_batch_reader``), and a dict of one decoded row where they are a Unischema dataset (``make_reader``).
+As with Petastorm's own readers, the function of the spec takes a pandas DataFrame of a row group if the files are plain
+Parquet (``make_batch_reader``), and a dict of one decoded row if they are a Unischema dataset (``make_reader``).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:
-    """Return what a ``TransformSpec`` makes of plain Parquet columns.
+    """Return the preparation that applies a ``TransformSpec`` to plain Parquet columns.
 
-    Its function takes all of ``columns``; arrays are cells with their shape. It may not change the number or order of
-    the rows: a ``row_filter`` leaves rows out before any rank counts on them.
+    The function of the spec takes all of ``columns``; an array is a cell with its shape. The function must not change
+    the number or order of the rows, which ranks rely on; a ``row_filter`` leaves rows out before they are counted.
     """
     given, unusable = columns_of(transform_schema(schema_of(columns), spec), untouched(columns, spec))
 
@@ -56,7 +56,7 @@ def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:
 
 
 def untouched(columns: Sequence[Column], spec: Any) -> list[Column]:
-    """Return the columns that a ``TransformSpec`` does not describe anew."""
+    """Return the columns that the ``edit_fields`` of a ``TransformSpec`` do not describe again."""
     edited = {field[0] for field in spec.edit_fields}
     return [column for column in columns if column.name not in edited]
 
@@ -65,7 +65,7 @@ def call_function(function: Any, argument: Any) -> Any:
     """Call the function of a ``TransformSpec``.
 
     Raises:
-        DataError: if it raises; with what it raised.
+        DataError: if the function raises; the message has the class and text of its exception.
     """
     try:
         return function(argument)
@@ -76,7 +76,7 @@ def call_function(function: Any, argument: Any) -> Any:
 
 
 def missing_result_error(name: str, found: Sequence[Any]) -> DataError:
-    """The error for a column that the function ought to have made."""
+    """Return the error for a column that is missing from the result of the function."""
     return DataError(
         f"the function of the TransformSpec gave no column {name!r}, but {', '.join(map(str, found))}; name what it "
         "takes away in removed_fields"

@@ -1,7 +1,7 @@
-"""Datasets that Petastorm's ``materialize_dataset`` wrote, for the feed: what ``petastorm.make_reader`` reads.
+"""Datasets written by Petastorm's ``materialize_dataset``, which ``petastorm.make_reader`` reads, for the feed.
 
-Their Unischema lies pickled in ``_common_metadata``. It is unpickled with an allow-list of exact names, as a folder of
-data must not be able to run code.
+Their Unischema is stored as a pickle in ``_common_metadata``. It is unpickled with an allow-list of exact names,
+because a folder of data must not be able to run code.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class UnischemaDataset(ParquetDataset):
     """A folder of Parquet files whose values have to be decoded.
 
     Attributes:
-        columns: the fields that can be fed, as they are once decoded.
-        pickled_schema: the Unischema as it lies in the folder.
+        columns: columns for the fields that can be fed, described as they are after decoding.
+        pickled_schema: pickled Unischema, as stored in the folder.
     """
 
     pickled_schema: bytes
@@ -58,15 +58,15 @@ class UnischemaDataset(ParquetDataset):
         names: Sequence[str] | None,
         apply_transform: Callable[[Sequence[Column], Any], Preparation],
     ) -> Preparation:
-        """Return how row groups are decoded, and then changed by a ``TransformSpec`` if there is one.
+        """Return the preparation that decodes row groups and then applies a ``TransformSpec`` if there is one.
 
         Args:
-            transform: the ``TransformSpec``, whose function takes a dict of one decoded row, and returns one.
-            names: the fields that are read, by default all; without a transform all that can be fed.
-            apply_transform: not used: rows are decoded one by one, and transformed likewise.
+            transform: ``TransformSpec`` whose function takes and returns a dict of one decoded row; None for none.
+            names: names of the fields to read; None for all, or without a transform for all that can be fed.
+            apply_transform: not used, because rows are decoded and transformed one by one.
 
         Raises:
-            DataError: if there is no such field for the transform.
+            DataError: if there is a transform and a field of ``names`` does not exist.
         """
         del apply_transform
         schema = _unpickle(self.pickled_schema, self.url)
@@ -98,10 +98,10 @@ class UnischemaDataset(ParquetDataset):
         return Preparation(source_names=tuple(fields), columns=given, unusable=unusable, apply=apply)
 
     def filter_of(self, row_filter: RowFilter) -> RowFilter:
-        """Return a filter of decoded values as one of values as they lie in the files.
+        """Return a filter of stored values that decodes them and calls ``row_filter`` on the result.
 
         Raises:
-            DataError: if it looks at a field that there is not.
+            DataError: if the filter uses a field that does not exist.
         """
         schema = _unpickle(self.pickled_schema, self.url)
         for name in row_filter.columns:
@@ -126,7 +126,7 @@ def find_unischema_dataset(url: str) -> UnischemaDataset | None:
         return None
     columns, _ = columns_of(_unpickle(pickled, url))
     paths = find_parquet_files(open_location(url), url)
-    # What a decoded object takes is not known before; as it lies in the files is near enough for a bound of bytes.
+    # The size of a decoded object is not known in advance; its size in the files is close enough for a bound of bytes.
     sizes = _bytes_in_folders(paths)
     objects = [column.name for column in columns if column.dtype == "object" and column.name not in sizes]
     plain = scan_dataset(url, objects, paths=paths)
@@ -144,7 +144,7 @@ def find_unischema_dataset(url: str) -> UnischemaDataset | None:
 
 
 def _bytes_in_folders(paths: Sequence[str]) -> dict[str, int]:
-    """Return by name of a column that stands in the names of folders what its largest value takes as an object."""
+    """Return the bytes of the largest value, as an object, of each column that is stored in folder names, by name."""
     sizes: dict[str, int] = {}
     for path in paths:
         for name, value in folder_values(path).items():
@@ -201,7 +201,7 @@ def _unpickle(pickled: bytes, url: str) -> Any:
 
 
 class _SparkType:
-    """Stands for a type of Spark where there is no pyspark; codecs keep them for writing alone."""
+    """Stand-in for a Spark type where pyspark is not installed; codecs use these types only for writing."""
 
 
 _ALLOWED = {
@@ -217,7 +217,7 @@ _ALLOWED = {
 
 
 class _SchemaUnpickler(pickle.Unpickler):
-    """Finds what a Unischema is made of, and nothing else."""
+    """Unpickler that loads only the classes that a Unischema consists of."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "pyspark.sql.types" and name.isidentifier():
@@ -229,7 +229,7 @@ class _SchemaUnpickler(pickle.Unpickler):
             ("petastorm.unischema", "UnischemaField"),
         }:
             return getattr(petastorm.unischema, name)
-        # Codecs of the user's own too, once the user has imported them; nothing is imported for a pickle.
+        # The user's own codecs are allowed once the user has imported them; unpickling imports nothing.
         found = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
         if isinstance(found, type) and issubclass(found, DataframeColumnCodec):
             return found

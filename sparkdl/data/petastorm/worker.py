@@ -1,7 +1,7 @@
-"""Petastorm's Arrow worker, handing over NumPy blocks made in the reader thread instead of Arrow tables.
+"""Petastorm's Arrow worker, changed to publish NumPy blocks made in the reader thread instead of Arrow tables.
 
-Petastorm's own hand-over goes through pandas and one array per row (``np.vstack``); taking Arrow's buffers as
-they are made reads two to three times as fast.
+Petastorm itself converts the tables with pandas and one array per row (``np.vstack``); using Arrow's buffers
+directly reads two to three times as fast.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedDataset:
-    """What the worker has to know of a dataset that was planned before; nothing is listed or opened again.
+    """What the worker needs of a dataset whose row groups are already planned; nothing is listed or opened again.
 
     Attributes:
-        location: where the files lie.
-        layout: how columns are laid out in blocks.
-        row_choice: which rows count; requests number those that pass it.
-        cache: keeps blocks of whole row groups.
+        location: location of the dataset's folder.
+        layout: layout of the columns in blocks.
+        row_choice: selects the rows to read, None for all; requests number only the rows that pass it.
+        cache: cache of the blocks of whole row groups; None for no cache.
         copies_cached: whether blocks from the cache are copied, because the consumer may write to them.
-        preparation: makes the layout's columns of those that lie in the files, where they are not the same.
-        partitions: none; Petastorm looks at it.
+        preparation: computes the columns of the layout from those in the files; None if they are the same.
+        partitions: always None; Petastorm reads this attribute.
     """
 
     location: Location
@@ -57,14 +57,14 @@ class PlannedDataset:
         return self.location.filesystem
 
     def pack(self, table: pa.Table) -> Block:
-        """Return rows as they were read as a block."""
+        """Return the block of a table of rows as they were read."""
         if self.preparation is not None:
             table = self.preparation.apply(table, [column.name for column in self.layout.columns])
         return self.layout.pack(table)
 
 
 class BlockResultsReader(ArrowReaderWorkerResultsQueueReader):
-    """Takes blocks from the pool as they are."""
+    """Returns the blocks of the pool unchanged."""
 
     def read_next(self, workers_pool: Any, schema: Any, ngram: Any) -> Any:  # noqa: ARG002 - Petastorm passes them
         """Return the next block, or end the iteration."""
@@ -83,7 +83,7 @@ class ColumnsWorker(ArrowReaderWorker):
 
     @staticmethod
     def new_results_queue_reader() -> BlockResultsReader:
-        """Return what takes this worker's results from the pool."""
+        """Return the reader that takes this worker's results from the pool."""
         return BlockResultsReader()
 
     def process(
@@ -99,14 +99,14 @@ class ColumnsWorker(ArrowReaderWorker):
 
         Args:
             piece_index: position of the row group in the dataset.
-            worker_predicate: None.
-            shuffle_row_drop_partition: the whole row group.
-            rows: the rows, numbered among those that pass the filter.
-            expected_rows: rows of the row group when it was planned.
-            expected_kept: rows of it that pass the filter.
+            worker_predicate: always None.
+            shuffle_row_drop_partition: always ``(0, 1)``, the whole row group.
+            rows: rows to read, numbered among those that pass the filter.
+            expected_rows: number of rows of the row group when it was planned.
+            expected_kept: number of rows of the row group that pass the filter.
 
         Raises:
-            DataError: if the file cannot be read or holds something else than was planned; see
+            DataError: if the file cannot be read or differs from what was planned; see
                 :func:`sparkdl.data.dataset.reading_errors.reading_error`.
         """
         piece = self._split_pieces[piece_index]
@@ -134,11 +134,11 @@ class ColumnsWorker(ArrowReaderWorker):
             selected = _select(whole, rows)
             if planned.copies_cached:
                 return copy_of(selected)
-            # Rows that are shuffled are copied then, but not the objects that they refer to.
+            # Shuffling copies the rows, but not the objects that they refer to.
             return [own_objects(array) if array.dtype.hasobject else array for array in selected]
         if planned.row_choice is not None:
             return _select(self._kept(row_group, read_table(), expected_kept), rows)
-        if isinstance(rows, range):  # before it is packed, which for many columns is a copy
+        if isinstance(rows, range):  # sliced before packing, which copies if there are many columns
             return planned.pack(read_table().slice(rows.start, len(rows)))
         return take_rows(planned.pack(read_table()), rows)
 
@@ -155,7 +155,7 @@ class ColumnsWorker(ArrowReaderWorker):
             )
         if len(kept) == table.num_rows:
             return self._dataset.pack(table)
-        if self._dataset.preparation is not None:  # which costs more than leaving rows out
+        if self._dataset.preparation is not None:  # which costs more than leaving the rows out first
             return self._dataset.pack(table.take(kept))
         return take_rows(self._dataset.pack(table), kept)
 

@@ -1,6 +1,7 @@
-"""From a DataFrame to Parquet files in the Store. Runs on the *driver*, and as Spark tasks on executors.
+"""Writes a DataFrame as Parquet files to the Store. Runs on the *driver*, and as Spark tasks on executors.
 
-Begin with :mod:`~sparkdl.data.spark.materialization`, which writes a DataFrame once per content. What is the same
-content says :mod:`~sparkdl.data.spark.plan`, and which files need no copy :mod:`~sparkdl.data.spark.in_place`; the
-tasks that write are in :mod:`~sparkdl.data.spark.writing`.
+Begin with :mod:`~sparkdl.data.spark.materialization`, which writes the same content only once.
+:mod:`~sparkdl.data.spark.plan` decides which DataFrames have the same content, and
+:mod:`~sparkdl.data.spark.in_place` which files need no copy; the tasks that write are in
+:mod:`~sparkdl.data.spark.writing`.
 """

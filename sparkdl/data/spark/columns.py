@@ -28,12 +28,12 @@ def check_types(
     """Return the fields of the columns, each once and in the order given.
 
     Args:
-        schema: of the DataFrame.
+        schema: schema of the DataFrame.
         columns: names of its columns.
         numbers_only: whether anything but numbers, booleans, vectors and arrays of them is refused.
 
     Raises:
-        DataError: if a column is missing, there are several of its name, or its type cannot be fed; the message says
+        DataError: if a column is missing, several columns have its name, or its type cannot be fed; the message says
             what to do instead.
     """
     if not columns:
@@ -62,10 +62,10 @@ def check_types(
 
 
 def check_case(df: DataFrame, columns: Iterable[str]) -> None:
-    """Check that no other columns have the names of some but for upper and lower case, unless the session minds it.
+    """Check that no other columns have names that differ only in case, unless the session is case-sensitive.
 
     Raises:
-        DataError: if there are any, as Spark cannot tell which is meant.
+        DataError: if there are any, because Spark cannot tell which is meant.
     """
     available = df.columns
     if len({name.lower() for name in available}) == len(set(available)):
@@ -83,7 +83,7 @@ def check_case(df: DataFrame, columns: Iterable[str]) -> None:
 
 
 def ambiguous_column_error(name: str, num_columns: int) -> DataError:
-    """Return the error of a name that several columns of a DataFrame have, as after a join."""
+    """Return the error for a name that several columns of a DataFrame have, for example after a join."""
     return DataError(
         f"The DataFrame has {num_columns} columns with the name {name!r}, and Spark cannot tell which is meant. Drop "
         "or rename all but one of them, as with df.toDF(*names)."
@@ -107,7 +107,7 @@ def array_depth(data_type: DataType) -> int:
 
 
 def stored_type(data_type: DataType) -> tuple[str, str, int] | None:
-    """Return kind and NumPy dtype of a column's elements, and how many arrays are around them; None if unknown."""
+    """Return the kind and NumPy dtype of a column's elements, and the number of arrays around them; None if unknown."""
     from pyspark.sql import types as T
 
     depth, element = array_depth(data_type), data_type
@@ -143,7 +143,7 @@ def stored_type(data_type: DataType) -> tuple[str, str, int] | None:
 
 
 def without_decimals(data_type: DataType) -> DataType:
-    """Return the type with doubles for decimals, as Spark ML takes these, also inside of arrays."""
+    """Return the type with decimals replaced by doubles, as Spark ML treats them, also inside arrays."""
     from pyspark.sql import types as T
 
     if isinstance(data_type, T.ArrayType):
@@ -152,7 +152,7 @@ def without_decimals(data_type: DataType) -> DataType:
 
 
 def with_doubles(df: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Return a DataFrame with doubles for the decimals of some columns; those that it lacks are passed over."""
+    """Return a DataFrame with the decimals of some columns cast to doubles; missing columns are ignored."""
     from pyspark.sql import functions as F
 
     names = frozenset(columns)
@@ -166,7 +166,7 @@ def with_doubles(df: DataFrame, columns: Sequence[str]) -> DataFrame:
 
 
 def check_like(field: StructField, column: Column) -> None:
-    """Check that a column of a DataFrame holds what a dataset's column does; numbers may be of another type.
+    """Check that a column of a DataFrame holds the same kind of values as a dataset's column; number types may differ.
 
     Raises:
         DataError: if it does not.
@@ -183,7 +183,7 @@ def check_like(field: StructField, column: Column) -> None:
 
 
 def quoted(name: str) -> str:
-    """Return a column name that Spark takes literally, dots and all."""
+    """Return a column name in quotes, so that Spark takes it literally, including dots."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -215,12 +215,12 @@ def _remedy(data_type: DataType) -> str:
 
 
 def check_frame(df: Any, taker: str, *, of_streams: str = "") -> None:
-    """Check that it is a DataFrame of classic Spark or Spark Connect, and not a stream; nothing runs for that.
+    """Check that ``df`` is a DataFrame of classic Spark or Spark Connect, and not a stream, without a Spark job.
 
     Args:
-        df: what was given.
-        taker: the function that takes it, as its caller spells it.
-        of_streams: what the message ends with about a stream: what takes one.
+        df: object to check.
+        taker: function that takes the DataFrame, as its caller spells it.
+        of_streams: end of the message about a stream, which says what takes a stream.
 
     Raises:
         DataError: if it is something else, or a stream.

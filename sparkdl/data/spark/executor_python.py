@@ -1,4 +1,4 @@
-"""Whether a job of Spark failed because the executors' Python is not one that has sparkdl. Runs on the *driver*."""
+"""Detects Spark jobs that failed because the executors' Python lacks sparkdl or a library. Runs on the *driver*."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEEDED = frozenset(
 )
 _NEEDED |= {"petastorm", "torch", "py4j", "grpc"}
 _PROBLEMS = (
-    # As pyspark words them; the last is Java's, where there is no such program.
+    # Messages of pyspark; the last one is Java's, for a program that does not exist.
     re.compile(r"Python in worker has different version[^\n]*?(?= than that in driver| but)"),
     re.compile(r"(?:PyArrow|Pandas) >= [\d.]+ must be installed; however,[^\n.]*"),
     re.compile(r'Cannot run program "[^"\n]*"'),
@@ -27,11 +27,11 @@ _PROBLEMS = (
 
 
 def executor_python_problem(error: BaseException, spark: SparkSession) -> str:
-    """Return what the executors' Python is or lacks, and what to do; empty if a job failed for another reason.
+    """Return what is wrong with the executors' Python, and what to do; empty if a job failed for another reason.
 
     Args:
-        error: what a job of Spark raised.
-        spark: its session.
+        error: exception that a Spark job raised.
+        spark: session of the job.
     """
     text = str(error)
     missing = _MISSING_MODULE.search(_last_exception(text))
@@ -61,7 +61,7 @@ def executor_python_problem(error: BaseException, spark: SparkSession) -> str:
 
 
 def _last_exception(text: str) -> str:
-    """Return the line with what the last Python traceback ended with; the text itself if there is none in it."""
+    """Return the line with the exception at the end of the last Python traceback; without one, the text itself."""
     found = list(_TRACEBACK.finditer(text))
     if not found:
         return text

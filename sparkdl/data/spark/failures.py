@@ -1,7 +1,7 @@
-"""Why a job of Spark that reads or writes rows failed, without the pages of Java that it raises. Runs on the *driver*.
+"""Short errors for Spark jobs that failed to read or write rows, without Java stack traces. Runs on the *driver*.
 
-Which row group and column of a Parquet file are damaged Spark does not always say, and never briefly. The driver
-therefore reads the file that Spark names once more, where it can.
+Spark does not always say which row group and column of a Parquet file are damaged, and never briefly. The driver
+therefore reads the file that Spark names again, if it can.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _GONE = re.compile(r"SparkFileNotFoundException: File (.+?) does not exist")  # 
 _OWN_ERROR = re.compile(r"^sparkdl\.errors\.(\w+): (.+?)\s*$", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _JAVA_CLASSES = re.compile(r"^(?:[\w.$]+: )*")
-# In the message of the last cause, or its class; frames below it hold the like of any failure.
+# Words in the message or class of the last cause; the stack frames below it contain such words for any failure.
 _DAMAGE = (
     "could not read page",
     "is not a parquet file",
@@ -61,7 +61,7 @@ _DAMAGE = (
     "corrupt",
 )
 
-# Exceptions that say nothing by their class; all others of pyspark are conditions of the query that users know.
+# Exceptions whose class says nothing; all others of pyspark are conditions of the query that users know.
 _RAW_OF_CONNECT = frozenset(
     {"SparkConnectException", "SparkConnectGrpcException", "SparkException", "UnknownException"}
 )
@@ -71,22 +71,22 @@ _RAW_OF_CONNECT = frozenset(
 def spark_failures_named(
     spark: SparkSession, columns: Sequence[str] | None = None, *, doing: str = "sparkdl"
 ) -> Iterator[None]:
-    """Run a block that runs jobs of Spark, and say what was wrong.
+    """Convert failures of the Spark jobs that a block runs to errors that say what was wrong.
 
     Args:
         spark: the session.
-        columns: what is read of the files, by default all that they hold.
-        doing: what the jobs are for, for the message.
+        columns: names of the columns that are read from files; by default all.
+        doing: purpose of the jobs, for the message.
 
     Raises:
-        LaunchError: if the executors' Python lacks what it takes.
-        DataError: if a file cannot be read, of the class that says why; or as a function of ours raised it on an
-            executor, likewise StoreError.
+        LaunchError: if the executors' Python lacks what is needed.
+        DataError: if a file cannot be read, with a class that says why; or, like StoreError, if a function of sparkdl
+            raised it on an executor.
         WorkersLostError: if Python workers or executors were lost, more often than Spark tries a task.
         LaunchCancelledError: if the job was cancelled.
         ClusterLostError: if Spark's application ended.
-        SparkJobError: if it failed for another reason that py4j or gRPC brings.
-        Exception: a condition of the query that has a class of pyspark's, as Spark raised it.
+        SparkJobError: if the job failed for another reason that py4j or gRPC reports.
+        Exception: a condition of the query with a class of pyspark, as Spark raised it.
     """
     try:
         yield
@@ -108,7 +108,7 @@ def spark_failures_named(
 
 
 def _own_error(error: Exception) -> SparkdlError | None:
-    """The error that a function of ours raised on an executor, which Spark gives as text; None for other failures."""
+    """Return the error of sparkdl's function on an executor, which Spark reports as text; None for other failures."""
     if type(error).__name__ != "PythonException":
         return None
     *_, last = _OWN_ERROR.findall(str(error)) or [("", "")]
@@ -127,7 +127,7 @@ def _job_error(error: Exception, spark: SparkSession, doing: str) -> SparkdlErro
     words = spark_words(error)
     if has_application_ended(error, spark):
         return ClusterLostError(f"{doing}: Spark's application ended meanwhile: {words}")
-    # Before a cancellation: Spark also cancels the other tasks of a job that fails.
+    # Checked before a cancellation, because Spark also cancels the other tasks of a job that fails.
     if were_executors_lost(error):
         once = ""
         if _is_tried_once(spark):
@@ -147,7 +147,7 @@ def _job_error(error: Exception, spark: SparkSession, doing: str) -> SparkdlErro
 def _is_tried_once(spark: SparkSession) -> bool:
     try:
         return re.fullmatch(r"local(\[[^,]*\])?", spark.conf.get("spark.master", "") or "") is not None
-    except Exception:  # of a session that ended; what is said of the failure matters more
+    except Exception:  # the session ended; the message about the failure matters more
         return False
 
 
@@ -156,7 +156,7 @@ def _file_error(url: str, text: str, columns: Sequence[str] | None) -> DataError
 
 
 def _read_again(url: str, columns: Sequence[str] | None) -> DataError | None:
-    """Return the error of the first row group that cannot be read; None if all can, or there is no looking at it."""
+    """Return the error of the first row group that cannot be read; None if all can, or the driver has no access."""
     try:
         location = open_location(url)
         path, name = location.path, location.name_of(location.path)
@@ -171,7 +171,7 @@ def _read_again(url: str, columns: Sequence[str] | None) -> DataError | None:
                 piece.read(columns=names)
             except Exception as error:
                 return reading_error(error, piece, names, name)
-    except Exception:  # of a filesystem that only Spark has the plugin or the credentials for
+    except Exception:  # only Spark has the plugin or the credentials for the filesystem
         return None
     return None
 

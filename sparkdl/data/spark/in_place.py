@@ -1,7 +1,7 @@
-"""DataFrames that are only Parquet files, which ranks can read where they are.
+"""Recognizes DataFrames that only read Parquet files, which ranks can read in place.
 
-Spark's optimized plan shows this as a read of Parquet and at most a selection of its columns. For any other plan, with
-a filter, a cast, a cache, a table of a catalog or a Delta log, the rows are copied.
+The optimized plan of such a DataFrame is a read of Parquet and at most a selection of its columns. For any other plan,
+such as one with a filter, a cast, a cache, a table of a catalog or a Delta log, the rows are copied.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ATTRIBUTE = re.compile(r"[^\s,()]+#\d+L?(, [^\s,()]+#\d+L?)*")
 def open_in_place(
     df: DataFrame, fields: Sequence[StructField], *, allow_ragged: bool
 ) -> ParquetDataset | None:
-    """Return the files of a DataFrame as a dataset, checked as a copy would be; None if they have to be copied.
+    """Return the files of a DataFrame as a dataset, checked as a copy would be; None if the rows must be copied.
 
     Raises:
         DataError: if there are no rows, or values that ranks cannot be fed with.
@@ -56,7 +56,7 @@ def open_in_place(
         described = scan_dataset(files.folder, names, unknown, files.paths)
     except (
         DataError
-    ) as error:  # types that differ, columns that are folders, damaged files: Spark knows better
+    ) as error:  # differing types, partition columns, damaged files: Spark handles or reports them better
         logger.info("The rows are copied: %s", error)
         return None
     for field, column in zip(fields, described.columns, strict=True):
@@ -71,7 +71,7 @@ def open_in_place(
 
 
 def is_plain_read(plan: PlanText) -> bool:
-    """Whether an optimized plan reads Parquet files and does nothing but leave columns out."""
+    """Whether an optimized plan reads Parquet files and at most leaves columns out."""
     *above, leaf = plan.optimized or ("",)
     relation = _RELATION.match(leaf)
     if relation is None or len(above) > 1:
@@ -81,5 +81,5 @@ def is_plain_read(plan: PlanText) -> bool:
     project = _PROJECT.match(above[0])
     if project is None or not _ATTRIBUTE.fullmatch(project[1]):
         return False
-    # The same numbers stand for the same columns: nothing was computed, cast or given another name.
+    # Equal expression numbers mean equal columns: nothing was computed, cast or renamed.
     return set(project[1].split(", ")) <= set(relation[1].split(","))

@@ -1,4 +1,4 @@
-"""The files that a DataFrame reads, with what distinguishes them from others of the same name."""
+"""The files that a DataFrame reads, with text that changes when they are written again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class InputFiles:
         folder: URL of the folder that holds them all.
         paths: their paths inside it, sorted.
         is_delta: whether they belong to a Delta table, whose log says which rows of a file are valid.
-        identity: text that differs once a file has been added, removed or written again, or the table has
+        identity: text that changes when a file is added, removed or written again, or when the table gets
             another version.
     """
 

@@ -1,9 +1,9 @@
-"""The Spark jobs that sparkdl starts: how Spark's UI shows them, and the errors of those that fail.
+"""The Spark jobs that sparkdl starts: their names in Spark's UI, and the errors of those that fail.
 
-Runs on the *driver*. :func:`spark_job` goes around every block that runs Spark jobs; :func:`jobs_of` around what they
-are for, a fit or a run. On classic Spark the jobs have a description and, unless the user has set one, a job group;
-both are local properties of the thread, and have their old values again when the block ends. Spark Connect has no
-descriptions: there the jobs have the same words as a tag.
+Runs on the *driver*. :func:`spark_job` wraps every block that runs Spark jobs; :func:`jobs_of` wraps the purpose of the
+jobs, such as a fit or a run. On classic Spark the jobs have a description and, unless the user has set one, a job
+group; both are local properties of the thread, and their old values are restored when the block ends. Spark Connect has
+no descriptions: there the jobs have the same words as a tag.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ DESCRIPTION = "spark.job.description"
 GROUP = "spark.jobGroup.id"
 
 TASKS_END_TIMEOUT_S = 10.0
-"""How long a job that failed may take to end its other tasks, whose Python workers Spark kills after two seconds."""
+"""Seconds to wait until the other tasks of a failed job end; Spark kills their Python workers after two seconds."""
 
 _CONNECT_TASKS_END_S = 4.0
-"""How long to wait for that on Spark Connect, which does not report whether tasks run."""
+"""Seconds to wait for these tasks on Spark Connect, which does not report whether tasks run."""
 
 
 @dataclass(frozen=True)
 class _Purpose:
-    """What jobs are for, in words, from the whole to the part, and the job group that they get."""
+    """The purpose of jobs in words, from the outermost block to the innermost, and the job group that they get."""
 
     words: tuple[str, ...]
     group: str
@@ -53,11 +53,13 @@ _purpose: ContextVar[_Purpose | None] = ContextVar("sparkdl_purpose_of_spark_job
 
 @contextmanager
 def jobs_of(words: str, *, unless_named: bool = False) -> Iterator[None]:
-    """Say what the Spark jobs of a block are for: ``fit TorchClassifier``. Blocks may be nested; starts no job itself.
+    """Set the purpose of the Spark jobs of a block, such as ``fit TorchClassifier``. Blocks may be nested.
+
+    Starts no job itself.
 
     Args:
-        words: come after those of the block around.
-        unless_named: whether to leave them out where a block around has said something.
+        words: words of the purpose, which are appended to those of the enclosing block.
+        unless_named: whether to leave the words out if an enclosing block has set a purpose.
     """
     before = _purpose.get()
     if before is not None and unless_named:
@@ -72,7 +74,7 @@ def jobs_of(words: str, *, unless_named: bool = False) -> Iterator[None]:
 
 
 def name_of(function: Any) -> str:
-    """Return what a function is called in the words for jobs that run it; of a path, the name of the file."""
+    """Return the name of a function for the words about jobs that run it; for a path, the name of the file."""
     if isinstance(function, str | os.PathLike):
         return os.path.basename(os.fspath(function))
     function = getattr(function, "func", function)  # of functools.partial
@@ -83,19 +85,19 @@ def name_of(function: Any) -> str:
 def spark_job(
     spark: SparkSession, words: str, *, columns: Sequence[str] | None = None, outlives_no_task: bool = False
 ) -> Iterator[None]:
-    """Run a block that runs Spark jobs: they are named, and their failures are raised as sparkdl's errors.
+    """Name the Spark jobs that a block runs, and raise their failures as sparkdl's errors.
 
     Args:
         spark: classic or Connect session.
-        words: what the jobs do, after what :func:`jobs_of` says: ``writing rows``.
-        columns: what they read of files, by default all that these hold.
-        outlives_no_task: whether to leave a block that fails only when the jobs' other tasks have ended, which may
+        words: what the jobs do, such as ``writing rows``; appended to the words of :func:`jobs_of`.
+        columns: names of the columns that the jobs read from files; by default all.
+        outlives_no_task: whether a failing block waits until the jobs' other tasks have ended; otherwise these may
             still write where the caller is about to clean up.
 
     Raises:
         As :func:`~sparkdl.data.spark.failures.spark_failures_named`.
     """
-    # Here, as the tasks of a launch import this module, too, and have no use for pyarrow's Parquet.
+    # Imported here, because the tasks of a launch import this module, too, and do not need pyarrow's Parquet.
     from sparkdl.data.spark.failures import spark_failures_named
 
     with jobs_of(words):
@@ -113,7 +115,7 @@ def spark_job(
 
 @contextmanager
 def named_jobs(spark: SparkSession, words: str) -> Iterator[None]:
-    """Only name the Spark jobs of a block as :func:`spark_job` does, and those of threads that it starts."""
+    """Name the Spark jobs of a block, and of threads that it starts, as :func:`spark_job` does, and do nothing else."""
     with jobs_of(words):
         purpose = _purpose.get()
         assert purpose is not None, "it has just been set"
@@ -123,7 +125,7 @@ def named_jobs(spark: SparkSession, words: str) -> Iterator[None]:
 
 @contextmanager
 def _named(spark: SparkSession, purpose: _Purpose) -> Iterator[str]:
-    """Name the jobs of a block, and give a tag that they have."""
+    """Name the jobs of a block, and yield a tag that they have."""
     if is_connect(spark):
         with _tagged(spark, str(purpose).replace(",", ";")) as tag:  # a tag cannot have commas
             yield tag
@@ -139,7 +141,7 @@ def _named(spark: SparkSession, purpose: _Purpose) -> Iterator[str]:
     finally:
         with suppress(
             Exception
-        ):  # a context that has stopped has no properties, and the block's error says so
+        ):  # a stopped context has no properties, and the error of the block says that it stopped
             for name, value in before.items():
                 context.setLocalProperty(name, value)
 
@@ -163,7 +165,7 @@ def _tagged(tagging: Any, tag: str) -> Iterator[str]:
 
 
 def _wait_for_tasks(spark: SparkSession, tag: str) -> None:
-    """Wait until no task of the jobs runs, for so long."""
+    """Wait at most :data:`TASKS_END_TIMEOUT_S` until no task of the jobs runs; on Spark Connect, for a fixed time."""
     pause = threading.Event()
     if is_connect(spark):
         pause.wait(_CONNECT_TASKS_END_S)

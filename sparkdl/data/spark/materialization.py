@@ -1,7 +1,7 @@
-"""From a DataFrame to a Parquet dataset in a Store. Runs on the *driver*; the executors write the files.
+"""Writes a DataFrame as a Parquet dataset in a Store. Runs on the *driver*; the executors write the files.
 
 Works on classic Spark and on Spark Connect: only the DataFrame API is used, and pyspark is imported inside
-the functions, as ranks have none. A DataFrame whose rows are there already is not written again.
+the functions, because ranks do not have it. A DataFrame whose rows are already there is not written again.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROW_GROUP_BYTES = 16 << 20
-"""Size of a row group in memory: smaller ones shuffle better, larger ones read faster; a rank holds a few at once."""
+"""Bytes of a row group in memory: smaller ones shuffle better, larger ones read faster; a rank holds a few at once."""
 
 _NAME = "fit"
 _FORMAT = 1
-"""Part of every key: to be raised when the same rows are written in another form."""
+"""Part of every key, to be increased when the same rows are written in another form."""
 
 _WAIT_S = 3600.0
 _LOOK_S = 0.5
@@ -83,14 +83,14 @@ class _Request:
 
 @dataclass(frozen=True)
 class Obtained:
-    """A dataset, and what keeps it from being removed.
+    """A dataset, and the use that protects it from removal.
 
     Attributes:
-        dataset: the rows.
-        use: keeps the folder until its end, which the receiver brings about; None for files of others, which
-            nothing of sparkdl removes.
+        dataset: dataset of the rows.
+        use: use that protects the folder until the receiver ends it; None for files that sparkdl did not write, which
+            it never removes.
         is_written: whether the rows were copied to the Store, now or earlier.
-        is_shared: whether another DataFrame of equal rows gets the same copy.
+        is_shared: whether another DataFrame with the same rows gets the same copy.
     """
 
     dataset: ParquetDataset
@@ -109,22 +109,22 @@ def materialize(
     allow_ragged: bool = True,
     in_place: bool = True,
 ) -> ParquetDataset:
-    """Return columns of a DataFrame as a Parquet dataset, checked to be what ranks can be fed with.
+    """Return columns of a DataFrame as a Parquet dataset, after checking that ranks can be fed with them.
 
-    The rows of one content are written once: who asks for the same rows again, or while they are being written,
-    gets the same dataset (see :mod:`sparkdl.data.spark.plan` for what is the same). A DataFrame that is a plain read
-    of Parquet files is not written at all. What is written becomes visible when all checks have passed; otherwise
-    nothing of it stays.
+    The same rows are written only once: another call with the same rows, later or while they are being written,
+    returns the same dataset (see :mod:`sparkdl.data.spark.plan` for which rows are the same). A DataFrame that is a
+    plain read of Parquet files is not written at all. Written rows become visible when all checks have passed;
+    otherwise they are removed.
 
     Args:
         df: the DataFrame, of classic Spark or Spark Connect.
         columns: names of its columns: booleans, numbers, strings, binary, decimals, dates, timestamps, images of
             Spark's ``image`` source, vectors, and arrays and nested arrays of them, ragged or not.
-        store: where to write, a path or URL too; executors have to reach it under the same URL.
-        vector_dtype: ``float64`` or ``float32``: elements of columns of vectors.
+        store: Store to write to, or its path or URL; executors must reach it under the same URL.
+        vector_dtype: dtype of the elements of vector columns, ``float64`` or ``float32``.
         row_group_bytes: decoded bytes at which a row group ends, whatever the number of partitions.
         allow_ragged: whether arrays of a column may differ in length, or be empty.
-        in_place: whether Parquet files may be used where they lie.
+        in_place: whether Parquet files may be used where they lie, without a copy.
 
     Returns:
         The dataset. It stays for the Store's ``keep_for`` after its last use; :func:`use_materialized` keeps it
@@ -132,7 +132,7 @@ def materialize(
 
     Raises:
         DataError: if ``df`` is no DataFrame of Spark, or a stream; if a column is missing or cannot be fed, or has
-            nulls; if there are no rows; if Spark cannot read a file, which it names.
+            nulls; if there are no rows; if Spark cannot read a file, which the message names.
         StoreError: if the Store cannot be written, or the executors write to another place than the driver
             reads.
         LaunchError: if the executors' Python lacks sparkdl or one of its libraries.
@@ -168,13 +168,13 @@ def use_materialized(
     on_write: Callable[[], None] | None = None,
     in_tasks: Callable[[int], None] | None = None,
 ) -> Iterator[ParquetDataset]:
-    """Give what :func:`materialize` returns, safe from every cleanup until the block ends.
+    """Yield the dataset that :func:`materialize` returns, protected from cleanup until the block ends.
 
-    Rows that no other fit can share, such as those of a random sample, are removed at the end of the block, and so is
-    everything in a Store that keeps nothing (``keep_for=timedelta(0)``).
+    Rows that no other fit can share, such as those of a random sample, are removed at the end of the block, and so are
+    the rows in a Store that keeps nothing (``keep_for=timedelta(0)``).
 
-    ``on_write`` is called before rows are written, and ``in_tasks`` on the executors, in each task that does so, with
-    the number of its partition; rows that are found, or read where they lie, are not written.
+    ``on_write`` is called before rows are written. ``in_tasks`` is called on the executors, in each task that writes
+    rows, with the number of its partition. Rows that are already in the Store, or are read in place, are not written.
     """
     check_frame(df, "use_materialized")
     store = as_store(store)
@@ -211,7 +211,7 @@ def obtain_dataset(
     on_write: Callable[[], None] | None = None,
     in_tasks: Callable[[int], None] | None = None,
 ) -> Obtained:
-    """Do what :func:`materialize` does, for a caller that reads the rows until it ends their use."""
+    """Do what :func:`materialize` does, and return the dataset with a use that the caller ends."""
     if isinstance(columns, str):
         raise ParamError(f"columns must be a list of names, got the text {columns!r}. Write [{columns!r}].")
     fields = check_types(df.schema, columns)
@@ -248,7 +248,7 @@ def obtain_dataset(
 
 
 def _share(request: _Request, key: str, files: InputFiles | None) -> Obtained | None:
-    """Return the dataset of that key, written by the first who asks for it; None if its files change meanwhile."""
+    """Return the dataset of that key, which the first process writes; None if the files it reads change meanwhile."""
     store = request.store
     deadline = time.monotonic() + _WAIT_S
     while True:
@@ -256,7 +256,7 @@ def _share(request: _Request, key: str, files: InputFiles | None) -> Obtained | 
         if (found := store.find_dataset(_NAME, key)) is not None:
             return Obtained(*found)
         with store.stage_dataset(_NAME, key) as staged:
-            # Two may have begun at once; the first of them continues.
+            # Two processes may have begun at once; the first of them continues.
             if time.monotonic() < deadline and store.is_being_written(_NAME, key, before=staged.url):
                 continue
             dataset = _write(request, staged)
@@ -281,12 +281,12 @@ def _wait_for_writer(store: Store, key: str, deadline: float) -> None:
 
 
 def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
-    """Write the rows, check them and describe what lies in the folder then."""
+    """Write the rows, check them and describe the files in the folder."""
     df, store = request.df, request.store
     request.on_write()
     names = [field.name for field in request.fields]
-    # One expression of one column: mapInArrow calls the JVM several times for each column, and of classic Spark trips
-    # over dots in their names.
+    # One expression for one column: mapInArrow calls the JVM several times for each column, and on classic Spark it
+    # fails on dots in column names.
     parts = ", ".join(f"{quoted(name)} as c{index}" for index, name in enumerate(names))
     rows = _with_arrays(df, request.fields, request.vector_dtype).selectExpr(f"struct({parts}) as row")
     task = partial(
@@ -296,7 +296,7 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
         row_group_bytes=request.row_group_bytes,
         begin=request.in_tasks,
     )
-    # Other tasks of a job that failed would write on, and make the folder anew that is removed now.
+    # Other tasks of a failed job would continue to write, and create the folder again that is removed now.
     with spark_job(df.sparkSession, "writing rows", outlives_no_task=True):
         reports = [WrittenFile.from_json(row[0]) for row in rows.mapInArrow(task, REPORT_SCHEMA).collect()]
     files = sorted(reports, key=lambda file: file.order)
@@ -306,13 +306,13 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
         raise no_rows_error()
     _keep_only(store, staged, files)
     census = _add_up(files)
-    # Before the nulls, as null elements are counted only in arrays that are there.
+    # Before the shapes, because a column of nulls has no lengths.
     check_census(census, num_rows)
     shapes = _shapes(request, census)
     files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
     _check_failures(store, files)
     described = scan_dataset(staged.url, names, shapes, [file.path for file in files])
-    return replace(described, versions={})  # as those have it who find the set there
+    return replace(described, versions={})  # as for a process that finds the dataset in the Store
 
 
 def _shapes(request: _Request, census: dict[str, ColumnCensus]) -> dict[str, tuple[int | None, ...]]:
@@ -338,7 +338,7 @@ def _add_up(files: Sequence[WrittenFile]) -> dict[str, ColumnCensus]:
 
 
 def _with_arrays(df: DataFrame, fields: Sequence[StructField], vector_dtype: str) -> DataFrame:
-    """Return the DataFrame with arrays for the vectors of those columns."""
+    """Return the DataFrame with the vectors of those columns converted to arrays."""
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
@@ -346,7 +346,7 @@ def _with_arrays(df: DataFrame, fields: Sequence[StructField], vector_dtype: str
     for field in fields:
         if is_vector(field.dataType):
             column = F.col(quoted(field.name))
-            # Under a condition, as vector_to_array fails on a null, which is to be counted and reported instead.
+            # With a condition, because vector_to_array fails on a null, which is to be counted and reported instead.
             arrays[field.name] = F.when(column.isNotNull(), vector_to_array(column, vector_dtype))
     return df.withColumns(arrays) if arrays else df
 
@@ -358,7 +358,7 @@ def _check_failures(store: Store, files: Sequence[WrittenFile]) -> None:
 
 
 def _keep_only(store: Store, staged: StagedDataset, files: Sequence[WrittenFile]) -> None:
-    """Remove what attempts of tasks left that Spark gave up, once all that the others wrote is seen to be there."""
+    """Remove the files of task attempts that Spark gave up, after checking that all files of the others are there."""
     location = open_location(staged.url)
     found = set(list_parquet_files(location))
     wanted = {file.path for file in files if file.path}
@@ -384,7 +384,7 @@ def _clean_up(store: Store) -> None:
 
 
 def _remove(dataset: ParquetDataset) -> None:
-    """Remove the rows; if that fails, neither a trained model nor the reason of a failure gets lost."""
+    """Remove the rows; a failure is only logged, so that neither a trained model nor an earlier error is lost."""
     try:
         remove_unless_used(dataset.url)
     except Exception as error:

@@ -1,14 +1,15 @@
-"""The plan of a DataFrame as Spark prints it, and keys of the rows that it gives.
+"""The plan of a DataFrame as Spark prints it, and keys of the DataFrame's rows.
 
 Runs on the *driver*, on classic Spark and on Spark Connect alike. Both print a plan as text (``df.explain``). The
-analysis recognizes what is known to be harmless; a plan that is not understood counts as unknown, and a plan whose rows
-can differ from one run to the next has no key.
+analysis recognizes nodes and functions that are known to be repeatable; a plan that is not understood counts as
+unknown, and a plan whose rows can differ from one run to the next has no key.
 
-:func:`plan_key` is equal for DataFrames that give the same rows within one application of Spark. Spark's semantic hash
-of the plan has 32 bits and covers neither that a file was written again nor the value of a clock or a random number;
-the key includes what the hash leaves out. Rows are shared by this key alone, so never across applications: the text of
-a plan says too little for that, as of rows in memory. :func:`lasting_key` also holds in other applications, but only
-for rows that a user named, a table, files or a query: by it a job knows whether it has been done.
+:func:`plan_key` is equal for DataFrames with the same rows within one Spark application. Spark's semantic hash of the
+plan has 32 bits, and covers neither that a file was written again nor the value of a clock or a random number; the key
+includes what the hash leaves out. Rows are shared only by this key, and therefore never across applications: the text
+of a plan says too little for that, for example about rows in memory. :func:`lasting_key` is also valid in other
+applications, but only for rows that a user named as a table, files or a query; with it a job determines whether it has
+already been done.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ _TREE = re.compile(r"^[\s:|+\-]*(?=\S)")
 _EXPRESSION_ID = re.compile(r"#(\d+)L?")
 _MAX_FIELDS = "spark.sql.debug.maxToStringFields"
 _setting = threading.Lock()
-"""Held while :data:`_MAX_FIELDS` is not what the user set it to: a session has one value for all threads."""
+"""Held while :data:`_MAX_FIELDS` differs from the user's value, because a session has one value for all threads."""
 
 
 @dataclass(frozen=True)
 class PlanText:
-    """The analyzed and the optimized plan, one node a line, outermost first.
+    """The analyzed and the optimized plan, with one line per node, outermost first.
 
     Attributes:
-        analyzed: as the user wrote it, with names resolved.
-        optimized: after Spark's optimizer, with cached DataFrames in their places.
+        analyzed: nodes of the plan as the user wrote it, with names resolved.
+        optimized: nodes of the plan after Spark's optimizer, with cached DataFrames in their places.
     """
 
     analyzed: tuple[str, ...]
@@ -55,7 +56,7 @@ class PlanText:
 
     @property
     def canonical(self) -> str:
-        """The analyzed plan with its expressions numbered in their order, the same for the same plan."""
+        """The analyzed plan with its expressions numbered in their order, so that equal plans have the same text."""
         numbers: dict[str, int] = {}
         return _EXPRESSION_ID.sub(
             lambda match: f"#{numbers.setdefault(match[1], len(numbers))}", "\n".join(self.analyzed)
@@ -63,7 +64,7 @@ class PlanText:
 
 
 def plan_text(df: DataFrame) -> PlanText | None:
-    """Return the plans of a DataFrame; None if Spark shows them in no form known here."""
+    """Return the plans of a DataFrame; None if Spark prints them in an unknown form."""
     with _setting, _whole_lines(df.sparkSession):
         text = _explain(df)
     parts = _HEADING.split(text)
@@ -95,7 +96,7 @@ def _explain(df: DataFrame) -> str:
 
 @contextlib.contextmanager
 def _whole_lines(spark: SparkSession) -> Iterator[None]:
-    """Have Spark print all fields of a node rather than the first 25, where it lets us."""
+    """Make Spark print all fields of a node rather than the first 25, if the setting can be changed."""
     before = spark.conf.get(_MAX_FIELDS, None)
     try:
         spark.conf.set(_MAX_FIELDS, str(1 << 20))
@@ -114,7 +115,7 @@ def _whole_lines(spark: SparkSession) -> Iterator[None]:
 _FILE_FORMATS = "parquet|orc|csv|json|text|avro|xml|binaryfile|image|libsvm"
 _FILES = re.compile(rf"^Relation .*\] ({_FILE_FORMATS})$", re.IGNORECASE)
 _CONTENT = re.compile(r"^(LocalRelation|Range \(|OneRowRelation)")
-# The same rows while the application lasts: objects, and choices that depend on how rows are partitioned.
+# The same rows within one application: objects, and choices that depend on how rows are partitioned.
 _OF_APPLICATION = re.compile(r"^(LogicalRDD|Sample|GlobalLimit|LocalLimit)\b")
 _INNER_NODES = re.compile(
     r"^(Project|Filter|Join|Aggregate|Union|SubqueryAlias|View|Sort|Distinct|Deduplicate|Window|Generate|Expand"
@@ -122,16 +123,14 @@ _INNER_NODES = re.compile(
     r"|ResolvedHint|UnresolvedHint|Intersect|Except|SubqueryColumnAliases)\b"
 )
 _FUNCTION = re.compile(r"([A-Za-z_]\w*)\(")
-_SCALA_FUNCTION = (
-    "udf"  # as pyspark.ml's transformers make them; their code stays while the application lasts
-)
+_SCALA_FUNCTION = "udf"  # made by pyspark.ml's transformers; its code does not change within an application
 _ASSEMBLER = "_VectorAssembler_"
 _PYTHON_FUNCTION = re.compile(r"\)#\d+")
-# How Spark prints expressions that no function of SQL has the name of.
+# Names that Spark prints for expressions that are no functions of SQL.
 _PRINTED = frozenset(
     {"cast", "ansi_cast", "try_cast", "named_struct", "lambdafunction", "namedlambdavariable", "in"}
 )
-# What says something else another time: clocks, random numbers, who asks, and the world outside.
+# Functions whose results change between runs: clocks, random numbers, the current user, and external systems.
 _VOLATILE = frozenset(
     {
         "ai_query",
@@ -176,11 +175,11 @@ def plan_key(df: DataFrame, options: Mapping[str, Any]) -> str | None:
     also its log).
 
     Args:
-        df: the rows, with the columns that matter.
-        options: what else the written files depend on; values that JSON takes.
+        df: DataFrame of the rows, with the columns that matter.
+        options: other values that the written files depend on, of types that JSON takes.
 
     Returns:
-        The key, or None if the plan can give other rows another time, or holds parts of which that is not
+        The key, or None if the plan can return other rows in another run, or holds parts for which that is not
         known: random numbers, clocks, samples, users' functions, tables of other systems.
     """
     try:
@@ -190,34 +189,34 @@ def plan_key(df: DataFrame, options: Mapping[str, Any]) -> str | None:
         return _digest(
             rows[1], semantic_hash=df.semanticHash(), application=_application(df), options=dict(options)
         )
-    except Exception as error:  # sharing rows is a saving; a plan that resists is written as it is
+    except Exception as error:  # sharing rows only saves work; without a key they are written for this fit
         logger.info("The rows are written for this fit alone: %s: %s", type(error).__name__, error)
         return None
 
 
 def lasting_key(df: DataFrame, source: Sequence[str]) -> str | None:
-    """Return a key of rows that a user named, valid in other applications of Spark, too.
+    """Return a key of rows that a user named, which is also valid in other Spark applications.
 
     Args:
-        df: the rows, with the columns that matter.
-        source: what the user named: the kind and the name of a table, the files, or a query.
+        df: DataFrame of the rows, with the columns that matter.
+        source: the source that the user named: the kind and the name of a table, the files, or a query.
 
     Returns:
-        The key, of the source, the plan and the files; None as for :func:`plan_key`, and for rows in memory or a
-        sample. Spark's semantic hash is not part of it: where files are read it differs from one JVM to the next.
+        The key of the source, the plan and the files; None as for :func:`plan_key`, and for rows in memory or a
+        sample. Spark's semantic hash is not part of it, because it differs from one JVM to the next if files are read.
     """
     try:
         rows = _repeatable_rows(df)
         if rows is None or _belongs_to_application(rows[0]):
             return None
         return _digest(rows[1], source=list(source))
-    except Exception as error:  # work is done again rather than not at all
+    except Exception as error:  # doing work again is better than not doing it
         logger.info("It is not known whether the rows have changed: %s: %s", type(error).__name__, error)
         return None
 
 
 def _repeatable_rows(df: DataFrame) -> tuple[PlanText, dict[str, Any]] | None:
-    """Return the plan of a DataFrame and what its rows depend on; None if they can be others another time."""
+    """Return the plan of a DataFrame and what its rows depend on; None if the rows can differ in another run."""
     plan = plan_text(df)
     why = "Spark does not show it" if plan is None else _why_not_repeatable(df, plan)
     files = None
@@ -254,7 +253,7 @@ def _why_not_repeatable(df: DataFrame, plan: PlanText) -> str:
                 return f"it is not known whether {name}() gives the same again"
         if _PYTHON_FUNCTION.search(_without_names(node)):
             return "a Python function can give something else each time"
-    if _ASSEMBLER in plan.canonical:  # whose function Spark calls indeterminate, though it is not
+    if _ASSEMBLER in plan.canonical:  # Spark calls its function nondeterministic, though it is not
         return ""
     if not hasattr(df, "_jdf"):
         return "it is not known what a function of the JVM does" if _calls_scala(plan) else ""
@@ -264,7 +263,7 @@ def _why_not_repeatable(df: DataFrame, plan: PlanText) -> str:
 
 
 def _belongs_to_application(plan: PlanText) -> bool:
-    """Whether the text of a plan says too little about its rows for another application."""
+    """Whether the text of a plan does not identify its rows in another application."""
     return any(_OF_APPLICATION.match(node) or node.startswith("LocalRelation") for node in plan.analyzed) or (
         _calls_scala(plan)
     )
@@ -275,7 +274,7 @@ def _calls_scala(plan: PlanText) -> bool:
 
 
 def _functions_of_spark(spark: SparkSession) -> frozenset[str]:
-    """Return the names of Spark's own functions; asked once a session."""
+    """Return the names of Spark's own functions, which are listed once per session."""
     if spark not in _functions:
         with spark_job(spark, "listing Spark's functions"):
             rows = spark.sql("SHOW SYSTEM FUNCTIONS").collect()
@@ -284,7 +283,7 @@ def _functions_of_spark(spark: SparkSession) -> frozenset[str]:
 
 
 def _without_names(node: str) -> str:
-    """Return a node without the names that its expressions are given, which repeat the expressions' text."""
+    """Return a node without the aliases of its expressions, which repeat the expressions' text."""
     return re.sub(r" AS .*?#\d+L?", "", node)
 
 

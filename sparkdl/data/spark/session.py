@@ -1,4 +1,4 @@
-"""The Spark session of a caller: which one is active, whether it is of Spark Connect, and its settings."""
+"""The caller's Spark session: the active session, whether a session is of Spark Connect, and its settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def active_session() -> SparkSession:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether the session is of a Spark Connect server."""
+    """Whether the session is one of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 

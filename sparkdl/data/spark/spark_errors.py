@@ -1,7 +1,7 @@
 """What an exception of a Spark job means: cancelled, executors lost, or the application ended. Runs on the *driver*.
 
-Decided by the error condition of the exception and the state of the session. The texts of messages decide only what
-Spark gives no condition: cancellations before Spark 4, lost executors, and on Spark Connect the end of the server's
+The error condition of the exception and the state of the session decide. The texts of messages decide only where
+Spark has no condition: for cancellations before Spark 4, lost executors, and on Spark Connect the end of the server's
 application.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _CANCELLED_CONDITIONS = frozenset({"SPARK_JOB_CANCELLED", "OPERATION_CANCELED"})
-# gRPC also says CANCELLED of a connection that was closed on the way.
+# gRPC also reports CANCELLED for a connection that was closed on the way.
 _CANCELLED = re.compile(r"(?<!StatusCode\.)cancell?ed(?! because SparkContext was shut down)", re.IGNORECASE)
 _ENDED = re.compile(
     r"SparkContext was shut ?down|SparkContext has been shut ?down|stopped SparkContext|LiveListenerBus is stopped"
@@ -85,7 +85,7 @@ def error_condition(error: Exception | None) -> str | None:
 
 
 def spark_words(error: Exception | None) -> str:
-    """Return Spark's message in one line, without Java's classes and stacks and the line that py4j puts before."""
+    """Return Spark's message in one line, without Java's classes and stacks, and without py4j's first line."""
     lines = [line.strip(" :") for line in str(error).splitlines()]
     line = next((line for line in lines if line and not line.startswith("An error occurred")), "")
     if not line:

@@ -1,8 +1,8 @@
-"""What can be wrong with the values of a fit, found on the *driver* before any rank starts.
+"""Checks of the values of a fit, on the *driver* before any rank starts.
 
-Everything raises :class:`sparkdl.errors.DataError` with the column, what was found and what to do. What the
-footers of the files show costs nothing; the lengths of arrays take one aggregation over the written files.
-NaN is a number like others.
+All checks raise :class:`sparkdl.errors.DataError` with the column, what was found and what to do. Checks of the
+footers of the files cost nothing; checks of the lengths of arrays take one aggregation over the written files.
+NaN is accepted as a number.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _EXAMPLE_CHARACTERS = 200
 def check_shapes(
     df: DataFrame, depths: Mapping[str, int], *, allow_ragged: bool = False
 ) -> dict[str, tuple[int | None, ...]]:
-    """Return the length that all rows of each array column have at every level, from one aggregation.
+    """Return the length at every level that is common to all rows of each array column, with one aggregation.
 
     Args:
-        df: the rows.
-        depths: for each column how many arrays are nested around its elements.
-        allow_ragged: whether lengths may differ or be 0; None stands for such a length.
+        df: DataFrame of the rows.
+        depths: number of arrays that are nested around the elements of each column, by name.
+        allow_ragged: whether lengths may differ or be 0; None stands for such a length in the result.
 
     Raises:
         DataError: if there are no rows, or arrays of one column differ in length or are empty.
@@ -58,16 +58,16 @@ def check_shapes(
 
 
 def no_rows_error() -> DataError:
-    """The error for a DataFrame without rows."""
+    """Return the error for a DataFrame without rows."""
     return EmptyDatasetError("The DataFrame has no rows; there is nothing to train on.")
 
 
 def check_census(census: Mapping[str, ColumnCensus], num_rows: int) -> None:
-    """Check what was counted while the rows were written.
+    """Check the census that was taken while the rows were written.
 
     Raises:
-        DataError: if a column has nulls, or arrays with null elements; it says how many and shows the first
-            such row.
+        DataError: if a column has nulls, or arrays with null elements; the message says how many and shows the
+            first such row.
     """
     for name, column in census.items():
         if column.num_null_rows:
@@ -79,15 +79,15 @@ def check_census(census: Mapping[str, ColumnCensus], num_rows: int) -> None:
 def check_no_nulls(df: DataFrame, dataset: ParquetDataset) -> None:
     """Check the null counts that the footers of a dataset hold.
 
-    Footers count an empty array as a null, too: where a column of arrays has such counts, its rows decide.
+    Footers count an empty array as a null, too: if they count nulls in a column, its rows are checked.
 
     Args:
-        df: the rows as they were written; read only where the footers count nulls.
+        df: DataFrame of the written rows, which is read only if the footers count nulls.
         dataset: the dataset.
 
     Raises:
-        DataError: if a column has nulls, or arrays with null elements; it says how many and shows the first
-            such row.
+        DataError: if a column has nulls, or arrays with null elements; the message says how many and shows the
+            first such row.
     """
     for column in dataset.columns:
         if column.num_nulls:
@@ -95,11 +95,11 @@ def check_no_nulls(df: DataFrame, dataset: ParquetDataset) -> None:
 
 
 TORCH_IGNORE_INDEX = -100
-"""The label that torch's losses leave out where they are given no other."""
+"""The label that torch's losses ignore by default."""
 
 
 def advice_on_ignored(column: str) -> str:
-    """Return what to do about rows with torch's label for rows that are left out."""
+    """Return the advice for rows with the label that torch's losses ignore by default."""
     return (
         f"torch's losses leave out rows with the label {TORCH_IGNORE_INDEX} by default (ignore_index), and a fit takes "
         "such rows only where ignore_index is set to another number. Leave them out of the DataFrame with "
@@ -110,12 +110,12 @@ def advice_on_ignored(column: str) -> str:
 def check_labels(dataset: ParquetDataset, column: str, num_classes: int) -> None:
     """Check that the labels of a classification are whole numbers in ``[0, num_classes)``.
 
-    Costs nothing: the range comes from the footers of the files. Where a writer left it out, the labels pass.
+    The check costs nothing: the range comes from the footers of the files. If they do not have it, the labels pass.
 
     Args:
         dataset: the dataset.
         column: name of the label column.
-        num_classes: number of classes, as of the model's last layer.
+        num_classes: number of classes, such as the number of outputs of the model's last layer.
 
     Raises:
         DataError: if the column does not exist, is no integer scalar, or has labels outside the range.
@@ -141,12 +141,12 @@ def check_labels(dataset: ParquetDataset, column: str, num_classes: int) -> None
 
 
 def _lengths(column: Column, depth: int) -> Iterator[tuple[Column, Column]]:
-    """Yield, from the outermost array inwards, the least and the greatest length."""
+    """Yield the smallest and the largest length at each level, from the outermost array inwards."""
     from pyspark.sql import functions as F
 
     size = F.when(
         column.isNotNull(), F.size(column)
-    )  # by itself size(null) is -1 or null, as Spark is configured
+    )  # without the condition size(null) is -1 or null, depending on Spark's configuration
     yield F.min(size), F.max(size)
     for _ in range(depth - 1):
         sizes = F.transform(column, lambda inner: F.when(inner.isNotNull(), F.size(inner)))
@@ -157,10 +157,10 @@ def _lengths(column: Column, depth: int) -> Iterator[tuple[Column, Column]]:
 def common_length(
     name: str, least: int | None, greatest: int | None, *, allow_ragged: bool = False
 ) -> int | None:
-    """Return the one length of a column's arrays; None where it differs or is 0, if that is allowed.
+    """Return the common length of a column's arrays; None if it differs or is 0 and ``allow_ragged`` is set.
 
     Raises:
-        DataError: if it is not allowed.
+        DataError: if it differs, is 0 or is null and ``allow_ragged`` is not set.
     """
     if allow_ragged and (least is None or least != greatest or not greatest):
         return None
@@ -196,7 +196,7 @@ def _has_null_elements(column: Column, depth: int) -> Column:
     found = F.exists(column, lambda element: element.isNull())
     if depth == 1:
         return found
-    # flatten gives null if one of the arrays is, which the level above has found.
+    # flatten returns null if one of the arrays is null, which the level above has found.
     return found | _has_null_elements(F.flatten(column), depth - 1)
 
 

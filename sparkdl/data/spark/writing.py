@@ -1,7 +1,7 @@
-"""Writes a DataFrame's rows as Parquet files whose row groups have the size that the feed wants.
+"""Writes a DataFrame's rows as Parquet files whose row groups have a size that suits the feed.
 
 Each Spark partition is written by a Python worker of the *executors*, inside ``mapInArrow``. Only pyarrow and fsspec
-are used, so that rows reach every Store that Python reaches and row groups are measured in decoded bytes.
+are used, so that rows can be written to every Store that Python reaches and row groups are measured in decoded bytes.
 
 Nulls and the lengths of arrays are counted while the rows are written, in a few Arrow calls per batch; the *driver*
 adds up the counts.
@@ -42,13 +42,13 @@ _EXAMPLE_CHARACTERS = 200
 
 @dataclass(kw_only=True)
 class ColumnCensus:
-    """What was seen of one column.
+    """Counts of the nulls of one column, and the lengths of its arrays.
 
     Attributes:
-        num_null_rows: rows in which it is null.
-        num_rows_with_null_elements: rows in which it is an array with null elements.
-        first: the first row with a null, as text.
-        lengths: for every level of arrays, from the outermost, the least and the greatest length.
+        num_null_rows: number of rows in which the column is null.
+        num_rows_with_null_elements: number of rows in which it is an array with null elements.
+        first: first row with a null, as text.
+        lengths: smallest and largest length of the arrays at every level, the outermost level first.
     """
 
     num_null_rows: int = 0
@@ -57,7 +57,7 @@ class ColumnCensus:
     lengths: list[list[int]] = field(default_factory=list)
 
     def add(self, other: ColumnCensus) -> None:
-        """Add what was seen in later rows."""
+        """Add the census of later rows."""
         self.first = self._first_of(other)
         self.num_null_rows += other.num_null_rows
         self.num_rows_with_null_elements += other.num_rows_with_null_elements
@@ -76,7 +76,7 @@ class ColumnCensus:
 
 
 def count_values(census: dict[str, ColumnCensus], batch: pa.RecordBatch) -> None:
-    """Add the values of a batch to what was seen before."""
+    """Add the values of a batch to the census of each column."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         census.setdefault(name, ColumnCensus()).add(_count_column(column, batch))
 
@@ -110,7 +110,7 @@ def _lengths(column: pa.Array) -> list[list[int]]:
 
 
 def _rows_with_nulls(values: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Return for every value whether it is null or has a null inside; None if none has."""
+    """Return for every value whether it is null or has a null inside; None if there are no nulls."""
     own = np.asarray(values.is_null()) if values.null_count else None
     if not is_list(values.type):
         return own
@@ -136,15 +136,15 @@ REPORT_SCHEMA = "report string"
 
 @dataclass(kw_only=True)
 class WrittenFile:
-    """What a task did: one file, or the reason why there is none.
+    """Report of a task: the file that it wrote, or the reason why there is none.
 
     Attributes:
         path: path of the file inside the folder; empty if nothing was written.
-        order: number by which files are put in the order of the rows.
+        order: number by which files are sorted into the order of the rows.
         row_group_bytes: decoded bytes of every row group.
-        num_rows: rows of the partition; where there are no nulls, of the file.
-        columns: by name what was seen of the values.
-        failure: why the Store did not take the rows; empty if it did.
+        num_rows: number of rows of the partition, which without nulls is that of the file.
+        columns: census of each column, by name.
+        failure: why the rows could not be written to the Store; empty on success.
     """
 
     path: str = ""
@@ -155,12 +155,12 @@ class WrittenFile:
     failure: str = ""
 
     def to_json(self) -> str:
-        """Return it as text."""
+        """Return the report as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> WrittenFile:
-        """Return what :meth:`to_json` wrote."""
+        """Return the report that :meth:`to_json` returned as JSON."""
         content: dict[str, Any] = json.loads(text)
         columns = {name: ColumnCensus(**census) for name, census in content.pop("columns").items()}
         return cls(**content, columns=columns)
@@ -175,11 +175,11 @@ def write_partition(
 ) -> Iterator[pa.RecordBatch]:
     """Write the rows of a partition to a new file in the folder at ``url`` and yield one report.
 
-    The batches have one column, of structs, whose fields get the ``names``, in their order. ``begin`` is called before
-    that with the partition's number.
+    The batches have one column of structs, whose fields get the ``names``, in their order. ``begin`` is called before
+    anything is written, with the number of the partition.
 
-    An empty partition has no file. A failure of the Store that trying again cannot fix is reported, any other
-    one raised, so that Spark tries the task again.
+    An empty partition has no file. A failure of the Store that trying again cannot fix is reported; any other
+    failure is raised, so that Spark tries the task again.
     """
     from pyspark import TaskContext
 
@@ -195,7 +195,7 @@ def write_partition(
                     named = _columns(batch, names)
                     count_values(report.columns, named)
                     report.num_rows += named.num_rows
-                    # Rows with nulls are refused in the end: they are counted, and no longer written.
+                    # Rows with nulls are refused in the end: after a null, rows are counted but no longer written.
                     if not has_nulls(report.columns):
                         writer.write(named)
         report.path = writer.path
@@ -209,23 +209,23 @@ def write_partition(
 
 
 def _columns(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-    """The fields of the only column, of structs, under other names."""
+    """Return the fields of the only column, which has structs, under other names."""
     structs = batch.column(0)
     fields = [structs.type.field(index).with_name(name) for index, name in enumerate(names)]
     return pa.RecordBatch.from_arrays(structs.flatten(), schema=pa.schema(fields))
 
 
 class RowGroupWriter:
-    """One Parquet file, begun with its first rows; a context manager that leaves no file behind when it fails.
+    """Writer of one Parquet file, which is created with its first rows; a context manager that removes it on failure.
 
     Args:
         url: URL of the folder.
-        number: by which files are sorted.
+        number: number in the name of the file, by which files are sorted.
         row_group_bytes: decoded bytes at which a row group ends.
 
     Attributes:
-        path: path inside the folder; empty as long as there were no rows.
-        num_rows: rows written.
+        path: path of the file inside the folder; empty as long as no rows were written.
+        num_rows: number of rows that were written.
         written_bytes: decoded bytes of every row group.
     """
 
@@ -285,7 +285,7 @@ class RowGroupWriter:
         self.path = f"part-{self._number:05d}-{uuid.uuid4().hex[:12]}.parquet"
         self._location.make_folder()
         self._file = self._location.filesystem.open(f"{self._location.path}/{self.path}", "wb")
-        # Numbers are read faster when they are stored as they are than through a dictionary.
+        # Numbers are read faster if they are stored plainly rather than through a dictionary.
         texts = [each.name for each in schema if pa.types.is_string(each.type)]
         self._writer = pq.ParquetWriter(self._file, schema, use_dictionary=texts or False)
 
@@ -313,18 +313,18 @@ _NUM_THREADS = 4
 def merge_small_files(
     spark: SparkSession, url: str, files: Sequence[WrittenFile], row_group_bytes: int
 ) -> list[WrittenFile]:
-    """Join neighbouring files of less than half a row group until none is left that has such a neighbour.
+    """Merge neighbouring files of less than half a row group until no two of them are neighbours.
 
-    The order of the rows stays. The small files are removed.
+    The order of the rows does not change. The small files are removed.
 
     Args:
-        spark: session that joins them where they are many.
-        url: folder of the files.
+        spark: session whose executors merge the files if they are too large for the driver.
+        url: URL of the files' folder.
         files: the files in the order of their rows.
         row_group_bytes: decoded bytes of a row group.
 
     Returns:
-        The files there are now, in the order of their rows.
+        The resulting files, in the order of their rows.
     """
     runs = plan_runs([sum(file.row_group_bytes) for file in files], row_group_bytes)
     merges = [[files[index].path for index in run] for run in runs if len(run) > 1]
@@ -352,7 +352,7 @@ def merge_small_files(
 
 
 def plan_runs(sizes: Sequence[int], target: int) -> list[list[int]]:
-    """Return runs of neighbours to be joined: of files below half the target, up to the target each."""
+    """Return runs of neighbours to merge: files below half the target, up to the target together; others alone."""
     runs: list[list[int]] = []
     open_bytes: int | None = None
     for index, size in enumerate(sizes):

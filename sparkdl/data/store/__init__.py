@@ -6,4 +6,4 @@ may be removed.
 
 from sparkdl.data.store.store import Store
 
-__all__ = ["Store"]  # by these names pickles know them
+__all__ = ["Store"]  # pickles refer to them by these names

@@ -1,8 +1,8 @@
 """Removes what a Store no longer needs: expired datasets and the remains of interrupted writes.
 
 A folder that is being read or written holds a lease: a small file that is renewed as long as its holder lives. A use
-that has not been renewed for :data:`LEASE_S` seconds has ended, as when its process was killed. Times are
-modification times of files, by the Store's own clock, so that machines whose clocks differ agree.
+that has not been renewed for :data:`LEASE_S` seconds counts as ended, for example because its process was killed. Times
+are modification times of files, by the Store's own clock, so that machines whose clocks differ agree.
 
 A folder in use is not removed. A folder is first marked for removal, then checked again: a use that begins before the
 second check is seen by it, and a reader that comes later sees the mark and writes a dataset of its own.
@@ -38,26 +38,26 @@ RENEWAL_S = 20.0
 """Seconds between two renewals."""
 
 STORE_TIMEOUT_S = 10.0
-"""How long the end of a lease waits for its store."""
+"""Seconds that the end of a lease waits for the Store."""
 
 
 class Lease:
-    """A lease from its making to :meth:`end`.
+    """A lease that lasts from its creation to :meth:`end`.
 
     Args:
-        location: the folder. It is made if it does not exist.
-        name: of the file.
-        content: of the file.
+        location: location of the folder. It is made if it does not exist.
+        name: name of the lease's file.
+        content: content of the file.
 
     Attributes:
-        path: of the file.
-        began: when the file was written.
-        is_lost: whether others may have taken it for over, as it was not renewed in time: its file has gone since, or
-            another lease of its kind lies beside it, whose name begins alike up to the first hyphen. One whose file
-            was deleted earlier than that is not lost, and not renewed either.
+        path: path of the file.
+        began: modification time of the file when it was first written, in seconds.
+        is_lost: whether other processes may have considered the lease expired, because it was not renewed in time: its
+            file has been removed since, or the folder has another lease of the same kind, whose name is the same up to
+            the first hyphen. A lease whose file was deleted before it expired is not lost, and not renewed either.
 
     Raises:
-        Exception: of the filesystem, if the folder cannot be written.
+        Exception: an error of the filesystem, if the folder cannot be written.
     """
 
     def __init__(self, location: Location, name: str, content: bytes = b"sparkdl") -> None:
@@ -73,25 +73,25 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has been ended."""
+        """Whether the lease was stopped or ended."""
         return self._is_over.is_set()
 
     def stop(self) -> None:
-        """Renew it no more, and leave the file. A renewal on its way is waited for, but not for long."""
+        """Stop renewing the lease, and leave the file; wait at most :data:`STORE_TIMEOUT_S` for a renewal under way."""
         self._is_over.set()
         self._thread.join(STORE_TIMEOUT_S)
 
     def end(self) -> None:
-        """Renew it no more and remove the file, if that can be; doing so again does nothing."""
+        """Stop renewing the lease and remove the file if possible; calling it again does nothing."""
         self.stop()
         self.within_timeout(self._remove)
 
     def look(self) -> None:
-        """See whether it is lost, and renew it if not; without an answer of the store all stays as it was."""
+        """Check whether the lease is lost, and renew it if not; nothing changes if the Store does not answer."""
         self.within_timeout(self._look_or_warn)
 
     def within_timeout(self, function: Callable[[], object]) -> None:
-        """Call what asks the store, once the renewals have stopped; a store that does not answer costs a warning."""
+        """Call a function that uses the Store, after the renewals have stopped; warn if the Store does not answer."""
         thread = self._thread
         if not thread.is_alive():
             thread = threading.Thread(target=function, name="sparkdl-lease-end", daemon=True)
@@ -106,7 +106,7 @@ class Lease:
                 return
 
     def _look_or_warn(self) -> bool:
-        """Return whether there is something left to renew."""
+        """Renew the lease, and return whether there is still a lease to renew."""
         try:
             return self._look()
         except Exception as error:
@@ -124,7 +124,7 @@ class Lease:
         self._write()
         before, self._renewed = self._renewed, modified(self._location, self._name)
         if self._renewed - before >= LEASE_S:
-            # It may have been removed after we looked, and been written anew.
+            # Another process may have removed the file after the check, before it was written again.
             kind = self._name.partition("-")[0]
             names = {name for name in file_names(self._location) if name.partition("-")[0] == kind}
             self.is_lost |= names != {self._name}
@@ -140,17 +140,17 @@ class Lease:
 
 
 def modified(location: Location, name: str) -> float:
-    """Return when a file of a folder was last written, in seconds.
+    """Return the modification time of a file in a folder, in seconds.
 
     Raises:
-        Exception: of the filesystem, if there is none.
+        Exception: an error of the filesystem, if the file does not exist.
     """
     location.filesystem.invalidate_cache()
     return float(location.filesystem.modified(f"{location.path}/{name}").timestamp())
 
 
 def store_time(location: Location) -> float:
-    """Return what the clock of a Store shows, in seconds: the modification time of a file made for that."""
+    """Return the time of a Store's clock in seconds, which is the modification time of a file written for this."""
     name = f"clock-{uuid.uuid4().hex}.tmp"
     with location.filesystem.open(f"{location.path}/{name}", "wb") as file:
         file.write(b"sparkdl")
@@ -162,7 +162,7 @@ def store_time(location: Location) -> float:
 
 
 def file_names(location: Location) -> list[str]:
-    """Return the names of what lies directly in a folder; none if it does not exist."""
+    """Return the names of the files and folders directly in a folder; none if it does not exist."""
     try:
         found: Iterable[object] = location.filesystem.ls(location.path, detail=False)
     except FileNotFoundError:
@@ -176,13 +176,13 @@ _REMOVING = "_removing"
 
 
 class FolderUse:
-    """A use of a folder from its making to :meth:`end`; a context manager.
+    """A use of a folder that lasts from its creation to :meth:`end`; a context manager.
 
     Args:
-        location: the folder. It is made if it does not exist.
+        location: location of the folder. It is made if it does not exist.
 
     Raises:
-        Exception: of the filesystem, if the folder cannot be written.
+        Exception: an error of the filesystem, if the folder cannot be written.
     """
 
     def __init__(self, location: Location) -> None:
@@ -191,7 +191,7 @@ class FolderUse:
         self.began = self._lease.began
 
     def end(self) -> None:
-        """End the use and note when that was; doing so again does nothing."""
+        """End the use and record the time; calling it again does nothing."""
         if self._lease.is_over:
             return
         self._lease.stop()
@@ -199,7 +199,7 @@ class FolderUse:
         self._lease.end()
 
     def _note_end(self) -> None:
-        # A folder that was removed meanwhile must not come back as one that holds nothing but this note.
+        # A folder that was removed meanwhile must not be created again just for this record.
         with suppress(Exception):
             if self._location.filesystem.exists(self._lease.path):
                 _write(self._location, _LAST_USE)
@@ -214,10 +214,10 @@ class FolderUse:
 
 
 class Marks:
-    """What the small files of a folder say at one moment.
+    """The state of a folder at one moment, according to its small files.
 
     Args:
-        location: the folder.
+        location: location of the folder.
         manifest_name: name of the file that makes it a dataset.
     """
 
@@ -241,17 +241,17 @@ class Marks:
         return self.last_use is not None or self.has_manifest or self.is_being_removed
 
     def in_use(self, now: float) -> bool:
-        """Whether a process reads or writes there at ``now``, in the Store's time."""
+        """Whether a process reads or writes there at the time ``now``, by the Store's clock."""
         return any(now - time < LEASE_S for time in self.uses.values())
 
 
 def mark_for_removal(location: Location) -> None:
-    """Mark for others that look for a dataset that this one is about to be removed."""
+    """Mark a dataset as about to be removed, for other processes that look for a dataset."""
     _write(location, _REMOVING)
 
 
 def unmark_for_removal(location: Location) -> None:
-    """Take :func:`mark_for_removal` back."""
+    """Undo :func:`mark_for_removal`."""
     location.filesystem.rm(f"{location.path}/{_REMOVING}")
 
 
@@ -264,7 +264,7 @@ def _time_or_none(location: Location, name: str) -> float | None:
     try:
         return float(location.filesystem.modified(f"{location.path}/{name}").timestamp())
     except FileNotFoundError:
-        return None  # it ended while we looked
+        return None  # the use ended meanwhile
 
 
 _NUM_THREADS = 16
@@ -278,7 +278,7 @@ def remove_old_folders(url: str, older_than_s: float) -> list[str]:
         older_than_s: seconds since the last use.
 
     Returns:
-        The URLs of what was removed.
+        The URLs of the removed folders.
 
     Raises:
         StoreError: if the Store cannot be listed, or something in it cannot be removed.
@@ -313,7 +313,7 @@ def list_folders(location: Location) -> list[str]:
 
 
 def remove_folder(location: Location) -> None:
-    """Remove a folder, its manifest first, so that a set that is half gone is never read."""
+    """Remove a folder, its manifest first, so that a partly removed dataset is never read."""
     filesystem = location.filesystem
     with suppress(FileNotFoundError):
         filesystem.rm(f"{location.path}/{MANIFEST_NAME}")
@@ -323,9 +323,9 @@ def remove_folder(location: Location) -> None:
 
 
 def remove_unless_used(url: str) -> bool:
-    """Remove a folder of a Store unless a process reads or writes there, and return whether that was done.
+    """Remove a folder of a Store unless a process reads or writes there, and return whether it was removed.
 
-    Folders that sparkdl did not write, as those of rows that are read in place, stay as they are.
+    Folders that sparkdl did not write, such as those of rows that are read in place, stay as they are.
 
     Raises:
         StoreError: if it cannot be removed.

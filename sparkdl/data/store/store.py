@@ -3,9 +3,9 @@
 The manifest of a dataset is one JSON file that describes the folder. Reading it is enough to plan shards; no footer
 is opened again.
 
-Each dataset is written in a folder of its own, which is not read before its manifest exists: the manifest is written
+Each dataset is written to a folder of its own, which is not read before its manifest exists: the manifest is written
 last, in one operation. A dataset that could not be finished leaves nothing behind. Datasets of the same content share
-a key in their names; where two are written at once, each is complete, and either can be used.
+a key in their names; if two are written at once, each is complete, and either can be used.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def open_dataset(url: str) -> ParquetDataset:
 
     Raises:
         StoreAccessError: if the Store cannot be read.
-        StoreError: if there is no complete dataset there, or a newer version of sparkdl wrote it.
+        StoreError: if there is no complete dataset there, or its manifest has another version.
     """
     location = open_location(url)
     with reading_from(url):
@@ -93,7 +93,7 @@ def _read_manifest(location: Location, url: str) -> bytes:
         with location.filesystem.open(f"{location.path}/{MANIFEST_NAME}", "rb") as file:
             content: bytes = file.read()
     except FileNotFoundError as error:
-        if describe_failure(error):  # a whole bucket is missing
+        if describe_failure(error):  # the whole bucket is missing
             raise
         raise StoreError(f"{url} holds no complete dataset: there is no {MANIFEST_NAME}.") from error
     return content
@@ -127,7 +127,7 @@ def _column_from_json(content: dict[str, Any]) -> Column:
 
 
 KEEP_FOR = timedelta(days=1)
-"""How long a dataset stays in a Store after its last use, unless the Store says otherwise."""
+"""Default time that a dataset stays in a Store after its last use."""
 
 
 class Store:
@@ -136,9 +136,9 @@ class Store:
     Args:
         url: local or shared path, ``file:``, ``dbfs:/...``, ``/Volumes/...``, ``s3://``, ``abfss://``,
             ``gs://``, ``hdfs://``, or any other scheme that fsspec has a plugin for.
-        keep_for: how long a dataset stays after its last use, for the next one who needs the same rows; a day by
-            default, not at all with ``timedelta(0)``. Older ones go when the next dataset is written, or by
-            :meth:`cleanup`.
+        keep_for: time that a dataset stays after its last use, so that the same rows need not be written again; a day
+            by default, no time with ``timedelta(0)``. Older datasets are removed when the next dataset is written, or
+            by :meth:`cleanup`.
 
     Raises:
         ParamError: if the URL is empty, or ``keep_for`` negative or no ``timedelta``.
@@ -159,7 +159,7 @@ class Store:
         return _make_store, (
             self.url,
             self.keep_for,
-        )  # filesystems hold sockets and caches that do not travel
+        )  # filesystems hold sockets and caches that cannot be pickled
 
     @classmethod
     def default(cls) -> Store:
@@ -184,7 +184,7 @@ class Store:
         return self.location.filesystem
 
     def check_writable(self) -> None:
-        """Write, read and remove a small file, so that an unusable Store is known before any work.
+        """Write, read and remove a small file, so that an unusable Store is detected before any work.
 
         Raises:
             StoreError: if that fails.
@@ -205,7 +205,7 @@ class Store:
             raise StoreError(f"The Store {self.url} does not give back what was written to it.")
 
     def cannot_be_written(self, error: BaseException) -> StoreError:
-        """Return the error for a Store that did not take what was written."""
+        """Return the error for a Store that cannot be written."""
         if isinstance(error, StoreError):
             return error
         why = explain_failure(error, "Choose a URL that the driver and every executor can write.")
@@ -213,17 +213,18 @@ class Store:
 
     @contextmanager
     def stage_dataset(self, name: str, key: str | None = None) -> Iterator[StagedDataset]:
-        """Give a new folder to write a dataset into; it is removed unless it was committed.
+        """Yield a new folder to write a dataset into; it is removed unless the dataset is committed.
 
         Args:
-            name: the readable part of the folder's name.
-            key: of the dataset's content, where others may find and use it by :meth:`find_dataset`.
+            name: readable part of the folder's name.
+            key: key of the dataset's content, if other processes may find and use it with :meth:`find_dataset`; or
+                None.
 
         Raises:
             StoreError: if the Store cannot be written.
         """
         self.check_writable()
-        # Names begin with the time, so that of two who write the same content all agree who came first.
+        # The time comes first, so that all processes agree which of two writers of the same content came first.
         token = f"{time.time_ns():016x}-{uuid.uuid4().hex[:8]}"
         parts = [_as_file_name(name), *([key] if key else []), token]
         staged = StagedDataset(f"{self.url}/{'-'.join(parts)}")
@@ -234,7 +235,7 @@ class Store:
 
     @contextmanager
     def scratch_folder(self, name: str) -> Iterator[str]:
-        """Give the URL of a new folder for files that are needed until the block ends; it is removed then.
+        """Yield the URL of a new folder for temporary files; it is removed when the block ends.
 
         Raises:
             StoreError: if the Store cannot be written.
@@ -243,7 +244,7 @@ class Store:
             yield staged.url
 
     def find_dataset(self, name: str, key: str) -> tuple[ParquetDataset, FolderUse] | None:
-        """Return a complete dataset with that name and key and a use of it that the caller ends; None if none is there.
+        """Return a complete dataset with that name and key, and a use of it that the caller ends; None without one.
 
         Raises:
             StoreError: if the Store cannot be read or written.
@@ -253,7 +254,7 @@ class Store:
             if not Marks(location, MANIFEST_NAME).has_manifest:
                 continue
             use = use_dataset(url)
-            # Looked at once more, now that a cleanup sees us.
+            # Checked again, now that a cleanup sees this use.
             marks = Marks(location, MANIFEST_NAME)
             try:
                 if marks.has_manifest and not marks.is_being_removed:
@@ -269,7 +270,7 @@ class Store:
         Args:
             name: readable part of the folder's name.
             key: key of the content.
-            before: URL of a dataset that is being written; only those that began before it count.
+            before: URL of a dataset that is being written; only those that began before it count. None for all.
         """
         for url in self._urls_with_key(name, key):
             if url == before:
@@ -283,13 +284,13 @@ class Store:
     def cleanup(self, older_than: timedelta | None = None) -> list[str]:
         """Remove datasets that were not used for some time, and the remains of interrupted writes.
 
-        What is being read or written stays, however old it is; so does what sparkdl did not write.
+        Folders that are being read or written stay, however old they are; so do folders that sparkdl did not write.
 
         Args:
             older_than: time since the last use; by default ``keep_for``.
 
         Returns:
-            The URLs of what was removed.
+            The URLs of the removed folders.
 
         Raises:
             ParamError: if ``older_than`` is negative or no ``timedelta``.
@@ -313,10 +314,10 @@ class Store:
 
 
 class StagedDataset:
-    """A dataset that is being written and not yet read.
+    """A dataset that is being written and cannot be read yet.
 
     Attributes:
-        url: the folder of its files.
+        url: URL of the folder of its files.
     """
 
     def __init__(self, url: str) -> None:
@@ -325,7 +326,7 @@ class StagedDataset:
         self._committed = False
 
     def commit(self, dataset: ParquetDataset) -> ParquetDataset:
-        """Write the manifest, by which the dataset can be seen, and return the dataset.
+        """Write the manifest, which makes the dataset visible, and return the dataset.
 
         Raises:
             StoreError: if that fails.
@@ -341,7 +342,7 @@ class StagedDataset:
         return final
 
     def hand_over_use(self) -> FolderUse:
-        """Return the use under which the set was written; the caller ends it."""
+        """Return the use under which the dataset was written; the caller ends it."""
         use, self._use = self._use, None
         assert use is not None, "a use is handed over once"
         return use
@@ -354,12 +355,12 @@ class StagedDataset:
             return
         try:
             remove_folder(open_location(self.url))
-        except Exception as error:  # not raised, as it would hide why the set was given up
+        except Exception as error:  # not raised, as it would hide why the dataset was discarded
             logger.warning("The unfinished dataset %s could not be removed: %s", self.url, error)
 
 
 def use_dataset(url: str) -> FolderUse:
-    """Keep a folder of a Store from being cleaned up, until the use ends.
+    """Protect a folder of a Store from cleanup until the returned use ends.
 
     Raises:
         StoreError: if the Store cannot be written.
@@ -371,7 +372,7 @@ def use_dataset(url: str) -> FolderUse:
 
 
 def use_if_removable(url: str) -> FolderUse | None:
-    """Keep a folder as :func:`use_dataset` does if it is a dataset of some Store; None for other folders.
+    """Protect a folder as :func:`use_dataset` does if it is a dataset of a Store; return None for other folders.
 
     Raises:
         StoreError: if it is a dataset that was just removed, or its Store cannot be written.
@@ -380,7 +381,7 @@ def use_if_removable(url: str) -> FolderUse | None:
     if not Marks(location, MANIFEST_NAME).has_manifest:
         return None
     use = use_dataset(url)
-    # Looked at once more, now that a cleanup sees us.
+    # Checked again, now that a cleanup sees this use.
     if Marks(location, MANIFEST_NAME).has_manifest:
         return use
     use.end()
@@ -388,7 +389,7 @@ def use_if_removable(url: str) -> FolderUse | None:
 
 
 def as_store(store: Store | str | os.PathLike[str]) -> Store:
-    """Return the Store, or the one at a path or URL.
+    """Return a Store as it is, or the Store at a path or URL.
 
     Raises:
         ParamError: if it is something else.

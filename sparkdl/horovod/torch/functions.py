@@ -175,7 +175,9 @@ def _map_nested(value: Any, function: Any) -> Any:
     if isinstance(value, dict):
         return {key: function(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(function(entry) for entry in value)
+        entries = [function(entry) for entry in value]
+        # A named tuple takes its entries one by one.
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
     return value
 
 

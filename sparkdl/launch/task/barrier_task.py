@@ -90,7 +90,14 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         )
         pmi = None
         if pmi_sockets is not None:
-            pmi = PmiServer(pmi_sockets[0], client.prefix("pmi"), rank, len(hosts), host_of_rank=hosts)
+            pmi = PmiServer(
+                pmi_sockets[0],
+                client.prefix("mpi"),
+                rank,
+                len(hosts),
+                host_of_rank=hosts,
+                timeout_s=spec.operation_timeout_s,
+            )
             stack.enter_context(pmi)
         if supervisor is None:
             position = hosts[:rank].count(hosts[rank])

@@ -160,7 +160,9 @@ def _find_layout(saved: Any) -> str | None:
     if isinstance(saved, dict):
         if _LAYOUT in saved:
             return str(saved[_LAYOUT])
-        return next(filter(None, map(_find_layout, saved.values())), None)
+        saved = tuple(saved.values())
+    if type(saved) in (list, tuple):
+        return next(filter(None, map(_find_layout, saved)), None)
     return None
 
 

@@ -172,6 +172,7 @@ def test_changing_documents_after_adding_them_does_not_change_the_rows() -> None
     ("options", "message"),
     [
         ({"length": 0}, "length must be at least 1, got 0"),
+        ({"length": 1.5}, "length must be a whole number, got 1.5"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"num_open_rows": 0}, "num_open_rows must be at least 1, got 0"),
         ({"long_documents": "drop"}, "must be 'split' or 'refuse', got 'drop'"),
@@ -181,6 +182,11 @@ def test_changing_documents_after_adding_them_does_not_change_the_rows() -> None
 def test_wrong_arguments_are_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(ParamError, match=message):
         SequencePacker(**{"length": 4, "batch_size": 1, **options})
+
+
+def test_integers_of_numpy_are_taken_and_the_state_is_json() -> None:
+    packer = SequencePacker(np.int64(4), batch_size=np.int32(2), num_open_rows=np.int64(1))  # type: ignore[arg-type]  # as users give them
+    json.dumps(packer.state())
 
 
 def test_a_state_of_another_length_is_refused() -> None:

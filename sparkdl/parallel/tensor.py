@@ -128,7 +128,7 @@ def divide(
         divided = dict(_with_whole_outputs(divided))
     blocks = _blocks_of(module, divided) if sequence else None
     group = mesh.get_group()
-    tied = _tied_parameters(module)
+    tied = _tied_parameters(module, divided)
     # Torch first calls pipeline stages with uninitialized memory, which need not be equal on all ranks.
     alike = None if getattr(module, "is_pipeline_stage", False) else Alike(group)
     inputs, compared = _SharedInputs(group), ComparedOnce()
@@ -268,41 +268,49 @@ def _check(name: str, layer: nn.Module, style: str, size: int) -> None:
         )
 
 
+def _placement(style: str, name: str) -> Shard | Replicate:
+    """How a parameter with this name is divided in a layer of this style."""
+    if style.startswith(("colwise", "experts")) or (style.startswith("embedding") and name == "weight"):
+        return Shard(0)
+    return Shard(1) if style.startswith("rowwise") and name == "weight" else Replicate()
+
+
 def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh) -> None:
     for name, parameter in list(layer.named_parameters(recurse=False)):
-        if style.startswith(("colwise", "experts")) or (style.startswith("embedding") and name == "weight"):
-            placement: Shard | Replicate = Shard(0)
-        elif style.startswith("rowwise") and name == "weight":
-            placement = Shard(1)
-        else:
-            placement = Replicate()
         # No rank broadcasts its weights: all ranks have the same ones, or none yet (on the meta device).
-        part = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+        placements = [_placement(style, name)]
+        part = distribute_tensor(parameter.detach(), mesh, placements, src_data_rank=None)
         layer.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
 
 
-def _tied_parameters(module: nn.Module) -> list[list[str]]:
-    """The names of each parameter that has several names."""
+def _tied_parameters(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]]) -> list[list[str]]:
+    """The names of each parameter that has several names.
+
+    Raises:
+        ParamError: if the plan divides one parameter in different ways.
+    """
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
-    return [several for several in names.values() if len(several) > 1]
+    tied = [several for several in names.values() if len(several) > 1]
+    for several in tied:
+        placements = set()
+        for name in several:
+            parent, _, last = name.rpartition(".")
+            placements.add(_placement(divided[parent][1] if parent in divided else "whole", last))
+        if len(placements) > 1:
+            raise ParamError(
+                f"{' and '.join(map(repr, several))} are one parameter, and the plan divides it in different ways. "
+                "Divide an embedding by 'embedding_rowwise' and the head with its weights by 'colwise', or neither."
+            )
+    return tied
 
 
 def _tie_again(module: nn.Module, tied: list[list[str]]) -> None:
-    for names in tied:
-        parameters = [module.get_parameter(name) for name in names]
-        placements = {
-            parameter.placements if isinstance(parameter, DTensor) else None for parameter in parameters
-        }
-        if len(placements) > 1:
-            raise ParamError(
-                f"{' and '.join(map(repr, names))} are one parameter, and the plan divides it in different ways. "
-                "Divide an embedding by 'embedding_rowwise' and the head with its weights by 'colwise', or neither."
-            )
-        for name in names[1:]:
+    for first, *others in tied:
+        for name in others:
             parent, _, last = name.rpartition(".")
-            module.get_submodule(parent).register_parameter(last, parameters[0])
+            module.get_submodule(parent).register_parameter(last, module.get_parameter(first))
 
 
 class _SharedInputs:

@@ -291,6 +291,10 @@ def check_a_plan_that_does_not_fit_names_the_module_and_changes_nothing() -> Non
         divide(
             nn.Sequential(nn.Embedding(8, 8, max_norm=1.0)), layout.mesh["tensor"], {"0": "embedding_rowwise"}
         )
+    tied = decoder()
+    with pytest.raises(ParamError, match="'embedding.weight' and 'head.weight' are one parameter"):
+        divide(tied, layout.mesh["tensor"], {"head": "colwise"})
+    assert not any(isinstance(parameter, DTensor) for parameter in tied.parameters())
     with pytest.raises(ParamError, match="Sequential carries no plan"):
         divide(odd, layout.mesh["tensor"])
     assert not any(isinstance(parameter, DTensor) for parameter in (*module.parameters(), *odd.parameters()))

@@ -28,17 +28,17 @@ P = TypeVar("P", bound="CheckedParams")
 
 
 def to_numbers(value: Any) -> Sequence[float]:
-    """Convert a list or an array of numbers, as setters take it."""
+    """Type converter for a list or an array of numbers."""
     return TypeConverters.toListFloat(value)
 
 
 def to_integers(value: Any) -> Sequence[int]:
-    """Convert a list or an array of whole numbers, as setters take it."""
+    """Type converter for a list or an array of whole numbers."""
     return TypeConverters.toListInt(value)
 
 
 def to_strings(value: Any) -> Sequence[str]:
-    """Convert a list of strings, as setters take it."""
+    """Type converter for a list of strings."""
     return TypeConverters.toListString(value)
 
 
@@ -51,7 +51,7 @@ _TAKES: dict[Any, str] = {
     to_numbers: "a list of numbers",
     to_integers: "a list of whole numbers",
 }
-"""What is said of a Param whose value is of another type, by its converter."""
+"""Descriptions of the accepted values, by converter; used in error messages about values of another type."""
 
 _OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "weightCol": ("classweight", "sampleweight", "rowweight", "weight", "weightcolumn"),
@@ -70,17 +70,21 @@ _OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "checkpointDir": ("checkpoint", "checkpointpath", "checkpointfolder"),
     "maxGradNorm": ("clipnorm", "gradientclipval", "gradclip"),
 }
-"""What other libraries call a Param, in lower case and without underscores and a final s."""
+"""Names that other libraries use for a Param, in lower case, without underscores and without a final s."""
 
 
 class CheckedParams(Params):
-    """Base of everything here that has Params: errors say which Param, which value, and what it takes.
+    """Base of all classes with Params; errors name the Param, its value, and the values that it accepts.
 
-    None stands for a Param that is not set: setting None clears it.
+    Setters clear a Param if they get None.
     """
 
-    def __new__(cls: type[P], *args: Any, **kwargs: Any) -> P:  # noqa: ARG004 - as it is called with
-        """Make an instance, with an error for arguments that the constructor does not take."""
+    def __new__(cls: type[P], *args: Any, **kwargs: Any) -> P:  # noqa: ARG004 - the arguments are those of __init__
+        """Make an instance.
+
+        Raises:
+            ParamTypeError: if the constructor does not take an argument; the message names the Params with similar names.
+        """
         accepted = inspect.signature(cls.__init__).parameters
         if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in accepted.values()):
             for name in kwargs:
@@ -92,21 +96,21 @@ class CheckedParams(Params):
     """Defaults of a class that differ from those of the table, by the names of the Params."""
 
     _input_kwargs: dict[str, Any]
-    """What the constructor was given; pyspark's ``keyword_only`` puts it there."""
+    """Arguments of the constructor; pyspark's ``keyword_only`` stores them here."""
 
     def _set_defaults(self) -> None:
         self._setDefault(**default_values(type(self)))
 
     def _set_arguments(self) -> None:
-        """Set what the constructor was given, and let go of it: a model that is replaced later is not kept."""
+        """Set the constructor's arguments, and drop the references to them, so that a replaced model is not kept."""
         self._set_defaults()
         self.setParams(**self.__dict__.pop("_input_kwargs"))
 
     def setParams(self: P, **params: Any) -> P:
-        """Set Params by name, as the constructor does; None leaves a Param as it is.
+        """Set Params by name, as the constructor does; an argument that is None leaves its Param unchanged.
 
         Raises:
-            ParamError: if there is no Param of a name, or its value is of a type that it does not take.
+            ParamError: if there is no Param of that name, or the Param does not accept values of that type.
         """
         return self._set(**{name: value for name, value in params.items() if value is not None})
 
@@ -143,11 +147,11 @@ def _unknown(cls: type, name: str, names: Sequence[str]) -> str:
 
 
 def check_param_map(instance: Params, param_map: Mapping[Any, Any]) -> None:
-    """Check that a Param map speaks of Params of an instance, as an entry for another one would have no effect.
+    """Check that all Params in a Param map belong to an instance; an entry for another instance has no effect.
 
     Raises:
-        ParamTypeError: if a key is no Param.
-        ParamError: if one belongs to something else.
+        ParamTypeError: if a key is not a Param.
+        ParamError: if a Param belongs to another instance.
     """
     for param in param_map:
         if not isinstance(param, Param):
@@ -165,7 +169,7 @@ def _wrong_type(param: Param[Any], value: Any, error: Exception) -> ParamTypeErr
     takes = _TAKES.get(param.typeConverter)
     if takes is not None:
         return ParamTypeError(f"Param {param.name} takes {takes}, got {reprlib.repr(value)}: {param.doc}.")
-    # Spark puts words of its own before those of the converter.
+    # Spark puts its own text before the message of the converter.
     cause = error.__context__ or error
     return ParamTypeError(f"Param {param.name} cannot be {reprlib.repr(value)}: {cause}.")
 
@@ -175,27 +179,27 @@ ParamsT = TypeVar("ParamsT", bound=Params)
 
 @dataclass(frozen=True)
 class OneOf:
-    """Converter of a Param that takes one of some strings, and raises TypeError for anything else."""
+    """Type converter for one of several strings; raises TypeError for any other value."""
 
     choices: tuple[str, ...]
 
     def __call__(self, value: Any) -> str:
-        """Return the value if it is one of them."""
+        """Return the value if it is one of the choices."""
         if value not in self.choices:
             raise TypeError(f"{value!r} is none of {', '.join(map(repr, self.choices))}")
         return str(value)
 
 
 def one_of(*choices: str) -> OneOf:
-    """Return a converter of a Param that takes one of some strings."""
+    """Return a type converter for one of several strings."""
     return OneOf(choices)
 
 
 def check_callable(param: Param[Any], given: object) -> None:
-    """Check that a Param holds something that can be called, and no class.
+    """Check that the value of a Param is callable and is not a class.
 
     Raises:
-        ParamError: naming the Param, what it is, and what it has to be.
+        ParamError: if it is not; the message names the Param, describes its value, and says what the Param accepts.
     """
     if isinstance(given, type):
         name = _name(given)
@@ -207,13 +211,14 @@ def check_callable(param: Param[Any], given: object) -> None:
 
 
 def check_optimizer(param: Param[Any], given: object) -> None:
-    """Check a function of parameters that makes an optimizer; a class of optimizers is one.
+    """Check a function that takes a model's parameters and returns an optimizer; an optimizer class is such a function.
 
     Raises:
-        ParamError: naming what it is instead, and a function for an optimizer that was made already.
+        ParamError: if the value is something else; for an optimizer instance, the message gives a function that makes
+            it.
     """
     if isinstance(given, type) and issubclass(given, Optimizer):
-        return  # called with the parameters it makes one with its own defaults, or is refused when it is tried
+        return  # makes an optimizer with its default options; if it cannot, the trial before the fit refuses it
     if isinstance(given, Optimizer):
         rate = given.defaults.get("lr")
         options = f", lr={float(rate):g}" if rate is not None else ""
@@ -225,7 +230,7 @@ def check_optimizer(param: Param[Any], given: object) -> None:
 
 
 def _name(kind: type) -> str:
-    """How a user most likely writes a class."""
+    """Return the name of a class as users most likely write it."""
     if kind.__module__.startswith("torch.nn."):
         return f"nn.{kind.__name__}"
     if kind.__module__.startswith("torch.optim."):

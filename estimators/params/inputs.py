@@ -80,8 +80,8 @@ class HasFeatureColumns(HasFeaturesCol):
         _to_names,
         "feature column, or a list of feature columns",
         default="features",
-        more="They hold numbers, vectors or arrays. Integers stay integers where the model takes them, as an embedding "
-        "does.",
+        more="The columns hold numbers, vectors or arrays. Integers stay integers if the model takes integers, as an "
+        "embedding does.",
     )
 
     def getFeaturesCols(self) -> list[str]:
@@ -98,17 +98,17 @@ class HasLabelColumns(HasLabelCol):
 
     labelCol: Entry[Any] = Entry(
         _to_names,
-        "label column, or a list of one for each output of the model",
+        "label column, or a list with one label column for each output of the model",
         default="label",
-        more="Class labels are integers or doubles that count from 0, or any integers, booleans or strings: those are "
-        "indexed in ascending order, and predictions have their values. Decimals become doubles. With a list of "
-        "columns the model returns a tuple in this order, or a dict by these names.",
+        more="Class labels are integers or doubles that count from 0, or any other integers, booleans or strings. The "
+        "latter are indexed in ascending order, and predictions have their values. Decimals become doubles. With a "
+        "list of columns, the model returns a tuple in the order of the list, or a dict by column name.",
     )
     lossWeights, getLossWeights, setLossWeights = optional(
         to_numbers,
-        "weight of each label column's loss in their sum (> 0); default: 1 each",
+        "weights of the losses of the label columns in their sum (> 0); default: 1 for each",
         check=above(0),
-        more="Not together with trainStep.",
+        more="They cannot be set together with trainStep.",
     )
 
     def getLabelCols(self) -> list[str]:
@@ -125,10 +125,10 @@ class HasLabels(Params):
 
     labels, getLabels, setLabels = optional(
         _to_labels,
-        "labels of the classes, in the order of the model's outputs, or a list of such lists for several label "
-        "columns; default: those that the rows hold, in ascending order",
-        more="For rows that may lack a class, as in a fold of ``CrossValidator``, or that need not be read to find the "
-        "classes. None stands for a label column whose classes are not named.",
+        "list of the class labels in the order of the model's outputs, or a list of such lists for several label "
+        "columns; default: the labels found in the rows, in ascending order",
+        more="With this Param, the rows may lack a class, as in a fold of ``CrossValidator``, and need not be read to "
+        "find the classes. In a list of lists, None stands for a label column whose classes are not named.",
     )
 
 
@@ -136,20 +136,20 @@ class HasRowColumns(HasWeightCol, HasValidationIndicatorCol):
     """Params for row weights, and for the rows to validate on."""
 
     weightCol = Entry(
-        TypeConverters.toString, "column of non-negative row weights; default: all rows count alike"
+        TypeConverters.toString, "column of non-negative row weights; default: all rows have equal weight"
     )
     setWeightCol = weightCol.setter()
     validationIndicatorCol = Entry(
         TypeConverters.toString,
-        "column of booleans, true for rows to validate on, which the model is not trained on; default: none",
+        "column of booleans that are true for validation rows, on which the model is not trained; default: none",
     )
     setValidationIndicatorCol = validationIndicatorCol.setter()
     validationFraction, getValidationFraction, setValidationFraction = optional(
         TypeConverters.toFloat,
-        "fraction of the rows, drawn at random, to validate on (between 0 and 1); default: none",
+        "fraction of the rows, drawn at random, that are validation rows (between 0 and 1); default: none",
         check=between(0, 1),
-        more="Each row group of the training rows in the Store gives its part. The same ``seed`` draws the same rows "
-        "again as long as those lie there; Spark may write them in another order the next time.",
+        more="The same fraction is drawn from each row group of the rows in the Store. The same ``seed`` draws the same "
+        "rows as long as these row groups stay in the Store; Spark may write the rows in another order the next time.",
     )
 
 
@@ -158,28 +158,30 @@ class HasModelInputs(Params):
 
     passFeaturesBy, getPassFeaturesBy, setPassFeaturesBy = param(
         cast("Callable[[Any], GivenBy]", one_of(*PASSED_BY)),
-        "how the model is called with its features: by position, in the order of featuresCol, by name, or with one "
-        "matrix of columns of one number each",
+        "how the features are passed to the model: position (in the order of featuresCol), name (as keyword arguments "
+        "with the names of the columns) or matrix (as one matrix of columns that hold one number per row)",
         default="position",
-        more="The matrix has shape ``(rows, columns)`` and is called ``features``.",
+        more="The matrix has the shape ``(rows, columns)`` and the name ``features``.",
     )
     prepareFeatures, getPrepareFeatures, setPrepareFeatures = optional(
         AsGiven[PrepareFunction](),
-        "function that makes the model's inputs of a dict of the feature columns of a batch, also in transform",
+        "function that takes a dict of the feature columns of a batch and returns the model's inputs, also in transform",
         check=check_callable,
-        more="For feature columns that are no numbers (strings, bytes, images) or not yet as the model takes them: it "
-        "gets arrays by column, with an item per row, and returns an array or tensor, or a dict of several.",
+        more="It is for feature columns that are not numbers (strings, bytes, images) or do not have the form that the "
+        "model takes. The dict holds an array for each column, with one item per row. The function returns an array "
+        "or tensor, or a dict of several.",
     )
     paddingValue, getPaddingValue, setPaddingValue = optional(
         TypeConverters.toFloat,
-        "value to pad arrays of different lengths with, up to the longest of a batch; default: all have one length",
+        "value with which arrays are padded to the longest array of a batch; default: none, all arrays have the same "
+        "length",
     )
     augment, getAugment, setAugment = optional(
         AsGiven[AugmentFunction](),
-        "function that takes a dict of the arrays of a batch and returns them changed, in training only",
+        "function that takes a dict of the arrays of a batch and returns a dict of changed arrays, in training only",
         check=check_callable,
         field="augment",
-        more="The dict holds inputs, labels and weights by name.",
+        more="The dict holds the inputs, labels and weights by name.",
     )
 
 
@@ -194,22 +196,25 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
         one_of(*PREDICTION_TYPES),
         "type of predictionCol: auto, double, long, array or vector",
         default="auto",
-        more='``"auto"`` is the type of the label column for classes, else double or array. ``"double"`` and '
-        '``"long"`` give the number of the class where labels are strings; ``"vector"`` is that of Spark ML.',
+        more='``"auto"`` is the type of the label column for classes, and double or array otherwise. ``"double"`` and '
+        '``"long"`` give the number of the class if labels are strings; ``"vector"`` is a vector of Spark ML.',
     )
     probabilityCol = Entry(
         TypeConverters.toString,
-        "column that transform adds, a vector with the probability of each class; empty for no such column",
+        "column that transform adds, with a vector of the probabilities of the classes; an empty string for no such "
+        "column",
         default="",
-        more="In ascending order of the classes or that of ``labels``, for CrossEntropyLoss, NLLLoss, "
-        "BCEWithLogitsLoss and BCELoss; with several label columns a struct of those that have such a loss.",
+        more="The classes are in ascending order, or in the order of ``labels``. The loss must be CrossEntropyLoss, "
+        "NLLLoss, BCEWithLogitsLoss or BCELoss. With several label columns, the column is a struct with a field for "
+        "each label column that has such a loss.",
     )
     setProbabilityCol = probabilityCol.setter()
     rawPredictionCol = Entry(
         TypeConverters.toString,
-        "column that transform adds, a vector with the model's score of each class; empty for no such column",
+        "column that transform adds, with a vector of the model's scores of the classes; an empty string for no such "
+        "column",
         default="",
-        more="The scores of two classes with a logit z are -z and z.",
+        more="For two classes with one logit z, the scores are -z and z.",
     )
 
     def setRawPredictionCol(self: ParamsT, value: str) -> ParamsT:
@@ -220,10 +225,12 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
 class HasPrediction(HasPredictionCol):
     """Params of ``transform`` that all estimators and models have."""
 
-    predictionCol = Entry(TypeConverters.toString, "column that transform adds", default="prediction")
+    predictionCol = Entry(
+        TypeConverters.toString, "column of predictions that transform adds", default="prediction"
+    )
     predictionBatchSize, getPredictionBatchSize, setPredictionBatchSize = param(
         TypeConverters.toInt,
-        "rows per forward pass of transform (> 0)",
+        "number of rows per forward pass of transform (> 0)",
         default=DEFAULT_BATCH_SIZE,
         check=at_least(1),
     )

@@ -64,38 +64,40 @@ class HasRanks(Params):
 
     numWorkers, getNumWorkers, setNumWorkers = param(
         TypeConverters.toInt,
-        "ranks that train together, one slot of the cluster each",
+        "number of ranks that train together, each in one slot of the cluster (> 0)",
         default=1,
         check=at_least(1),
     )
     gpusPerWorker, getGpusPerWorker, setGpusPerWorker = param(
         TypeConverters.toInt,
-        "GPUs of each rank: 0 trains on CPU, 1 on a GPU",
+        "number of GPUs of each rank: 0 to train on CPU, 1 to train on a GPU",
         default=0,
         check=among(0, 1),
     )
     parallelism = Entry(
         _to_parallelism,
-        "how ranks share the model: a sparkdl.parallel.Parallelism or a dict of its sizes; default: each has a replica",
+        "how the model is divided among ranks: a sparkdl.parallel.Parallelism or a dict of its sizes; default: each rank "
+        "has a replica",
         check=_check_parallelism,
         field="parallelism",
         more="``shard`` divides weights, gradients and optimizer state of any model; ``tensor`` needs a plan and "
-        "``context`` numbers of positions, see docs/parallelism.md. The product of the sizes is numWorkers.",
+        "``context`` position numbers, see docs/parallelism.md. The product of the sizes is numWorkers.",
     )
     transport, getTransport, setTransport = param(
         one_of(*TRANSPORTS),
-        "how ranks exchange gradients: auto, native, shm, tcp, mpi, hierarchical or hierarchical-mpi",
+        "transport of the gradients between ranks: auto, native, shm, tcp, mpi, hierarchical or hierarchical-mpi",
         default="auto",
-        more="The last two are for several hosts with GPUs: NCCL inside a host, and TCP or MPI across.",
+        more="``hierarchical`` and ``hierarchical-mpi`` are for several hosts with GPUs: they use NCCL within a host, and "
+        "TCP or MPI between hosts.",
     )
     wire, getWire, setWire = param(
         one_of(*WIRES),
-        "dtype in which sums of float32, the gradients, travel between hosts: float32, or rounded to bfloat16 or "
-        "float16",
+        "dtype in which sums of float32, such as those of gradients, are sent between hosts: float32, or bfloat16 or "
+        "float16 for rounded values",
         default="float32",
-        more="Rounding takes half the bytes; sums are still computed in float32, and float16 ends at 65504. Nothing is "
-        "rounded inside a host. MPI sends float32 alone, and so does NCCL, by which gradients on GPUs travel unless "
-        '``transport="hierarchical"``: ranks warn of it.',
+        more="Rounding halves the number of bytes. Sums are still computed in float32; the largest float16 is 65504. "
+        "Nothing is rounded within a host. MPI sends only float32. So does NCCL, which sends the gradients on GPUs "
+        'unless ``transport="hierarchical"``; ranks then warn that ``wire`` has no effect.',
     )
 
     def getParallelism(self) -> Parallelism | None:
@@ -115,21 +117,21 @@ class HasRows(Params):
 
     cache, getCache, setCache = param(
         one_of("off", "memory", "disk"),
-        "whether ranks keep decoded rows after the first epoch: off, memory or disk",
+        "where ranks keep decoded rows after the first epoch: memory or disk, or off to keep none",
         default="off",
-        more="Up to 4 GiB of each rank's training rows are kept, and 1 GiB of rows to validate on.",
+        more="Each rank keeps up to 4 GiB of training rows and up to 1 GiB of validation rows.",
     )
     store = Entry(
         _to_store_url,
-        "Store, path or URL for the training rows; default: $SPARKDL_STORE, else a cache folder on this machine",
-        more="Driver and executors have to reach it.",
+        "Store, path or URL for the training rows; default: $SPARKDL_STORE, else a cache folder on the driver's host",
+        more="The driver and all executors need access to it.",
     )
     keepRowsSeconds = Entry(
         TypeConverters.toFloat,
-        "how long the training rows stay in the Store after their last use, for the next fit on the same DataFrame "
-        "(>= 0); default: as the Store says, else a day",
+        "seconds that the training rows stay in the Store after their last use, for the next fit on the same DataFrame "
+        "(>= 0); default: keep_for of the Store, or a day for a path or URL",
         check=at_least(0),
-        more="0 removes them after the fit.",
+        more="With 0 they are removed after the fit.",
     )
 
     def getStore(self) -> Store:
@@ -165,38 +167,39 @@ class HasCheckpoints(Params):
 
     checkpointDir, getCheckpointDir, setCheckpointDir = optional(
         _to_url,
-        "path or URL where a fit keeps checkpoints and resumes from the last one; default: none are taken",
+        "path or URL of the folder of a fit's checkpoints; the fit resumes from the last one; default: no checkpoints",
         more="An interrupted fit resumes when it is run again with the same Params and rows, and ends with the same "
-        "weights; one that has finished returns its model, or trains on where ``epochs`` is larger.",
+        "weights. A finished fit that is run again returns its model, or continues training if ``epochs`` is larger.",
     )
     checkpointEverySteps, getCheckpointEverySteps, setCheckpointEverySteps = optional(
         TypeConverters.toInt,
-        "updates of the weights from one checkpoint to the next (> 0); default: one at the end of each epoch alone",
+        "number of updates of the weights between two checkpoints (> 0); default: a checkpoint at the end of each epoch "
+        "only",
         check=at_least(1),
     )
     keepCheckpoints, getKeepCheckpoints, setKeepCheckpoints = param(
-        TypeConverters.toInt, "how many of the last checkpoints stay (> 0)", default=2, check=at_least(1)
+        TypeConverters.toInt, "number of the newest checkpoints to keep (> 0)", default=2, check=at_least(1)
     )
     maxRestarts, getMaxRestarts, setMaxRestarts = param(
         TypeConverters.toInt,
-        "how often a fit restarts by itself from its last checkpoint when ranks were lost (>= 0)",
+        "maximum number of times that a fit restarts from its last checkpoint after a loss of ranks (>= 0)",
         default=0,
         check=at_least(0),
-        more="A process, an executor or a host may be lost, or a rank hang. An exception that code raises ends the fit "
-        "at once. Without a ``checkpointDir`` the checkpoints lie in the Store meanwhile.",
+        more="A rank is lost with its process, executor or host, or if it hangs. An exception that code raises ends the "
+        "fit at once. Without a ``checkpointDir``, the checkpoints are in the Store until the fit ends.",
     )
     minWorkers = Entry(
         TypeConverters.toInt,
-        "fewest ranks with which a fit restarts where slots are gone, from 1 to numWorkers; default: numWorkers",
+        "minimum number of ranks with which a fit restarts if slots are missing, from 1 to numWorkers; default: numWorkers",
     )
     hangTimeoutSeconds, getHangTimeoutSeconds, setHangTimeoutSeconds = optional(
         TypeConverters.toFloat,
-        "seconds after which a rank that others wait for, or that does not answer, counts as hanging (>= 2); default: "
-        "240",
+        "seconds after which a rank that other ranks wait for, or that does not answer, is considered hanging (>= 2); "
+        "default: 240",
         check=at_least(MIN_HANG_TIMEOUT_S),
-        more="The fit then ends with an error that says where every rank was, or restarts as after a lost rank. Where "
-        "it is set, a rank also has to finish a step, or a batch of validation, within that time, even if no other "
-        "rank waits for it.",
+        more="The fit then ends with an error that says where every rank was, or restarts as after the loss of a rank. "
+        "If this Param is set, each rank also has to finish each step and each batch of validation within this time, "
+        "even if no other rank waits for it.",
     )
 
     def getMinWorkers(self) -> int:
@@ -214,37 +217,37 @@ class HasTracking(Params):
     """Params for MLflow, and for the progress display on the driver."""
 
     tracking, getTracking, setTracking = param(
-        one_of("auto", "on", "off"), "MLflow: auto (on when it is installed), on or off", default="auto"
+        one_of("auto", "on", "off"), "tracking with MLflow: auto (on if it is installed), on or off", default="auto"
     )
     experiment, getExperiment, setExperiment = optional(
-        TypeConverters.toString, "MLflow experiment; default: the active one"
+        TypeConverters.toString, "name of the MLflow experiment; default: the active experiment"
     )
     runName, getRunName, setRunName = optional(
-        TypeConverters.toString, "name of the MLflow run; default: MLflow makes one up"
+        TypeConverters.toString, "name of the MLflow run; default: a name that MLflow chooses"
     )
     trackingTimeoutSeconds, getTrackingTimeoutSeconds, setTrackingTimeoutSeconds = param(
         TypeConverters.toFloat,
-        "how long a fit waits at its end for MLflow to take its data, and a second more for each MiB of the model "
-        "(>= 0)",
+        "seconds that a fit waits at its end until MLflow has received all data, plus one second for each MiB of the "
+        "model (>= 0)",
         default=30.0,
         check=at_least(0),
-        more="What is not taken by then is kept in the Store.",
+        more="Data that MLflow has not received by then is kept in the Store.",
     )
     registeredModelName, getRegisteredModelName, setRegisteredModelName = optional(
         TypeConverters.toString,
-        "name under which MLflow registers a new version of the model; default: it is not registered",
-        more='In Unity Catalog ``"catalog.schema.model"``. The model is logged in any case.',
+        "name under which MLflow registers a new version of the model; default: the model is not registered",
+        more='In Unity Catalog, it has the form ``"catalog.schema.model"``. The model is logged in any case.',
     )
     registeredModelAlias, getRegisteredModelAlias, setRegisteredModelAlias = optional(
-        TypeConverters.toString, "alias that the new version of the model gets; needs a registeredModelName"
+        TypeConverters.toString, "alias of the new version of the registered model; needs a registeredModelName"
     )
     logCheckpoints, getLogCheckpoints, setLogCheckpoints = param(
         TypeConverters.toBoolean,
-        "whether the checkpoints that a fit leaves are copied into its MLflow run; needs a checkpointDir",
+        "whether the checkpoints that remain after a fit are copied into its MLflow run; needs a checkpointDir",
         default=False,
     )
     showProgress, getShowProgress, setShowProgress = param(
         TypeConverters.toBoolean,
-        "whether fit shows its progress, on stderr or in the notebook",
+        "whether fit shows its progress on stderr or in the notebook",
         default=True,
     )

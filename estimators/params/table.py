@@ -3,7 +3,7 @@
 An entry is one statement in the body of a class of Params::
 
     epochs, getEpochs, setEpochs = param(
-        TypeConverters.toInt, "how often every row is visited", default=1, check=at_least(1), field="epochs"
+        TypeConverters.toInt, "number of passes over the training rows", default=1, check=at_least(1), field="epochs"
     )
 
 It defines the pyspark Param, its getter and setter, its default, the check of its value before a fit, its line in the

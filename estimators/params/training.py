@@ -104,15 +104,15 @@ class HasObjective(Params):
         "torch.nn.Module to train; fit trains a copy",
         check=check_module,
         field="model",
-        more="Any module but TorchScript.",
+        more="It may be any module except a TorchScript module.",
     )
     initialWeights, getInitialWeights, setInitialWeights = optional(
         TypeConverters.toString,
-        "where the training begins in place of the model's weights: 'drawn', by the seed, or a path or URL of a folder "
-        "of safetensors files",
+        "initial weights in place of the model's own weights: 'drawn' for weights drawn with the seed, or the path or "
+        "URL of a folder of safetensors files",
         field="initial_weights",
-        more="Each rank draws or reads its part. A model made inside of ``sparkdl.parallel.on_meta()`` needs "
-        "it; the driver never holds its weights.",
+        more="Each rank draws or reads its part of the weights. A model that is made within "
+        "``sparkdl.parallel.on_meta()`` needs this Param; the driver never holds the weights of such a model.",
     )
     optimizer, getOptimizer, setOptimizer = param(
         AsGiven[OptimizerFactory](),
@@ -122,13 +122,15 @@ class HasObjective(Params):
     )
     loss = Entry(
         AsGiven[Any](),
-        "loss of torch.nn, or a function of (outputs, labels) that returns the mean; or a list of one per label column",
+        "loss of torch.nn, or a function of (outputs, labels) that returns the mean loss; or a list with one loss per "
+        "label column",
         check=check_losses,
-        more="One loss that is no list serves all label columns.",
+        more="A loss that is not in a list is used for all label columns.",
     )
     trainStep, getTrainStep, setTrainStep = optional(
         AsGiven[UserStep](),
-        "function of (model, batch) that returns its mean loss, or that and the outputs, in place of loss",
+        "function of (model, batch) that returns the mean loss of the batch, or a tuple of the mean loss and the outputs; "
+        "it replaces loss",
         check=check_callable,
         field="user_step",
         more="``batch`` is a dict of tensors: the model's inputs, and the label and weight columns by name. Metrics "
@@ -153,20 +155,21 @@ class HasFunctions(Params):
         "function that takes the optimizer and the number of steps of the schedule, and returns a torch scheduler",
         check=check_callable,
         field="scheduler",
-        more="One that waits for a plateau gets the loss on the validation rows, or without any that on the training "
-        "rows.",
+        more="A ``ReduceLROnPlateau`` is stepped with the loss on the validation rows, or on the training rows if there "
+        "are no validation rows.",
     )
     metrics = Entry(
         AsGiven[Any](),
-        "dict by name of functions of (outputs, labels) that return one value per row or their mean; or torchmetrics",
+        "dict of metrics by name: functions of (outputs, labels) that return one value per row or their mean, or metrics "
+        "of torchmetrics",
         check=check_metrics,
         field="metrics",
-        more="Computed on the training rows while the model is trained, and as ``val_<name>`` on the validation rows "
-        "after each epoch. Rows count alike, whatever their weights.",
+        more="They are computed on the training rows during training, and as ``val_<name>`` on the validation rows "
+        "after each epoch. All rows count equally, whatever their weights.",
     )
     callbacks = Entry(
         AsGiven[Any](),
-        "list of sparkdl.estimators.Callback, of which each rank runs copies",
+        "list of sparkdl.estimators.Callback instances; each rank runs copies of them",
         check=check_callbacks,
         field="callbacks",
     )
@@ -193,14 +196,14 @@ class HasTraining(HasSeed):
 
     batchSize, getBatchSize, setBatchSize = param(
         TypeConverters.toInt,
-        "rows per rank and step (> 0)",
+        "number of rows per rank and step (> 0)",
         default=32,
         check=at_least(1),
         field="batch_size",
     )
     epochs, getEpochs, setEpochs = param(
         TypeConverters.toInt,
-        "how often every row is visited (> 0)",
+        "number of passes over the training rows (> 0)",
         default=1,
         check=at_least(1),
         field="epochs",
@@ -210,97 +213,102 @@ class HasTraining(HasSeed):
         "seed of the order of rows and of all random numbers during a fit",
         default=0,
         field="seed",
-        more="From the same weights a fit repeats to the bit on CPU: call ``torch.manual_seed`` before you make the "
-        "model. Ready-made estimators draw the first weights by it as well.",
+        more="With the same initial weights, a fit on CPU repeats to the bit: call ``torch.manual_seed`` before you make "
+        "the model. Ready-made estimators also draw the initial weights with this seed.",
     )
     setSeed = seed.setter()
     shuffle, getShuffle, setShuffle = param(
         TypeConverters.toBoolean,
-        "whether each epoch has its own order of rows",
+        "whether the rows are shuffled in each epoch",
         default=True,
         field="shuffle",
     )
     schedulerInterval, getSchedulerInterval, setSchedulerInterval = param(
         one_of(*INTERVALS),
-        "when the scheduler is stepped: after each epoch or each step, a step being an update of the weights",
+        "interval at which the scheduler is stepped: epoch, or step for each update of the weights",
         default="epoch",
         field="scheduler_interval",
     )
     learningRateScaling, getLearningRateScaling, setLearningRateScaling = param(
         one_of(*SCALINGS),
-        "factor of the optimizer's learning rate: none (1), linear (numWorkers) or sqrt (its root)",
+        "factor by which the optimizer's learning rate is multiplied: none (1), linear (numWorkers) or sqrt (square root "
+        "of numWorkers)",
         default="none",
         field="learning_rate_scaling",
-        more="As numWorkers batches lead to one update; take the root for Adam.",
+        more="The reason is that each update is computed from numWorkers batches; use sqrt for Adam. With ``parallelism``, "
+        "ranks that read the same rows count once.",
     )
     warmupSteps, getWarmupSteps, setWarmupSteps = param(
         TypeConverters.toInt,
-        "updates over which the learning rate grows to its full value (>= 0)",
+        "number of updates over which the learning rate grows to its full value (>= 0)",
         default=0,
         check=at_least(0),
         field="warmup_steps",
     )
     gradientAccumulationSteps, getGradientAccumulationSteps, setGradientAccumulationSteps = param(
         TypeConverters.toInt,
-        "batches of each rank whose gradients lead to one update (> 0)",
+        "number of batches per rank whose gradients are accumulated for one update (> 0)",
         default=1,
         check=at_least(1),
         field="accumulated_batches",
     )
     maxGradNorm, getMaxGradNorm, setMaxGradNorm = optional(
         TypeConverters.toFloat,
-        "value to clip the norm of all gradients together to (> 0); default: no clipping",
+        "maximum norm of all gradients together, to which they are clipped (> 0); default: no clipping",
         check=above(0),
         field="max_grad_norm",
     )
     precision, getPrecision, setPrecision = param(
         one_of(*PRECISIONS),
-        "precision of the model's computations, by torch's autocast: float32, bfloat16, float16 or float8",
+        "precision of the model's computations with torch's autocast: float32, bfloat16, float16 or float8",
         default="float32",
         field="precision",
-        more="Losses are scaled with float16. Weights keep their dtype. float8 takes torchao and a GPU that has it, "
-        "and is for linear layers alone; all else computes in bfloat16.",
+        more="With float16, losses are scaled. Weights keep their dtype. float8 needs torchao and a GPU that supports "
+        "it, and is used for linear layers only; all other layers compute in bfloat16.",
     )
     syncBatchNorm, getSyncBatchNorm, setSyncBatchNorm = param(
         TypeConverters.toBoolean,
-        "whether BatchNorms normalize by the rows of all ranks in a step, rather than by those of their own",
+        "whether BatchNorm layers normalize over the rows of all ranks in a step, instead of the rows of their own rank",
         default=False,
         field="sync_batch_norm",
     )
     compileModel, getCompileModel, setCompileModel = param(
         TypeConverters.toBoolean,
-        "whether each rank compiles the model by torch.compile",
+        "whether each rank compiles the model with torch.compile",
         default=False,
         field="compile",
-        more="This takes a C++ compiler on each host, and up to a minute at first.",
+        more="This needs a C++ compiler on each host, and takes up to a minute at the beginning.",
     )
     deterministic, getDeterministic, setDeterministic = param(
         TypeConverters.toBoolean,
-        "whether operations that do not repeat to the bit are refused, also on a GPU",
+        "whether operations whose results can differ from run to run are refused, also on a GPU",
         default=False,
         field="deterministic",
     )
     earlyStoppingPatience, getEarlyStoppingPatience, setEarlyStoppingPatience = optional(
         TypeConverters.toInt,
-        "epochs in a row without an improvement after which the fit ends (> 0); default: it never ends early",
+        "number of consecutive epochs without an improvement after which the fit ends (> 0); default: no early stopping",
         check=at_least(1),
-        more="All ranks end together. What has to improve is bestMetric, or where that is not set the loss on the "
-        "validation rows, or without any the loss.",
+        more="All ranks end after the same epoch. The metric that has to improve is bestMetric. If that is not set, it is "
+        "the loss on the validation rows, or on the training rows if there are no validation rows.",
     )
     earlyStoppingMinDelta, getEarlyStoppingMinDelta, setEarlyStoppingMinDelta = param(
         TypeConverters.toFloat,
-        "by more than which an epoch has to be better to count as an improvement (>= 0)",
+        "difference from the best value so far that a better value has to exceed to count as an improvement (>= 0)",
         default=0.0,
         check=at_least(0),
     )
     bestMetric, getBestMetric, setBestMetric = optional(
         TypeConverters.toString,
-        "loss, val_loss or a metric: the model is that of the epoch in which it was best; default: of the last epoch",
-        more="A metric has ``val_`` before its name for the validation rows. The weights of the best epoch are kept in "
-        "the memory of rank 0's host, as a second copy of the model.",
+        "loss, val_loss or the name of a metric; the model has the weights of the epoch with its best value; default: of "
+        "the last epoch",
+        more="For a metric on the validation rows, put ``val_`` before its name. The weights of the best epoch are kept "
+        "in the memory of rank 0's host, as a second copy of the model.",
     )
     bestMode, getBestMode, setBestMode = optional(
-        one_of(*MODES), "whether bestMetric is best where it is min or max; min for a loss"
+        one_of(*MODES),
+        "whether the best value of bestMetric is its minimum or its maximum: min or max; default: min for a loss",
+        more="It has to be set for a metric.",
     )
 
 

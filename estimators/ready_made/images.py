@@ -1,7 +1,7 @@
-"""The ready-made estimator for images, its Params, and what it learns from a column of images.
+"""The ready-made estimator for images, and its Params.
 
-Learned are the layout of the images, one size for all of them, and
-scales. The training runs on the ranks.
+The *driver* learns the layout of the images, one size for all of them, and the scales of their channels from the rows.
+The training runs on the ranks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NORMALIZATIONS = ("learned", "imagenet", "none")
 
 
 def _to_size(value: Any) -> list[int]:
-    """Convert one number, for a square, or height and width, to these two."""
+    """Convert one number of pixels (for a square), or height and width, to a list of height and width."""
     sides = [value, value] if isinstance(value, int) else TypeConverters.toListInt(value)
     if len(sides) != 2:
         raise TypeError(f"{value!r} is neither a number of pixels nor a height and a width")
@@ -89,39 +89,39 @@ def _to_augmentations(value: Any) -> Sequence[str]:
 
 
 class HasImages(Params):
-    """Params for how images become inputs of a network."""
+    """Params for the conversion of images to the inputs of a network."""
 
     imageSize = Entry(
         _to_size,
-        "height and width, or one number for both, to which images are resized (> 0); default: their median",
+        "height and width, or one number for both, to which images are resized (> 0); default: their median size",
         check=at_least(1),
-        more="Where a side of the median is longer, it becomes 224.",
+        more="The median size is scaled down if its longer side is above 224.",
     )
     resizeMode, getResizeMode, setResizeMode = param(
         one_of(*RESIZE_MODES),
-        "how images of other proportions are resized: crop (the middle is kept) or stretch",
+        "how images with other proportions are resized: crop (only the middle part is kept) or stretch",
         default="crop",
     )
     imageShape, getImageShape, setImageShape = optional(
         to_integers,
-        "height and width, or height, width and channels, of images that lie in flat arrays or vectors (> 0); "
+        "height and width, or height, width and channels, of images in flat arrays or vectors (> 0); "
         "default: none",
         check=_check_shape,
     )
     normalization, getNormalization, setNormalization = optional(
         one_of(*NORMALIZATIONS),
-        "mean and deviation that normalize the channels: learned from the rows, those of imagenet, or none; default: "
-        "those of the library's pretrained weights with these, else learned",
+        "mean and standard deviation that normalize the channels: learned (from the rows), imagenet or none; default: "
+        "those of the pretrained weights if backboneWeights is pretrained, else learned",
     )
     augmentation, getAugmentation, setAugmentation = param(
         _to_augmentations,
-        "how images are changed at random in training: a list of flip (left to right) and crop (moved by up to an "
-        "eighth)",
+        "list of random changes of the images in training: flip (left to right) and crop (shift by up to an eighth of "
+        "the sides)",
         default=[],
     )
 
     def getImageSize(self) -> list[int] | None:
-        """Return height and width to which images are resized, where that was set."""
+        """Return height and width to which images are resized; None if they are not set."""
         return self.getOrDefault(self.imageSize) if self.isSet(self.imageSize) else None
 
     def setImageSize(self: ParamsT, value: int | Sequence[int] | None) -> ParamsT:
@@ -130,63 +130,66 @@ class HasImages(Params):
 
 
 class HasBackbone(Params):
-    """Params for the network of an image classifier and the weights that it begins with."""
+    """Params for the network of an image classifier and its initial weights."""
 
     backbone, getBackbone, setBackbone = param(
         TypeConverters.toString,
-        "the network: residual, a small one of sparkdl, or one by its name in a library that is installed, as "
-        "torchvision:resnet18 or timm:resnet18",
+        "network: residual (a small residual network of sparkdl), or the name of a network of an installed library, "
+        "such as torchvision:resnet18 or timm:resnet18",
         default=OWN,
-        more="Executors need the library as well.",
+        more="The executors need the library as well.",
     )
     backboneWeights, getBackboneWeights, setBackboneWeights = param(
         TypeConverters.toString,
-        "initial weights of the network: none for random ones, pretrained for those that the library downloads, or the "
+        "initial weights of the network: none (random weights), pretrained (weights that the library downloads), or the "
         "path of a file on the driver",
         default=NO_WEIGHTS,
-        more="The file is of safetensors, or a ``state_dict`` of ``torch.save``. Its last layer may be for other "
-        "classes.",
+        more="The file is a safetensors file, or a ``state_dict`` that ``torch.save`` wrote. Its last layer may be "
+        "for other classes.",
     )
     stageWidths, getStageWidths, setStageWidths = param(
         to_integers,
-        "channels of each stage of the residual network (> 0)",
+        "list of the numbers of channels of the stages of the residual network (> 0)",
         default=[32, 64, 128],
         check=_check_widths,
     )
     blocksPerStage, getBlocksPerStage, setBlocksPerStage = param(
         TypeConverters.toInt,
-        "residual blocks of two convolutions in each stage of the residual network (> 0)",
+        "number of residual blocks, of two convolutions each, in each stage of the residual network (> 0)",
         default=2,
         check=at_least(1),
     )
 
 
 LOOKED_AT = 512
-"""Images of which size and scales are learned; to decode all would take the driver longer than the ranks train."""
+"""Number of images from which size and scales are learned.
+
+To decode all images would take the driver longer than the training takes the ranks.
+"""
 
 LARGEST_LEARNED = 224
-"""Pixels a side: what networks for ImageNet take; more are a choice that the user makes."""
+"""Longest side in pixels of a learned size, as of networks for ImageNet; users may set a larger size."""
 
 _ROWS_AT_ONCE = 16
 _PLAIN_CHANNELS = (1, 3, 4)
 
 IMAGENET_SCALES = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and deviation of its channels, of pixels from 0 to 1."""
+"""Mean and standard deviation of the channels of ImageNet, for pixels from 0 to 1."""
 
 
 def image_inputs(
     column: Column, *, shape: Sequence[int] | None, size: Sequence[int] | None, resize_mode: str
 ) -> ImageInputs:
-    """Return what makes inputs of a column.
+    """Return the conversion of a column of images to inputs.
 
     Args:
-        column: of images.
-        shape: of those in flat arrays, as the user gave it.
-        size: to bring them to; None leaves it at 1 x 1, to be learned.
-        resize_mode: how.
+        column: column of images.
+        shape: shape of images in flat arrays, as set by the user; None if it is not set.
+        size: height and width to which images are resized; None for 1 x 1, in place of a size that is learned later.
+        resize_mode: how images with other proportions are resized, ``"crop"`` or ``"stretch"``.
 
     Raises:
-        DataError: if the column holds no images, or arrays whose shape is none of images or not known.
+        DataError: if the column does not hold images, or holds arrays whose shape is unknown or not that of images.
     """
     height, width = size or (1, 1)
     inputs = ImageInputs(column=column.name, kind=column.kind, size=(height, width), resize_mode=resize_mode)
@@ -237,7 +240,7 @@ def _shape_of_arrays(column: Column, shape: Sequence[int] | None) -> tuple[int, 
 
 
 def learn_size(inputs: ImageInputs, dataset: ParquetDataset, training: RowChoice | None) -> tuple[int, int]:
-    """Return the median height and width of some images, no side longer than :data:`LARGEST_LEARNED`.
+    """Return the median height and width of some images, scaled down to at most :data:`LARGEST_LEARNED`.
 
     Raises:
         DataError: if an image cannot be read.
@@ -254,7 +257,7 @@ def learn_size(inputs: ImageInputs, dataset: ParquetDataset, training: RowChoice
 def learn_scales(
     inputs: ImageInputs, dataset: ParquetDataset, training: RowChoice | None
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return mean and deviation of each channel over some images, as they go into the network.
+    """Return mean and standard deviation of each channel over some images, as the network gets them.
 
     Raises:
         DataError: if an image cannot be read.
@@ -272,16 +275,18 @@ def known_scales(
     training: RowChoice | None,
     scales: tuple[Sequence[float], Sequence[float]],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return mean and deviation in the unit of the images: 0 to 255, or 0 to 1 where arrays hold fractions.
+    """Return mean and standard deviation of each channel in the unit of the images.
+
+    The unit is 0 to 255, or 0 to 1 for arrays of fractions.
 
     Args:
-        inputs: of the column.
-        dataset: of the rows.
-        training: which of them are trained on.
-        scales: mean and deviation of 3 channels, of pixels from 0 to 1.
+        inputs: conversion of the column.
+        dataset: dataset of all rows.
+        training: training rows; None for all rows.
+        scales: mean and standard deviation of 3 channels, for pixels from 0 to 1.
 
     Raises:
-        DataError: if the images have another number of channels than 1 or 3.
+        DataError: if the number of channels of the images is not 1 or 3.
     """
     if inputs.num_channels not in (1, 3):
         raise DataError(
@@ -300,7 +305,10 @@ def known_scales(
 def _some(
     name: str, dataset: ParquetDataset, training: RowChoice | None
 ) -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """Some rows, of row groups in a random order that is the same every time, as files may be sorted by class."""
+    """Yield batches of some rows, from row groups in a random order, as files may be sorted by class.
+
+    The order is the same every time.
+    """
     with (
         ParquetFeed(
             dataset, columns=[name], batch_size=_ROWS_AT_ONCE, shuffle=True, seed=0, row_filter=training
@@ -323,13 +331,14 @@ class ImageClassifier(
     _ReadyMadeClassifierParams,
     Classifier[TorchClassificationModel],
 ):
-    """Classifies images, with a small residual network or one of torchvision or timm.
+    """Classifies images with a small residual network, or a network of torchvision or timm.
 
-    Images are those of Spark's ``image`` source; encoded ones, which Pillow decodes on the ranks; or arrays of one
-    shape, of height and width, and channels after them or, where only they can be channels, before. Encoded images
-    and those of Spark become red, green and blue, arrays keep their channels. ``fit`` decodes up to 512 images of the
-    training rows on the driver to learn their size and the scale of their channels, and reads all labels to count
-    and check the classes; it returns a :class:`TorchClassificationModel`. An image that cannot be decoded is an error.
+    The column holds images of Spark's ``image`` source; encoded images, which Pillow decodes on the ranks; or arrays of
+    one shape. An array has height and width, optionally followed by channels. Channels come first if only the first
+    dimension can be the channels. Encoded images and images of Spark's source are converted to red, green and blue;
+    arrays keep their channels. ``fit`` decodes up to 512 training images on the driver to learn their size and the
+    scales of their channels, and reads all labels to count and check the classes. It returns a
+    :class:`TorchClassificationModel`. An image that cannot be decoded is an error.
     """
 
     _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 64}
@@ -358,7 +367,7 @@ class ImageClassifier(
         self._set_arguments()
 
     def check_ranges(self) -> None:
-        """Check what needs no data; see :meth:`check_values`."""
+        """Check all Params, as far as that needs no data; see :meth:`check_values`."""
         super().check_ranges()
         if len(self.getFeaturesCols()) > 1:
             raise ParamError(

@@ -1,7 +1,7 @@
-"""The ready-made estimator for language models, its Params, and the model that it fits.
+"""The ready-made estimator for language models, and the model that it returns.
 
-Texts are tokenized and packed on the *executors* (:mod:`sparkdl.estimators.ready_made.language_rows`); the packed rows
-are trained on like any others.
+Texts are tokenized and packed on the *executors* (:mod:`sparkdl.estimators.ready_made.language_rows`). The ranks train
+on the packed rows as on any other rows.
 """
 
 from __future__ import annotations
@@ -83,26 +83,26 @@ if TYPE_CHECKING:
     from sparkdl.model.heads import PredictionKind
 
 _SAMPLE_TEXTS = 20_000
-"""Texts from which a tokenizer is learned."""
+"""Number of texts from which a tokenizer is learned."""
 
 _BYTES = 256
-"""Tokens that every tokenizer has that is learned."""
+"""Number of tokens for single bytes, which every learned tokenizer has."""
 
 
 class LanguageModelModel(TorchModel, HasGeneration):
-    """What :class:`LanguageModel` returns: a :class:`TorchModel` of texts.
+    """The model of :class:`LanguageModel`: a :class:`TorchModel` of texts.
 
-    ``transform`` adds ``predictionCol``, what ``output`` says. It takes strings, and a continuation is a string then;
-    or token arrays, and a continuation is a token array. A model without a tokenizer, which was trained on token
-    arrays, takes these alone. Texts of more than ``maxLength`` tokens count by their last ones where they are
-    continued, and else by their first ones.
+    ``transform`` adds ``predictionCol`` with the output that ``output`` selects. The continuation of a string is a
+    string, and the continuation of a token array is a token array. A model without a tokenizer, which was trained on
+    token arrays, takes only token arrays. If a text has more than ``maxLength`` tokens, its last ones are used for a
+    continuation and its first ones for an embedding; its log-likelihood is computed over all tokens, in windows.
     """
 
     @property
     def saved(self) -> SavedModel:
-        """The module together with what it takes and gives, as ``output`` and the other Params say.
+        """The module with its inputs and outputs, which depend on ``output`` and the other Params.
 
-        It takes strings if it has a tokenizer, and else token arrays.
+        The input is a column of strings if the model has a tokenizer, and of token arrays otherwise.
         """
         return self._answering(self.getOutput(), takes_tokens=not self._has_tokenizer)
 
@@ -114,13 +114,13 @@ class LanguageModelModel(TorchModel, HasGeneration):
         """Continue a text, on the driver.
 
         Args:
-            text: a string, or its tokens.
+            text: text as a string, or as a list of tokens.
 
         Returns:
-            A string for a string, and tokens for tokens.
+            The continuation, as a string for a string and as a list of tokens for tokens.
 
         Raises:
-            ParamError: if it is a string, and the model has no tokenizer.
+            ParamError: if the text is a string and the model has no tokenizer.
         """
         takes_tokens = not isinstance(text, str)
         if not takes_tokens and not self._has_tokenizer:
@@ -141,7 +141,7 @@ class LanguageModelModel(TorchModel, HasGeneration):
         return tokens if takes_tokens else model.decode(tokens)
 
     def perplexity(self, dataset: DataFrame) -> float:
-        """The exponential of the mean negative log-likelihood of the tokens of all texts; runs on the executors.
+        """Return the exponential of the mean negative log-likelihood of all tokens; runs on the executors.
 
         Raises:
             DataError: if no text has two tokens.
@@ -152,14 +152,15 @@ class LanguageModelModel(TorchModel, HasGeneration):
     def save_pretrained(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Save the model for transformers: ``AutoModelForCausalLM`` and ``AutoTokenizer`` load it from the folder.
 
-        A decoder of ours becomes a Llama, with the same weights. A model without a tokenizer is saved without one.
+        A decoder of sparkdl is saved as a Llama model with the same weights. A model without a tokenizer is saved
+        without one.
 
         Args:
-            folder: path or URL.
-            overwrite: whether to replace what is there.
+            folder: path or URL of the folder.
+            overwrite: whether to replace an existing folder.
 
         Raises:
-            SavedModelError: if the folder exists or cannot be written.
+            SavedModelError: if the folder exists and is not to be replaced, or cannot be written.
             ParamError: if transformers is missing.
         """
         trained = self._trained
@@ -171,7 +172,7 @@ class LanguageModelModel(TorchModel, HasGeneration):
     def _transform(self, dataset: DataFrame) -> DataFrame:
         takes_tokens = not self._has_tokenizer or holds_tokens(dataset, self.getFeaturesCol())
         saved = self._answering(self.getOutput(), takes_tokens=takes_tokens)
-        # A model with the module that answers as the Params say, as models of other estimators have it.
+        # A plain model with the module for these Params, as models of other estimators have it.
         plain = self._copyValues(TorchModel(saved))
         plain._resetUid(self.uid)
         return plain._transform(dataset)
@@ -218,7 +219,7 @@ def text_model(
     max_length: int,
     takes_tokens: bool = False,
 ) -> SavedModel:
-    """Return a model of a column of texts, or of token arrays."""
+    """Return the model for a column of texts or of token arrays."""
     continues = answer == "continuation"
     module = TextModel(
         decoder,
@@ -253,7 +254,7 @@ def _column(name: str, *, takes_tokens: bool) -> Column:
 
 
 def _inputs(model: TextModel, column: str, *, takes_tokens: bool) -> PromptInputs | TokenInputs:
-    # A log-likelihood is computed in windows.
+    # A log-likelihood is computed in windows, over all tokens.
     max_length = None if model.answer == "logLikelihood" else model.max_length
     from_end = model.answer == "continuation"
     if takes_tokens:
@@ -270,8 +271,8 @@ def _inputs(model: TextModel, column: str, *, takes_tokens: bool) -> PromptInput
 
 @with_arguments(
     SharedArguments,
-    featuresCol='column of strings, or of arrays of integers, the tokens of texts; default ``"features"``.',
-    seed="seed of the first weights, the order of rows, and the draws of continuations; default 0.",
+    featuresCol='column of strings, or of arrays of integers that are the tokens of texts; default ``"features"``.',
+    seed="seed of the initial weights, the order of rows, and the draws of continuations; default 0.",
 )
 class LanguageModel(
     FittingEstimator[LanguageModelModel],
@@ -284,13 +285,14 @@ class LanguageModel(
     MLReadable[Any],
     MLWritable,
 ):
-    """Learns to continue texts: a decoder that predicts each token by those before it.
+    """Learns to continue texts: trains a decoder that predicts each token from the tokens before it.
 
-    The network is :class:`sparkdl.networks.decoder.Decoder`, or a model of Hugging Face that lies in a local folder.
-    ``fit`` learns a tokenizer from up to 20,000 texts, unless the folder brings one or the texts are token arrays, of
-    which ``vocabularySize`` says how many different ones there are. It packs the texts into rows of ``maxLength``
-    tokens, in which attention stays inside of each text; with ``corpusWeights`` a row has texts of one corpus. The loss
-    of an epoch is the mean over all tokens; its exponential is the perplexity. ``batchSize`` counts packed rows.
+    The network is :class:`sparkdl.networks.decoder.Decoder`, or a Hugging Face model in a local folder. ``fit`` learns
+    a tokenizer from up to 20,000 texts, unless the folder contains one or the texts are token arrays; for token arrays
+    without a folder, ``vocabularySize`` is the number of different tokens. ``fit`` packs the texts into rows of
+    ``maxLength`` tokens, in which attention stays within each text; with ``corpusWeights``, a row has texts of one
+    corpus only. The loss of an epoch is the mean over all tokens; its exponential is the perplexity. ``batchSize`` is
+    the number of packed rows.
     """
 
     _own_defaults: ClassVar[Mapping[str, Any]] = {"batchSize": 8, "epochs": 1, "predictionBatchSize": 32}
@@ -325,10 +327,10 @@ class LanguageModel(
         self._set_arguments()
 
     def check_values(self) -> None:
-        """Check what needs no data.
+        """Check all Params, as far as that needs no data.
 
         Raises:
-            ParamError: naming the Param, its value and what it may be.
+            ParamError: if a value cannot work; the message names the Param, its value and what it may be.
         """
         check_entries(self)
         if len(self.getFeaturesCols()) > 1:
@@ -376,7 +378,7 @@ class LanguageModel(
         self.params_of_fit().check_settings()
 
     def params_of_fit(self) -> TorchEstimator:
-        """Return what a fit goes by once the rows are packed, but for the network."""
+        """Return the Params of a fit on packed rows, without the network."""
         return self._estimator(None)
 
     def columns_of_fit(self) -> list[str]:
@@ -387,7 +389,7 @@ class LanguageModel(
         """Check that a DataFrame has these columns.
 
         Raises:
-            DataError: naming Param and column, and those there are.
+            DataError: if a column is missing; the message names Param and column, and the columns of the DataFrame.
         """
         check_named_columns(self, self._named_columns(), available)
 
@@ -399,7 +401,7 @@ class LanguageModel(
         ]
 
     def planned(self, dataset: DataFrame) -> tuple[TorchEstimator, RowCounts]:
-        """Return what a fit goes by, and about how many packed rows it has, by the first texts."""
+        """Return the Params of a fit, and the number of packed rows, estimated from the first texts."""
         self.check_columns_of_fit(dataset.columns)
         tokenizer, beginning = self._make(dataset)
         texts = self._texts(dataset, tokenizer, beginning.network.decoder)
@@ -412,7 +414,7 @@ class LanguageModel(
         return LanguageModelModel
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Any) -> Any:
-        """Return a thread-safe iterator of ``(index, model)``, a model for each Param map, each on rows of its own."""
+        """Return a thread-safe iterator of ``(index, model)`` with a model for each Param map; each fit packs its rows."""
         check_rows_to_fit(dataset)
         check_maps(paramMaps)
         estimators = with_param_maps(self, paramMaps)
@@ -455,7 +457,7 @@ class LanguageModel(
     def _packed(
         self, dataset: DataFrame, tokenizer: LanguageTokenizer | TokenNumbers, decoder: nn.Module
     ) -> Iterator[DataFrame]:
-        """The rows to train on, as long as the block lasts."""
+        """Give the packed rows to train on, within this context."""
         texts = self._texts(dataset, tokenizer, decoder)
         blend = self._blend()
         if blend is None:
@@ -508,7 +510,7 @@ class LanguageModel(
         return self._make_model(made, summary)
 
     def _estimator(self, network: nn.Module | None) -> TorchEstimator:
-        """The estimator of packed rows."""
+        """Return the estimator that trains on packed rows."""
         estimator = _EstimatorOfRows(
             model=network,
             loss=nn.CrossEntropyLoss(ignore_index=-100),
@@ -519,12 +521,12 @@ class LanguageModel(
         self._copyValues(estimator)
         estimator.of_texts = {param.name: value for param, value in self.extractParamMap().items()}
         if self.getCorpusWeights() is not None and self.getValidationFraction() is not None:
-            # Rows that are repeated must not be in both parts.
+            # A repeated row must not be a training row and a validation row.
             estimator._set(validationFraction=None, validationIndicatorCol=HELD_OUT)
         return estimator._set(featuresCol=["tokens", "documents"], labelCol="labels")
 
     def _make(self, dataset: DataFrame) -> tuple[LanguageTokenizer | TokenNumbers, Beginning]:
-        """The tokenizer of a fit, or the numbers of its tokens, and the network that is trained."""
+        """Return the tokenizer of a fit, or the numbers of its tokens, and the network that is trained."""
         (name,) = self.getFeaturesCols()
         takes_tokens = holds_tokens(dataset, name)
         folder = self.getPretrained()
@@ -568,7 +570,7 @@ class LanguageModel(
 
     def _sizes(self, *, num_tokens: int) -> DecoderSizes:
         return DecoderSizes(
-            # Tensor parallelism divides the vocabulary among ranks.
+            # Divisible by 64, because tensor parallelism divides the vocabulary among ranks.
             vocabulary=math.ceil(num_tokens / 64) * 64,
             width=self.getEmbeddingSize(),
             layers=self.getNumLayers(),
@@ -579,11 +581,11 @@ class LanguageModel(
 
 
 class _EstimatorOfRows(TorchEstimator):
-    """The estimator of packed rows, which logs the Params of that of texts to MLflow too."""
+    """The estimator that trains on packed rows; it also logs the Params of the estimator of texts to MLflow."""
 
     of_texts: Mapping[str, Any] = MappingProxyType({})
 
     def further_params(self) -> dict[str, object]:
         others = {name: value for name, value in self.of_texts.items() if not self.hasParam(name)}
-        # Not the copy of the folder, which lasts as long as the fit.
+        # Not the copy of the folder in the Store, which exists only during the fit.
         return {**others, "initialWeights": self.of_texts.get("pretrained", DRAWN)}

@@ -30,7 +30,7 @@ class PerplexityEvaluator(Evaluator, DefaultParamsReadable[Any], DefaultParamsWr
     predictionCol: Param[str] = Param(
         Params._dummy(),
         "predictionCol",
-        "column of log-likelihoods: arrays of their sum over tokens and of the number of these.",
+        "column of log-likelihoods: arrays of the sum over the tokens of a text and the number of these tokens.",
         TypeConverters.toString,
     )
 

@@ -22,23 +22,23 @@ class HasGeneration(Params):
 
     output, getOutput, setOutput = param(
         one_of(*ANSWERS),
-        "what transform writes of a text: continuation, which is a text as well; logLikelihood, an array of its sum "
-        "over the tokens after the first and their number; or embedding, the mean of the last layer's output",
+        "output of transform for a text: continuation (a text), logLikelihood (an array of the sum over the tokens after "
+        "the first and the number of these tokens) or embedding (the mean of the last layer's output)",
         default="continuation",
     )
     maxNewTokens, getMaxNewTokens, setMaxNewTokens = param(
-        TypeConverters.toInt, "tokens that a continuation has at most (> 0)", default=64, check=at_least(1)
+        TypeConverters.toInt, "maximum number of tokens of a continuation (> 0)", default=64, check=at_least(1)
     )
     temperature, getTemperature, setTemperature = param(
         TypeConverters.toFloat,
-        "how freely tokens of a continuation are drawn (>= 0); 0 takes the likeliest one",
+        "temperature at which the tokens of a continuation are drawn (>= 0); 0 to use the most likely token",
         default=0.0,
         check=at_least(0),
-        more="Draws depend on the seed and the text alone.",
+        more="The draws depend only on the seed and the text.",
     )
     topK, getTopK, setTopK = param(
         TypeConverters.toInt,
-        "among how many of the likeliest tokens one is drawn (>= 0); 0 for all",
+        "number of the most likely tokens among which one is drawn (>= 0); 0 for all tokens",
         default=0,
         check=at_least(0),
     )
@@ -56,49 +56,49 @@ class HasDecoder(Params):
     pretrained, getPretrained, setPretrained = optional(
         TypeConverters.toString,
         "local folder on the driver with a causal language model and a tokenizer of transformers; default: none",
-        more="It brings its own tokenizer and layers.",
+        more="The model has its own tokenizer and layers.",
     )
     loraRank, getLoraRank, setLoraRank = optional(
         TypeConverters.toInt,
-        "rank of the adapters (LoRA) that are trained in place of the pretrained weights (> 0); default: none",
+        "rank of the LoRA adapters that are trained in place of the pretrained weights (> 0); default: no adapters",
         check=at_least(1),
-        more="By the library peft. The returned model has the adapters merged into its weights.",
+        more="They need the library peft. The returned model has the adapters merged into its weights.",
     )
     vocabularySize, getVocabularySize, setVocabularySize = param(
         TypeConverters.toInt,
-        "tokens that are learned from the texts at most, 256 bytes among them (> 256); of token arrays, how many "
-        "different ones there are (> 0)",
+        "maximum number of tokens that are learned from the texts, including 256 bytes (> 256); for token arrays, the "
+        "number of different tokens (> 0)",
         default=8192,
         check=at_least(1),
     )
     endToken, getEndToken, setEndToken = optional(
         TypeConverters.toInt,
-        "token that ends a text, for token arrays (0 to below vocabularySize); default: none",
+        "token that ends a text, for token arrays (from 0 to below vocabularySize); default: none",
         check=at_least(0),
-        more="It is appended to arrays that do not end with it. A continuation stops there.",
+        more="It is appended to arrays that do not end with it. A continuation ends before it.",
     )
     embeddingSize, getEmbeddingSize, setEmbeddingSize = param(
         TypeConverters.toInt,
-        "features of a position between the layers (> 0), a multiple of twice numHeads",
+        "number of features of a token between the layers (> 0); a multiple of twice numHeads",
         default=256,
         check=at_least(1),
     )
     numLayers, getNumLayers, setNumLayers = param(
-        TypeConverters.toInt, "layers of the decoder (> 0)", default=4, check=at_least(1)
+        TypeConverters.toInt, "number of layers of the decoder (> 0)", default=4, check=at_least(1)
     )
     numHeads, getNumHeads, setNumHeads = param(
-        TypeConverters.toInt, "attention heads of each layer (> 0)", default=4, check=at_least(1)
+        TypeConverters.toInt, "number of attention heads of each layer (> 0)", default=4, check=at_least(1)
     )
     numKeyHeads, getNumKeyHeads, setNumKeyHeads = optional(
         TypeConverters.toInt,
-        "heads of keys and values, which several heads share (> 0); default: as many as numHeads",
+        "number of heads for keys and values, each shared by several attention heads (> 0); default: numHeads",
         check=at_least(1),
     )
     tieEmbeddings, getTieEmbeddings, setTieEmbeddings = param(
         TypeConverters.toBoolean,
-        "whether the head has the weights of the embedding",
+        "whether the output layer shares the weights of the embedding",
         default=True,
-        more="Pipeline stages need False, as both lie on different ranks.",
+        more="Pipeline stages need False, because the two layers are on different ranks.",
     )
 
 
@@ -120,21 +120,21 @@ class HasCorpora(Params):
 
     corpusCol, getCorpusCol, setCorpusCol = optional(
         TypeConverters.toString,
-        "column of strings that says which corpus a text is of, with corpusWeights; default: none",
+        "column of strings with the name of the corpus of each text, used with corpusWeights; default: none",
     )
     corpusWeights, getCorpusWeights, setCorpusWeights = optional(
         _to_weights,
-        "dict with a positive number for each corpus, with corpusCol; default: none",
+        "dict with a positive weight for each corpus by name, used with corpusCol; default: none",
         check=_check_weights,
-        more="In an epoch the packed rows of each corpus are so large a part of all, and are spread evenly. Only the "
-        "ratios matter.",
+        more="In an epoch, the numbers of packed rows of the corpora are in proportion to the weights, and the rows of "
+        "each corpus are spread evenly. Only the ratios of the weights matter.",
     )
     epochRows, getEpochRows, setEpochRows = optional(
         TypeConverters.toInt,
-        "packed rows of an epoch, with corpusWeights (> 0); default: so many that every row is in it",
+        "number of packed rows of an epoch, used with corpusWeights (> 0); default: as many as include every row",
         check=at_least(1),
-        more="Rows of corpora that are too small for their weights are repeated; of those that are too large a part is "
-        "left out if the epoch is short.",
+        more="Rows of corpora that are too small for their weights are repeated. Of corpora that are too large, some "
+        "rows are left out if the epoch is short.",
     )
 
     def check_corpora(self) -> None:

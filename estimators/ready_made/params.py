@@ -1,4 +1,4 @@
-"""Entries of the table of Params that the ready-made estimators have beside those of all estimators."""
+"""Entries of the table of Params for ready-made estimators, in addition to those of all estimators."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class HasAdamW(Params):
 
     learningRate, getLearningRate, setLearningRate = param(
         TypeConverters.toFloat,
-        "learning rate of the optimizer, AdamW (> 0)",
+        "learning rate of the AdamW optimizer (> 0)",
         default=1e-3,
         check=above(0),
     )
     weightDecay, getWeightDecay, setWeightDecay = param(
         TypeConverters.toFloat,
-        "weight decay of the optimizer, AdamW (>= 0)",
+        "weight decay of the AdamW optimizer (>= 0)",
         default=1e-4,
         check=at_least(0),
     )
@@ -42,7 +42,7 @@ class HasDropout(Params):
 
     dropout, getDropout, setDropout = param(
         TypeConverters.toFloat,
-        "fraction of the outputs of hidden layers that is dropped in training (0 to below 1)",
+        "fraction of the outputs of hidden layers that is dropped in training (from 0 to below 1)",
         default=0.1,
         check=between(0, 1, has_low=True),
     )
@@ -60,10 +60,10 @@ class _ReadyMadeParams(HasLabelCol, _SharedParams, HasFunctions, HasAdamW, HasDr
         return self._set(labelCol=value)
 
     def check_ranges(self) -> None:
-        """Check the Params that are set, each by itself.
+        """Check the Params that are set, each individually.
 
         Raises:
-            ParamError: naming the Param, its value and what it may be.
+            ParamError: if a value cannot work; the message names the Param, its value and what it may be.
         """
         check_entries(self)
 
@@ -78,14 +78,14 @@ class _ReadyMadeClassifierParams(HasScoredColumns, HasLabels, _ReadyMadeParams):
 
     labelCol = Entry(
         TypeConverters.toString,
-        "column of classes",
+        "column of class labels",
         default="label",
-        more="Whole numbers from 0, as Spark ML has them, or strings, booleans or other integers, which predictions "
-        "are as well.",
+        more="The labels are whole numbers from 0, as in Spark ML, or strings, booleans or other integers. The "
+        "predictions are labels as well.",
     )
 
     def _count_classes(self, dataset: ParquetDataset) -> int:
-        """How many classes there are: as many as labels were named, or as the rows hold."""
+        """Return the number of classes: the number of labels in Param ``labels``, or of the classes in the rows."""
         name = self.getLabelCol()
         named = labels_by_column(self.getLabels(), [name]).get(name)
         return count_classes(dataset, name) if named is None else len(named)

@@ -1,6 +1,6 @@
-"""The ready-made estimators for tables, columns of numbers and categories, and what they learn from the columns.
+"""The ready-made estimators for tables: columns of numbers and categories.
 
-Learned are the scales of numbers, and the categories. The training runs on the ranks.
+The *driver* learns the scales of the numbers and the categories from the rows. The training runs on the ranks.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _ROWS_AT_ONCE = 1 << 14
 
 @dataclass(frozen=True)
 class Table:
-    """What a table holds.
+    """The inputs and scales that are learned from the rows of a table.
 
     Attributes:
-        inputs: makes the network's inputs of its columns.
-        scales: of the numbers.
-        label_scale: of the labels, where they are numbers to predict.
-        is_plain: whether there is one column alone, of numbers, which a network may take as it is.
+        inputs: function that converts the columns to the network's inputs.
+        scales: mean and standard deviation of the numbers.
+        label_scale: mean and standard deviation of the labels; empty if the labels are not numbers to predict.
+        is_plain: whether the only feature column holds numbers, so that the network can take it without conversion.
     """
 
     inputs: TabularInputs
@@ -72,18 +72,18 @@ def learn_table(
     training: RowChoice | None,
     label: str | None = None,
 ) -> Table:
-    """Read the rows once and return what they hold.
+    """Learn the inputs and scales of a table in one pass over the rows.
 
     Args:
-        dataset: the rows.
+        dataset: dataset of all rows.
         features: names of the feature columns.
-        categorical: those whose numbers stand for categories.
-        training: the rows that are trained on, of which alone is learned; None for all.
-        label: column of labels whose scale is to be found.
+        categorical: names of the feature columns whose numbers stand for categories.
+        training: training rows, the only rows that are used; None for all rows.
+        label: name of the label column whose scale is learned; None if the labels are not numbers to predict.
 
     Raises:
-        ParamError: if a categorical column is none of the feature columns.
-        DataError: if a column holds what a table cannot have, or numbers that are not finite.
+        ParamError: if a categorical column is not a feature column.
+        DataError: if a column holds values that a table cannot have, or numbers that are not finite.
     """
     unknown = [name for name in categorical if name not in features]
     if unknown:
@@ -171,13 +171,13 @@ class HasTable(Params):
 
     hiddenSizes, getHiddenSizes, setHiddenSizes = param(
         to_integers,
-        "width of each hidden layer (> 0); an empty list for a linear model",
+        "list of the widths of the hidden layers (> 0); an empty list for a linear model",
         default=[128, 64],
         check=at_least(1),
     )
     categoricalCols, getCategoricalCols, setCategoricalCols = param(
         to_strings,
-        "those of the feature columns whose integers stand for categories; columns of strings always do",
+        "list of the feature columns whose integers are categories; strings are always categories",
         default=[],
     )
 
@@ -186,7 +186,7 @@ _FEATURES = 'column of numbers or vectors, or list of columns of numbers, vector
 
 
 class _TableEstimator(ReadyMadeEstimator[M], HasTable):
-    """What both estimators for tables do."""
+    """Base of both estimators for tables."""
 
     def _learn_table(
         self, dataset: ParquetDataset, training: RowChoice | None, *, label: str | None = None
@@ -225,12 +225,12 @@ class TorchClassifier(
     _ReadyMadeClassifierParams,
     Classifier[TorchClassificationModel],
 ):
-    """Classifies the rows of a table, with a multilayer perceptron.
+    """Classifies the rows of a table with a multilayer perceptron.
 
-    Numbers are standardized by the mean and the deviation of the rows that are trained on, categories are embedded;
-    a category that ``transform`` meets for the first time is embedded as zeros. ``fit`` reads the rows once on the
-    driver to learn all that, and the labels again to count and check the classes; it returns a
-    :class:`TorchClassificationModel`. Nulls are an error; ``pyspark.ml.feature.Imputer`` fills them.
+    Numbers are standardized by the mean and the standard deviation of the training rows. Categories are embedded; in
+    ``transform``, a category that the training rows do not contain is embedded as zeros. ``fit`` reads the rows once
+    on the driver to learn the scales and categories, and reads the labels again to count and check the classes. It
+    returns a :class:`TorchClassificationModel`. Nulls are an error; ``pyspark.ml.feature.Imputer`` fills them.
     """
 
     @keyword_only
@@ -263,11 +263,12 @@ class TorchClassifier(
 
 @with_arguments(SharedArguments, featuresCol=_FEATURES, labelCol='column of numbers; default ``"label"``.')
 class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegressionModel]):
-    """Predicts a number for each row of a table, with a multilayer perceptron.
+    """Predicts a number for each row of a table with a multilayer perceptron.
 
-    Columns are taken as :class:`TorchClassifier` takes them; ``fit`` reads the rows once on the driver. The layers
-    learn standardized labels, whose mean and deviation the model holds, by the mean squared error: the unit of the
-    labels changes nothing but the losses, which are reported in it. ``fit`` returns a :class:`TorchRegressionModel`.
+    The feature columns are as for :class:`TorchClassifier`. ``fit`` reads the rows once on the driver. The layers learn
+    standardized labels, with the mean squared error as the loss; the model holds the mean and the standard deviation of
+    the labels. The unit of the labels thus changes only the losses, which are reported in the squared unit. ``fit``
+    returns a :class:`TorchRegressionModel`.
     """
 
     @keyword_only

@@ -1,7 +1,6 @@
 """The ready-made estimator for texts, its Params, and the words that it learns from a column of texts.
 
-The words are counted on the *executors*; the training runs on the
-ranks.
+The *driver* counts the words, or the *executors* if there are many rows. The training runs on the ranks.
 """
 
 from __future__ import annotations
@@ -50,30 +49,31 @@ TOKENIZERS = ("words", "bytes")
 
 
 class HasTexts(Params):
-    """Params for how texts become tokens, and for a network that has been trained before."""
+    """Params for the tokens of texts, and for a pretrained network."""
 
     tokenizer, getTokenizer, setTokenizer = param(
         one_of(*TOKENIZERS),
-        "what a token is: words, of which the most frequent are learned from the rows, or bytes, in UTF-8",
+        "kind of the tokens: words (the most frequent words are learned from the rows) or bytes (in UTF-8)",
         default="words",
     )
     vocabularySize, getVocabularySize, setVocabularySize = param(
         TypeConverters.toInt,
-        "how many words are known at most, the most frequent ones (> 0)",
+        "maximum size of the vocabulary, which holds the most frequent words (> 0)",
         default=20_000,
         check=at_least(1),
     )
     maxLength, getMaxLength, setMaxLength = param(
         TypeConverters.toInt,
-        "tokens of a text that count (> 0); those after them are left out",
+        "maximum number of tokens of a text (> 0); later tokens are cut off",
         default=256,
         check=at_least(1),
     )
     pretrained, getPretrained, setPretrained = optional(
         TypeConverters.toString,
-        "local folder on the driver with a model and a tokenizer of transformers, that is trained on; default: none",
-        more="As ``save_pretrained`` writes them; executors need transformers as well. It brings its own tokenizer "
-        "and layers; its last layer is new where it was for another number of classes.",
+        "local folder on the driver with a pretrained model and a tokenizer of transformers, in place of a new network; "
+        "default: none",
+        more="``save_pretrained`` writes such a folder. The executors need transformers as well. The model has its own "
+        "tokenizer and layers. Its last layer is new if it was for another number of classes.",
     )
 
 
@@ -82,23 +82,23 @@ class HasTransformer(Params):
 
     embeddingSize, getEmbeddingSize, setEmbeddingSize = param(
         TypeConverters.toInt,
-        "size of the transformer's vector for each token (> 0); numHeads divides it",
+        "size of the transformer's vector for each token (> 0); a multiple of numHeads",
         default=128,
         check=at_least(1),
     )
     numLayers, getNumLayers, setNumLayers = param(
-        TypeConverters.toInt, "layers of the transformer (> 0)", default=2, check=at_least(1)
+        TypeConverters.toInt, "number of layers of the transformer (> 0)", default=2, check=at_least(1)
     )
     numHeads, getNumHeads, setNumHeads = param(
         TypeConverters.toInt,
-        "attention heads of each layer (> 0); they divide embeddingSize",
+        "number of attention heads of each layer (> 0); a divisor of embeddingSize",
         default=4,
         check=at_least(1),
     )
 
 
 COUNTED_HERE = 20_000
-"""Rows up to which the driver counts: Spark would take longer to start."""
+"""Maximum number of rows whose words the driver counts: to start Spark would take longer."""
 
 _ROWS_AT_ONCE = 1 << 12
 _MOST_PARTS = 256
@@ -114,14 +114,15 @@ def learn_words(
     training: RowChoice | None,
     spark: SparkSession | None,
 ) -> tuple[str, ...]:
-    """Return the words that are in most texts, the most frequent first, those as frequent in alphabetical order.
+    """Return the words that most texts contain, the most frequent first; equally frequent words are sorted.
 
     Args:
-        dataset: the rows.
-        column: of texts.
-        size: how many words there are at most.
-        training: the rows that are trained on, whose words alone are counted; None for all.
-        spark: whose executors count where there are many rows; None counts here. The words are the same.
+        dataset: dataset of all rows.
+        column: name of the column of texts.
+        size: maximum number of words.
+        training: training rows, the only rows whose words are counted; None for all rows.
+        spark: session whose executors count the words of many rows; None to count on the driver. The words are the
+            same.
 
     Raises:
         DataError: if no word is in two texts.
@@ -143,7 +144,7 @@ def learn_words(
 def texts_with_words(
     dataset: ParquetDataset, column: str, training: RowChoice | None, part: int = 0, num_parts: int = 1
 ) -> Counter[str]:
-    """Return for each word in how many texts it is, of one part of the rows."""
+    """Return the number of texts that contain each word, for one part of the rows."""
     counts: Counter[str] = Counter()
     with ParquetFeed(
         dataset,
@@ -200,13 +201,16 @@ def _count_parts(
 
 
 PRETRAINED_LEARNING_RATE = 5e-5
-"""As Devlin et al. (2019) tuned BERT; at that of new weights a trained model forgets what it knows."""
+"""Default learning rate of a pretrained model, with which Devlin et al. (2019) fine-tuned BERT.
+
+With the learning rate of new weights, a pretrained model loses what it has learned.
+"""
 
 
 @with_arguments(
     ClassArguments,
     featuresCol='column of strings; default ``"features"``.',
-    learningRate="of AdamW (> 0); default 0.001, and 0.00005 with a pretrained model.",
+    learningRate="learning rate of the AdamW optimizer (> 0); default 0.001, or 0.00005 with a pretrained model.",
 )
 class TextClassifier(
     ReadyMadeEstimator[TorchClassificationModel],
@@ -215,13 +219,13 @@ class TextClassifier(
     _ReadyMadeClassifierParams,
     Classifier[TorchClassificationModel],
 ):
-    """Classifies texts, with a small transformer, or a model of Hugging Face that lies in a local folder.
+    """Classifies texts with a small transformer, or with a Hugging Face model in a local folder.
 
-    Words are those in two texts at least that are trained on, in lower case, and marks between them; all others count
-    as one unknown word. For languages without spaces, or texts in which single characters matter, take bytes. An empty
-    string is a text; null is an error in training, and null in ``transform``. ``fit`` reads the texts once to count
-    their words, on the executors where there are many, and all labels to count and check the classes; it returns a
-    :class:`TorchClassificationModel`.
+    The known words are the words in lower case, and the marks between them, that at least two training texts contain;
+    all others are one unknown word. Use bytes for languages without spaces, or if single characters matter. An empty
+    string is a text. Null is an error in training, and gives null in ``transform``. ``fit`` reads the texts once to
+    count their words, on the executors if there are many texts, and reads all labels to count and check the classes.
+    It returns a :class:`TorchClassificationModel`.
     """
 
     _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 128}
@@ -248,7 +252,7 @@ class TextClassifier(
         self._set_arguments()
 
     def check_ranges(self) -> None:
-        """Check what needs no data; see :meth:`check_values`."""
+        """Check all Params, as far as that needs no data; see :meth:`check_values`."""
         super().check_ranges()
         if len(self.getFeaturesCols()) > 1:
             raise ParamError(
@@ -277,7 +281,7 @@ class TextClassifier(
         check_folder(folder)
 
     def params_of_fit(self) -> TorchEstimator:
-        """Return the estimator that a fit goes by, at the learning rate of new weights or of trained ones."""
+        """Return the estimator that runs the fit, with the default learning rate of new or of pretrained weights."""
         if self.getPretrained() is None or self.isSet(self.learningRate):
             return super().params_of_fit()
         tuned = self.copy()

@@ -249,6 +249,11 @@ def _send(tensor: Tensor, to: int, group: dist.ProcessGroup) -> list[tuple[Any, 
     """Begin to send a header and a tensor; the caller keeps the returned works and tensors until they are done."""
     tensor = tensor.contiguous()
     header = torch.zeros(_HEADER, dtype=torch.int64, device=tensor.device)
+    if tensor.dtype not in _DTYPES or tensor.ndim > _HEADER - 2:
+        raise ParamError(
+            f"A pipeline stage returned a tensor of {tensor.dtype} with {tensor.ndim} dimensions. Between stages go "
+            f"tensors of up to {_HEADER - 2} dimensions of {', '.join(map(str, _DTYPES))}."
+        )
     known = [_DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape]
     header[: len(known)] = torch.tensor(known)
     return [(dist.isend(each, group=group, group_dst=to), each) for each in (header, tensor)]

@@ -8,6 +8,7 @@ stages.
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -133,24 +134,19 @@ def costs_by_time(
     blocks = list(_blocks(module, parts))
     measured: list[list[float]] = [[0.0] * len(blocks)]
     if dist.get_rank(group) == 0:
-        spans: list[float] = []
-        starts: dict[int, float] = {}
+        watch = _Watch()
         watched = [*(module.get_submodule(name) for name in parts.before), *blocks]
         watched += [module.get_submodule(name) for name in parts.after]
         handles = []
         for number, layer in enumerate(watched):
-            handles.append(
-                layer.register_forward_pre_hook(
-                    lambda *_, n=number: starts.__setitem__(n, time.perf_counter())
-                )
-            )
-            handles.append(layer.register_forward_hook(lambda *_: spans.append(time.perf_counter())))
+            handles.append(layer.register_forward_pre_hook(watch.begin))
+            handles.append(layer.register_forward_hook(functools.partial(watch.end, number)))
         runs = []
         for _ in range(repeats):
-            spans.clear()
+            watch.seconds = [0.0] * len(watched)
             with torch.no_grad():
                 module(*args, **kwargs)
-            runs.append([end - starts[number] for number, end in enumerate(spans)])
+            runs.append(watch.seconds)
         for handle in handles:
             handle.remove()
         fastest = [min(times) for times in zip(*runs, strict=True)]
@@ -161,6 +157,30 @@ def costs_by_time(
         measured = [costs]
     dist.broadcast_object_list(measured, src=dist.get_global_rank(group, 0), group=group)
     return measured[0]
+
+
+class _Watch:
+    """Times layers from their forward hooks.
+
+    Attributes:
+        seconds: time spent in each layer, over all of its calls.
+    """
+
+    seconds: list[float]
+
+    def begin(self, *_: object) -> None:
+        """Note that a layer begins."""
+        self._began = self._now()
+
+    def end(self, number: int, *_: object) -> None:
+        """Note that the layer with this number has ended."""
+        self.seconds[number] += self._now() - self._began
+
+    @staticmethod
+    def _now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # a call only starts the GPU's work
+        return time.perf_counter()
 
 
 def cut(

@@ -48,11 +48,11 @@ class UnawaitedWorks:
     def __init__(self) -> None:
         # Works are dropped anywhere, also by the garbage collector while the same thread holds this lock.
         self._lock = threading.RLock()
-        self._works: deque[tuple[LastingWork, int]] = deque()
+        self._works: deque[tuple[CollectiveWork, int]] = deque()
         self._num_bytes = 0
         self._is_closed = False
 
-    def keep(self, work: LastingWork) -> None:
+    def keep(self, work: CollectiveWork) -> None:
         """Keep a work, and with it its outputs."""
         num_bytes = sum(output.nbytes for output in work.result())
         given_up = []
@@ -73,25 +73,6 @@ class UnawaitedWorks:
             self._is_closed = True
             works, self._works = self._works, deque()
         works.clear()
-
-
-class LastingWork(Work):
-    """A ``Work`` whose Python object lives as long as C++ may call its methods.
-
-    Attributes:
-        is_awaited: whether ``wait`` has returned its result or error; the work can be dropped then.
-    """
-
-    __slots__ = ("_unawaited", "is_awaited")
-
-    def __init__(self, unawaited: UnawaitedWorks) -> None:
-        Work.__init__(self)  # super() would take a quarter of the time to make a work
-        self.is_awaited = False
-        self._unawaited = unawaited
-
-    def __del__(self) -> None:
-        if not self.is_awaited:
-            self._unawaited.keep(self)
 
 
 class CompletedWork(Work):
@@ -131,11 +112,14 @@ class CompletedWork(Work):
         return future
 
 
-class CollectiveWork(LastingWork):
-    """A collective in progress.
+class CollectiveWork(Work):
+    """A collective in progress, whose Python object lives as long as C++ may call its methods.
 
     The ``finishes`` run once, after the last handle has completed and before the result is available: they copy out of
     staging buffers. They must not call collectives.
+
+    Attributes:
+        is_awaited: whether ``wait`` has returned its result or error; the work can be dropped then.
     """
 
     # With hundreds of works queued, cache misses take most of the time to make one; a dict would add a fifth.
@@ -148,6 +132,8 @@ class CollectiveWork(LastingWork):
         "_handles",
         "_outputs",
         "_sender",
+        "_unawaited",
+        "is_awaited",
     )
 
     def __init__(
@@ -158,7 +144,7 @@ class CollectiveWork(LastingWork):
         finishes: Sequence[Callable[[], None]] = (),
         sender: Callable[[], int] | None = None,
     ) -> None:
-        Work.__init__(self)  # as in LastingWork, without another call frame
+        Work.__init__(self)  # super() would take a quarter of the time to make a work
         self.is_awaited = False
         self._unawaited = completer.unawaited
         self._outputs = outputs

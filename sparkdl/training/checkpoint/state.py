@@ -120,11 +120,6 @@ class FitState:
         self._learning_rate = learning_rate
         self._parts: dict[str, Part] = dict(parts)
 
-    def add(self, name: str, part: Part) -> None:
-        """Add a part to every checkpoint; it is restored when a fit resumes."""
-        assert name not in self._parts, f"there is a part {name} already"
-        self._parts[name] = part
-
     def capture(self, *, whole: bool = True, **others: Any) -> dict[str, Any]:
         """Return copies of the states in host memory, by the names of their files.
 

@@ -83,7 +83,7 @@ class CheckedParams(Params):
         """Make an instance.
 
         Raises:
-            ParamTypeError: if the constructor does not take an argument; the message names the Params with similar names.
+            ParamTypeError: if the constructor does not take one of the arguments; the message suggests similar names.
         """
         accepted = inspect.signature(cls.__init__).parameters
         if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in accepted.values()):

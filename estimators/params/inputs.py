@@ -100,7 +100,7 @@ class HasLabelColumns(HasLabelCol):
         _to_names,
         "label column, or a list with one label column for each output of the model",
         default="label",
-        more="Class labels are integers or doubles that count from 0, or any other integers, booleans or strings. The "
+        more="Class labels are whole numbers from 0, as integers or doubles, or any integers, booleans or strings. The "
         "latter are indexed in ascending order, and predictions have their values. Decimals become doubles. With a "
         "list of columns, the model returns a tuple in the order of the list, or a dict by column name.",
     )
@@ -148,8 +148,8 @@ class HasRowColumns(HasWeightCol, HasValidationIndicatorCol):
         TypeConverters.toFloat,
         "fraction of the rows, drawn at random, that are validation rows (between 0 and 1); default: none",
         check=between(0, 1),
-        more="The same fraction is drawn from each row group of the rows in the Store. The same ``seed`` draws the same "
-        "rows as long as these row groups stay in the Store; Spark may write the rows in another order the next time.",
+        more="The same fraction is drawn from each row group in the Store. The same ``seed`` draws the same rows as "
+        "long as the row groups stay in the Store; Spark may write the rows in another order the next time.",
     )
 
 
@@ -165,7 +165,7 @@ class HasModelInputs(Params):
     )
     prepareFeatures, getPrepareFeatures, setPrepareFeatures = optional(
         AsGiven[PrepareFunction](),
-        "function that takes a dict of the feature columns of a batch and returns the model's inputs, also in transform",
+        "function that converts a dict of the feature columns of a batch to the model's inputs, also in transform",
         check=check_callable,
         more="It is for feature columns that are not numbers (strings, bytes, images) or do not have the form that the "
         "model takes. The dict holds an array for each column, with one item per row. The function returns an array "
@@ -173,8 +173,7 @@ class HasModelInputs(Params):
     )
     paddingValue, getPaddingValue, setPaddingValue = optional(
         TypeConverters.toFloat,
-        "value with which arrays are padded to the longest array of a batch; default: none, all arrays have the same "
-        "length",
+        "value with which arrays are padded to the longest array of a batch; default: all arrays have one length",
     )
     augment, getAugment, setAugment = optional(
         AsGiven[AugmentFunction](),
@@ -201,8 +200,7 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
     )
     probabilityCol = Entry(
         TypeConverters.toString,
-        "column that transform adds, with a vector of the probabilities of the classes; an empty string for no such "
-        "column",
+        "column that transform adds, with vectors of the probabilities of all classes; empty for no such column",
         default="",
         more="The classes are in ascending order, or in the order of ``labels``. The loss must be CrossEntropyLoss, "
         "NLLLoss, BCEWithLogitsLoss or BCELoss. With several label columns, the column is a struct with a field for "
@@ -211,8 +209,7 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
     setProbabilityCol = probabilityCol.setter()
     rawPredictionCol = Entry(
         TypeConverters.toString,
-        "column that transform adds, with a vector of the model's scores of the classes; an empty string for no such "
-        "column",
+        "column that transform adds, with vectors of the model's scores of all classes; empty for no such column",
         default="",
         more="For two classes with one logit z, the scores are -z and z.",
     )

@@ -76,8 +76,8 @@ class HasRanks(Params):
     )
     parallelism = Entry(
         _to_parallelism,
-        "how the model is divided among ranks: a sparkdl.parallel.Parallelism or a dict of its sizes; default: each rank "
-        "has a replica",
+        "how the model is divided among ranks: a sparkdl.parallel.Parallelism or a dict of its sizes; default: each "
+        "rank has a replica",
         check=_check_parallelism,
         field="parallelism",
         more="``shard`` divides weights, gradients and optimizer state of any model; ``tensor`` needs a plan and "
@@ -87,8 +87,8 @@ class HasRanks(Params):
         one_of(*TRANSPORTS),
         "transport of the gradients between ranks: auto, native, shm, tcp, mpi, hierarchical or hierarchical-mpi",
         default="auto",
-        more="``hierarchical`` and ``hierarchical-mpi`` are for several hosts with GPUs: they use NCCL within a host, and "
-        "TCP or MPI between hosts.",
+        more="``hierarchical`` and ``hierarchical-mpi`` are for several hosts with GPUs: they use NCCL within a "
+        "host, and TCP or MPI between hosts.",
     )
     wire, getWire, setWire = param(
         one_of(*WIRES),
@@ -173,8 +173,8 @@ class HasCheckpoints(Params):
     )
     checkpointEverySteps, getCheckpointEverySteps, setCheckpointEverySteps = optional(
         TypeConverters.toInt,
-        "number of updates of the weights between two checkpoints (> 0); default: a checkpoint at the end of each epoch "
-        "only",
+        "number of updates of the weights between two checkpoints (> 0); default: a checkpoint at the end of each "
+        "epoch only",
         check=at_least(1),
     )
     keepCheckpoints, getKeepCheckpoints, setKeepCheckpoints = param(
@@ -185,12 +185,14 @@ class HasCheckpoints(Params):
         "maximum number of times that a fit restarts from its last checkpoint after a loss of ranks (>= 0)",
         default=0,
         check=at_least(0),
-        more="A rank is lost with its process, executor or host, or if it hangs. An exception that code raises ends the "
-        "fit at once. Without a ``checkpointDir``, the checkpoints are in the Store until the fit ends.",
+        more="A rank is lost with its process, executor or host, or if it hangs. An exception that the code of a "
+        "rank raises ends the fit at once. Without a ``checkpointDir``, the checkpoints are in the Store until the "
+        "fit ends.",
     )
     minWorkers = Entry(
         TypeConverters.toInt,
-        "minimum number of ranks with which a fit restarts if slots are missing, from 1 to numWorkers; default: numWorkers",
+        "minimum number of ranks with which a fit restarts if slots are missing, from 1 to numWorkers; default: "
+        "numWorkers",
     )
     hangTimeoutSeconds, getHangTimeoutSeconds, setHangTimeoutSeconds = optional(
         TypeConverters.toFloat,
@@ -217,7 +219,9 @@ class HasTracking(Params):
     """Params for MLflow, and for the progress display on the driver."""
 
     tracking, getTracking, setTracking = param(
-        one_of("auto", "on", "off"), "tracking with MLflow: auto (on if it is installed), on or off", default="auto"
+        one_of("auto", "on", "off"),
+        "MLflow tracking: auto (on if MLflow is installed), on or off",
+        default="auto",
     )
     experiment, getExperiment, setExperiment = optional(
         TypeConverters.toString, "name of the MLflow experiment; default: the active experiment"
@@ -227,8 +231,8 @@ class HasTracking(Params):
     )
     trackingTimeoutSeconds, getTrackingTimeoutSeconds, setTrackingTimeoutSeconds = param(
         TypeConverters.toFloat,
-        "seconds that a fit waits at its end until MLflow has received all data, plus one second for each MiB of the "
-        "model (>= 0)",
+        "seconds that a fit waits at its end until MLflow has received all data, plus one second for each MiB of model "
+        "and checkpoints (>= 0)",
         default=30.0,
         check=at_least(0),
         more="Data that MLflow has not received by then is kept in the Store.",
@@ -239,7 +243,8 @@ class HasTracking(Params):
         more='In Unity Catalog, it has the form ``"catalog.schema.model"``. The model is logged in any case.',
     )
     registeredModelAlias, getRegisteredModelAlias, setRegisteredModelAlias = optional(
-        TypeConverters.toString, "alias of the new version of the registered model; needs a registeredModelName"
+        TypeConverters.toString,
+        "alias of the new version of the registered model; needs a registeredModelName",
     )
     logCheckpoints, getLogCheckpoints, setLogCheckpoints = param(
         TypeConverters.toBoolean,

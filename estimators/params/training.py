@@ -129,8 +129,8 @@ class HasObjective(Params):
     )
     trainStep, getTrainStep, setTrainStep = optional(
         AsGiven[UserStep](),
-        "function of (model, batch) that returns the mean loss of the batch, or a tuple of the mean loss and the outputs; "
-        "it replaces loss",
+        "function of (model, batch) that returns the mean loss of the batch, or a tuple of the mean loss and the "
+        "outputs; it replaces loss",
         check=check_callable,
         field="user_step",
         more="``batch`` is a dict of tensors: the model's inputs, and the label and weight columns by name. Metrics "
@@ -155,13 +155,13 @@ class HasFunctions(Params):
         "function that takes the optimizer and the number of steps of the schedule, and returns a torch scheduler",
         check=check_callable,
         field="scheduler",
-        more="A ``ReduceLROnPlateau`` is stepped with the loss on the validation rows, or on the training rows if there "
-        "are no validation rows.",
+        more="A ``ReduceLROnPlateau`` is stepped with the loss on the validation rows, or on the training rows if "
+        "there are no validation rows.",
     )
     metrics = Entry(
         AsGiven[Any](),
-        "dict of metrics by name: functions of (outputs, labels) that return one value per row or their mean, or metrics "
-        "of torchmetrics",
+        "dict of metrics by name: functions of (outputs, labels) that return one value per row or their mean, or "
+        "metrics of torchmetrics",
         check=check_metrics,
         field="metrics",
         more="They are computed on the training rows during training, and as ``val_<name>`` on the validation rows "
@@ -213,8 +213,8 @@ class HasTraining(HasSeed):
         "seed of the order of rows and of all random numbers during a fit",
         default=0,
         field="seed",
-        more="With the same initial weights, a fit on CPU repeats to the bit: call ``torch.manual_seed`` before you make "
-        "the model. Ready-made estimators also draw the initial weights with this seed.",
+        more="With the same initial weights, a fit on CPU repeats to the bit: call ``torch.manual_seed`` before you "
+        "make the model. Ready-made estimators also draw the initial weights with this seed.",
     )
     setSeed = seed.setter()
     shuffle, getShuffle, setShuffle = param(
@@ -231,11 +231,11 @@ class HasTraining(HasSeed):
     )
     learningRateScaling, getLearningRateScaling, setLearningRateScaling = param(
         one_of(*SCALINGS),
-        "factor by which the optimizer's learning rate is multiplied: none (1), linear (numWorkers) or sqrt (square root "
-        "of numWorkers)",
+        "factor by which the optimizer's learning rate is multiplied: none (1), linear (numWorkers) or sqrt (square "
+        "root of numWorkers)",
         default="none",
         field="learning_rate_scaling",
-        more="The reason is that each update is computed from numWorkers batches; use sqrt for Adam. With ``parallelism``, "
+        more="Each update is computed from the batches of numWorkers ranks; use sqrt for Adam. With ``parallelism``, "
         "ranks that read the same rows count once.",
     )
     warmupSteps, getWarmupSteps, setWarmupSteps = param(
@@ -268,7 +268,7 @@ class HasTraining(HasSeed):
     )
     syncBatchNorm, getSyncBatchNorm, setSyncBatchNorm = param(
         TypeConverters.toBoolean,
-        "whether BatchNorm layers normalize over the rows of all ranks in a step, instead of the rows of their own rank",
+        "whether BatchNorm layers normalize over the rows of all ranks in a step, instead of the rows of each rank",
         default=False,
         field="sync_batch_norm",
     )
@@ -277,7 +277,7 @@ class HasTraining(HasSeed):
         "whether each rank compiles the model with torch.compile",
         default=False,
         field="compile",
-        more="This needs a C++ compiler on each host, and takes up to a minute at the beginning.",
+        more="This needs a C++ compiler on each host, and takes up to a minute at the beginning of a fit.",
     )
     deterministic, getDeterministic, setDeterministic = param(
         TypeConverters.toBoolean,
@@ -287,28 +287,29 @@ class HasTraining(HasSeed):
     )
     earlyStoppingPatience, getEarlyStoppingPatience, setEarlyStoppingPatience = optional(
         TypeConverters.toInt,
-        "number of consecutive epochs without an improvement after which the fit ends (> 0); default: no early stopping",
+        "number of consecutive epochs without an improvement after which the fit ends (> 0); default: no early "
+        "stopping",
         check=at_least(1),
-        more="All ranks end after the same epoch. The metric that has to improve is bestMetric. If that is not set, it is "
-        "the loss on the validation rows, or on the training rows if there are no validation rows.",
+        more="All ranks end after the same epoch. The metric that has to improve is bestMetric. If that is not set, "
+        "it is the loss on the validation rows, or on the training rows if there are no validation rows.",
     )
     earlyStoppingMinDelta, getEarlyStoppingMinDelta, setEarlyStoppingMinDelta = param(
         TypeConverters.toFloat,
-        "difference from the best value so far that a better value has to exceed to count as an improvement (>= 0)",
+        "difference from the best value so far that an improvement has to exceed (>= 0)",
         default=0.0,
         check=at_least(0),
     )
     bestMetric, getBestMetric, setBestMetric = optional(
         TypeConverters.toString,
-        "loss, val_loss or the name of a metric; the model has the weights of the epoch with its best value; default: of "
-        "the last epoch",
-        more="For a metric on the validation rows, put ``val_`` before its name. The weights of the best epoch are kept "
-        "in the memory of rank 0's host, as a second copy of the model.",
+        "metric whose best value selects the epoch of the returned weights: loss, val_loss or the name of a "
+        "metric; default: none, the model has the weights of the last epoch",
+        more="For a metric on the validation rows, put ``val_`` before its name. The weights of the best epoch are "
+        "kept in the memory of rank 0's host, as a second copy of the model.",
     )
     bestMode, getBestMode, setBestMode = optional(
         one_of(*MODES),
         "whether the best value of bestMetric is its minimum or its maximum: min or max; default: min for a loss",
-        more="It has to be set for a metric.",
+        more="It is required if bestMetric is a metric.",
     )
 
 

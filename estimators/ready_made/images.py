@@ -141,15 +141,15 @@ class HasBackbone(Params):
     )
     backboneWeights, getBackboneWeights, setBackboneWeights = param(
         TypeConverters.toString,
-        "initial weights of the network: none (random weights), pretrained (weights that the library downloads), or the "
-        "path of a file on the driver",
+        "initial weights of the network: none (random weights), pretrained (weights that the library downloads), or "
+        "the path of a file on the driver",
         default=NO_WEIGHTS,
         more="The file is a safetensors file, or a ``state_dict`` that ``torch.save`` wrote. Its last layer may be "
         "for other classes.",
     )
     stageWidths, getStageWidths, setStageWidths = param(
         to_integers,
-        "list of the numbers of channels of the stages of the residual network (> 0)",
+        "number of channels in each stage of the residual network (> 0)",
         default=[32, 64, 128],
         check=_check_widths,
     )

@@ -205,7 +205,7 @@ class LanguageModelModel(TorchModel, HasGeneration):
 
     @classmethod
     def read(cls) -> MLReader[Any]:
-        """Return a reader; :meth:`load` is the shortcut."""
+        """Return a reader; :meth:`load` is a shortcut for ``read().load(path)``."""
         return TorchModelReader(cls)
 
 
@@ -414,7 +414,7 @@ class LanguageModel(
         return LanguageModelModel
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Any) -> Any:
-        """Return a thread-safe iterator of ``(index, model)`` with a model for each Param map; each fit packs its rows."""
+        """Return a thread-safe iterator of ``(index, model)``, with a model and packed rows for each Param map."""
         check_rows_to_fit(dataset)
         check_maps(paramMaps)
         estimators = with_param_maps(self, paramMaps)
@@ -426,7 +426,7 @@ class LanguageModel(
 
     @classmethod
     def read(cls) -> MLReader[Any]:
-        """Return a reader; :meth:`load` is the shortcut."""
+        """Return a reader; :meth:`load` is a shortcut for ``read().load(path)``."""
         return TorchEstimatorReader(cls)
 
     def _fit(self, dataset: DataFrame) -> LanguageModelModel:

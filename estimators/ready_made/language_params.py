@@ -22,12 +22,16 @@ class HasGeneration(Params):
 
     output, getOutput, setOutput = param(
         one_of(*ANSWERS),
-        "output of transform for a text: continuation (a text), logLikelihood (an array of the sum over the tokens after "
-        "the first and the number of these tokens) or embedding (the mean of the last layer's output)",
+        "output of transform for a text: continuation (a text), logLikelihood (an array of two numbers: the sum of the "
+        "log-probabilities of the tokens after the first, and the number of these tokens) or embedding (the mean of "
+        "the last layer's output)",
         default="continuation",
     )
     maxNewTokens, getMaxNewTokens, setMaxNewTokens = param(
-        TypeConverters.toInt, "maximum number of tokens of a continuation (> 0)", default=64, check=at_least(1)
+        TypeConverters.toInt,
+        "maximum number of tokens of a continuation (> 0)",
+        default=64,
+        check=at_least(1),
     )
     temperature, getTemperature, setTemperature = param(
         TypeConverters.toFloat,
@@ -44,7 +48,7 @@ class HasGeneration(Params):
     )
     maxLength, getMaxLength, setMaxLength = param(
         TypeConverters.toInt,
-        "maximum number of tokens of a packed row, and of a text that is scored or continued (> 1)",
+        "maximum number of tokens of a packed row, and of a text that the network reads at once in predictions (> 1)",
         default=256,
         check=at_least(2),
     )

@@ -81,7 +81,7 @@ class _ReadyMadeClassifierParams(HasScoredColumns, HasLabels, _ReadyMadeParams):
         "column of class labels",
         default="label",
         more="The labels are whole numbers from 0, as in Spark ML, or strings, booleans or other integers. The "
-        "predictions are labels as well.",
+        "predictions have the values of the labels.",
     )
 
     def _count_classes(self, dataset: ParquetDataset) -> int:

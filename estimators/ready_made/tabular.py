@@ -171,7 +171,7 @@ class HasTable(Params):
 
     hiddenSizes, getHiddenSizes, setHiddenSizes = param(
         to_integers,
-        "list of the widths of the hidden layers (> 0); an empty list for a linear model",
+        "width of each hidden layer (> 0); an empty list for a linear model",
         default=[128, 64],
         check=at_least(1),
     )

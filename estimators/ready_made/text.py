@@ -70,8 +70,8 @@ class HasTexts(Params):
     )
     pretrained, getPretrained, setPretrained = optional(
         TypeConverters.toString,
-        "local folder on the driver with a pretrained model and a tokenizer of transformers, in place of a new network; "
-        "default: none",
+        "local folder on the driver with a pretrained model and a tokenizer of transformers, in place of a new "
+        "network; default: none",
         more="``save_pretrained`` writes such a folder. The executors need transformers as well. The model has its own "
         "tokenizer and layers. Its last layer is new if it was for another number of classes.",
     )

@@ -32,9 +32,8 @@ def test_params_have_defaults_getters_setters_and_an_explanation():
     )
     assert estimator.setEpochs(5).setFeaturesCol("x").setSeed(9) is estimator
     assert (estimator.getEpochs(), estimator.getFeaturesCol(), estimator.getSeed()) == (5, "x", 9)
-    assert (
-        "epochs: how often every row is visited (> 0) (default: 1, current: 5)" in estimator.explainParams()
-    )
+    explained = "epochs: number of passes over the training rows (> 0) (default: 1, current: 5)"
+    assert explained in estimator.explainParams()
     for param in estimator.params:
         name = param.name[0].upper() + param.name[1:]
         assert hasattr(estimator, f"get{name}"), name
@@ -169,7 +168,7 @@ class OwnLoss(nn.Module):
         ({"metrics": [max]}, "Param metrics must be a dict, .*; got a list"),
         (
             {"earlyStoppingPatience": 0},
-            "Param earlyStoppingPatience must be at least 1, got 0: epochs in a row",
+            "Param earlyStoppingPatience must be at least 1, got 0: number of consecutive epochs",
         ),
         ({"earlyStoppingMinDelta": -0.5}, r"Param earlyStoppingMinDelta must be at least 0, got -0\.5"),
         ({"bestMetric": "val_loss"}, "Param bestMetric is 'val_loss', but this fit has loss. Choose"),

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from sparkdl.errors import RankError
-from tests.collective.numeric_checks import CHECKS, run_checks
+from tests.collective.checks.numeric_checks import CHECKS, run_checks
 from tests.run_ranks import run_ranks
 
 WORLDS = {

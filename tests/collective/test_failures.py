@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.collective import failure_scenes, mpi_failure_scenes, opening_scenes
+from tests.collective.scenes import failure_scenes, mpi_failure_scenes, opening_scenes
 from tests.run_ranks import run_ranks
 
 WORLD_SIZE = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collective.numeric_checks import CHECKS
+from tests.collective.checks.numeric_checks import CHECKS
 from tests.launchers import find_mpi, run, told, write_script
 
 REDUCE = """
@@ -22,7 +22,7 @@ tell(communicator.rank, [communicator.transport, communicator.world_size, array.
 
 CHECK = """
 from sparkdl.collective import current_communicator
-from tests.collective.numeric_checks import check_communicator
+from tests.collective.checks.numeric_checks import check_communicator
 communicator = current_communicator()
 tell(communicator.rank, check_communicator(communicator))
 """
@@ -31,8 +31,8 @@ PROGRAMS = """
 import sys
 from random import Random
 from sparkdl.collective import current_communicator
-from tests.collective.program_runner import run_program
-from tests.collective.programs import Scope, draw_program
+from tests.collective.scenes.program_runner import run_program
+from tests.collective.scenes.programs import Scope, draw_program
 communicator, random = current_communicator(), Random(sys.argv[1])
 failures = []
 for _ in range(int(sys.argv[2])):

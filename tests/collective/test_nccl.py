@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.collective import nccl_checks, nccl_scenes
-from tests.collective.nccl_scenes import HINTS, Outcome
+from tests.collective.checks import nccl_checks
+from tests.collective.scenes import nccl_scenes
+from tests.collective.scenes.nccl_scenes import HINTS, Outcome
 from tests.nccl_stand_in.building import stand_in_variables, stand_ins
 from tests.run_ranks import run_ranks
 

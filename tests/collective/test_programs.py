@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from sparkdl.collective import Deadline
 from sparkdl.errors import RankError
-from tests.collective.program_runner import Outcome, run_program
-from tests.collective.programs import Program, Scope, programs
+from tests.collective.scenes.program_runner import Outcome, run_program
+from tests.collective.scenes.programs import Program, Scope, programs
 from tests.lasting_ranks import LastingRanks
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.collective import report_scenes
-from tests.collective.report_scenes import LATE_RANK, LONG_WAIT_S, NUM_LATE, WAIT_S
+from tests.collective.scenes import report_scenes
+from tests.collective.scenes.report_scenes import LATE_RANK, LONG_WAIT_S, NUM_LATE, WAIT_S
 from tests.run_ranks import run_ranks
 
 WORLDS: dict[str, tuple[str, tuple[int, ...]]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.collective.programs import Scope
-from tests.collective.soak import SIZES, Soaked, soak
+from tests.collective.scenes.programs import Scope
+from tests.collective.scenes.soak import SIZES, Soaked, soak
 from tests.run_ranks import run_ranks
 
 SCOPE = Scope(sizes=SIZES)

@@ -12,8 +12,8 @@ import pytest
 from sparkdl.collective import StallCheck
 from sparkdl.collective.telemetry.stalls import StallTimer
 from sparkdl.errors import ParamError
-from tests.collective import stall_scenes
-from tests.collective.stall_scenes import ABORT_S, WARN_S
+from tests.collective.scenes import stall_scenes
+from tests.collective.scenes.stall_scenes import ABORT_S, WARN_S
 from tests.run_ranks import run_ranks
 
 WORLDS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {

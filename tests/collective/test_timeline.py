@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.collective import timeline_scenes
-from tests.collective.timeline_scenes import LATE_RANK, WAIT_S
-from tests.collective.trace_file import TraceFile
+from tests.collective.scenes import timeline_scenes
+from tests.collective.scenes.timeline_scenes import LATE_RANK, WAIT_S
+from tests.collective.scenes.trace_file import TraceFile
 from tests.run_ranks import run_ranks
 
 WORLDS: dict[str, tuple[str, tuple[int, ...]]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.collective import failure_scenes
+from tests.collective.scenes import failure_scenes
 from tests.run_ranks import run_ranks
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.collective import wire_scenes
+from tests.collective.scenes import wire_scenes
 from tests.run_ranks import run_ranks
 
 wires = pytest.mark.parametrize("wire", ["bfloat16", "float16"])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import sparkdl.torch
 from sparkdl.errors import ParamError
 from sparkdl.torch.gpu.staged import GpuLane
-from tests.torch.accelerator_checks import run_checks
+from tests.torch.scenes.accelerator_checks import run_checks
 
 if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment

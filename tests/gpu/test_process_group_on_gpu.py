@@ -19,7 +19,7 @@ from tests.gpu.gpu_scenes import (
     train_data_parallel,
 )
 from tests.run_ranks import run_ranks
-from tests.torch.accelerator_checks import CHECKS
+from tests.torch.scenes.accelerator_checks import CHECKS
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

@@ -13,8 +13,12 @@ from torch import nn
 from sparkdl.errors import RankError
 from tests.gpu.gpu_scenes import NotFiniteFromStep, needs_gpu, needs_two_gpus
 from tests.run_ranks import run_ranks
-from tests.training.checkpoint_scenes import assert_same_fit, interrupted_spec, train_from_every_checkpoint
-from tests.training.training_scenes import make_spec, train_all, train_in_one_process, write_dataset
+from tests.training.scenes.checkpoint_scenes import (
+    assert_same_fit,
+    interrupted_spec,
+    train_from_every_checkpoint,
+)
+from tests.training.scenes.training_scenes import make_spec, train_all, train_in_one_process, write_dataset
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

@@ -17,7 +17,7 @@ from sparkdl.collective import StallCheck
 from sparkdl.errors import ParamError
 from sparkdl.horovod.torch.current_session import session
 from tests.collective.eventually import eventually
-from tests.collective.trace_file import TraceFile
+from tests.collective.scenes.trace_file import TraceFile
 
 
 @contextmanager

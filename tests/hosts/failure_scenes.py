@@ -27,7 +27,7 @@ from sparkdl.collective.native.rings import connect_rings
 from sparkdl.rendezvous.store import PrefixRendezvous
 from sparkdl.topology import Topology
 from tests.collective.eventually import eventually
-from tests.collective.failure_scenes import Outcome, error_of
+from tests.collective.scenes.failure_scenes import Outcome, error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from sparkdl.topology import Topology
-from tests.collective.numeric_checks import CHECKS, run_checks
-from tests.collective.opening_scenes import where_it_listens
+from tests.collective.checks.numeric_checks import CHECKS, run_checks
+from tests.collective.scenes.opening_scenes import where_it_listens
 from tests.hosts.network import Network, hosts_with_ranks
 from tests.run_ranks import RankEnvironment, run_ranks
 

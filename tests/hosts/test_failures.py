@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from sparkdl.topology import name_ranks
-from tests.collective import opening_scenes as scenes_of_ranks
-from tests.collective.failure_scenes import Outcome
+from tests.collective.scenes import opening_scenes as scenes_of_ranks
+from tests.collective.scenes.failure_scenes import Outcome
 from tests.hosts import failure_scenes as scenes
 from tests.hosts.network import Network, hosts_with_ranks
 from tests.run_ranks import run_ranks

@@ -36,7 +36,7 @@ from sparkdl.parallel.tensor import cross_entropy, divide
 from tests.checks import chosen, slow, with_marks
 from tests.parallel.models import SIZES, batch, decoder, optimizer_of
 from tests.run_ranks import RankEnvironment, run_ranks
-from tests.s3_server import S3, s3, s3_endpoint
+from tests.servers.s3_server import S3, s3, s3_endpoint
 from tests.torch.checks import run_checks
 
 __all__ = ["s3", "s3_endpoint"]

@@ -172,7 +172,7 @@ def die_once(marker: str | None, epoch: int, executor_of: str | None = None) -> 
     if executor_of is None:
         os.kill(os.getpid(), signal.SIGKILL)
         return
-    from tests.spark.estimator_examples import _executor
+    from tests.spark.estimators.estimator_examples import _executor
 
     os.kill(_executor(executor_of), signal.SIGKILL)
     threading.Event().wait(60)  # all ranks end, whichever executor was killed

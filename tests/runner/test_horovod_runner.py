@@ -1,4 +1,4 @@
-"""``HorovodRunner`` in the cases that Databricks documents; tests/spark/test_runner.py has the cases on a cluster."""
+"""``HorovodRunner`` in the cases that Databricks documents; tests/spark/launch/test_runner.py tests it on a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Runner`` with ranks on this machine; tests/spark/test_runner.py tests it on Spark."""
+"""``Runner`` with ranks on this machine; tests/spark/launch/test_runner.py tests it on Spark."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.fresh_mlflow import tracked
-from tests.spark.estimator_examples import make_frame
+from tests.servers.fresh_mlflow import tracked
+from tests.spark.estimators.estimator_examples import make_frame
 
 __all__ = ["tracked"]
 

@@ -18,8 +18,8 @@ from sparkdl.errors import ParamError
 from sparkdl.torch.gpu.accelerator import choose_cuda_backend, warn_of_wire
 from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support, stand_in_variables
 from tests.run_ranks import RankEnvironment, run_ranks
-from tests.torch.accelerator_checks import CHECKS, run_checks
-from tests.torch.host_lane import HostLane
+from tests.torch.scenes.accelerator_checks import CHECKS, run_checks
+from tests.torch.scenes.host_lane import HostLane
 
 WORLDS = {
     # The backend, the transport, and the host of each rank.

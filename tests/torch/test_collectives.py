@@ -12,7 +12,7 @@ from sparkdl.collective import current_communicator
 from sparkdl.errors import MismatchError, ParamError
 from tests.checks import checks_in
 from tests.torch.checks import run_checks
-from tests.torch.rank_tensors import DTYPES, everyones, rank_and_size, tensor_of
+from tests.torch.scenes.rank_tensors import DTYPES, everyones, rank_and_size, tensor_of
 
 
 def check_allgather_joins_in_order_of_rank_for_every_dtype() -> None:
@@ -282,9 +282,9 @@ def check_the_group_can_be_made_again() -> None:
 
 
 MODULES = [
-    "tests.torch.reduction_checks",
-    "tests.torch.message_checks",
-    "tests.torch.tensors_as_arrays_checks",
+    "tests.torch.scenes.reduction_checks",
+    "tests.torch.scenes.message_checks",
+    "tests.torch.scenes.tensors_as_arrays_checks",
     __name__,
 ]
 CHECKS = [check for module_name in MODULES for check in checks_in(module_name)]

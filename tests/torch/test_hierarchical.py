@@ -16,8 +16,8 @@ import pytest
 
 from tests.nccl_stand_in.building import stand_in_variables
 from tests.run_ranks import run_ranks
-from tests.torch import hierarchical_scenes as scenes
-from tests.torch.hierarchical_scenes import BLOCK, ELEMENTS, HOSTS, Outcome
+from tests.torch.scenes import hierarchical_scenes as scenes
+from tests.torch.scenes.hierarchical_scenes import BLOCK, ELEMENTS, HOSTS, Outcome
 
 PROMPTLY_S = 30.0
 """Many times what is needed on an idle machine, and far below the deadline that must not be waited for."""

@@ -15,8 +15,8 @@ from sparkdl.data import ParquetDataset
 from sparkdl.training.spec import TrainingSpec
 from sparkdl.training.trainer import train
 from tests.run_ranks import run_ranks
-from tests.training.faulty_files import BAD_FILE, register
-from tests.training.training_scenes import make_spec, write_dataset
+from tests.training.scenes.faulty_files import BAD_FILE, register
+from tests.training.scenes.training_scenes import make_spec, write_dataset
 
 if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment

@@ -12,8 +12,8 @@ from sparkdl.errors import RankError
 from sparkdl.training.callbacks import Callback, Patience
 from sparkdl.training.spec import Goal
 from tests.run_ranks import run_ranks
+from tests.training.scenes.training_scenes import make_spec, train_all, write_dataset
 from tests.training.test_validation import with_split
-from tests.training.training_scenes import make_spec, train_all, write_dataset
 
 
 class StopsOnOneRank(Callback):

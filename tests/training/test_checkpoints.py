@@ -16,7 +16,7 @@ from torch import nn
 from sparkdl.data.dataset.rows import draw_rows
 from sparkdl.training.checkpoint.folder import CheckpointFolder
 from tests.run_ranks import run_ranks
-from tests.training.checkpoint_scenes import (
+from tests.training.scenes.checkpoint_scenes import (
     VALIDATION_ROWS,
     NotesEpoch,
     StopsOnOneRank,
@@ -30,7 +30,7 @@ from tests.training.checkpoint_scenes import (
     train_from_every_checkpoint,
     train_through_death,
 )
-from tests.training.training_scenes import Outcome, make_model, write_dataset
+from tests.training.scenes.training_scenes import Outcome, make_model, write_dataset
 
 if TYPE_CHECKING:
     from sparkdl.training.spec import TrainingSpec

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl.data import scan_dataset
 from tests.run_ranks import run_ranks
-from tests.training.feed_scenes import fail_to_count, read_filtered
+from tests.training.scenes.feed_scenes import fail_to_count, read_filtered
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from tests.run_ranks import run_ranks
-from tests.training.input_scenes import CODES, KINDS, SCENES, decode, padded, tensor, write_rows
-from tests.training.training_scenes import train_all
+from tests.training.scenes.input_scenes import CODES, KINDS, SCENES, decode, padded, tensor, write_rows
+from tests.training.scenes.training_scenes import train_all
 
 TOLERANCE = 2e-6
 WORLD_SIZE, BATCH_SIZE, EPOCHS = 2, 8, 2

@@ -17,8 +17,7 @@ from sparkdl.errors import RankError, SparkdlError
 from sparkdl.training.batches import single_rows_allowed
 from sparkdl.training.callbacks import Callback
 from tests.run_ranks import run_ranks
-from tests.training.test_validation import with_split
-from tests.training.training_scenes import (
+from tests.training.scenes.training_scenes import (
     make_model,
     make_spec,
     train_all,
@@ -26,6 +25,7 @@ from tests.training.training_scenes import (
     train_in_one_process,
     write_dataset,
 )
+from tests.training.test_validation import with_split
 
 TOLERANCE = 2e-6  # float32, other order of sums
 

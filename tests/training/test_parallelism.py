@@ -20,9 +20,9 @@ from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.parallel import Parallelism
 from sparkdl.training.spec import CheckpointPlan, Goal, TrainingSpec
 from tests.run_ranks import run_ranks
+from tests.training.scenes.training_scenes import make_model, make_spec, train_all, write_dataset
 from tests.training.signatures import make_inputs
 from tests.training.test_validation import with_split
-from tests.training.training_scenes import make_model, make_spec, train_all, write_dataset
 
 NUM_ROWS = 45  # some of them for validation; the last step is uneven
 TOLERANCE = 1e-5  # float32, other order of sums

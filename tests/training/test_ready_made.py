@@ -28,7 +28,7 @@ from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
 from tests.run_ranks import run_ranks
-from tests.training.training_scenes import train_all
+from tests.training.scenes.training_scenes import train_all
 
 NUM_RANKS = 2
 NUM_PLAIN = 4

@@ -25,7 +25,7 @@ from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.networks.images import ResidualNetwork
 from tests.run_ranks import run_ranks
-from tests.training.training_scenes import train_all
+from tests.training.scenes.training_scenes import train_all
 
 NUM_RANKS = 2
 EPOCHS = 10

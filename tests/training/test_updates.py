@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, St
 from sparkdl.data import ParquetFeed
 from sparkdl.errors import RankError
 from tests.run_ranks import run_ranks
-from tests.training.training_scenes import joined_loss, make_model, make_spec, train_all, write_dataset
+from tests.training.scenes.training_scenes import joined_loss, make_model, make_spec, train_all, write_dataset
 
 TOLERANCE = 2e-6
 NUM_ROWS = 75  # 5 steps of 8 rows on each of 2 ranks, the last one smaller

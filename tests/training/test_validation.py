@@ -17,7 +17,7 @@ from sparkdl.data.dataset.rows import draw_rows
 from sparkdl.estimators.fit.split import marked_rows
 from sparkdl.training.trainer import train
 from tests.run_ranks import run_ranks
-from tests.training.training_scenes import make_model, make_spec, train_all, write_dataset
+from tests.training.scenes.training_scenes import make_model, make_spec, train_all, write_dataset
 
 NUM_ROWS = 75
 FEW_ROWS = 2 / NUM_ROWS

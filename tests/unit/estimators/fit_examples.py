@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sparkdl.estimators import TorchEstimator
-from tests.training.input_scenes import Heads
+from tests.training.scenes.input_scenes import Heads
 
 
 def make_estimator(**changes):

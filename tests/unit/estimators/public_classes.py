@@ -1,6 +1,6 @@
 """The public estimators, for the test suites that run each of them through the contract of Spark ML.
 
-A new estimator needs one more line here and one in ``tests/spark/test_ml_contract.py``.
+A new estimator needs one more line here and one in ``tests/spark/estimators/test_ml_contract.py``.
 """
 
 from __future__ import annotations

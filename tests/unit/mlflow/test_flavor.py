@@ -30,8 +30,8 @@ from sparkdl.errors import ParamTypeError, SavedModelError
 from sparkdl.estimators import TorchModel
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.networks.images import ImageInputs
-from tests.fresh_mlflow import tracked
-from tests.mlflow_servers import python_for_serving
+from tests.servers.fresh_mlflow import tracked
+from tests.servers.mlflow_servers import python_for_serving
 from tests.training.signatures import make_inputs, make_signature
 from tests.unit.mlflow.model_examples import (
     KINDS,

@@ -12,7 +12,13 @@ import pytest
 import requests
 
 import sparkdl.mlflow
-from tests.mlflow_servers import ROOT, environments_of_mlflow, python_for_serving, running, scoring_server
+from tests.servers.mlflow_servers import (
+    ROOT,
+    environments_of_mlflow,
+    python_for_serving,
+    running,
+    scoring_server,
+)
 from tests.unit.mlflow.model_examples import WINE, expected, many_into_many, rows, wine_classifier
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ import s3fs
 
 from sparkdl.errors import StoreError
 from sparkdl.runner.commit_folder import CommitFolder
-from tests.s3_server import s3, s3_endpoint
+from tests.servers.s3_server import s3, s3_endpoint
 from tests.unit.runner.test_commit_folder import contents_of
 
 __all__ = ["s3", "s3_endpoint"]

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.fresh_mlflow import tracked
+from tests.servers.fresh_mlflow import tracked
 
 __all__ = ["tracked"]

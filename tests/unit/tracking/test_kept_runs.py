@@ -21,7 +21,7 @@ from sparkdl.tracking import kept_runs
 from sparkdl.tracking.flavor import is_mlflow_2
 from sparkdl.tracking.logged_model import Registration, register
 from sparkdl.tracking.start import KEY_TAG, RunStart
-from tests.fresh_mlflow import unset_tracking_uri
+from tests.servers.fresh_mlflow import unset_tracking_uri
 from tests.training.signatures import make_signature
 
 DIGITS = Registration(name="digits", alias="champion")

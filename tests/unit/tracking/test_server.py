@@ -13,7 +13,7 @@ from sparkdl import tracking
 from sparkdl.data import Store
 from sparkdl.estimators.fit.runs import UnsentRuns
 from sparkdl.estimators.fit.tracking import save_for_mlflow
-from tests.mlflow_servers import tracking_server
+from tests.servers.mlflow_servers import tracking_server
 from tests.unit.mlflow.model_examples import many_into_many, rows
 
 pytestmark = pytest.mark.slow

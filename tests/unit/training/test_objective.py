@@ -14,7 +14,7 @@ from sparkdl.errors import CorruptFileError, DataError, ParamError, RankLostErro
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.training.objective import Objective, StepPosition, error_context
 from sparkdl.training.update import Precision
-from tests.training.training_scenes import make_spec
+from tests.training.scenes.training_scenes import make_spec
 
 CPU = torch.device("cpu")
 PLACES = [

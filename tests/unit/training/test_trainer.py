@@ -13,7 +13,7 @@ import torch
 from sparkdl.data import PlannedFeed
 from sparkdl.errors import TrainingError
 from sparkdl.training.trainer import train
-from tests.training.training_scenes import make_spec, write_dataset
+from tests.training.scenes.training_scenes import make_spec, write_dataset
 
 ALONE = SimpleNamespace(
     world_size=1, rank=0, timeout_s=60.0, topology=SimpleNamespace(local_size=1), abort=lambda reason: None

@@ -8,8 +8,8 @@ import pytest
 from sparkdl.collective.buffers import DTYPES, flatten
 from sparkdl.collective.mpi.reductions import check_op, narrow_into, widen
 from sparkdl.errors import ParamError
-from tests.collective.bfloat16_array import Bfloat16Array
-from tests.collective.element_types import decode
+from tests.collective.checks.bfloat16_array import Bfloat16Array
+from tests.collective.checks.element_types import decode
 
 torch = pytest.importorskip("torch", reason="bfloat16 is compared with torch's rounding")
 

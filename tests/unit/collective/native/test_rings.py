@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from sparkdl.collective.native.rings import Ring, plan_rings
 from sparkdl.topology import Topology, number_hosts
-from tests.collective.opening_scenes import where_it_listens
+from tests.collective.scenes.opening_scenes import where_it_listens
 from tests.run_ranks import run_ranks
 
 

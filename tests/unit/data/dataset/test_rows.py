@@ -11,7 +11,7 @@ from sparkdl.data import ParquetFeed
 from sparkdl.data.dataset.rows import draw_rows
 from sparkdl.errors import DataError
 from sparkdl.estimators.fit.split import marked_rows
-from tests.training.training_scenes import write_dataset
+from tests.training.scenes.training_scenes import write_dataset
 
 
 @given(

@@ -14,7 +14,7 @@ import s3fs
 from sparkdl.data import ParquetFeed, Store, open_dataset, scan_dataset
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.errors import DataError, FileVanishedError, StoreAccessError, StoreError
-from tests.s3_server import S3, s3, s3_endpoint
+from tests.servers.s3_server import S3, s3, s3_endpoint
 
 __all__ = ["s3", "s3_endpoint"]
 

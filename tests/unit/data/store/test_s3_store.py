@@ -16,12 +16,12 @@ from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.writing import WrittenFile, write_partition
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.errors import StoreError
-from tests.s3_server import s3, s3_endpoint
+from tests.servers.s3_server import s3, s3_endpoint
 from tests.unit.data.row_batches import structs_of
 
 if TYPE_CHECKING:
     from sparkdl.data.store.store import StagedDataset
-    from tests.s3_server import S3
+    from tests.servers.s3_server import S3
 
 __all__ = ["s3", "s3_endpoint"]
 

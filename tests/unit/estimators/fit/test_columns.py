@@ -19,7 +19,7 @@ from sparkdl.estimators.scoring.udf import score_batch
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
-from tests.training.input_scenes import Two, decode, write_rows
+from tests.training.scenes.input_scenes import Two, decode, write_rows
 from tests.unit.estimators.fit_examples import (
     HEADS,
     Encoder,

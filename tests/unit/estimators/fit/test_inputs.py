@@ -21,7 +21,7 @@ from sparkdl.estimators.fit.checkpoints import with_checkpoints
 from sparkdl.estimators.fit.inputs import check_picklable, prepare_fit
 from sparkdl.training.callbacks import Patience
 from sparkdl.training.spec import Goal
-from tests.training.training_scenes import make_model, write_dataset
+from tests.training.scenes.training_scenes import make_model, write_dataset
 
 
 @pytest.fixture(scope="module")

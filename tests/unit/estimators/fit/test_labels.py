@@ -11,7 +11,7 @@ from torch import nn
 from sparkdl.data import scan_dataset
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.inputs import prepare_fit
-from tests.training.input_scenes import CODES, KINDS, write_rows
+from tests.training.scenes.input_scenes import CODES, KINDS, write_rows
 from tests.unit.estimators.fit_examples import make_estimator
 
 

@@ -11,7 +11,7 @@ from pyspark.ml.tuning import CrossValidator
 
 from sparkdl.estimators import TorchEstimator
 from sparkdl.estimators.fit.runs import ALONE, nested_runs, place_of_single_fit
-from tests.fresh_mlflow import tracked
+from tests.servers.fresh_mlflow import tracked
 
 __all__ = ["tracked"]
 

@@ -10,7 +10,7 @@ from torch import nn
 from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
-from tests.training.input_scenes import write_rows
+from tests.training.scenes.input_scenes import write_rows
 from tests.unit.estimators.fit_examples import (
     HEADS,
     Encoder,

@@ -22,7 +22,7 @@ from sparkdl.model.inputs import ModelInput
 from sparkdl.training.callbacks import Callback, Patience
 from sparkdl.training.checkpoint.identity import check_identity, fit_identity
 from sparkdl.training.spec import Goal
-from tests.training.training_scenes import make_model, make_spec, write_dataset
+from tests.training.scenes.training_scenes import make_model, make_spec, write_dataset
 
 
 def halve(columns: Any) -> Any:

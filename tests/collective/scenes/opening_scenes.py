@@ -1,0 +1,129 @@
+"""Failures while ranks open a communicator, and what each rank sees of them. Runs on ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.collective import Address, new_secret, open_communicator
+from tests.collective.scenes.failure_scenes import Outcome, error_of
+from tests.processes import listens_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkdl.collective import Rendezvous, RendezvousClient
+    from tests.run_ranks import RankEnvironment
+
+
+def wrong_secret(environment: RankEnvironment) -> Outcome:
+    secret = environment.secret if environment.rank == 0 else new_secret()
+    return error_of(
+        lambda: open_communicator(
+            rendezvous=environment.rendezvous,
+            rank=environment.rank,
+            world_size=environment.world_size,
+            secret=secret,
+            transport=environment.transport,
+            timeout_s=3.0,
+        )
+    )
+
+
+class WatchedRendezvous:
+    """A rendezvous that shows the values that the ranks exchange for some purpose before the rank itself gets them."""
+
+    def __init__(
+        self, rendezvous: RendezvousClient, purpose: str, show: Callable[[list[bytes]], None]
+    ) -> None:
+        self._rendezvous, self._purpose, self._show = rendezvous, purpose, show
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rendezvous, name)
+
+    def exchange(self, key: str, **arguments: Any) -> list[bytes] | frozenset[int]:
+        values = self._rendezvous.exchange(key, **arguments)
+        if key.endswith(self._purpose) and isinstance(values, list):
+            self._show(values)
+        return values
+
+
+def where_it_listens(environment: RankEnvironment, host_of_rank: list[int] | None = None) -> list[str]:
+    """The addresses on which the rank listens for its neighbours while it opens a communicator."""
+    seen: set[str] = set()
+    rendezvous: Any = WatchedRendezvous(
+        environment.rendezvous,
+        "connections/addresses",
+        lambda _: seen.update(host for _, host in listens_on([os.getpid()])),
+    )
+    open_communicator(
+        rendezvous=rendezvous,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        secret=environment.secret,
+        transport="tcp",
+        host_of_rank=host_of_rank,
+        timeout_s=20.0,
+    ).close()
+    return sorted(seen)
+
+
+def stranger_at_the_listener(environment: RankEnvironment) -> Outcome:
+    """Rank 1 sends garbage to the port of rank 0 before it connects properly, and holds silent connections."""
+    silent = []
+
+    def bother(published: list[bytes]) -> None:
+        _, address_of_rank_0 = published[0].split(b"\n")
+        address = Address.from_bytes(address_of_rank_0)
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 500, b"\x80\x04\x95", b"x"):
+            with socket.create_connection((address.hosts[0], address.port)) as stranger:
+                stranger.sendall(garbage)
+        silent.extend(socket.create_connection((address.hosts[0], address.port)) for _ in range(100))
+
+    rendezvous: Rendezvous = environment.rendezvous
+    if environment.rank == 1:
+        rendezvous = WatchedRendezvous(environment.rendezvous, "connections/addresses", bother)
+    with open_communicator(
+        rendezvous=rendezvous,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        secret=environment.secret,
+        transport=environment.transport,
+        timeout_s=20.0,
+    ) as communicator:
+        total = np.ones(1)
+        communicator.allreduce(total)
+    for stranger in silent:
+        stranger.close()
+    return {"total": total.tolist()}
+
+
+def no_room_for_the_segment(environment: RankEnvironment) -> Outcome:
+    """A limit on file sizes stands for a small /dev/shm: reserving the segment fails in the same place."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+    records: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("sparkdl.collective").addHandler(handler)
+    with environment.open(transport="auto", name="auto") as communicator:
+        total = np.ones(3)
+        communicator.allreduce(total)
+    return {
+        "total": total.tolist(),
+        "hosts": communicator.topology.host_of_rank,
+        "warnings": records,
+        "shm": error_of(lambda: environment.open(transport="shm", name="shm")),
+    }
+
+
+def not_one_host(environment: RankEnvironment) -> Outcome:
+    return error_of(lambda: environment.open(transport="shm", host_of_rank=(0, 1)))
+
+
+def unknown_transport(environment: RankEnvironment) -> Outcome:
+    return error_of(lambda: environment.open(transport="pigeon"))

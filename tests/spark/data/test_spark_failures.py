@@ -1,0 +1,244 @@
+"""Spark jobs that fail because of files or of the executors' Python: short errors instead of Java traces."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyspark
+import pytest
+
+from sparkdl.data import Store, materialize, use_materialized
+from sparkdl.data.spark.failures import spark_failures_named
+from sparkdl.errors import (
+    ClusterLostError,
+    CorruptFileError,
+    DataError,
+    FileVanishedError,
+    LaunchCancelledError,
+    LaunchError,
+    SparkJobError,
+    WorkersLostError,
+)
+from sparkdl.estimators.fit.labels import stored_values
+from sparkdl.launch import run_on_ranks
+from tests.processes import wait_until_gone
+from tests.spark.launch.rank_functions import sum_of_ranks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LONGEST_MESSAGE = 700
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """A folder of two files, the second of which has a page in column ``pair`` that cannot be decompressed."""
+    folder = tmp_path / "rows with space"
+    folder.mkdir()
+    table = pa.table(
+        {"x": range(1000), "y": [0.5] * 1000, "pair": [[float(i), -float(i)] for i in range(1000)]}
+    )
+    for name in ("a.parquet", "b.parquet"):
+        pq.write_table(table, folder / name, row_group_size=500, use_dictionary=False)
+    chunk = pq.read_metadata(folder / "b.parquet").row_group(1).column(2)
+    content = bytearray((folder / "b.parquet").read_bytes())
+    end = chunk.data_page_offset + chunk.total_compressed_size
+    content[end - 1000 : end] = b"\xff" * 1000
+    (folder / "b.parquet").write_bytes(bytes(content))
+    return folder
+
+
+@pytest.mark.skipif(pyspark.__version__ < "4", reason="Spark 3.5 does not name the file")
+def test_a_damaged_file_is_named_whether_rows_are_read_in_place_or_copied(
+    spark: SparkSession, damaged: Path, store: Store
+) -> None:
+    df = spark.read.parquet(str(damaged))
+    for rows in (df, df.where("x >= 0")):
+        with pytest.raises(
+            CorruptFileError,
+            match=r"Reading .*/b\.parquet, row group 1, column 'pair' failed: .* write it again",
+        ) as caught:
+            materialize(rows, ["x", "pair"], store)
+        assert len(str(caught.value)) < LONGEST_MESSAGE
+        assert caught.value.__cause__ is not None, "what Spark said is kept"
+    dataset = materialize(df, ["x", "y"], store)
+    assert dataset.num_rows == 2000, "columns that are not damaged can be read"
+
+
+@pytest.mark.any_spark_will_do
+def test_a_file_that_vanished_under_spark_is_an_error_of_its_own(
+    spark: SparkSession, damaged: Path, store: Store
+) -> None:
+    df = spark.read.parquet(str(damaged)).where("x >= 0")
+    (damaged / "b.parquet").unlink()
+    with pytest.raises(FileVanishedError, match=r"/b\.parquet.* no longer there"):
+        materialize(df, ["x"], store)
+
+
+@pytest.mark.any_spark_will_do
+def test_spark_error_about_a_file_that_the_driver_cannot_read_is_one_line(
+    spark: SparkSession,
+) -> None:
+    java = "\n".join(
+        [
+            "An error occurred: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while "
+            "reading file nosuch://there/a%20b.parquet. SQLSTATE: KD001",
+            *["\tat org.apache.spark.Something"] * 100,
+            "Caused by: java.lang.RuntimeException: java.io.IOException: {cause}",
+        ]
+    )
+    for cause, error in (
+        ("could not read page Page [1] in col [x]", CorruptFileError),
+        ("the wire is cut", DataError),
+    ):
+        with pytest.raises(error) as caught, spark_failures_named(spark):
+            raise RuntimeError(java.format(cause=cause))
+        assert type(caught.value) is error
+        assert str(caught.value).startswith(f"Spark cannot read nosuch://there/a b.parquet: {cause}. ")
+        assert len(str(caught.value)) < LONGEST_MESSAGE
+
+
+@pytest.mark.any_spark_will_do
+def test_labels_of_a_damaged_file_are_an_error_with_file_row_group_and_column(
+    spark: SparkSession, damaged: Path, store: Store
+) -> None:
+    dataset = materialize(spark.read.parquet(str(damaged)), ["x", "y"], store)
+    assert sum(map(len, stored_values(dataset, "y"))) == 2000
+    path = damaged / "b.parquet"
+    chunk, times = pq.read_metadata(path).row_group(0).column(1), path.stat()
+    content = bytearray(path.read_bytes())
+    end = chunk.data_page_offset + chunk.total_compressed_size
+    content[chunk.data_page_offset : end] = b"\xff" * chunk.total_compressed_size
+    path.write_bytes(bytes(content))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # like a disk fault, not like a replaced file
+    with pytest.raises(CorruptFileError, match=r"b\.parquet, row group 0, column 'y' failed"):
+        list(stored_values(dataset, "y"))
+
+
+@pytest.mark.any_spark_will_do
+def test_a_python_of_the_executors_without_sparkdl_is_named_with_the_setting(
+    spark: SparkSession, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries = ":".join(map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nPYTHONPATH="{libraries}" exec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+    for start in (
+        lambda: materialize(spark.range(10).selectExpr("id + 1 as x"), ["x"], store),
+        lambda: run_on_ranks(sum_of_ranks, num_ranks=2, spark=spark),
+    ):
+        with pytest.raises(
+            LaunchError, match=r"runs '.*/bare-python' on the executors, which has no module .*PYSPARK_PYTHON"
+        ) as caught:
+            start()
+        assert len(str(caught.value)) < LONGEST_MESSAGE
+    assert not list(Path(store.url).glob("fit-*"))
+
+
+def _note_process(partition: int, folder: str) -> None:
+    Path(folder, f"{partition}.pid").write_text(str(os.getpid()))
+
+
+@pytest.mark.no_cluster_needed
+def test_python_worker_killed_while_rows_are_written_is_named_and_leaves_no_files(
+    spark: SparkSession, tmp_path: Path, store: Store
+) -> None:
+    folder, stores = str(tmp_path), str(tmp_path / "store")
+
+    def rows_of_a_killed_worker(batches: Any) -> Any:
+        from pyspark import TaskContext
+
+        if TaskContext.get().partitionId() == 1:
+            # The other worker is waiting by now.
+            while not Path(folder, "0.pid").exists():
+                threading.Event().wait(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        # Yield rows only after the driver has removed the partial dataset, unless Spark ends this task before.
+        while list(Path(stores).glob("fit-*")):
+            threading.Event().wait(0.01)
+        yield from batches
+
+    rows = spark.range(0, 1000, 1, 2).mapInArrow(rows_of_a_killed_worker, "id long")
+    note = partial(_note_process, folder=folder)
+    with (
+        pytest.raises(
+            WorkersLostError,
+            match=r"^sparkdl use_materialized: writing rows: a Python worker or executor was lost: .*Task 1 in "
+            r"stage \d+\.0 failed 1 times.*Python worker exited unexpectedly.*local\[N, 4\]",
+        ) as caught,
+        use_materialized(rows, ["id"], store, in_tasks=note),
+    ):
+        pass
+    assert len(str(caught.value)) < LONGEST_MESSAGE
+    assert type(caught.value.__cause__).__name__ in ("Py4JJavaError", "SparkException"), (
+        "what Spark said is kept"
+    )
+    assert wait_until_gone([int(Path(folder, "0.pid").read_text())], 30) == []
+    assert not list(Path(stores).glob("fit-*"))
+    assert materialize(spark.range(10).selectExpr("id + 1 as x"), ["x"], store).num_rows == 10
+
+
+@pytest.mark.about_executors
+def test_rows_are_written_once_although_a_python_worker_was_killed(
+    spark: SparkSession, tmp_path: Path, store: Store
+) -> None:
+    killed = str(tmp_path / "killed")
+
+    def rows_of_a_worker_killed_once(batches: Any) -> Any:
+        for batch in batches:
+            yield batch  # the file has been begun
+            if not os.path.exists(killed):
+                Path(killed).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    rows = spark.range(0, 100_000, 1, 1).mapInArrow(rows_of_a_worker_killed_once, "id long")
+    dataset = materialize(rows, ["id"], store, row_group_bytes=1 << 12)
+    assert os.path.exists(killed)
+    assert dataset.num_rows == 100_000
+    (folder,) = Path(store.url).glob("fit-*")
+    assert len(list(folder.glob("*.parquet"))) == 1, "nothing of the attempt that was killed"
+
+
+@pytest.mark.any_spark_will_do
+def test_py4j_and_grpc_errors_of_a_job_are_replaced_by_errors_of_sparkdl(spark: SparkSession) -> None:
+    from pyspark.errors import ArithmeticException
+    from pyspark.errors.exceptions.connect import SparkException
+    from pyspark.sql import functions as F
+
+    for words, error in (
+        (
+            "Job aborted: ExecutorLostFailure (executor 1 exited caused by one of the running tasks)",
+            WorkersLostError,
+        ),
+        ("Job 7 cancelled part of cancelled job group mine", LaunchCancelledError),
+        ("Job 7 cancelled because SparkContext was shut down", ClusterLostError),
+        ("org.apache.spark.SparkException: Job aborted: java.io.IOException: no route", SparkJobError),
+    ):
+        with (
+            pytest.raises(error) as caught,
+            spark_failures_named(spark, doing="sparkdl fit Net: writing rows"),
+        ):
+            raise SparkException(words)
+        assert type(caught.value) is error
+        assert str(caught.value).startswith("sparkdl fit Net: writing rows: ")
+        assert caught.value.__cause__ is not None
+    assert str(caught.value).startswith(
+        "sparkdl fit Net: writing rows: the Spark job failed: Job aborted: no route. "
+    )
+    # A condition raised by the user's query has its own exception class, which says what to do.
+    with pytest.raises(ArithmeticException), spark_failures_named(spark):
+        spark.range(1).select(F.expr("cast(300 + id as tinyint)")).collect()

@@ -1,0 +1,54 @@
+"""Models of transformers used directly, without a wrapping module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparkdl.estimators import TorchModel
+from tests.spark.estimators.estimator_examples import make_estimator
+
+transformers = pytest.importorskip("transformers")
+
+
+def own_loss(model, batch):
+    found = model(**batch)
+    return found.loss, found.logits
+
+
+@pytest.mark.any_spark_will_do
+def test_classifier_of_transformers_is_trained_by_a_loss_or_by_its_own_loss(spark, tmp_path):
+    rows = [([2, 3 + index % 2, 5, 0], [1, 1, 1, 0], index % 2) for index in range(64)]
+    frame = spark.createDataFrame(
+        rows, "input_ids array<long>, attention_mask array<long>, labels long"
+    ).coalesce(1)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSequenceClassification.from_config(
+        transformers.BertConfig(
+            vocab_size=8,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            initializer_range=0.2,
+            num_labels=2,
+        )
+    )
+    estimator = make_estimator(
+        tmp_path,
+        model=model,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.02),
+        featuresCol=["input_ids", "attention_mask"],
+        passFeaturesBy="name",
+        labelCol="labels",
+        epochs=10,
+    )
+    fitted = estimator.fit(frame)
+    assert fitted.history[-1].loss < 0.1
+    fitted.write().save(str(tmp_path / "model"))
+    predicted = TorchModel.load(str(tmp_path / "model")).transform(frame)
+    assert predicted.filter("prediction = labels").count() == 64
+    of_its_own = estimator.copy({estimator.epochs: 1}).setLoss(None).setTrainStep(own_loss).fit(frame)
+    assert of_its_own.history[0].loss == pytest.approx(fitted.history[0].loss, rel=1e-4)

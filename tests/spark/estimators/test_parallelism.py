@@ -1,0 +1,139 @@
+"""Estimators whose ranks divide the model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel import Parallelism
+from tests.spark.estimators.estimator_examples import make_estimator, make_model
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SHARDS = {"shard": 2}
+
+
+def with_plan() -> nn.Module:
+    model = make_model()
+    model.tensor_plan = {"0": "colwise", "2": "rowwise"}
+    return model
+
+
+@pytest.fixture(scope="module")
+def replicas(frame: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    return weights(make_estimator(tmp_path_factory.mktemp("replicas"), epochs=3).fit(frame))
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return dict(model.module.state_dict())
+
+
+@pytest.mark.slow_elsewhere
+def test_shards_on_two_workers_learn_what_replicas_do(frame, tmp_path, replicas):
+    model = make_estimator(tmp_path, epochs=3, parallelism=SHARDS, metrics={"right": is_right}).fit(frame)
+    found = weights(model)
+    assert found.keys() == replicas.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, replicas[name], rtol=1e-4, atol=1e-5)
+    assert model.transform(frame).filter("prediction = digit").count() > 120
+    assert model.getParallelism() == Parallelism(**SHARDS)
+
+
+@pytest.mark.any_spark_will_do
+def test_pipeline_stages_learn_what_one_worker_does(frame, tmp_path):
+    changes = {"epochs": 2, "validationFraction": 0.2, "bestMetric": "val_loss"}
+    whole = make_estimator(tmp_path, numWorkers=1, **changes).fit(frame)
+    model = make_estimator(
+        tmp_path, parallelism={"pipeline": 2}, checkpointDir=str(tmp_path / "run"), **changes
+    ).fit(frame)
+    expected = weights(whole)
+    assert weights(model).keys() == expected.keys()
+    for name, value in weights(model).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+    assert [each.loss for each in model.history] == pytest.approx(
+        [each.loss for each in whole.history], rel=1e-4
+    )
+
+
+def is_right(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return outputs.argmax(dim=1) == labels
+
+
+@pytest.mark.any_spark_will_do
+def test_invalid_parallelism_is_an_error_before_training_starts(frame, tmp_path):
+    def fit(parallelism: Any, **changes: Any) -> None:
+        make_estimator(tmp_path, parallelism=parallelism, **changes).fit(frame)
+
+    with pytest.raises(ParamError, match="shard 3 = 3 does not equal 2 ranks"):
+        fit({"shard": 3, "data": 1})
+    with pytest.raises(ParamError, match="has no size 'shards'. Did you mean 'shard'"):
+        fit({"shards": 2})
+    with pytest.raises(ParamError, match="carries no plan for tensor parallelism"):
+        fit({"tensor": 2})
+    with pytest.raises(ParamError, match="names the module '1.*.up'"):
+        broken = make_model()
+        broken.tensor_plan = {"1.*.up": "colwise"}
+        fit({"tensor": 2}, model=broken)
+    with pytest.raises(ParamError, match="neither positions nor position_ids"):
+        fit({"context": 2})
+    with pytest.raises(ParamError, match="3 blocks cannot be cut into 4 pipeline stages"):
+        fit({"pipeline": 2, "schedule": "interleaved-1f1b"})
+    with pytest.raises(ParamError, match="There is no pipeline schedule '2f2b'"):
+        fit({"pipeline": 2, "schedule": "2f2b"})
+    with pytest.raises(ParamError, match="Batches of 7 rows cannot be cut"):
+        fit({"pipeline": 2, "microbatches": 2}, batchSize=7)
+    with pytest.raises(ParamError, match="'1' of the model is a BatchNorm"):
+        fit({"pipeline": 2}, model=nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)))
+    with pytest.raises(ParamError, match="parallelism has offload, .* and gpusPerWorker is 0"):
+        fit({"shard": 2, "offload": True})
+    with pytest.raises(ParamError, match="Param compileModel is set"):
+        fit({"pipeline": 2}, compileModel=True)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from tests.spark.estimators.estimator_examples import make_estimator
+from tests.spark.estimators.test_parallelism import with_plan
+
+kind, folder, rows = sys.argv[1:]
+builder = SparkSession.builder.config("spark.ui.enabled", "false")
+builder = builder.remote("local[4]") if kind == "connect" else builder.master(kind)
+spark = builder.getOrCreate()
+model = make_estimator(
+    Path(folder), model=with_plan(), epochs=3, numWorkers=4, parallelism={"shard": 2, "tensor": 2}
+).fit(spark.read.parquet(rows))
+print("digest", round(sum(float(each.double().abs().sum()) for each in model.module.parameters()), 3))
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+@pytest.mark.timeout(500)
+def test_hybrid_of_four_workers_gives_equal_weights_on_every_kind_of_spark(tmp_path, frame):
+    script = tmp_path / "fit.py"
+    script.write_text(PROGRAM)
+    rows = tmp_path / "rows"
+    frame.write.parquet(str(rows))
+    expected = make_estimator(tmp_path, epochs=3).fit(frame.sparkSession.read.parquet(str(rows)))
+    digest = round(sum(float(each.double().abs().sum()) for each in expected.module.parameters()), 3)
+    for kind in ("local[4]", "local-cluster[2,2,1024]", "connect"):
+        out = subprocess.run(
+            [sys.executable, str(script), kind, str(tmp_path / kind), str(rows)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=240,
+            cwd=Path(__file__).parents[3],
+        ).stdout
+        assert f"digest {digest}" in out, kind

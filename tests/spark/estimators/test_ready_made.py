@@ -1,0 +1,177 @@
+"""Ready-made estimators on a real session: fitted by column names, with outputs for Spark's evaluators and OneVsRest.
+
+``test_ml_contract.py`` tests their pipelines, tuning and saving;
+``tests/unit/estimators/ready_made/test_tabular.py`` tests what they learn.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pyspark.ml.classification import ClassificationModel, Classifier, OneVsRest, OneVsRestModel
+from pyspark.ml.evaluation import (
+    BinaryClassificationEvaluator,
+    MulticlassClassificationEvaluator,
+    RegressionEvaluator,
+)
+from pyspark.ml.regression import RegressionModel, Regressor
+from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
+from pyspark.sql import functions as F
+
+from sparkdl.errors import DataError
+from sparkdl.estimators import TorchClassifier, TorchRegressor
+from tests.spark.estimators.estimator_examples import store_is_empty
+
+pytestmark = pytest.mark.any_spark_will_do
+
+
+@pytest.fixture(scope="module")
+def people(frame):
+    """Rows with a vector, a decimal, a word and a number as category; two labels depend on them."""
+    return frame.select(
+        "id",
+        "image",
+        F.col("target").cast("decimal(12,6)").alias("age"),
+        F.element_at(F.array(*map(F.lit, ("red", "green", "blue"))), F.col("digit") + 1).alias("colour"),
+        (F.col("digit") * 7).alias("code"),
+        (F.col("digit") > 0).cast("decimal(1,0)").alias("label"),
+        "digit",
+        (100 * F.col("digit") + F.col("target")).cast("decimal(12,6)").alias("price"),
+    ).cache()
+
+
+def common(folder):
+    return {
+        "store": str(folder / "store"),
+        "keepRowsSeconds": 0,
+        "tracking": "off",
+        "showProgress": False,
+        "batchSize": 16,
+        "learningRate": 0.01,
+    }
+
+
+@pytest.fixture(scope="module")
+def classified(people, tmp_path_factory):
+    estimator = TorchClassifier(
+        featuresCol=["image", "age", "colour", "code"],
+        categoricalCols=["code"],
+        epochs=5,
+        **common(tmp_path_factory.mktemp("classifier")),
+    )
+    return estimator, estimator.fit(people)
+
+
+def test_output_of_a_classifier_is_accepted_by_evaluators(people, classified):
+    estimator, model = classified
+    assert isinstance(estimator, Classifier)
+    assert isinstance(model, ClassificationModel)
+    scored = model.transform(people)
+    types = {name: kind for name, kind in scored.dtypes if name not in people.columns}
+    assert types == {"rawPrediction": "vector", "probability": "vector", "prediction": "double"}
+    assert BinaryClassificationEvaluator().evaluate(scored) > 0.99
+    for metric, least in (("accuracy", 0.97), ("f1", 0.97)):
+        assert MulticlassClassificationEvaluator(metricName=metric).evaluate(scored) > least
+    assert MulticlassClassificationEvaluator(metricName="logLoss").evaluate(scored) < 0.2
+
+
+def test_a_table_of_categories_alone_is_fitted_and_saved(people, tmp_path):
+    model = TorchClassifier(featuresCol=["colour"], epochs=2, **common(tmp_path)).fit(people)
+    model.write().overwrite().save(str(tmp_path / "model"))
+    loaded = type(model).load(str(tmp_path / "model"))
+    assert loaded.transform(people).select("prediction").collect() == (
+        model.transform(people).select("prediction").collect()
+    )
+
+
+def test_prediction_of_a_single_row_equals_transform(people, classified):
+    _, model = classified
+    assert (model.numClasses, model.numFeatures) == (2, 7)
+    for row in model.transform(people.limit(3)).collect():
+        features = {name: row[name] for name in model.getFeaturesCols()}
+        assert model.predict(features) == row["prediction"]
+        np.testing.assert_allclose(
+            model.predictRaw(features).toArray(), row["rawPrediction"].toArray(), atol=1e-6
+        )
+        np.testing.assert_allclose(
+            model.predictProbability(features).toArray(), row["probability"].toArray(), atol=1e-6
+        )
+    with pytest.raises(DataError, match="takes several columns: give a dict of image, age, colour, code"):
+        model.predict([1.0, 2.0])
+
+
+def test_a_category_of_no_training_row_is_scored_and_a_null_is_not(people, classified):
+    _, model = classified
+    # Scoring ignores the label column.
+    people = people.withColumn("label", F.lit("unheard of"))
+    strange = people.withColumn("colour", F.when(F.col("id") % 2 == 0, F.lit("violet")))
+    for row in model.transform(strange).select("id", "prediction", "probability").collect():
+        assert (row["prediction"] is None) == (row["probability"] is None) == (row["id"] % 2 == 1)
+
+
+def test_nulls_in_training_are_named(people, tmp_path):
+    holes = people.withColumn("age", F.when(F.col("id") != 5, F.col("age")))
+    with pytest.raises(DataError, match="'age' is null in 1 of 203 rows"):
+        TorchClassifier(featuresCol=["age"], **common(tmp_path)).fit(holes)
+    assert store_is_empty(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_grid_over_layers_and_learning_rates_chooses_a_regressor(people, tmp_path):
+    estimator = TorchRegressor(featuresCol="image", labelCol="price", epochs=5, **common(tmp_path))
+    assert isinstance(estimator, Regressor)
+    grid = [{estimator.hiddenSizes: [], estimator.learningRate: 1e-5}, {estimator.hiddenSizes: [32]}]
+    tuning = TrainValidationSplit(
+        estimator=estimator,
+        estimatorParamMaps=grid,
+        evaluator=RegressionEvaluator(labelCol="price", metricName="r2"),
+        collectSubModels=True,
+        seed=1,
+    )
+    model = tuning.fit(people)
+    assert [len(each.module.layers) for each in model.subModels] == [1, 4]
+    untrained, trained = model.validationMetrics
+    assert untrained < 0.5
+    assert trained > 0.7
+    assert isinstance(model.bestModel, RegressionModel)
+    assert len(model.bestModel.module.layers) == 4
+    row = model.bestModel.transform(people.limit(1)).first()
+    assert model.bestModel.predict(row["image"]) == pytest.approx(row["prediction"])
+    assert model.bestModel.numFeatures == 4
+    assert store_is_empty(tmp_path)
+
+
+@pytest.mark.slow
+def test_one_versus_rest_trains_a_classifier_per_class_and_comes_back_from_disk(people, tmp_path):
+    classifier = TorchClassifier(epochs=5, **common(tmp_path))
+    tuning = OneVsRest(classifier=classifier, featuresCol="image", labelCol="digit")
+    model = tuning.fit(people)
+    evaluator = MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy")
+    scored = model.transform(people)
+    assert evaluator.evaluate(scored) > 0.93
+    model.save(str(tmp_path / "model"))
+    loaded = OneVsRestModel.load(str(tmp_path / "model"))
+    assert loaded.transform(people).select("prediction").collect() == scored.select("prediction").collect()
+    tuning.save(str(tmp_path / "tuning"))
+    assert OneVsRest.load(str(tmp_path / "tuning")).getClassifier().getEpochs() == 5
+
+
+@pytest.mark.slow
+def test_string_labels_are_predicted_by_name(people, tmp_path):
+    estimator = TorchClassifier(featuresCol="image", labelCol="colour", epochs=3, **common(tmp_path))
+    model = estimator.fit(people)
+    scored = model.transform(people).groupBy("prediction").count().collect()
+    assert {row["prediction"] for row in scored} <= {"red", "green", "blue"}
+    numbers = model.transform(people, {model.predictionType: "double"})
+    assert dict(numbers.dtypes)["prediction"] == "double"
+
+
+def test_grids_are_made_of_the_params_of_a_network():
+    estimator = TorchClassifier()
+    grid = (
+        ParamGridBuilder()
+        .addGrid(estimator.hiddenSizes, [[8], [8, 8]])
+        .addGrid(estimator.dropout, [0.0])
+        .build()
+    )
+    assert [estimator.copy(each).getHiddenSizes() for each in grid] == [[8], [8, 8]]

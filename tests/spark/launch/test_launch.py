@@ -1,0 +1,430 @@
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdl.collective import new_secret
+from sparkdl.data.spark.jobs import spark_job
+from sparkdl.errors import (
+    CommunicatorError,
+    LaunchError,
+    LossError,
+    ParamError,
+    RankDiedError,
+    RankError,
+    SerializationError,
+    WorkersLostError,
+)
+from sparkdl.launch import run, run_on_ranks, wait_for_slots
+from sparkdl.launch.task.meeting import Meeting, Peer
+from sparkdl.launch.wire.channel import DriverChannel, DriverLink
+from sparkdl.launch.wire.spec import installed_versions
+from sparkdl.rendezvous.addresses import Address
+from tests.collective.eventually import eventually
+from tests.flood import flooded
+from tests.launchers import ROOT
+from tests.processes import wait_until_gone
+from tests.spark.launch import rank_functions as functions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_every_rank_returns_its_value_in_order(spark: SparkSession) -> None:
+    values = run_on_ranks(functions.describe, "hello", num_ranks=2, spark=spark, suffix="!")
+    assert [(v["rank"], v["world_size"], v["text"]) for v in values] == [(0, 2, "hello!"), (1, 2, "hello!")]
+    assert values[0]["pid"] != values[1]["pid"]
+
+
+def test_ranks_sum_over_the_communicator(spark: SparkSession) -> None:
+    assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
+
+
+# Each case starts its own server; the first one also catches a failure, and continues.
+@pytest.mark.slow
+@pytest.mark.about_connect
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_program_that_stops_no_session_ends_by_itself(fails: bool) -> None:
+    program = f"""
+import sys
+from pyspark.sql import SparkSession
+from sparkdl.launch import run_on_ranks
+from tests.spark.launch import rank_functions as functions
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+try:
+    run_on_ranks(functions.fail_on, 1, num_ranks=2, spark=spark)
+except Exception as error:
+    if {fails}:
+        raise
+    print(error, file=sys.stderr)
+print(run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark))
+"""
+    # Remove the variables that the tests' own session has set for its server.
+    environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
+    environment |= {"SPARK_TESTING": "1", "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ended.returncode == int(fails), ended.stderr
+    assert "looked in vain" in ended.stderr
+    assert ("[3.0, 3.0]" in ended.stdout) == (not fails)
+
+
+def test_ranks_of_one_executor_are_forked_from_one_forkserver(spark: SparkSession) -> None:
+    forkservers, executors = zip(
+        *run_on_ranks(functions.tell_where_it_comes_from, num_ranks=2, spark=spark), strict=True
+    )
+    assert len(set(forkservers)) == len(set(executors))
+
+
+def test_launch_on_one_machine_listens_only_on_loopback(spark: SparkSession) -> None:
+    values = run_on_ranks(functions.where_they_listen, os.getpid(), num_ranks=2, spark=spark)
+    assert values == [["127.0.0.1"]] * 2
+
+
+class FloodedChannel(DriverChannel):
+    """A driver whose port gets many connections without the secret."""
+
+    def __init__(self, secret: bytes, num_ranks: int, **options: Any) -> None:
+        super().__init__(secret, num_ranks, **options)
+        self._flood = flooded(self.address.port, 2000)
+        self._flood.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._flood.__exit__(*exception)
+        super().__exit__(*exception)
+
+
+@pytest.mark.any_spark_will_do
+def test_ranks_start_and_print_while_the_drivers_port_is_flooded(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "DriverChannel", FloodedChannel)
+    lines: list[tuple[int, str]] = []
+    values = run_on_ranks(
+        functions.say_and_wait, 0.0, num_ranks=2, spark=spark, on_log=lambda *said: lines.append(said)
+    )
+    assert values == [0, 1]
+    assert sorted(lines) == [(0, "from rank 0"), (1, "from rank 1")]
+
+
+@pytest.mark.any_spark_will_do
+def test_world_of_one_rank(spark: SparkSession) -> None:
+    assert run_on_ranks(functions.sum_of_ranks, num_ranks=1, spark=spark) == [1.0]
+
+
+@pytest.mark.any_spark_will_do
+def test_code_for_horovod_finds_its_ranks(spark: SparkSession) -> None:
+    values = run_on_ranks(functions.horovod_average, num_ranks=2, spark=spark)
+    assert values == [(0, 2, [0.5] * 3), (1, 2, [0.5] * 3)]
+
+
+def test_ranks_share_an_mpi_world_without_mpirun(spark: SparkSession) -> None:
+    pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
+    values = run_on_ranks(functions.mpi_world, num_ranks=2, spark=spark, transport="mpi")
+    assert values == [(0, 2, 3.0), (1, 2, 3.0)]
+
+
+@pytest.mark.parametrize("culprit", [pytest.param(0, marks=pytest.mark.any_spark_will_do), 1])
+def test_failing_rank_is_named_with_host_and_traceback(spark: SparkSession, culprit: int) -> None:
+    started = time.monotonic()
+    with pytest.raises(RankError, match=f"Rank {culprit} .*looked in vain") as caught:
+        run_on_ranks(functions.fail_on, culprit, num_ranks=2, spark=spark)
+    assert time.monotonic() - started < 30
+    assert caught.value.rank == culprit
+    assert caught.value.host
+    assert "fail_on" in caught.value.traceback_text
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+@pytest.mark.any_spark_will_do
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(functions.disagree, "the ranks disagree"), (functions.leave_early, "rank 1 closed the communicator")],
+)
+def test_operations_that_differ_between_ranks_are_no_loss(
+    spark: SparkSession, function: Any, said: str
+) -> None:
+    with pytest.raises(RankError, match=said) as caught:
+        run_on_ranks(function, num_ranks=2, spark=spark)
+    assert not isinstance(caught.value, LossError)
+    assert isinstance(caught.value.__cause__, CommunicatorError)
+
+
+@pytest.mark.parametrize("culprit", [pytest.param(0, marks=pytest.mark.any_spark_will_do), 1])
+def test_killed_rank_ends_all_within_ten_seconds(spark: SparkSession, culprit: int) -> None:
+    started = time.monotonic()
+    with pytest.raises(RankDiedError, match="SIGKILL") as caught:
+        run_on_ranks(functions.kill_on, culprit, num_ranks=2, spark=spark)
+    assert caught.value.rank == culprit
+    assert time.monotonic() - started < 20  # ten for the end, the rest for startup
+
+
+def test_lost_python_worker_is_named_and_nothing_runs_twice(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(RankDiedError, match="lost") as caught:
+        run_on_ranks(functions.kill_own_worker_on, 1, str(tmp_path), num_ranks=2, spark=spark)
+    assert caught.value.rank == 1
+    pids = [int(file.name) for file in tmp_path.iterdir()]
+    assert len(pids) == 2
+    assert wait_until_gone(pids, 10) == []
+
+
+@pytest.mark.no_cluster_needed
+def test_interrupt_on_the_driver_leaves_no_process_behind(spark: SparkSession, tmp_path: Path) -> None:
+    hanging: set[int] = set()
+
+    def interrupt_when_all_hang(rank: int, event: dict[str, Any]) -> None:
+        hanging.add(rank)
+        if len(hanging) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_on_ranks(
+            functions.hang, str(tmp_path), num_ranks=2, spark=spark, on_event=interrupt_when_all_hang
+        )
+    pids = [int(pid) for file in tmp_path.glob("*.pids") for pid in file.read_text().split()]
+    assert len(pids) == 4
+    assert wait_until_gone(pids, 10) == []
+    assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
+
+
+@pytest.mark.any_spark_will_do
+def test_every_line_and_event_reaches_the_driver_in_order(spark: SparkSession) -> None:
+    lines: dict[int, list[str]] = {0: [], 1: []}
+    events: list[tuple[int, dict[str, Any]]] = []
+    run_on_ranks(
+        functions.print_and_report,
+        5000,
+        num_ranks=2,
+        spark=spark,
+        on_log=lambda rank, line: lines[rank].append(line),
+        on_event=lambda rank, event: events.append((rank, event)),
+    )
+    for rank in (0, 1):
+        assert lines[rank] == [f"line {number} of rank {rank}" for number in range(5000)]
+    assert sorted(rank for rank, _ in events) == [0, 1]
+    assert events[0][1]["loss"] == 0.5
+
+
+class UnreachableChannel(DriverChannel):
+    """A driver that executors cannot reach, like a Connect client behind a firewall."""
+
+    def __init__(self, secret: bytes, num_ranks: int, **options: Any) -> None:
+        super().__init__(secret, num_ranks, **options)
+        with socket.create_server(("127.0.0.1", 0)) as closed_soon:
+            self.address = Address(("127.0.0.1",), closed_soon.getsockname()[1])
+
+
+@pytest.mark.any_spark_will_do
+@pytest.mark.parametrize(
+    "seconds",
+    # The second time is longer than Spark may be silent about its tasks.
+    [0.5, pytest.param(16.0, marks=pytest.mark.slow)],
+)
+def test_ranks_that_cannot_reach_the_driver_run_and_return_their_lines_with_the_result(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float
+) -> None:
+    monkeypatch.setattr(run, "DriverChannel", UnreachableChannel)
+    lines: list[tuple[int, str]] = []
+    values = run_on_ranks(
+        functions.say_and_wait,
+        seconds,
+        num_ranks=2,
+        spark=spark,
+        start_timeout_s=1,
+        on_log=lambda rank, line: lines.append((rank, line)),
+    )
+    assert values == [0, 1]
+    assert sorted(lines) == [(0, "from rank 0"), (1, "from rank 1")]
+
+
+@pytest.mark.any_spark_will_do
+def test_version_that_differs_on_an_executor_is_named(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "installed_versions", lambda: {**installed_versions(), "cloudpickle": "0.1"})
+    with pytest.raises(LaunchError, match="cloudpickle is 0.1 on the driver and .* on the executor"):
+        run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark)
+
+
+def test_dynamic_allocation_is_refused_with_the_setting(spark: SparkSession, spark_mode: str) -> None:
+    if spark_mode == "connect":
+        pytest.skip("a Connect client cannot change the server's settings")
+    conf = spark.sparkContext._conf
+    conf.set("spark.dynamicAllocation.enabled", "true")
+    try:
+        with pytest.raises(LaunchError, match=r"spark\.dynamicAllocation\.enabled=false"):
+            run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark)
+    finally:
+        conf.set("spark.dynamicAllocation.enabled", "false")
+
+
+@pytest.mark.slow_elsewhere
+def test_result_larger_than_the_fetch_window_arrives_whole(spark: SparkSession) -> None:
+    num_bytes = (100 << 20) + 7
+    first, second = run_on_ranks(functions.make_bytes, num_bytes, num_ranks=2, spark=spark)
+    assert first == bytes(num_bytes)
+    assert second is None
+
+
+@pytest.mark.any_spark_will_do
+def test_environment_is_set_for_the_ranks_only(spark: SparkSession) -> None:
+    values = run_on_ranks(
+        functions.sees_environment,
+        "SPARKDL_TEST",
+        num_ranks=2,
+        spark=spark,
+        environment={"SPARKDL_TEST": "yes"},
+    )
+    assert values == ["yes", "yes"]
+    assert "SPARKDL_TEST" not in os.environ
+
+
+def test_more_ranks_than_slots_are_refused_before_anything_starts(spark: SparkSession) -> None:
+    with pytest.raises(LaunchError, match=r"3 ranks need 3 slots.*has 2.*\(numWorkers, .*\) to 2"):
+        run_on_ranks(functions.sum_of_ranks, num_ranks=3, spark=spark)
+
+
+@pytest.mark.any_spark_will_do
+def test_ranks_that_find_no_free_slot_are_reported(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "STATUS_LAG_S", 0.5)  # no task of the launch starts, so Spark reports none late
+    release, running = tmp_path / "release", tmp_path / "running"
+
+    def hold_slot(batches: Any) -> Any:
+        pause = threading.Event()
+        running.touch()
+        while not release.exists():
+            pause.wait(0.05)
+        yield from batches
+
+    # As many tasks as there are ranks; they must not be mistaken for those of the launch.
+    other_job = spark.range(0, 2, 1, 2).mapInArrow(hold_slot, "id long")
+    blocker = threading.Thread(target=other_job.collect)
+    blocker.start()
+    try:
+        deadline, pause = time.monotonic() + 60, threading.Event()
+        while not running.exists() and time.monotonic() < deadline:
+            pause.wait(0.05)
+        with pytest.raises(LaunchError, match="0 of 2 ranks had started after 1 s"):
+            run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=1)
+    finally:
+        release.touch()
+        blocker.join()
+
+
+class Toucher(logging.Handler):
+    """Creates a file when a message is logged that contains a text."""
+
+    def __init__(self, text: str, path: Path) -> None:
+        super().__init__()
+        self.text, self.path = text, path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.text in record.getMessage():
+            self.path.touch()
+
+
+def test_ranks_wait_without_limit_for_the_slots_of_another_launch(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sparkdl.launch.run")
+    release, running = tmp_path / "release", threading.Event()
+    first = threading.Thread(
+        target=run_on_ranks,
+        args=(functions.wait_for_file, str(release)),
+        kwargs={"num_ranks": 1, "spark": spark, "on_event": lambda rank, event: running.set()},
+    )
+    logger, toucher = logging.getLogger("sparkdl.launch.run"), Toucher("another launch", release)
+    first.start()
+    try:
+        assert running.wait(60)
+        logger.addHandler(toucher)
+        # The first launch ends only when the second has waited longer than its start timeout.
+        values = run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=2)
+        assert values == [3.0, 3.0]
+    finally:
+        logger.removeHandler(toucher)
+        release.touch()
+        first.join()
+
+
+@pytest.mark.any_spark_will_do
+def test_no_rank_at_all_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ParamError, match="at least 1, got 0"):
+        run_on_ranks(functions.sum_of_ranks, num_ranks=0, spark=spark)
+
+
+@pytest.mark.any_spark_will_do
+def test_transport_that_does_not_exist_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ParamError, match="'carrier pigeon' is unknown.*auto.*mpi"):
+        run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, transport="carrier pigeon")
+
+
+@pytest.mark.any_spark_will_do
+def test_argument_that_cannot_be_pickled_is_named(spark: SparkSession) -> None:
+    with pytest.raises(SerializationError, match="argument 0"):
+        run_on_ranks(functions.describe, threading.Lock(), num_ranks=2, spark=spark)
+
+
+def executors_of(context: Any) -> list[str]:
+    return sorted(context._jsc.sc().getExecutorIds().mkString(",").split(","))
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.about_executors
+def test_worker_killed_before_the_tasks_meet_does_not_end_other_executors(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    folder, secret = str(tmp_path), new_secret()
+    with DriverChannel(secret, 2) as channel:
+        address = channel.address
+
+        def meet_the_killed(batches: Any) -> Any:
+            from pyspark import BarrierTaskContext
+
+            context = BarrierTaskContext.get()
+            rank = context.partitionId()
+            with DriverLink(address, secret, rank=rank, host="here") as link:
+                mine = Peer(host="here", conflicts=[], mark="", coordinator="")
+                if rank == 0:
+                    with Meeting(context, link, mine) as meeting:
+                        Path(folder, "0").write_text(str(os.getpid()))
+                        meeting.peers(120)
+                Path(folder, "1").write_text(str(os.getpid()))
+                threading.Event().wait(120)
+            yield from batches
+
+        def kill_one() -> None:
+            if eventually(lambda: all(Path(folder, name).exists() for name in "01"), timeout_s=120):
+                os.kill(int(Path(folder, "1").read_text()), signal.SIGKILL)
+
+        assert wait_for_slots(spark, 2, timeout_s=120) == 2
+        context: Any = spark.sparkContext
+        before = executors_of(context)
+        killer = threading.Thread(target=kill_one)
+        killer.start()
+        with pytest.raises(WorkersLostError), spark_job(spark, "meeting", outlives_no_task=True):
+            spark.range(0, 2, 1, 2).mapInArrow(meet_the_killed, "id long", barrier=True).collect()
+        killer.join()
+    # The task killed along with the other one has ended by now, two seconds after Spark requested it.
+    assert wait_until_gone([int(Path(folder, "0").read_text())], 30) == []
+    assert executors_of(context) == before
+    assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]

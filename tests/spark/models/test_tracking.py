@@ -1,0 +1,202 @@
+"""The MLflow run of a fit, on a real SQLite store."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+import torch
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.ml.tuning import CrossValidator
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+
+import sparkdl.mlflow
+from sparkdl.errors import RankError
+from tests.spark.estimators.estimator_examples import (
+    LossThatKillsRankOneOnce,
+    LossThatSpoils,
+    make_estimator,
+    make_model,
+    store_is_empty,
+)
+
+
+@pytest.mark.slow_elsewhere
+def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, tracked):
+    estimator = make_estimator(
+        tracked,
+        tracking="auto",
+        runName="first",
+        epochs=3,
+        registeredModelName="digits",
+        registeredModelAlias="newest",
+    )
+    model = estimator.setScheduler(lambda optimizer, steps: StepLR(optimizer, 1, 0.5)).fit(frame)
+    assert (tracked / "mlflow.db").is_file()
+    run = mlflow.get_run(model.summary.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "first"
+    assert run.data.params["epochs"] == "3"
+    assert run.data.params["loss"] == "CrossEntropyLoss"
+    logged = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+    assert [(metric.step, metric.value) for metric in logged] == [
+        (record.epoch, record.loss) for record in model.history
+    ]
+    rates = mlflow.MlflowClient().get_metric_history(run.info.run_id, "learning_rate")
+    assert [metric.value for metric in rates] == [0.5, 0.25, 0.125]
+    assert mlflow.active_run() is None
+
+    names = {name.rpartition("/")[2] for name in run.data.metrics if name.startswith("system/")}
+    assert {"cpu_utilization_percentage", "system_memory_usage_megabytes"} <= names
+    assert socket.gethostname() in {name.split("/")[1] for name in run.data.metrics if "system/" in name}
+    assert {"step/loss", "communication/world/allreduce/count"} <= set(run.data.metrics)
+    (trained_on,) = run.inputs.dataset_inputs
+    assert json.loads(trained_on.dataset.profile)["num_rows"] == frame.count()
+    assert len(trained_on.dataset.digest) == 32
+    assert {each.key: each.value for each in trained_on.tags} == {"mlflow.data.context": "training"}
+    client = mlflow.MlflowClient()
+    assert {each.path for each in client.list_artifacts(run.info.run_id, "reports")} == {
+        f"reports/{name}" for name in ("communication.json", "communication.txt", "feed.json", "history.json")
+    }
+    picture = mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path="plots/fit.png")
+    assert Path(picture).read_bytes().startswith(b"\x89PNG")
+
+    registered = sparkdl.mlflow.load_module("models:/digits@newest")
+    assert torch.equal(registered[0].weight, model.module[0].weight)
+    served = mlflow.pyfunc.load_model(model.summary.model_uri)
+    folder = mlflow.artifacts.download_artifacts(model.summary.model_uri)
+    example = served.metadata.load_input_example(folder)
+    assert list(example.columns) == ["image"]
+    assert len(served.predict(example)) == 1
+    rows = frame.toPandas()
+    expected = [row["prediction"] for row in model.transform(frame).collect()]
+    assert served.predict(rows[["image"]])["prediction"].tolist() == expected
+    loaded = sparkdl.mlflow.load_model(model.summary.model_uri)
+    assert loaded.summary == model.summary
+    assert [row["prediction"] for row in loaded.transform(frame).collect()] == expected
+    assert torch.equal(sparkdl.mlflow.load_module(model.summary.model_uri)[0].weight, model.module[0].weight)
+    requirements = mlflow.pyfunc.get_model_dependencies(model.summary.model_uri)
+    with open(requirements, encoding="utf-8") as file:
+        names = {line.split("==")[0].strip() for line in file}
+    assert names == {"cloudpickle", "mlflow", "numpy", "pandas", "safetensors", "torch"}
+
+
+def _files_in(folder):
+    return {path.relative_to(folder) for path in Path(folder).rglob("*.pt")}
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_run_of_a_resumed_or_restarted_or_finished_fit_has_every_epoch_once(frame, tracked):
+    """Also of a fit that restarts automatically, and each epoch once."""
+    killed = tracked / "killed"
+    killed.touch()
+    estimator = make_estimator(
+        tracked,
+        tracking="on",
+        checkpointDir=str(tracked / "checkpoints"),
+        logCheckpoints=True,
+        validationFraction=0.2,
+        maxRestarts=1,
+        loss=LossThatKillsRankOneOnce(tracked, call=3),
+        epochs=1,
+    )
+    estimator.fit(frame)
+    killed.unlink()
+    for _ in range(2):
+        model = estimator.setEpochs(2).fit(frame)
+        for name, values in (
+            ("loss", [record.loss for record in model.history]),
+            ("val_loss", [record.metrics["val_loss"] for record in model.history]),
+            ("validation_s", [record.validation_s for record in model.history]),
+        ):
+            logged = mlflow.MlflowClient().get_metric_history(model.summary.run_id, name)
+            assert [(metric.step, metric.value) for metric in logged] == list(enumerate(values, start=1))
+        copied = mlflow.artifacts.download_artifacts(
+            run_id=model.summary.run_id, artifact_path="checkpoints", dst_path=str(tracked / "copied")
+        )
+        left = _files_in(tracked / "checkpoints")
+        assert left
+        assert _files_in(copied) >= left
+        assert killed.exists()
+
+
+@pytest.mark.any_spark_will_do
+@pytest.mark.skipif(
+    mlflow.__version__ < "2.19", reason="MLflow takes pytest's handlers from the log when it makes a database"
+)
+def test_a_store_that_goes_away_does_not_lose_the_model(frame, tracked, caplog):
+    loss = LossThatSpoils(tracked, "mlflow.db")
+    model = make_estimator(tracked, tracking="on", epochs=3, loss=loss).fit(frame)
+    assert model.summary.model_uri is None
+    assert len(model.history) == 3
+    assert "Not everything of this fit could be logged to MLflow (" in caplog.text
+    assert [path.name for path in (tracked / "store").iterdir()] == ["unsent-runs"]
+
+    later = f"sqlite:///{tracked}/later.db"
+    (sent,) = sparkdl.mlflow.send_kept(tracked / "store", tracking_uri=later)
+    assert store_is_empty(tracked)
+    mlflow.set_tracking_uri(later)
+    run = mlflow.get_run(sent.run_id)
+    assert (run.info.status, run.data.metrics["loss"]) == ("FINISHED", model.history[-1].loss)
+    rows = frame.toPandas()
+    expected = [row["prediction"] for row in model.transform(frame).collect()]
+    served = mlflow.pyfunc.load_model(sent.model_uri)
+    np.testing.assert_array_equal(np.stack(served.predict(rows[["image"]])["prediction"]), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_search_has_a_run_per_fold_and_param_map_under_one_parent_run(frame, tracked):
+    estimator = make_estimator(tracked, tracking="on", epochs=1, numWorkers=1, registeredModelName="found")
+    maps = [{estimator.batchSize: 16}, {estimator.batchSize: 64}]
+    search = CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=maps,
+        evaluator=MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy"),
+        numFolds=2,
+        parallelism=2,
+    )
+    search.fit(frame)
+    runs = {run.info.run_id: run for run in mlflow.search_runs(output_format="list")}
+    (parent,) = [run for run in runs.values() if "mlflow.parentRunId" not in run.data.tags]
+    assert (parent.info.run_name, parent.info.status) == ("CrossValidator", "FINISHED")
+    children = [run for run in runs.values() if run is not parent]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert {run.info.status for run in children} == {"FINISHED"}
+    places = [
+        (run.data.tags["sparkdl.fold"], run.data.tags["sparkdl.param_map"], run.data.params["batchSize"])
+        for run in children
+        if "sparkdl.best_model" not in run.data.tags
+    ]
+    assert sorted(places) == [("0", "0", "16"), ("0", "1", "64"), ("1", "0", "16"), ("1", "1", "64")]
+    assert len(children) == 5
+
+    with mlflow.start_run() as outer:
+        estimator.fit(frame, maps)
+    nested = mlflow.search_runs(
+        filter_string=f"tags.mlflow.parentRunId = '{outer.info.run_id}'", output_format="list"
+    )
+    assert sorted(run.data.tags["sparkdl.param_map"] for run in nested) == ["0", "1"]
+
+
+@pytest.mark.any_spark_will_do
+def test_a_failed_fit_ends_its_run_as_failed(frame, tracked):
+    estimator = make_estimator(
+        tracked,
+        tracking="on",
+        model=make_model(1),
+        loss=nn.MSELoss(),
+        labelCol="target",
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e25),
+    )
+    with pytest.raises(RankError):
+        estimator.fit(frame)
+    (run,) = mlflow.search_runs(output_format="list")
+    assert run.info.status == "FAILED"
+    assert mlflow.active_run() is None

@@ -44,7 +44,7 @@ bool Communicator::TryAcquireTurn() {
 
 void Communicator::ReleaseTurn() {
   turn_is_taken_.store(false, std::memory_order_seq_cst);
-  // The progress thread may have found the turn taken and gone to sleep over it.
+  // The progress thread may have found the turn taken and gone to sleep.
   if (num_pending_.load(std::memory_order_seq_cst) != 0) WakeProgressThread();
 }
 
@@ -63,8 +63,8 @@ Status Communicator::Run(const Operation& operation, double timeout_s,
   bool is_interrupted = false;
   while (!pending->done()) {
     pending->WaitFor(kSlice);
-    // The buffers are the caller's again when this returns, so an interrupt ends the operation
-    // first.
+    // When this method returns, the caller may use the buffers again, so an interrupt must end the
+    // operation first.
     if (pending->done() || is_interrupted || interrupt_check == nullptr) continue;
     if (interrupt_check()) {
       is_interrupted = true;
@@ -101,13 +101,13 @@ Status Communicator::Execute(const Operation& operation, double timeout_s, Runne
   } catch (const std::bad_alloc&) {
     status = Status(StatusCode::kFailed, "out of memory in " + Summarize(operation));
   } catch (const std::exception& error) {
-    // Such as a thread that cannot be started.
+    // For example, a thread could not be started.
     status = Status(StatusCode::kFailed, Summarize(operation) + " failed: " + error.what());
   }
   monitor_->stalls().EndWait();
   monitor_->Finish(operation, next_sequence_, runner.is_progress_thread, status.ok(), times);
   ++next_sequence_;
-  // A mismatch is the same on all ranks, and leaves nothing half done.
+  // A mismatch occurs on all ranks and leaves nothing half done.
   if (status.ok() || status.code() == StatusCode::kMismatch) return status;
   return Fail(status);
 }
@@ -124,7 +124,8 @@ Status Communicator::Join(double timeout_s, InterruptCheck interrupt_check, int&
   return {};
 }
 
-// Makes the status the communicator's failure, or returns the one that it has already.
+// Makes the status the communicator's failure, unless it has one already, and returns the failure;
+// for kInterrupted, returns the status.
 Status Communicator::Fail(const Status& status) {
   Status shared = status;
   if (status.code() == StatusCode::kInterrupted) {

@@ -1,4 +1,4 @@
-// Communicator's arenas.
+// Arenas of a communicator.
 #include <algorithm>
 
 #include "sparkdl/communicator.h"
@@ -17,7 +17,7 @@ Result<std::shared_ptr<const Arena>> Communicator::AddArena(int fd, size_t part_
 }
 
 void Communicator::Locate(Operation& operation) const {
-  // Across hosts the data moves in streams, wherever it lies.
+  // Between hosts, data is sent as streams, wherever it lies.
   if (operation.kind != OpKind::kAllReduce || operation.count == 0) return;
   if (topology_.num_hosts() > 1) return;
   if (!has_arenas_.load(std::memory_order_acquire)) return;

@@ -1,4 +1,4 @@
-// Communicator's opening and closing.
+// Opening and closing of communicators.
 #include <sys/eventfd.h>
 
 #include <array>
@@ -22,7 +22,7 @@ Status CheckPositive(const char* name, double seconds) {
   return Invalid(std::string(name) + " must be positive, got " + std::to_string(seconds));
 }
 
-// Whether a pair of sockets is there exactly when it must be.
+// Checks that a pair of sockets is given exactly if it is needed.
 Status CheckPair(const char* what, int first_fd, int second_fd, bool is_needed) {
   const bool is_there = first_fd >= 0 && second_fd >= 0;
   const bool is_absent = first_fd == -1 && second_fd == -1;
@@ -78,7 +78,7 @@ Status Prepare(const Topology& topology, const CommunicatorOptions& options) {
 }  // namespace
 
 Result<std::unique_ptr<Communicator>> Communicator::Open(const CommunicatorOptions& options) {
-  // The mapping keeps the segment's memory, so its descriptor has done its duty in any case.
+  // The mapping keeps the segment's memory, so the descriptor is closed in any case.
   const UniqueFd segment_fd(options.segment_fd);
   std::array<UniqueFd, 4> sockets{
       UniqueFd(options.lane_to_next_fd), UniqueFd(options.lane_from_previous_fd),
@@ -97,7 +97,7 @@ Result<std::unique_ptr<Communicator>> Communicator::Open(const CommunicatorOptio
 
   std::unique_ptr<Communicator> communicator(
       new Communicator(std::move(topology).value(), options, std::move(segment)));
-  for (UniqueFd& socket : sockets) static_cast<void>(socket.Release());  // they are its own now
+  for (UniqueFd& socket : sockets) static_cast<void>(socket.Release());  // it owns them now
   communicator->wake_fd_ = std::move(wake_fd);
   try {
     communicator->progress_thread_ =
@@ -122,7 +122,7 @@ Communicator::Communicator(Topology topology, const CommunicatorOptions& options
 
 Communicator::~Communicator() {
   if (ForkGeneration() != fork_generation_) {
-    // The thread was not forked along; neither joining nor detaching it is possible here.
+    // The thread does not exist in the forked child, where it can neither be joined nor detached.
     static_cast<void>(new (std::nothrow) std::thread(std::move(progress_thread_)));
     return;
   }
@@ -140,7 +140,7 @@ Status Communicator::Close(InterruptCheck interrupt_check) {
   const std::scoped_lock lock(close_mutex_);
   if (is_closed_) return {};
   {
-    // Under the queue's lock: nothing is queued any more once it is set.
+    // Under the queue's lock, so that no operation is queued after it is set.
     const std::scoped_lock queue_lock(queue_mutex_);
     is_closing_ = true;
   }
@@ -149,7 +149,7 @@ Status Communicator::Close(InterruptCheck interrupt_check) {
   return status;
 }
 
-// Ends with the turn taken for good: no operation can begin after that.
+// Keeps the turn, so that no operation can begin afterwards.
 Status Communicator::DrainQueue(InterruptCheck interrupt_check) {
   constexpr std::chrono::milliseconds kSlice{10};
   Deadline deadline(timeout_s_);

@@ -14,8 +14,8 @@ namespace {
 constexpr bool kStreams = true;
 constexpr size_t kLine = 64;
 
-// A line that streaming stores fill only in part is slower than an ordinary one, so they take the
-// whole lines within the range.
+// Streaming stores that fill a cache line only partially are slower than ordinary ones, so they are
+// used only for the whole lines within the range.
 void StreamBytes(std::byte* destination, const std::byte* source, size_t bytes) {
   const size_t before = -reinterpret_cast<uintptr_t>(destination) % kLine;
   const size_t head = std::min(before, bytes);

@@ -21,7 +21,8 @@ FutexWake FutexWait(const std::atomic<uint32_t>& word, uint32_t expected,
   wait.tv_sec = static_cast<time_t>(milliseconds / 1000);
   wait.tv_nsec =
       static_cast<long>((milliseconds % 1000) * 1'000'000);  // NOLINT(google-runtime-int)
-  // Not FUTEX_PRIVATE_FLAG: the word may lie in a segment that other processes map elsewhere.
+  // Not FUTEX_PRIVATE_FLAG: the word may lie in a segment that other processes map at other
+  // addresses.
   const auto rc = ::syscall(SYS_futex, &word, FUTEX_WAIT, expected, &wait, nullptr, 0);
   if (rc == 0 || errno == EAGAIN) return FutexWake::kWokenOrChanged;
   return errno == EINTR ? FutexWake::kSignal : FutexWake::kTimedOut;

@@ -100,7 +100,7 @@ uint64_t DetailsOf(const Operation& operation) {
     hash = Mix(hash, 2);
   }
   if (!operation.group.empty()) {
-    hash = Mix(hash, operation.group.size());  // a zero mixed into zero leaves no trace
+    hash = Mix(hash, operation.group.size());  // mixing a zero into zero has no effect
     if (operation.group_counts.empty()) {
       for (const Piece& piece : operation.group) hash = Mix(hash, piece.bytes);
     } else {
@@ -116,7 +116,7 @@ uint64_t DetailsOf(const Operation& operation) {
     hash = Mix(hash, 5);
   }
   if (!operation.counts.empty()) {
-    // What each rank sends in an alltoall is its own affair.
+    // In an alltoall, the counts may differ from rank to rank.
     if (operation.kind != OpKind::kAllToAll) {
       for (const uint64_t count : operation.counts) hash = Mix(hash, count);
     }
@@ -139,7 +139,7 @@ std::string JoinNumbers(const std::vector<uint64_t>& numbers) {
   return text;
 }
 
-// "in arrays of 3, 4", or, where ranks have blocks, "in arrays of blocks (1, 2), (2, 2)".
+// Such as "in arrays of 3, 4" or, if ranks have blocks, "in arrays of blocks (1, 2), (2, 2)".
 std::string DescribeGroup(const Operation& operation) {
   if (operation.group_counts.empty()) {
     std::vector<uint64_t> counts;

@@ -10,16 +10,16 @@
 namespace sparkdl {
 namespace {
 
-// Nothing else wakes a sleeper when news comes: a slice bounds how late it learns of it. The
-// progress thread has the lifelines to pass on, hop by hop, so its slices are shorter.
+// Messages do not wake a sleeping thread, so the length of a slice bounds how late it learns of
+// them. The progress thread has to pass messages on from hop to hop, so its slices are shorter.
 constexpr std::chrono::milliseconds kSlice{50};
 constexpr std::chrono::milliseconds kProgressThreadSlice{20};
 constexpr std::chrono::milliseconds kInterruptInterval{100};
 constexpr std::chrono::milliseconds kNewsGrace{500};
-// Answers take a hop or two per rank; this is for machines with more to do than they can.
+// Answers take a hop or two per rank; the rest is for overloaded machines.
 constexpr std::chrono::milliseconds kAnswerGrace{1000};
 constexpr std::chrono::milliseconds kAnswerInterval{2};
-// Shorter waits are told to nobody.
+// Shorter waits are not reported.
 constexpr std::chrono::milliseconds kWaitWorthTelling{200};
 
 std::string Seconds(double seconds) {
@@ -31,7 +31,7 @@ std::string Seconds(double seconds) {
 }  // namespace
 
 OperationGuard OperationGuard::ForHelper(const std::atomic<bool>& stops) {
-  static_cast<void>(deadline_.Left());  // the time of both runs from now at the latest
+  static_cast<void>(deadline_.Left());  // starts the time of both now, if it has not started
   OperationGuard helper = *this;
   helper.runner_ = {};
   helper.stops_ = &stops;

@@ -7,7 +7,7 @@
 namespace sparkdl {
 namespace {
 
-// From here on a wait is noticed in every operation.
+// Waits of at least this length are counted in every operation.
 constexpr int64_t kLongWaitNs = 1000;
 
 uint64_t Unsigned(int64_t duration) {
@@ -52,7 +52,8 @@ void OperationMonitor::AddTimes(KindCounters& counters, const OperationTimes& ti
                                 bool is_queued) {
   const uint64_t waited = Unsigned(times.waited());
   const uint64_t took = times.begun == 0 ? waited : Unsigned(times.done - times.begun);
-  // Every operation counts its own long wait; what else it took, it counts for others, too.
+  // A long wait counts once, for the operation itself; the rest of its time counts also for the
+  // operations that are not timed.
   const bool is_long = times.waited() >= kLongWaitNs;
   const uint64_t waiting = is_long ? waited : weight_ * waited;
   const uint64_t busy =

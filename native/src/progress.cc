@@ -1,4 +1,5 @@
-// Communicator's progress thread: runs what is queued, and looks after the lifelines in between.
+// The progress thread of a communicator: runs queued operations, and serves the lifelines in
+// between.
 #include <poll.h>
 #include <sched.h>
 #include <unistd.h>
@@ -32,14 +33,14 @@ std::shared_ptr<PendingOperation> Communicator::Submit(const Operation& operatio
 void Communicator::WakeProgressThread() {
   if (!progress_sleeps_.load(std::memory_order_seq_cst)) return;
   const uint64_t one = 1;
-  // Cannot fail but by overflow, when the thread is to wake anyway.
+  // Fails only on overflow, and then the thread is about to wake anyway.
   static_cast<void>(!::write(wake_fd_.get(), &one, sizeof(one)));
 }
 
 void Communicator::ProgressLoop() {
   sigset_t all;
   sigfillset(&all);
-  // Signals belong to the application's threads.
+  // Signals are left to the application's threads.
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   while (!stops_.load(std::memory_order_acquire)) {
     if (!RunNextQueued()) {
@@ -71,7 +72,8 @@ bool Communicator::RunNextQueued() {
   times.queued = pending->queued_ns();
   const Runner runner{.is_progress_thread = true, .announcements = &announcements_};
   Status status = Execute(pending->operation(), pending->timeout_s(), runner, times);
-  // In this order: who finds nothing pending may run at once, and must find the turn free.
+  // In this order: a thread that finds nothing pending may run an operation at once, and must find
+  // the turn free.
   turn_is_taken_.store(false, std::memory_order_seq_cst);
   num_pending_.fetch_sub(1, std::memory_order_seq_cst);
   pending->Complete(std::move(status));
@@ -85,7 +87,7 @@ void Communicator::SleepUntilNews() {
   pollfd polled[3] = {
       {wake_fd_.get(), POLLIN, 0}, {lifelines[0], POLLIN, 0}, {lifelines[1], POLLIN, 0}};
   progress_sleeps_.store(true, std::memory_order_seq_cst);
-  // What was done before the flag was seen woke nobody, so look once more.
+  // Work that was queued before the flag became visible woke no thread, so look once more.
   const bool has_work = stops_.load(std::memory_order_seq_cst) ||
                         (num_pending_.load(std::memory_order_seq_cst) != 0 &&
                          !turn_is_taken_.load(std::memory_order_seq_cst));
@@ -95,9 +97,9 @@ void Communicator::SleepUntilNews() {
   if (polled[0].revents != 0) {
     uint64_t count = 0;
     static_cast<void>(!::read(wake_fd_.get(), &count, sizeof(count)));
-    // Who submits one operation mostly submits more. Where every core is taken, the caller's is
-    // what this thread was put on: it may go on, as two half-submitted queues make ranks wait for
-    // each other. Where a core is free this returns at once.
+    // A caller that submits one operation usually submits more. If all cores are busy, this thread
+    // was put on the caller's core: let the caller continue, because half-submitted queues make
+    // ranks wait for each other. If a core is free, this returns at once.
     ::sched_yield();
   }
   if (polled[1].revents != 0 || polled[2].revents != 0) lifeline_.Service();

@@ -13,7 +13,7 @@ void StallBoard::Post(StallNotice notice) {
     notice_ = std::move(notice);
   }
   const uint64_t one = 1;
-  // Cannot fail but by overflow, when the reader is to wake anyway.
+  // Fails only on overflow, and then the reader is about to wake anyway.
   if (options_.notice_fd >= 0) {
     static_cast<void>(!::write(options_.notice_fd, &one, sizeof(one)));
   }

@@ -9,8 +9,8 @@
 namespace sparkdl {
 namespace {
 
-// Elements along a side of the squares in which axes are exchanged: the lines of both sides of one
-// stay in the first-level cache.
+// Side length, in elements, of the squares in which two axes are exchanged: the cache lines of both
+// sides of a square stay in the first-level cache.
 constexpr size_t kSquare = 32;
 
 // Steps are in bytes.
@@ -20,7 +20,8 @@ struct Axis {
   ptrdiff_t packed_step = 0;
 };
 
-// Those with more than one element, in row-major order; neighbours that are as one are one.
+// Axes with more than one element, in row-major order; neighbouring axes that can be merged are
+// merged.
 std::vector<Axis> AxesOf(const StridedArray& array) {
   std::vector<Axis> axes;
   auto packed_step = static_cast<ptrdiff_t>(array.element_bytes);
@@ -72,7 +73,7 @@ void CopyPlane(std::byte* array, std::byte* packed, const Axis& outer, const Axi
   }
 }
 
-// Calls visit with where each element of the outer axes begins.
+// Calls visit with the positions at which each element of the outer axes begins.
 template <typename Visit>
 void ForEach(std::span<const Axis> axes, std::byte* array, std::byte* packed, const Visit& visit) {
   if (axes.empty()) {
@@ -103,7 +104,7 @@ void Copy(const StridedArray& strided, std::byte* packed) {
     });
     return;
   }
-  // With the axis along which the array's elements lie closest.
+  // Combined with the axis along which the array's elements lie closest.
   Axis outer;
   const auto closest = std::ranges::min_element(
       axes, {}, [](const Axis& axis) { return std::abs(axis.array_step); });
@@ -132,7 +133,7 @@ bool MayOverlap(const StridedArray& array) {
     axes.emplace_back(std::abs(array.strides[axis]), array.shape[axis]);
   }
   std::ranges::sort(axes);
-  // Each step goes beyond all that the smaller ones reach.
+  // There is no overlap if each step goes beyond everything that the smaller steps reach.
   uint64_t reach = 0;
   for (const auto& [stride, extent] : axes) {
     if (stride <= reach) return true;

@@ -1,4 +1,4 @@
-// allreduce of arrays that lie in memory which all ranks of the host map.
+// allreduce of arrays in memory that all ranks of the host map.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kPartBytes = size_t{4} * 1024 * 1024;
 
-// The memory of one arena for a host of all ranks of a world.
+// Memory of one arena for a world whose ranks are all on one host.
 class ArenaMemory {
  public:
   explicit ArenaMemory(int local_size) : fd_(::memfd_create("arena", MFD_CLOEXEC)) {
@@ -47,8 +47,8 @@ void OnOneHost(const std::function<void(Communicator&, std::byte* part)>& functi
   }
 }
 
-// Reduces arrays of so many elements, the first of which lies at `data`; says whether the operation
-// was found to lie in an arena.
+// Reduces arrays with these numbers of elements, the first of which lies at `data`. Returns whether
+// the operation was found to lie in an arena.
 bool ReduceAt(Communicator& communicator, std::byte* data, Dtype dtype, ReduceOp op,
               const std::vector<size_t>& counts, const Scales& scales = {}) {
   Operation operation = AllReduceOf(nullptr, 0, dtype, op);
@@ -74,7 +74,7 @@ bool ReduceAt(Communicator& communicator, std::byte* data, Dtype dtype, ReduceOp
   return operation.arena != nullptr;
 }
 
-TEST(ArraysInAnArenaAreReducedWhereTheyLie) {
+TEST(ArraysInAnArenaAreReducedInPlace) {
   OnOneHost([](Communicator& communicator, std::byte* part) {
     for (const Dtype dtype : kDtypes) {
       for (const ReduceOp op : kReduceOps) {
@@ -86,7 +86,7 @@ TEST(ArraysInAnArenaAreReducedWhereTheyLie) {
   });
 }
 
-TEST(ArraysThatLieElsewhereOnSomeRanksAreReducedAllTheSame) {
+TEST(ArraysAtOtherPlacesOnSomeRanksAreReduced) {
   OnOneHost([](Communicator& communicator, std::byte* part) {
     const bool is_odd = communicator.rank() % 2 != 0;
     Bytes outside(100'000);
@@ -101,7 +101,7 @@ TEST(ArraysThatLieElsewhereOnSomeRanksAreReducedAllTheSame) {
   });
 }
 
-TEST(RankThatHasJoinedContributesZerosAndNotWhatLiesInItsPart) {
+TEST(JoinedRankContributesZerosInsteadOfItsPart) {
   OnOneHost([](Communicator& communicator, std::byte* part) {
     auto* const numbers = reinterpret_cast<float*>(part);
     std::fill_n(numbers, 50'000, 1.0F);
@@ -121,7 +121,7 @@ TEST(RankThatHasJoinedContributesZerosAndNotWhatLiesInItsPart) {
   });
 }
 
-TEST(MismatchLeavesAnArenaAsItIs) {
+TEST(MismatchLeavesAnArenaUnchanged) {
   OnOneHost([](Communicator& communicator, std::byte* part) {
     if (communicator.world_size() == 1) return;
     auto* const numbers = reinterpret_cast<float*>(part);
@@ -141,7 +141,7 @@ TEST(QueuedOperationKeepsItsArena) {
     std::vector<std::shared_ptr<PendingOperation>> pending;
     {
       const ArenaMemory memory(communicator.world_size());
-      // Each rank maps a memory of its own, so its peers' arrays stay zeros.
+      // Each rank maps its own memory, so its peers' arrays remain zero.
       const auto arena = memory.AddTo(communicator);
       for (int i = 0; i < 20; ++i) {
         Operation operation = AllReduceOf(
@@ -165,7 +165,7 @@ TEST(MemoryThatIsTooSmallIsRefused) {
                  "the arena has 0 bytes, 2 ranks need " + std::to_string(2 * kPartBytes));
 }
 
-TEST(AcrossHostsAnArenaIsMemoryAsAnyOther) {
+TEST(ArenaIsNotUsedAcrossHosts) {
   World world({0, 1});
   world.OpenAll();
   world.Run([](Communicator& communicator, int rank) {

@@ -18,7 +18,7 @@ TEST(QueuedOperationsRunInOrderOfSubmission) {
     World world(hosts);
     world.OpenAll();
     world.Run([](Communicator& communicator, int) {
-      // Each allreduce takes up what the one before left: any other order gives other numbers.
+      // Each allreduce uses the result of the one before, so any other order gives other numbers.
       std::vector<float> data(1000, 1.0F);
       std::vector<std::shared_ptr<PendingOperation>> pending;
       float expected = 1.0F;
@@ -40,7 +40,7 @@ TEST(QueuedOperationsRunInOrderOfSubmission) {
   }
 }
 
-TEST(SynchronousOperationComesAfterWhatWasQueued) {
+TEST(SynchronousOperationRunsAfterQueuedOnes) {
   World world({0, 0});
   world.OpenAll();
   world.Run([](Communicator& communicator, int) {
@@ -49,7 +49,7 @@ TEST(SynchronousOperationComesAfterWhatWasQueued) {
       const auto pending = communicator.Submit(AllReduceOf(data.data(), data.size()), kTimeout);
       CHECK_OK(communicator.Run(AllReduceOf(data.data(), data.size()), kTimeout, nullptr));
       CHECK_EQ(data[9], 4.0F);
-      // Its own thread may not have said so yet.
+      // The progress thread may not have marked it as done yet.
       CHECK_OK(Communicator::Wait(*pending, kTimeout, nullptr));
     }
   });
@@ -72,7 +72,7 @@ TEST(ManySmallOperationsLoseNoWakeup) {
   }
 }
 
-TEST(WaitThatTimesOutLeavesTheOperationGoingOn) {
+TEST(OperationContinuesAfterAWaitTimedOut) {
   World world({0, 0});
   world.OpenAll();
   float first = 1;
@@ -86,7 +86,7 @@ TEST(WaitThatTimesOutLeavesTheOperationGoingOn) {
   CHECK_EQ(first, 2.0F);
 }
 
-TEST(WhoWaitsIsWokenAlsoWhileLaterOperationsWaitForOtherRanks) {
+TEST(WaiterIsWokenWhileLaterOperationsWaitForOtherRanks) {
   for (const auto& hosts : {std::vector{0, 0}, std::vector{0, 1}, std::vector{0, 0, 1}}) {
     World world(hosts);
     world.OpenAll();
@@ -97,7 +97,7 @@ TEST(WhoWaitsIsWokenAlsoWhileLaterOperationsWaitForOtherRanks) {
         return communicator.Submit(AllReduceOf(data.data(), data.size()), kTimeout);
       };
       const auto first = submit();
-      // Rank 1 joins the second only when the others have come out of waiting for the first.
+      // Rank 1 joins the second operation only when the others have finished waiting for the first.
       const auto begin = Clock::now();
       while (rank == 1 && num_woken < world.size() - 1 &&
              Clock::now() - begin < std::chrono::seconds(20)) {
@@ -106,14 +106,14 @@ TEST(WhoWaitsIsWokenAlsoWhileLaterOperationsWaitForOtherRanks) {
       const auto second = submit();
       while (!first->done()) first->WaitFor(std::chrono::seconds(20));
       ++num_woken;
-      // Who is not woken sleeps for as long as is asked for.
+      // A thread that is not woken sleeps for the whole time that it asked for.
       CHECK(Clock::now() - begin < std::chrono::seconds(10));
       CHECK_OK(Communicator::Wait(*second, kTimeout, nullptr));
     });
   }
 }
 
-TEST(MismatchAmongQueuedOperationsHarmsNoOther) {
+TEST(MismatchOfQueuedOperationsDoesNotAffectOthers) {
   for (const auto& hosts : {std::vector{0, 0, 0}, std::vector{0, 1, 1, 0, 1}}) {
     World world(hosts);
     world.OpenAll();

@@ -10,7 +10,8 @@
 
 namespace sparkdl::tests {
 
-// One test, linked to the one registered before: registration before main() must not allocate.
+// One test, linked to the one registered before, because registration before main() must not
+// allocate.
 struct Test {
   Test(const char* its_name, void (*its_run)()) noexcept
       : name(its_name), run(its_run), previous(Latest()) {
@@ -34,7 +35,7 @@ inline std::atomic<int>& NumFailures() {
 inline void ReportFailure(const char* file, int line, const std::string& text) {
   static std::mutex mutex;
   const std::scoped_lock lock(mutex);
-  // A broken collective fails for every element; the first few tell it all.
+  // A broken collective fails for every element; the first few failures say enough.
   if (NumFailures().fetch_add(1) < 20) std::printf("%s:%d: %s\n", file, line, text.c_str());
 }
 

@@ -1,4 +1,4 @@
-// What a mismatch says about each rank: every property that differs, and who said the same.
+// What a mismatch says about each rank: every property that differs, and which ranks said the same.
 #include <string>
 #include <vector>
 
@@ -10,7 +10,7 @@
 namespace sparkdl::tests {
 namespace {
 
-TEST(RanksThatSaidTheSameStandTogether) {
+TEST(RanksThatSaidTheSameAreNamedTogether) {
   World world({0, 1, 1, 2, 0, 1});
   world.OpenAll();
   CHECK_EQ(Disagree(
@@ -108,7 +108,7 @@ TEST(BlocksThatDifferAreNamed) {
 TEST(BlocksOfGroupsThatDifferAreNamed) {
   World world({0, 0, 1});
   world.OpenAll();
-  // Ten elements for each rank, however they are divided.
+  // Ten elements for each rank, divided among the arrays in different ways.
   const auto in_arrays_of = [&](size_t first) {
     return [first](Saying& saying) {
       const size_t second = 10 - first;
@@ -126,9 +126,9 @@ TEST(BlocksOfGroupsThatDifferAreNamed) {
                  "rank 2 said reduce_scatter of 10 float32 in arrays of blocks (7, 7, 7), (3");
 }
 
-// The claims that are exchanged have an end; what differs only beyond it is told apart all the
-// same.
-TEST(DifferencesBeyondTheTextAreToldApart) {
+// The text of the exchanged claims is truncated; differences beyond its end are distinguished
+// nevertheless.
+TEST(DifferencesBeyondTheTextAreDistinguished) {
   World world({0, 0, 1});
   world.OpenAll();
   const auto named = [](const std::string& name) {

@@ -1,4 +1,4 @@
-// Copies, and the choice of how they store.
+// Copies, and the choice between ordinary and streaming stores.
 #include "sparkdl/copy.h"
 
 #include <algorithm>
@@ -42,14 +42,14 @@ TEST(CopiesOfAllLengthsAndAddressesAreExact) {
   }
 }
 
-TEST(CopyOfNothingMayBeFromAndToNull) {
+TEST(EmptyCopyAcceptsNullPointers) {
   CopyBytes(nullptr, nullptr, 0, Stores::kStreaming);
   CopyBytes(nullptr, nullptr, 0, Stores::kCached);
 }
 
 constexpr uint64_t kWork = 7;
 
-// The costs of so many tiles, and how many of them were moved with streaming stores.
+// Notes the costs of num_tiles tiles; returns how many of them were moved with streaming stores.
 int NumStreaming(StoreChoice& choice, int num_tiles,
                  const std::function<double(Stores, int)>& cost) {
   int streaming = 0;
@@ -80,7 +80,7 @@ TEST(ChangeOfCostsIsNoticed) {
   CHECK(NumStreaming(choice, 4'000, Near) < 1'500);
 }
 
-TEST(TilesThatTakeLongOnceDoNotChangeTheChoice) {
+TEST(OccasionalSlowTilesDoNotChangeTheChoice) {
   StoreChoice choice;
   const auto disturbed = [](Stores stores, int tile) {
     return Near(stores, tile) * (tile % 3 == 0 ? 50.0 : 1.0);
@@ -88,7 +88,7 @@ TEST(TilesThatTakeLongOnceDoNotChangeTheChoice) {
   CHECK(NumStreaming(choice, 10'000, disturbed) < 300);
 }
 
-TEST(TrialThatIsDisturbedDoesNotHideAChangeOfCosts) {
+TEST(DisturbedTrialDoesNotHideAChangeOfCosts) {
   StoreChoice choice;
   const auto disturbed = [](Stores stores, int tile) {
     return Near(stores, tile) * (stores == Stores::kStreaming ? 50.0 : 1.0);
@@ -118,21 +118,21 @@ TEST(ChoiceIsMadeAnewForOtherWork) {
   CHECK(streaming < 1'000);
 }
 
-TEST(StoresThatDoNotMatterAreSeldomTried) {
+TEST(StoresOfEqualCostAreSeldomTried) {
   StoreChoice choice;
   CHECK(NumStreaming(choice, 100'000, [](Stores, int) { return 1.0; }) < 1'000);
 }
 
-TEST(StoresThatCostFarMoreAreSeldomTriedWhateverTheTimes) {
+TEST(MuchSlowerStoresAreSeldomTriedIfTimesVary) {
   StoreChoice choice;
-  // As of buffers that now come from memory, now from a cache.
+  // As for buffers that come alternately from memory and from a cache.
   const auto unsteady = [](Stores stores, int tile) {
     return (tile / 600 % 2 == 0 ? 1.0 : 1.4) * (stores == Stores::kCached ? 1.0 : 2.5);
   };
   CHECK(NumStreaming(choice, 100'000, unsteady) < 150);
 }
 
-TEST(StreamingStoresMustBeWorthTheirRisk) {
+TEST(StreamingStoresAreNotUsedForASmallGain) {
   StoreChoice choice;
   const auto little = [](Stores stores, int) { return stores == Stores::kCached ? 1.0 : 0.8; };
   CHECK(NumStreaming(choice, 10'000, little) < 200);
@@ -147,7 +147,7 @@ void MoveTile(TileMovers& movers, TileMovers::Published& published, TileMovers::
   movers.End(mover, published);
 }
 
-TEST(LeaderPublishesWhatItTriesAndOthersFollow) {
+TEST(LeaderPublishesItsStoresAndOthersFollow) {
   if (!kHasStreamingStores) return;
   using Traffic = TileMovers::Traffic;
   TileMovers leader(true);
@@ -158,7 +158,7 @@ TEST(LeaderPublishesWhatItTriesAndOthersFollow) {
   while (published == 0 && ++num_tiles < 1000) MoveTile(leader, published, tile);
   CHECK(num_tiles < 1000);
   CHECK(follower.Begin(published, tile).stores() == Stores::kStreaming);
-  // Neither other sizes nor other traffic, and nothing that is small.
+  // Not for other sizes, other traffic or small tiles.
   for (const size_t bytes : {size_t{1}, kTileBytes / 2, 2 * kTileBytes}) {
     CHECK(follower.Begin(published, {.traffic = Traffic::kGather, .bytes = bytes}).stores() ==
           Stores::kCached);
@@ -175,19 +175,19 @@ PeerDistance DistanceAfter(PeerDistance distance, std::initializer_list<int> nan
   return distance;
 }
 
-TEST(PeerIsFarWhereItsLinesTakeLong) {
+TEST(PeerWithSlowLinesIsFar) {
   const PeerDistance near;
   CHECK(!near.is_far());
   const PeerDistance far = DistanceAfter(near, {140}, 8);
   CHECK(far.is_far());
-  // A line that was here already says nothing, a disturbance little.
+  // Lines that were already in the cache say nothing, and a disturbance says little.
   CHECK(DistanceAfter(far, {20, 140, 20, 150}, 1000).is_far());
   CHECK(!DistanceAfter(near, {40, 50, 30, 50, 40, 5000, 50, 30, 50, 40}, 1000).is_far());
   CHECK(!DistanceAfter(far, {50}, 24).is_far());
   CHECK(DistanceAfter(near, {20, 140}, 12).is_far());
 }
 
-TEST(NearAndFarPeersHaveChoicesOfTheirOwn) {
+TEST(NearAndFarPeersHaveSeparateChoices) {
   if (!kHasStreamingStores) return;
   TileMovers leader(true);
   TileMovers::Published published{0};
@@ -200,18 +200,18 @@ TEST(NearAndFarPeersHaveChoicesOfTheirOwn) {
   int num_tiles = 0;
   while (published == 0 && ++num_tiles < 1000) MoveTile(leader, published, tile);
   CHECK(num_tiles < 1000);
-  // What is tried for the one is not for the other, which comes to it by itself.
+  // A trial for one distance is none for the other, which makes its own.
   lines_take(140);
   CHECK_EQ(published.load(), 0U);
   num_tiles = 0;
   while (published == 0 && ++num_tiles < 1000) MoveTile(leader, published, tile);
   CHECK(num_tiles < 1000);
-  // A trial that was broken off does not go on.
+  // A trial that was broken off does not continue.
   lines_take(50);
   CHECK_EQ(published.load(), 0U);
 }
 
-TEST(DistanceIsNotedOnlyWhereTimesAre) {
+TEST(DistanceIsNotedOnlyForTimedTiles) {
   TileMovers::Published published{0};
   TileMovers follower(false);
   TileMovers leader(true);
@@ -223,7 +223,7 @@ TEST(DistanceIsNotedOnlyWhereTimesAre) {
   CHECK_EQ(notes(leader, kTileBytes), kHasStreamingStores);
 }
 
-TEST(OnlyTheLeaderMeasuresAndOnlyWhatTellsOfTheOthers) {
+TEST(OnlyTheLeaderMeasuresAndOnlyLargeTilesThatGoBothWays) {
   TileMovers::Published published{0};
   TileMovers follower(false);
   TileMovers leader(true);
@@ -244,7 +244,7 @@ TEST(CollectivesAreRightWithStreamingStores) {
     std::shared_ptr<Segment> segment = world.options(0).segment;
     world.OpenAll();
     std::atomic<bool> is_over{false};
-    // Ranks hear of it at different tiles, and move these differently.
+    // Ranks notice a change at different tiles, and move these with different stores.
     std::thread changes([&] {
       for (uint32_t time = 0; !is_over; ++time) {
         segment->line(0).streaming = time % 4 == 0 ? 0 : ~uint32_t{0};

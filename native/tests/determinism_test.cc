@@ -43,8 +43,9 @@ TEST(AllReduceGivesTheSameBitsOnAllRanksAndEachTime) {
 }
 
 #if defined(__SSE__)
-// As torch.set_flush_denormal(True) has it, on one rank, and on the threads of its caller alone.
-TEST(SubnormalSumsAreTheSameWhateverAThreadDoesWithThem) {
+// Flushes subnormal numbers as torch.set_flush_denormal(True) does, on one rank, and only on its
+// caller's threads.
+TEST(SubnormalSumsDoNotDependOnTheModeOfTheThread) {
   constexpr unsigned kFlushToZero = 0x8040;
   constexpr float kSubnormal = 1e-40F;
   World world({0, 0});
@@ -54,7 +55,7 @@ TEST(SubnormalSumsAreTheSameWhateverAThreadDoesWithThem) {
     for (const size_t count : {size_t{1}, size_t{100'003}}) {
       std::vector<float> values(count, kSubnormal);
       CHECK_OK(communicator.Run(AllReduceOf(values.data(), count), kTimeout, nullptr));
-      // By their bits: this thread takes them for zero.
+      // Compared by their bits, because this thread treats them as zero.
       for (const float value : values) {
         CHECK_EQ(std::bit_cast<uint32_t>(value), 2 * std::bit_cast<uint32_t>(kSubnormal));
       }
@@ -99,7 +100,8 @@ uint16_t Bfloat16(float exact) {
   return static_cast<uint16_t>(std::bit_cast<uint32_t>(exact) >> 16);
 }
 
-// 256 + 1 + 1 + 1: each addition rounded on its own would stay at 256, whose successor is 258.
+// 256 + 1 + 1 + 1: if every addition were rounded, the sum would stay at 256, whose successor is
+// 258.
 TEST(Bfloat16AccumulatesInFloat32EndToEnd) {
   for (const auto& hosts : {std::vector{0, 0, 0, 0}, std::vector{0, 1, 2, 3},
                             std::vector{0, 0, 1, 1}, std::vector{0, 1, 0, 1}}) {

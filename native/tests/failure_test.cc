@@ -1,5 +1,6 @@
-// Aborts, deaths, departures and garbage: each a named error on every rank, in time.
+// Aborts, deaths, departures and invalid data: each is a named error on every rank, in time.
 #include <chrono>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,7 +17,7 @@ double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Half of the ranks wait in a queued operation, half in a synchronous one.
+// Ranks with an odd number wait in a queued operation, the others in a synchronous one.
 Status RunSomehow(Communicator& communicator, const Operation& operation) {
   if (communicator.rank() % 2 == 0) return communicator.Run(operation, kTimeout, nullptr);
   const auto pending = communicator.Submit(operation, kTimeout);
@@ -74,13 +75,13 @@ TEST(DeathOfARankIsNamedOnAllOthersWithinTwoSeconds) {
   }
 }
 
-// Kinds in which rank 0 waits for rank 1 again and again.
+// Kinds of operations in which rank 0 waits for rank 1 repeatedly.
 constexpr OpKind kKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather,
                              OpKind::kReduce,    OpKind::kGather,        OpKind::kScatter,
                              OpKind::kAllToAll};
 constexpr size_t kManyBytes = size_t{3} * 1024 * 1024;
 
-// A rank dies in the middle of an operation, when `until_middle` has returned.
+// Rank 1 dies in the middle of an operation, when `until_middle` has returned.
 void CheckDeathInTheMiddle(World& world, const Operation& operation,
                            const std::function<void(const Puppet&)>& until_middle) {
   Communicator& communicator = world.Open(0);
@@ -154,7 +155,7 @@ TEST(GarbageOnALifelineIsRefused) {
   CHECK_CONTAINS(status.ToString(), "it sent something that is no lifeline message");
 }
 
-TEST(AnswerForARankThatIsNoneIsRefused) {
+TEST(AnswerForAnUnknownRankIsRefused) {
   World world({0, 0});
   Communicator& communicator = world.Open(0);
   std::thread answer([&] { Puppet(world, 1).AnswerRoll(2, 1); });

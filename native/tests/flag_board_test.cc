@@ -1,4 +1,4 @@
-// Synchronisation through flag lines, and what it tells of the peers' distance.
+// Synchronisation through flag lines, and what it says about the distance of the peers.
 #include "sparkdl/shm/flag_board.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::chrono::nanoseconds kSlow{1000};
 
-// Two ranks' boards over one segment. The guard waits so long and no longer.
+// The boards of two ranks on one segment, and a guard with a timeout.
 struct Boards {
   explicit Boards(double timeout_s)
       : guard(operation, signature, timeout_s, failure, lifeline, Runner{},
@@ -43,7 +43,8 @@ PeerDistance Far() {
   return distance;
 }
 
-// Under a sanitizer or with a clock that is a system call, everything takes as long as a far line.
+// False under a sanitizer or with a clock that is a system call: everything then takes as long as a
+// far line.
 bool ReadsTheClockFast() {
   auto least = Clock::duration::max();
   for (int time = 0; time < 100; ++time) {
@@ -53,11 +54,11 @@ bool ReadsTheClockFast() {
   return least < std::chrono::nanoseconds(40);
 }
 
-TEST(FlagsThatComeFastTellOfANearPeer) {
+TEST(QuicklyReadFlagsMakeAPeerNear) {
   if (!ReadsTheClockFast()) return;
   Boards boards(10.0);
   PeerDistance distance = Far();
-  // Of lines that this very core has written.
+  // The lines were written by this very core.
   for (int time = 0; time < 1000; ++time) {
     boards.theirs.Arrive();
     CHECK(boards.mine.Sync(boards.guard, &distance).ok());
@@ -65,14 +66,14 @@ TEST(FlagsThatComeFastTellOfANearPeer) {
   CHECK(!distance.is_far());
 }
 
-TEST(FlagsThatDoNotComeTellNothing) {
+TEST(MissingFlagsDoNotChangeTheDistance) {
   Boards boards(0.05);
   PeerDistance distance = Far();
   CHECK(boards.mine.Sync(boards.guard, &distance).code() == StatusCode::kTimeout);
   CHECK(distance.is_far());
 }
 
-TEST(FlagsThatWereSeenAreNotReadAgain) {
+TEST(FlagsAlreadySeenAreNotReadAgain) {
   Boards boards(10.0);
   PeerDistance distance = Far();
   for (int time = 0; time < 1000; ++time) boards.theirs.Arrive();

@@ -32,14 +32,14 @@ TEST(GroupsMayBeSmallOrEmptyOrLongerThanATile) {
   });
 }
 
-// Arrays whose blocks are equal, or not, or not there at all; some longer than a tile.
+// Arrays whose blocks are equal, different or empty; some longer than a tile.
 std::vector<std::vector<Counts>> BlocksOfSeveral(int world_size) {
   const auto ranks = static_cast<size_t>(world_size);
   Counts falling = UnevenCounts(world_size, 500);
   std::ranges::reverse(falling);
   return {{Counts(ranks, 33), Counts(ranks, 0), Counts(ranks, 1031)},
           {UnevenCounts(world_size, 700), Counts(ranks, 5), UnevenCounts(world_size, 3)},
-          // All ranks have as much in the end, but not of one array.
+          // All ranks have the same total, but not of each array.
           {UnevenCounts(world_size, 500), falling},
           {Counts(ranks, 0)},
           {Counts(ranks, 200'003), UnevenCounts(world_size, 90'001), Counts(ranks, 1)},

@@ -1,4 +1,5 @@
-// Ranks that run out of data take part with zeros until all have.
+// Ranks that run out of data take part with zeros until all ranks have joined.
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,7 @@ void OnTopologiesOfSeveral(const std::function<void(Communicator&, int)>& functi
 TEST(JoinedRanksContributeZerosToAllReduce) {
   OnTopologiesOfSeveral([](Communicator& communicator, int rank) {
     const int world_size = communicator.world_size();
-    // Rank r has r batches; in batch b the ranks above b take part.
+    // Rank r has r batches; the ranks above b take part in batch b.
     for (int batch = 0; batch < rank; ++batch) {
       const auto expected = static_cast<float>(world_size - 1 - batch);
       std::vector<float> sum(batch % 2 == 0 ? 5 : 30'000, 1.0F);
@@ -129,7 +130,7 @@ TEST(JoinedRanksTakePartInBarriers) {
   });
 }
 
-TEST(WhatNeedsTheDataOfAJoinedRankIsAMismatchThatNamesIt) {
+TEST(OperationThatNeedsDataOfAJoinedRankIsAMismatch) {
   OnTopologiesOfSeveral([](Communicator& communicator, int rank) {
     if (rank != 1) {
       std::byte data[4096]{};
@@ -156,7 +157,7 @@ TEST(WhatNeedsTheDataOfAJoinedRankIsAMismatchThatNamesIt) {
   });
 }
 
-TEST(RanksThatHaveNotJoinedAreToldApartWhenTheyDisagree) {
+TEST(DisagreementOfRanksThatHaveNotJoinedIsAMismatch) {
   OnTopologiesOfSeveral([](Communicator& communicator, int rank) {
     const int world_size = communicator.world_size();
     if (world_size == 2) return;
@@ -184,7 +185,7 @@ TEST(LastJoinedRankIsTheHighestOfThoseThatJoinedTogether) {
   });
 }
 
-TEST(JoinComesAfterWhatWasQueued) {
+TEST(JoinRunsAfterQueuedOperations) {
   OnTopologiesOfSeveral([](Communicator& communicator, int rank) {
     std::vector<std::vector<float>> data(4, std::vector<float>(5000, 1.0F));
     std::vector<std::shared_ptr<PendingOperation>> pending;

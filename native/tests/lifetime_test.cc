@@ -1,4 +1,4 @@
-// Opening, closing, dropping.
+// Opening, closing and dropping of communicators.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -20,7 +20,7 @@ size_t NumOpenDescriptors() {
   return static_cast<size_t>(std::distance(begin(all), end(all)));
 }
 
-TEST(CloseWaitsForWhatIsQueuedAndCanBeRepeated) {
+TEST(CloseWaitsForQueuedOperationsAndCanBeRepeated) {
   World world({0, 0});
   world.OpenAll();
   std::vector<float> results(2);
@@ -75,12 +75,13 @@ TEST(DescriptorsAreClosedWithTheCommunicator) {
       CHECK_OK(communicator.Run(BarrierRequest(), kTimeout, nullptr));
       CHECK_OK(communicator.Close(nullptr));
     });
-    CHECK_EQ(NumOpenDescriptors(), before + 4);  // one of each rank's own, no socket
+    CHECK_EQ(NumOpenDescriptors(), before + 4);  // an eventfd of each rank, no socket
   }
   CHECK_EQ(NumOpenDescriptors(), before);
 }
 
-// As in a living process, whose peers would otherwise see open lifelines and wait for it.
+// The process stays alive: if the descriptors stayed open, its peers would see open lifelines and
+// wait for it.
 TEST(DescriptorsThatDoNotFitTheTopologyAreRefusedAndClosed) {
   const size_t before = NumOpenDescriptors();
   const auto refusal = [](const std::function<void(CommunicatorOptions&)>& spoil) {

@@ -1,5 +1,5 @@
-// Ranks that are not about to do the same: all get one text that says who said what, nothing is
-// written, and the communicator continues.
+// Ranks that call different operations: all get the same text, which says what each rank called;
+// nothing is written, and the communicator continues.
 #include <string>
 #include <vector>
 
@@ -17,7 +17,7 @@ std::vector<std::vector<int>> TopologiesOfSeveral() {
   return topologies;
 }
 
-TEST(AllRanksAreToldWhoSaidWhatAndGoOn) {
+TEST(AllRanksLearnWhatEachSaidAndContinue) {
   for (const auto& hosts : TopologiesOfSeveral()) {
     World world(hosts);
     world.OpenAll();
@@ -50,7 +50,8 @@ TEST(AllToAllCountsThatDoNotMatchAreNamed) {
   }
 }
 
-// Rounds of every length before and after, so that what was written for a mismatch would show.
+// Operations of various lengths run before and after, so that anything written by a mismatch would
+// show.
 TEST(ManyMismatchesInARowLeaveNoTrace) {
   for (const auto& hosts : {std::vector{0, 0}, std::vector{0, 0, 0}, std::vector{0, 1, 1, 0, 1}}) {
     World world(hosts);
@@ -72,8 +73,9 @@ TEST(ManyMismatchesInARowLeaveNoTrace) {
   }
 }
 
-// Each kind takes other slots, and the ranks go on with the same ones.
-TEST(MismatchOfKindsLeavesNoTraceInWhateverTurn) {
+// Kinds of operations take different numbers of slots, and the ranks must continue with the same
+// ones.
+TEST(MismatchOfKindsLeavesNoTraceInAnySlot) {
   World world({0, 0});
   world.OpenAll();
   world.Run([](Communicator& communicator, int rank) {

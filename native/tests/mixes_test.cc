@@ -18,7 +18,7 @@ std::vector<Counts> GroupCounts(int world_size, size_t count) {
   return {UnevenCounts(world_size, count), Counts(static_cast<size_t>(world_size), count / 3)};
 }
 
-// Some operation, with sizes from nothing to several tiles; the same on every rank.
+// A random operation, with sizes from zero to several tiles; the same on every rank.
 Trial SomeTrial(std::mt19937& random, const Trials& trials, int world_size) {
   const auto below = [&](size_t end) { return static_cast<size_t>(random() % end); };
   const Dtype dtype = kDtypes[below(std::size(kDtypes) - 1)];  // not bool, which has no average
@@ -61,7 +61,7 @@ TEST(MixesOfEverythingSynchronousAndQueuedAreRight) {
     world.Run([](Communicator& communicator, int rank) {
       // NOLINTNEXTLINE(bugprone-random-generator-seed): all ranks follow the same script
       std::mt19937 script(7);
-      // When to wait is each rank's own affair.
+      // Each rank decides by itself when to wait.
       std::mt19937 own(static_cast<unsigned>(rank));
       std::deque<std::pair<Trial, std::shared_ptr<PendingOperation>>> pending;
       const auto finish_first = [&] {
@@ -89,7 +89,7 @@ TEST(ThreadsOfARankMayShareItsCommunicator) {
   World world({0, 0, 1});
   world.OpenAll();
   world.Run([](Communicator& communicator, int) {
-    // All the same, so their order does not matter.
+    // All operations are the same, so their order does not matter.
     std::vector<std::thread> threads;
     for (int thread = 0; thread < 3; ++thread) {
       threads.emplace_back([&, thread] {

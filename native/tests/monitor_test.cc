@@ -1,4 +1,4 @@
-// What is told of operations: totals, records, who came last, stalls.
+// Measurements of operations: totals, records, which rank came last, stalls.
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -40,8 +40,8 @@ KindTotals TotalsOf(const Communicator& communicator, OpKind kind) {
   return {};
 }
 
-// Until a rank has waited for so long in the operation of that name that it tells of it: by then
-// it has come to the operation, however busy the machine is.
+// Waits until the monitor reports that a rank waits in the operation of that name: by then the rank
+// has joined the operation, however busy the machine is.
 void UntilItWaitsIn(const std::string& name, Communicator& communicator) {
   const std::string quoted = "'" + name + "'";
   const int64_t end = NowNs() + static_cast<int64_t>(kTimeout * 1e9);
@@ -56,7 +56,7 @@ void UntilItWaitsIn(const std::string& name, Communicator& communicator) {
   }
 }
 
-// What is told of a wait has lasted as long, give or take a reading of the clock.
+// A reported wait has lasted this long, give or take a reading of the clock.
 constexpr uint64_t kToldNs = 200 * kMillisecond;
 
 TEST(CountsAndBytesAreExactHoweverFewOperationsAreTimed) {
@@ -84,7 +84,7 @@ TEST(CountsAndBytesAreExactHoweverFewOperationsAreTimed) {
   }
 }
 
-TEST(LongWaitIsExactAlsoInAnOperationThatIsNotTimed) {
+TEST(LongWaitIsExactInAnOperationThatIsNotTimed) {
   World world({0, 0, 0});
   world.OpenAll();
   static constexpr uint64_t kCount = 5;
@@ -112,7 +112,7 @@ TEST(LongWaitIsExactAlsoInAnOperationThatIsNotTimed) {
   });
 }
 
-TEST(EdgesOfARecordedOperationAreInOrderOnEveryTopology) {
+TEST(TimesOfARecordedOperationAreInOrderOnEveryTopology) {
   for (const auto& hosts : Topologies()) {
     World world(hosts);
     world.OpenAll();
@@ -192,7 +192,7 @@ TEST(RecordsMayBeTakenWhileOperationsRun) {
   CHECK_EQ(num_taken, 2000U);
 }
 
-// Until a thread of the rank has been blocked for so long from now on.
+// Waits until a thread of the rank has been blocked for this long from now on.
 void UntilBlockedFor(uint64_t duration_ns, Communicator& communicator) {
   BlockedClock& clock = communicator.monitor()->blocked_clock();
   const int64_t begin = clock.At(NowNs());
@@ -206,12 +206,12 @@ void UntilBlockedFor(uint64_t duration_ns, Communicator& communicator) {
   }
 }
 
-TEST(QueuedOperationIsExposedOnlyWhileSomebodyWaitsForIt) {
+TEST(QueuedOperationIsExposedOnlyWhileAThreadWaitsForIt) {
   World world({0, 0});
   world.OpenAll();
   world.Run([&](Communicator& communicator, int rank) {
     std::vector<float> data(1);
-    // Rank 1 comes late to both; rank 0 waits for the second alone.
+    // Rank 1 comes late to both operations; rank 0 waits only for the second.
     for (const bool waits : {false, true}) {
       const KindTotals before = TotalsOf(communicator, OpKind::kAllReduce);
       Operation operation = AllReduceOf(data.data(), 1);
@@ -239,7 +239,7 @@ TEST(QueuedOperationIsExposedOnlyWhileSomebodyWaitsForIt) {
   });
 }
 
-TEST(FailedOperationsAreCountedApart) {
+TEST(FailedOperationsAreCountedSeparately) {
   World world({0, 0});
   world.OpenAll();
   world.Run([](Communicator& communicator, int rank) {
@@ -256,7 +256,7 @@ TEST(FailedOperationsAreCountedApart) {
   });
 }
 
-TEST(ArrivalsAreKeptWhereRanksOfOtherHostsCannotBeSeen) {
+TEST(ArrivalsAreKeptIfTheCommunicatorSpansHosts) {
   for (const auto& hosts : {std::vector{0, 0}, std::vector{0, 0, 1}}) {
     World world(hosts);
     world.OpenAll();
@@ -275,7 +275,7 @@ TEST(ArrivalsAreKeptWhereRanksOfOtherHostsCannotBeSeen) {
 
 // Stalls
 
-TEST(StallNamesTheRanksThatAreMissingAndTheOperationGoesOn) {
+TEST(StallNamesTheMissingRanksAndTheOperationContinues) {
   for (const auto& hosts : {std::vector{0, 0, 0}, std::vector{0, 1, 2}, std::vector{0, 0, 1}}) {
     const UniqueFd news(::eventfd(0, EFD_NONBLOCK));
     World world(hosts, kTimeout, {.warn_after_s = 0.1, .notice_fd = news.get()});
@@ -311,7 +311,7 @@ TEST(StallNamesTheRanksThatAreMissingAndTheOperationGoesOn) {
   }
 }
 
-TEST(StallIsToldAgainWheneverAsMuchTimeHasPassed) {
+TEST(StallIsReportedAgainAfterEachInterval) {
   constexpr double kWarnAfterS = 0.05;
   World world({0, 0}, kTimeout, {.warn_after_s = kWarnAfterS});
   world.OpenAll();
@@ -329,7 +329,8 @@ TEST(StallIsToldAgainWheneverAsMuchTimeHasPassed) {
       const auto notice = communicator.monitor()->stalls().Take();
       if (notice.has_value()) {
         ++num_told;
-        // Not from one to the next: the answers to a roll call may take long where much else runs.
+        // Not from one notice to the next: the answers to a roll call may take long on a busy
+        // machine.
         CHECK(notice->waited_s >= num_told * kWarnAfterS);
         CHECK(notice->waited_s > waited);
         waited = notice->waited_s;

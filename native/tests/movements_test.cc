@@ -1,12 +1,14 @@
 // broadcast, allgather, gather, scatter, alltoall and barrier against a plain reference, on every
 // topology.
+#include <atomic>
+
 #include "check.h"
 #include "trial.h"
 
 namespace sparkdl::tests {
 namespace {
 
-// One of each size.
+// One dtype of each size.
 constexpr Dtype kWidths[] = {Dtype::kInt8, Dtype::kFloat16, Dtype::kUint32, Dtype::kFloat64};
 constexpr size_t kCounts[] = {0, 1, 7, 1031, 40'009};
 

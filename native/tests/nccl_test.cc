@@ -1,4 +1,4 @@
-// NCCL communicators over the stand-in for NCCL, whose ranks here are threads of one process.
+// NCCL communicators over the stand-in for NCCL; the ranks are threads of one process here.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kTimeout = 20.0;
 
-// Where the ranks of the stand-in find each other.
+// Folder in which the ranks of the stand-in find each other.
 class Folder {
  public:
   Folder() {
@@ -45,7 +45,7 @@ std::shared_ptr<const NcclLibrary> Library() {
 
 using Rank = std::function<void(NcclCommunicator&, int)>;
 
-// Opens a communicator of this many ranks and runs each on a thread of its own.
+// Opens a communicator of this many ranks and runs the function for each on a thread of its own.
 void OnRanks(int world_size, const Rank& function) {
   auto id = Library()->NewUniqueId();
   CHECK_OK(id.status());
@@ -97,7 +97,7 @@ TEST(RanksSum) {
   }
 }
 
-TEST(AbortEndsWhatWaitsForAPeer) {
+TEST(AbortEndsAnOperationThatWaitsForAPeer) {
   OnRanks(2, [&](NcclCommunicator& communicator, int rank) {
     if (rank == 1) return;
     std::vector<float> data(10);
@@ -116,7 +116,7 @@ TEST(AbortEndsWhatWaitsForAPeer) {
   });
 }
 
-TEST(CommunicatorThatIsDroppedWithWorkUnderWayIsAborted) {
+TEST(CommunicatorDroppedDuringAnOperationIsAborted) {
   std::vector<float> data(10);
   OnRanks(2, [&](NcclCommunicator& communicator, int rank) {
     if (rank == 0) CHECK_OK(communicator.Run({Sum(data)}, nullptr, kTimeout, nullptr).status());
@@ -164,7 +164,7 @@ TEST(ThreadsOfARankTakeTurns) {
   });
 }
 
-TEST(SplitGivesRanksByKeyAndNothingToOthers) {
+TEST(SplitOrdersRanksByKeyAndLeavesOthersOut) {
   OnRanks(3, [&](NcclCommunicator& communicator, int rank) {
     const NcclOptions options{
         .rank = 1 - rank, .world_size = 2, .name = "part", .timeout_s = kTimeout};
@@ -202,7 +202,7 @@ TEST(SplitThatARankDoesNotJoinCanBeGivenUpOnBothSides) {
   });
 }
 
-TEST(SymbolsThatAreMissingAreNamed) {
+TEST(MissingSymbolsAreNamed) {
   const auto loaded = NcclLibrary::Load({SPARKDL_CUDA_STAND_IN}, {SPARKDL_CUDA_STAND_IN});
   CHECK_CONTAINS(loaded.status().ToString(), "lacks ncclGetVersion, ncclGetErrorString");
 }

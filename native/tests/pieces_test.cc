@@ -1,4 +1,4 @@
-// Streams in pieces, and even parts.
+// Streams in pieces, and the division into even parts.
 #include "sparkdl/pieces.h"
 
 #include <array>
@@ -8,7 +8,7 @@
 namespace sparkdl::tests {
 namespace {
 
-TEST(CursorWalksOverPiecesAndSkipsEmptyOnes) {
+TEST(CursorCrossesPiecesAndSkipsEmptyOnes) {
   std::array<std::byte, 10> memory{};
   const Pieces pieces = {
       {memory.data(), 0}, {memory.data(), 3}, {nullptr, 0}, {memory.data() + 5, 4}};

@@ -12,7 +12,7 @@
 namespace sparkdl::tests {
 namespace {
 
-// As ring.cc has it.
+// As in ring.cc.
 struct Hello {
   uint64_t digest;
   uint32_t magic;
@@ -20,7 +20,7 @@ struct Hello {
 };
 constexpr uint32_t kHelloMagic = 0x53504833;
 
-// As lifeline.h has it.
+// As in lifeline.h.
 struct LifelineHeader {
   uint32_t magic;
   uint8_t type;

@@ -1,4 +1,4 @@
-// A rank that is played by hand, as far as a test wants it to get.
+// A rank that a test controls step by step.
 #ifndef SPARKDL_TESTS_PUPPET_H_
 #define SPARKDL_TESTS_PUPPET_H_
 
@@ -11,28 +11,28 @@
 
 namespace sparkdl::tests {
 
-// Plays a rank of a world that never opened. It says to be about to do an operation, the world's
-// first, and then does what it is told to.
+// Plays a rank of a world that never opened. It announces an operation, the world's first, and then
+// does what the test tells it to do.
 class Puppet {
  public:
   Puppet(const World& world, int rank) : options_(world.options(rank)), rank_(rank) {}
 
-  // Inside its host: synchronises so many times in all.
+  // Within its host: announces the operation, and sets the number of its synchronisations.
   void Sync(const Operation& operation, uint32_t times) const;
-  // Waits until another rank of its host has synchronised so many times.
+  // Waits until another rank of its host has synchronised this many times.
   void AwaitSync(int local_rank, uint32_t times) const;
 
-  // On its lane: says that its host is about to do the operation.
+  // On its lane: announces that its host is about to run the operation.
   void SayHello(const Operation& operation) const;
   void Send(const std::string& bytes) const;
-  // Returns when the next rank of the lane has taken, or the previous one has sent, all but what a
-  // socket holds.
+  // Returns when the next rank on the lane has received, or the previous one has sent, all but what
+  // fits into the buffer of a socket.
   void SendMuch(size_t bytes) const;
   void ReceiveMuch(size_t bytes) const;
 
   void SendOnLifeline(const std::string& bytes) const;
-  // Waits until the previous rank calls the roll, and answers for a rank that it has begun so many
-  // operations.
+  // Waits until the previous rank calls the roll, and answers for `rank` that it has begun
+  // num_begun operations.
   void AnswerRoll(int rank, uint64_t num_begun) const;
 
  private:

@@ -13,7 +13,8 @@
 namespace sparkdl::tests {
 namespace {
 
-// All ways to reduce `inputs` give what is expected; the last of them does so in place.
+// Checks that all ways to reduce `inputs` give the expected result; the last of them reduces in
+// place.
 void CheckAllWays(const ReduceKernels& kernels, std::vector<Bytes> inputs, const Finish& finish,
                   const Bytes& expected) {
   const size_t count = expected.size() / kernels.element_bytes;
@@ -65,7 +66,7 @@ TEST(EveryInstructionSetAgreesWithTheReference) {
   }
 }
 
-// What T is as a dtype.
+// The dtype of T.
 template <typename T>
 constexpr Dtype kDtypeOf = Dtype::kUint8;
 template <>
@@ -123,7 +124,7 @@ void CheckExtremes() {
   }
 }
 
-TEST(SumsOfIntegersWrapAndTheirScalesStopAtTheEnds) {
+TEST(IntegerSumsWrapAndScaledIntegersSaturate) {
   CheckExtremes<int8_t>();
   CheckExtremes<uint8_t>();
   CheckExtremes<int16_t>();
@@ -155,7 +156,7 @@ TEST(AnyByteButZeroIsTrue) {
   CHECK(FindReduceKernels(Dtype::kBool, ReduceOp::kAvg) == nullptr);
 }
 
-TEST(NanWinsInMinAndMaxWhicheverSideItIsOn) {
+TEST(NanOnEitherSideIsTheResultOfMinAndMax) {
   for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
     for (const ReduceKernels* kernels : KernelsOfAllSets(Dtype::kFloat32, op)) {
       const std::vector<float> numbers(37, 1.0F);

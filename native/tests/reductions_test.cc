@@ -32,7 +32,7 @@ TEST(EveryReductionIsRightForEveryDtypeOnEveryTopology) {
   }
 }
 
-TEST(ScalesMultiplyWhatGoesInAndWhatComesOut) {
+TEST(ScalesMultiplyInputsAndOutputs) {
   for (const auto& hosts : Topologies()) {
     World world(hosts);
     world.OpenAll();
@@ -49,7 +49,7 @@ TEST(ScalesMultiplyWhatGoesInAndWhatComesOut) {
   }
 }
 
-TEST(ReduceHasEveryRankForARoot) {
+TEST(ReduceIsRightForEveryRoot) {
   for (const auto& hosts : Topologies()) {
     World world(hosts);
     world.OpenAll();

@@ -110,7 +110,7 @@ int64_t CombineIntegers(Dtype dtype, ReduceOp op, int64_t a, int64_t b) {
   }
 }
 
-// Rounded toward zero; what does not fit the type becomes its nearest end.
+// Rounded toward zero; a result that does not fit the type becomes the nearest limit of the type.
 int64_t ScaleInteger(Dtype dtype, int64_t value, double factor) {
   if (factor == 1.0) return value;
   if (dtype == Dtype::kBool) return static_cast<double>(value) * factor >= 1 ? 1 : 0;
@@ -127,7 +127,7 @@ int64_t ReduceIntegers(Dtype dtype, ReduceOp op, int world_size, size_t index,
     const int64_t value = ScaleInteger(dtype, ValueAt(dtype, rank, index), scales.before);
     result = rank == 0 ? value : CombineIntegers(dtype, op, result, value);
   }
-  // An average of few small numbers does not wrap; everything else wraps before it is scaled.
+  // An average of a few small numbers does not wrap; every other result wraps before it is scaled.
   result = op == ReduceOp::kAvg ? result / world_size : Wrapped(dtype, result);
   return ScaleInteger(dtype, result, scales.after);
 }

@@ -1,4 +1,4 @@
-// What the collectives should give, computed plainly: in double, integers in 64 bits.
+// Expected results of the collectives, computed in a plain way: in double, integers in 64 bits.
 #ifndef SPARKDL_TESTS_REFERENCE_H_
 #define SPARKDL_TESTS_REFERENCE_H_
 
@@ -12,24 +12,24 @@ namespace sparkdl::tests {
 
 using Bytes = std::vector<std::byte>;
 
-// As ==, which a sanitizer makes slow, byte by byte.
+// Like ==, but not byte by byte, which a sanitizer makes slow.
 bool AreSame(const Bytes& a, const Bytes& b);
 
-// Writes a number as an element of a floating type, rounded to nearest even.
+// Writes a number as an element of a floating-point type, rounded to nearest even.
 void StoreFloat(Dtype dtype, double value, std::byte* element);
 
-// Elements number first, first + 1, ... of a rank. Small whole numbers, negative ones too where the
-// type has them: sums and products of a few are exact in float32. Bools are mixed so that neither
-// "or" nor "and" over the ranks is the same everywhere.
+// Elements number first, first + 1, ... of a rank: small integers, also negative ones if the type
+// has them, so that sums and products of a few are exact in float32. Bools are mixed so that
+// neither their "or" nor their "and" over the ranks is the same everywhere.
 Bytes Elements(Dtype dtype, int rank, size_t first, size_t count);
 
-// What a reduction multiplies by, before and afterwards. Powers of two before it keep it exact.
+// Factors of a reduction, before and after it. A power of two before it keeps it exact.
 struct Scales {
   double before = 1.0;
   double after = 1.0;
 };
 
-// The elements of ranks 0..world_size-1 reduced.
+// The reduction of the elements of ranks 0 to world_size - 1.
 Bytes Reduced(Dtype dtype, ReduceOp op, int world_size, size_t first, size_t count,
               const Scales& scales = {});
 

@@ -1,4 +1,4 @@
-// Operations as tests ask for them.
+// Operations as tests request them.
 #ifndef SPARKDL_TESTS_REQUESTS_H_
 #define SPARKDL_TESTS_REQUESTS_H_
 
@@ -12,10 +12,10 @@ namespace sparkdl::tests {
 
 inline constexpr double kTimeout = 30.0;
 
-// Elements of each rank's block.
+// Number of elements of each rank's block.
 using Counts = std::vector<uint64_t>;
 
-// Different from rank to rank, with some of none.
+// Counts that differ from rank to rank; some are zero.
 inline Counts UnevenCounts(int world_size, size_t largest) {
   Counts counts;
   for (size_t rank = 0; rank < static_cast<size_t>(world_size); ++rank) {

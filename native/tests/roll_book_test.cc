@@ -1,4 +1,4 @@
-// Who answered, and how far they had come.
+// Which ranks answered a roll call, and how many operations they had begun.
 #include "sparkdl/tcp/roll_book.h"
 
 #include "check.h"
@@ -6,7 +6,7 @@
 namespace sparkdl::tests {
 namespace {
 
-TEST(RanksThatHaveNotBegunAreToldFromThoseThatDoNotAnswer) {
+TEST(AbsentAndSilentRanksAreDistinguished) {
   RollBook book(4);
   CHECK(book.NoteCall(1));
   CHECK(book.NoteAnswer(0, 1, 8));
@@ -21,7 +21,7 @@ TEST(RanksThatHaveNotBegunAreToldFromThoseThatDoNotAnswer) {
   CHECK(book.Of(6, 1).absent.empty());
 }
 
-TEST(EveryCallAndAnswerIsNewsOnce) {
+TEST(EveryCallAndAnswerIsNewOnce) {
   RollBook book(2);
   CHECK(book.NoteCall(3));
   CHECK(!book.NoteCall(3) && !book.NoteCall(2));
@@ -32,7 +32,7 @@ TEST(EveryCallAndAnswerIsNewsOnce) {
   CHECK_EQ(NameRanks(book.Of(5, 4).silent), "rank 0");
 }
 
-TEST(AnswersToLaterCallsAnswerEarlierOnes) {
+TEST(AnswersToLaterCallsCountForEarlierOnes) {
   RollBook book(2);
   CHECK(book.NoteAnswer(0, 2, 1));
   CHECK(book.NoteAnswer(1, 2, 1));

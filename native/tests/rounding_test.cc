@@ -1,4 +1,4 @@
-// How the 16-bit floating types are decoded, encoded and rounded, by every instruction set.
+// Decoding, encoding and rounding of the 16-bit floating-point types by every instruction set.
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -31,7 +31,7 @@ TEST(AllSixteenBitNumbersSurviveDecodingAndEncoding) {
   }
 }
 
-// Numbers of all sizes of interest with more digits than the narrow types hold.
+// Numbers of all relevant sizes, with more digits than the narrow types hold.
 std::vector<float> LongNumbers() {
   std::vector<float> values;
   for (int i = 0; i < 20'000; ++i) {

@@ -1,4 +1,4 @@
-// Where sizes and addresses meet the seams: tiles, slices, chunks, odd addresses, many ranks.
+// Sizes and addresses at boundaries: tiles, slices, chunks, odd addresses, many ranks.
 #include "check.h"
 #include "trial.h"
 #include "world.h"
@@ -51,7 +51,7 @@ TEST(StreamsLongerThanASlotAreRight) {
   }
 }
 
-// Above the 16 MiB of accumulators that a lane takes at a time.
+// More than the 16 MiB of accumulators that a lane takes at a time.
 TEST(LargeBuffersAcrossHostsAreTakenInChunks) {
   for (const auto& hosts : {std::vector{0, 1}, std::vector{0, 0, 1}}) {
     World world(hosts);
@@ -73,7 +73,7 @@ TEST(UnalignedBuffersAreRight) {
   world.OpenAll();
   world.Run([](Communicator& communicator, int) {
     for (const Dtype dtype : kDtypes) {
-      // The second array of a group lies at an odd address.
+      // The second array of the group lies at an odd address.
       RunTrial(communicator, Trials(communicator).AllReduceGroup({dtype}, {1, 10'007}));
     }
   });

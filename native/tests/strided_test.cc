@@ -1,4 +1,4 @@
-// Arrays whose elements do not lie one after another.
+// Arrays whose elements are not contiguous in memory.
 #include "sparkdl/strided.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ void CheckRoundTrip(std::vector<size_t> shape, std::vector<int64_t> strides, siz
   std::vector<T> packed(expected.size());
   Pack(array, reinterpret_cast<std::byte*>(packed.data()));
   CHECK(packed == expected);
-  // Elements that are not the array's stay as they are.
+  // Elements that do not belong to the array remain unchanged.
   std::vector<T> wanted = memory;
   for (T& element : packed) {
     wanted[static_cast<size_t>(element)] = static_cast<T>(element + 60);
@@ -41,7 +41,7 @@ TEST(ElementsArePackedInRowMajorOrderAndPutBack) {
   CheckRoundTrip<float>({2, 3}, {10, 1}, 0, {0, 1, 2, 10, 11, 12});
 }
 
-// As a plain loop over indices does it.
+// Compared with a plain loop over the indices.
 TEST(PermutedArraysWithGapsArePackedWhateverTheirSize) {
   constexpr size_t kExtents[] = {37, 3, 70};
   std::vector<int32_t> memory(size_t{2} * 37 * 3 * 70);

@@ -1,4 +1,4 @@
-// A missed deadline says who was missing, and how far they had got.
+// A missed deadline says which ranks were missing, and how far they had come.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kCount = size_t{3} * 1024 * 1024;
 
-// One of each kind, on memory that any of them can work on.
+// One operation of each kind, on memory that is large enough for any of them.
 std::vector<Operation> OneOfEach(std::vector<std::byte>& memory, int world_size) {
   const size_t blocks = kCount * static_cast<size_t>(world_size);
   memory.resize(2 * blocks);
@@ -54,7 +54,7 @@ TEST(EveryOperationNamesTheRanksOfItsHostThatHadNotJoined) {
   }
 }
 
-TEST(EveryOperationNamesTheAbsentHostsRank) {
+TEST(EveryOperationNamesTheRankOfAnAbsentHost) {
   std::vector<std::byte> memory;
   for (const auto& hosts : {std::vector{0, 1}, std::vector{0, 0, 1}}) {
     for (const Operation& operation : OneOfEach(memory, static_cast<int>(hosts.size()))) {
@@ -70,8 +70,8 @@ TEST(EveryOperationNamesTheAbsentHostsRank) {
   }
 }
 
-// Rank 0, between rank 1 and the absent one, has joined and must not be blamed.
-TEST(HostThatIsAbsentBeyondAnotherIsNamed) {
+// Rank 0 lies between rank 1 and the absent rank; it has joined and must not be blamed.
+TEST(AbsentHostBeyondANeighbourIsNamed) {
   for (const auto& hosts : {std::vector{0, 1, 2}, std::vector{0, 1, 2, 3}}) {
     World world(hosts);
     world.OpenAll();
@@ -85,7 +85,7 @@ TEST(HostThatIsAbsentBeyondAnotherIsNamed) {
   }
 }
 
-TEST(AbsentRankOfAHostOfSeveralIsNamedByItsNeighbours) {
+TEST(AbsentRankOfAHostWithSeveralRanksIsNamed) {
   World world({0, 1, 1, 0, 1});
   world.OpenAll();
   world.Run([](Communicator& communicator, int rank) {
@@ -98,8 +98,8 @@ TEST(AbsentRankOfAHostOfSeveralIsNamedByItsNeighbours) {
 constexpr const char* kAllHadJoined = "all ranks had joined, but had not come to its end";
 constexpr const char* kNoAnswer = "rank 1 does not answer: frozen, or cut off from the network";
 
-// Rank 0 of a world of two, whose rank 1 gets as far as the test has played it, and does or does
-// not answer when it is asked.
+// Runs an operation on rank 0 of a world of two. Rank 1 gets as far as the test has played it, and
+// answers a roll call or not.
 void CheckTimeoutAlone(World& world, const Operation& operation, bool answers) {
   std::thread answer([&] {
     if (answers) Puppet(world, 1).AnswerRoll(1, 1);
@@ -109,7 +109,7 @@ void CheckTimeoutAlone(World& world, const Operation& operation, bool answers) {
   answer.join();
 }
 
-TEST(RankThatStopsHalfWayInsideAHostIsSaidToHaveJoinedOrToBeFrozen) {
+TEST(RankThatStopsHalfWayInsideAHostIsReportedAsJoinedOrFrozen) {
   std::vector<std::byte> memory;
   for (const Operation& operation : OneOfEach(memory, 2)) {
     if (operation.kind == OpKind::kBarrier || operation.kind == OpKind::kJoin) continue;
@@ -123,8 +123,8 @@ TEST(RankThatStopsHalfWayInsideAHostIsSaidToHaveJoinedOrToBeFrozen) {
   }
 }
 
-// What the other rank may still be reading lies untouched where it was published, however far
-// ahead both of them publish.
+// Data that the other rank may still be reading remains unchanged where it was published, however
+// far ahead both ranks publish.
 TEST(RankIsNeverFurtherAheadThanItsSlotsAllow) {
   constexpr size_t kTile = size_t{128} * 1024;
   constexpr uint32_t kNumTiles = 12;
@@ -137,15 +137,15 @@ TEST(RankIsNeverFurtherAheadThanItsSlotsAllow) {
       const Operation operation = AllReduceOf(data.data(), data.size(), Dtype::kUint8);
       World world({0, 0});
       const std::shared_ptr<Segment> segment = world.options(0).segment;
-      // As nobody tried them, rank 0 leaves the bits alone.
+      // Rank 0 has not chosen these stores by a trial, so it leaves the bits unchanged.
       if (streams) segment->line(0).streaming.store(~uint32_t{0});
       world.Open(0);
       Puppet(world, 1).Sync(operation, come);
       CheckTimeoutAlone(world, operation, true);
       const uint32_t published = come + 1 + ahead;
       CHECK_EQ(segment->line(0).phase.load(), published);
-      // The other rank has published tile come - 1, and may be reducing one that precedes it so
-      // far.
+      // The other rank has published tile come - 1, and may still be reducing the tile kPeerAhead
+      // before it.
       const uint32_t oldest = come - 1 - std::min(come - 1, kPeerAhead);
       for (uint32_t tile = oldest; tile < published; ++tile) {
         const std::byte* const slot =
@@ -157,7 +157,7 @@ TEST(RankIsNeverFurtherAheadThanItsSlotsAllow) {
   }
 }
 
-TEST(RankThatDisagreesAndStopsIsSaidToHaveJoined) {
+TEST(RankThatDisagreesAndStopsIsReportedAsJoined) {
   World world({0, 0});
   world.Open(0);
   float value = 1;
@@ -166,7 +166,7 @@ TEST(RankThatDisagreesAndStopsIsSaidToHaveJoined) {
   CHECK_EQ(value, 1.0F);
 }
 
-TEST(HostThatStopsHalfWayIsSaidToHaveJoinedOrToBeFrozen) {
+TEST(HostThatStopsHalfWayIsReportedAsJoinedOrFrozen) {
   std::vector<std::byte> memory;
   for (const Operation& operation : OneOfEach(memory, 2)) {
     const OpKind kind = operation.kind;
@@ -178,7 +178,7 @@ TEST(HostThatStopsHalfWayIsSaidToHaveJoinedOrToBeFrozen) {
   }
 }
 
-TEST(FailedCommunicatorRaisesTheSameCauseAtOnce) {
+TEST(FailedCommunicatorReturnsTheSameCauseAtOnce) {
   World world({0, 0});
   Communicator& communicator = world.Open(0);
   const Status first = communicator.Run(BarrierRequest(), 0.05, nullptr);
@@ -188,7 +188,7 @@ TEST(FailedCommunicatorRaisesTheSameCauseAtOnce) {
   CHECK_EQ(communicator.failure().value_or(""), first.ToString());
   int last = -1;
   CHECK_EQ(communicator.Join(kTimeout, nullptr, last).ToString(), first.ToString());
-  // Long before the deadline of any of them.
+  // Long before any of the deadlines.
   CHECK(Clock::now() - begin < std::chrono::seconds(10));
 }
 

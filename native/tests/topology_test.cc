@@ -1,4 +1,4 @@
-// Who stands where.
+// Placement of the ranks on hosts and lanes.
 #include "sparkdl/topology.h"
 
 #include "check.h"
@@ -6,7 +6,7 @@
 namespace sparkdl::tests {
 namespace {
 
-TEST(InterleavedHostsAreTakenApart) {
+TEST(InterleavedHostsAreSeparated) {
   auto made = Topology::Make(3, {0, 1, 0, 1, 0});
   CHECK_OK(made.status());
   const Topology& topology = made.value();
@@ -20,7 +20,7 @@ TEST(InterleavedHostsAreTakenApart) {
   CHECK_EQ(topology.next_rank(), 4);
 }
 
-TEST(RankBeyondTheLanesOwnsNone) {
+TEST(RankBeyondTheLanesOwnsNoLane) {
   CHECK(!Topology::Make(2, {0, 0, 0, 1}).value().owns_lane());
   CHECK(Topology::Make(0, {0, 0, 0, 1}).value().owns_lane());
   CHECK(!Topology::Make(0, {0, 0}).value().owns_lane());

@@ -12,10 +12,10 @@
 namespace sparkdl::tests {
 namespace {
 
-// Stands where nothing has been written yet.
+// Fills memory that has not been written to.
 constexpr std::byte kUntouched{0x5a};
 
-// Bytes between the arrays of a group, which lie at odd addresses then.
+// Bytes between the arrays of a group, so that they lie at odd addresses.
 constexpr size_t kGap = 3;
 
 void CheckBytes(const Bytes& got, const Bytes& expected, const std::string& what) {
@@ -29,7 +29,7 @@ void Append(Bytes& bytes, const Bytes& more) {
   bytes.insert(bytes.end(), more.begin(), more.end());
 }
 
-// An operation that works in one buffer.
+// An in-place operation.
 Trial InOne(Operation operation, Bytes before, Bytes afterwards) {
   Trial trial;
   trial.output = std::move(before);
@@ -40,7 +40,7 @@ Trial InOne(Operation operation, Bytes before, Bytes afterwards) {
   return trial;
 }
 
-// An operation from one buffer to another, which holds nothing before it.
+// An operation from one buffer to another, which is untouched before.
 Trial FromTo(Operation operation, Bytes input, Bytes afterwards) {
   Trial trial;
   trial.output = Bytes(afterwards.size(), kUntouched);
@@ -153,7 +153,7 @@ Trial Trials::AllGather(Dtype dtype, size_t count, const Counts& counts, Place p
   return trial;
 }
 
-// An operation on blocks of several arrays, which lie nowhere yet.
+// An operation on blocks of several arrays, without memory for them yet.
 Operation Trials::GroupOf(Operation operation, const std::vector<Counts>& counts) const {
   Counts sums(static_cast<size_t>(world_size_));
   for (const Counts& of_array : counts) {
@@ -202,7 +202,7 @@ Trial Trials::AllGatherGroup(Dtype dtype, const std::vector<Counts>& counts) con
   const size_t size = BytesOf(dtype);
   Bytes input;
   Bytes output;
-  size_t first = 0;  // so that no two arrays begin alike
+  size_t first = 0;  // so that no two arrays begin with the same elements
   for (const Counts& of_array : counts) {
     Append(input, Elements(dtype, rank_, first, of_array[static_cast<size_t>(rank_)]));
     for (int rank = 0; rank < world_size_; ++rank) {

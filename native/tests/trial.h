@@ -1,4 +1,4 @@
-// Operations with their buffers and what must stand in them afterwards.
+// Operations with their buffers, and the expected content of the buffers afterwards.
 #ifndef SPARKDL_TESTS_TRIAL_H_
 #define SPARKDL_TESTS_TRIAL_H_
 
@@ -13,19 +13,20 @@
 
 namespace sparkdl::tests {
 
-// One operation of one rank. Not copied: the operation points into memory that only moves along.
+// One operation of one rank. Not copyable, because the operation points into memory that only a
+// move takes along.
 struct Trial {
   Trial() = default;
   Trial(Trial&&) = default;
   Trial& operator=(Trial&&) = default;
 
   Operation operation;
-  Bytes input;  // empty for an operation that works in `output`
+  Bytes input;  // empty for an in-place operation
   Bytes output;
   Bytes input_afterwards;
   Bytes output_afterwards;
 
-  // Reports a failure unless the operation ended well and the buffers hold what they should.
+  // Reports a failure unless the operation succeeded and the buffers have the expected content.
   void Check(const Status& status) const;
 };
 
@@ -34,8 +35,8 @@ enum class Place : uint8_t {
   kInside,  // the block of this rank lies in the buffer of all blocks
 };
 
-// Makes this rank's share of operations that the reference knows the outcome of. counts: as in
-// Operation; with empty counts all blocks have `count` elements.
+// Creates this rank's part of operations whose results the reference knows. counts: as in
+// Operation; if empty, all blocks have `count` elements.
 class Trials {
  public:
   explicit Trials(const Communicator& communicator)
@@ -48,21 +49,21 @@ class Trials {
   };
 
   Trial AllReduce(const Numbers& numbers, size_t count) const;
-  // Of arrays that lie apart, with these numbers of elements.
+  // For separate arrays with these numbers of elements.
   Trial AllReduceGroup(const Numbers& numbers, const std::vector<size_t>& counts) const;
   Trial Reduce(const Numbers& numbers, size_t count, int root) const;
   Trial ReduceScatter(const Numbers& numbers, size_t count, const Counts& counts = {},
                       Place place = Place::kApart) const;
   Trial AllGather(Dtype dtype, size_t count, const Counts& counts = {},
                   Place place = Place::kApart) const;
-  // Of arrays that lie apart, each with blocks of so many elements.
+  // For separate arrays, each with blocks of these numbers of elements.
   Trial ReduceScatterGroup(const Numbers& numbers, const std::vector<Counts>& counts) const;
   Trial AllGatherGroup(Dtype dtype, const std::vector<Counts>& counts) const;
   Trial Gather(Dtype dtype, size_t count, int root, const Counts& counts = {}) const;
   Trial Scatter(Dtype dtype, size_t count, int root, const Counts& counts = {}) const;
   Trial Broadcast(Dtype dtype, size_t count, int root) const;
   Trial AllToAll(Dtype dtype, size_t count) const;
-  // from and to are ranks; the result is how many elements go from one to the other.
+  // count_between: number of elements that rank `from` sends to rank `to`.
   Trial AllToAll(Dtype dtype, const std::function<size_t(int from, int to)>& count_between) const;
 
  private:
@@ -74,10 +75,10 @@ class Trials {
   const int world_size_;
 };
 
-// Has the ranks of a world of every topology run the function.
+// Runs the function on all ranks of a world of every topology.
 void OnEveryTopology(const std::function<void(Communicator&, const Trials&)>& function);
 
-// Runs and checks it.
+// Runs the trial and checks it.
 void RunTrial(Communicator& communicator, const Trial& trial);
 
 }  // namespace sparkdl::tests

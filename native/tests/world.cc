@@ -61,7 +61,8 @@ World::World(std::vector<int> host_of_rank, double timeout_s, const StallOptions
 }
 
 World::~World() {
-  // All at once: a rank that closes waits for nobody, but its peers should not wait for it either.
+  // A communicator does not wait for its peers when it is destroyed, so they can be destroyed one
+  // after another.
   communicators_.clear();
   for (int rank = 0; rank < size(); ++rank) Kill(rank);
 }

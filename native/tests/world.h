@@ -1,4 +1,4 @@
-// A world of ranks that are threads of this process, connected as real ones are.
+// A world of ranks that are threads of this process, connected like real ranks.
 #ifndef SPARKDL_TESTS_WORLD_H_
 #define SPARKDL_TESTS_WORLD_H_
 
@@ -11,9 +11,8 @@
 namespace sparkdl::tests {
 
 enum class Mapping : uint8_t {
-  // One mapping for all ranks of a host: ThreadSanitizer, which knows addresses, sees their
-  // accesses
-  // to one another's slots.
+  // One mapping for all ranks of a host: ThreadSanitizer, which works by address, sees their
+  // accesses to one another's slots.
   kShared,
   // One mapping per rank at its own address, as between processes.
   kOwn,
@@ -33,7 +32,7 @@ class World {
   void OpenAll();
   Communicator& at(int rank) { return *communicators_[rank]; }
 
-  // A rank that never opened dies: its descriptors close without a word.
+  // Simulates the death of a rank that never opened: closes its descriptors without a goodbye.
   void Kill(int rank);
 
   // The descriptors of a rank that never opened.
@@ -52,7 +51,7 @@ class World {
   std::vector<std::unique_ptr<Communicator>> communicators_;
 };
 
-// The shapes that every collective must work on.
+// Topologies on which every collective must work.
 std::vector<std::vector<int>> Topologies();
 
 }  // namespace sparkdl::tests

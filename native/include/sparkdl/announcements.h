@@ -1,4 +1,4 @@
-// Waking those who wait for queued operations, some operations at a time.
+// Wakes the threads that wait for queued operations, after several operations at a time.
 #ifndef SPARKDL_ANNOUNCEMENTS_H_
 #define SPARKDL_ANNOUNCEMENTS_H_
 
@@ -13,16 +13,18 @@
 
 namespace sparkdl {
 
-// Who waits for many small operations one after another would be woken after each of them, and each
-// time take the core from a rank that is still busy with the next, for which all others then wait.
-// So while there are more of them, those who wait are woken at intervals that double: waking seldom
-// adds to a wait at most kShortestNs or as long as the queue has been busy, and never more than
-// kLongestNs. Before anything that may last all are woken.
+// If the threads that wait for many small operations were woken after each of them, a woken thread
+// would take the core from a rank that still works on the next operation, for which all other ranks
+// then wait. While more small operations follow, waiters are therefore woken at intervals that
+// double. This delays a waiter by at most kShortestNs or the time for which the queue has been
+// busy, whichever is longer, and never by more than kLongestNs. All waiters are woken before an
+// operation that may take long.
 //
-// Belongs to the progress thread.
+// Used by the progress thread only.
 class Announcements {
  public:
-  // Wakes all if what comes next may last, or enough time has passed.
+  // Wakes all waiters if the next operation, of this many bytes, may take long, or if the interval
+  // has passed.
   void BeforeOperation(uint64_t bytes) {
     if (done_.empty()) return;
     if (bytes > kSmallBytes) {
@@ -33,13 +35,13 @@ class Announcements {
     }
   }
 
-  // The operation is done() already.
+  // The operation must already be done().
   void Add(std::shared_ptr<PendingOperation> pending) {
     if (done_.empty()) since_ns_ = NowNs();
     done_.push_back(std::move(pending));
   }
 
-  // To be called as well when nothing more is queued, as intervals then begin anew.
+  // Wakes all waiters and resets the interval. Must also be called when the queue becomes empty.
   void WakeAll() {
     WakeNow();
     interval_ns_ = kShortestNs;

@@ -1,4 +1,4 @@
-// How long some thread of the caller has been blocked.
+// Time in which any of the caller's threads has been blocked.
 #ifndef SPARKDL_BLOCKED_CLOCK_H_
 #define SPARKDL_BLOCKED_CLOCK_H_
 
@@ -12,7 +12,8 @@ namespace sparkdl {
 // Runs while at least one thread is inside a BlockedSection. Thread-safe.
 class BlockedClock {
  public:
-  // What it showed at a time of the steady clock, which must not lie before the latest change.
+  // Reading in nanoseconds at time `now` of the steady clock, which must not lie before the latest
+  // change.
   int64_t At(int64_t now) const {
     const std::scoped_lock lock(mutex_);
     return num_blocked_ > 0 && now > since_ ? total_ + now - since_ : total_;

@@ -30,7 +30,8 @@
 
 namespace sparkdl {
 
-// What a communicator is made of. -1 stands for a socket or segment that this rank does not have.
+// The parts from which a communicator is opened. -1 stands for a socket or segment that this rank
+// does not have.
 struct CommunicatorOptions {
   int rank = 0;
   std::vector<int> host_of_rank;
@@ -40,19 +41,19 @@ struct CommunicatorOptions {
   int lifeline_to_next_fd = -1;
   int lifeline_from_previous_fd = -1;
   double timeout_s = 300.0;
-  // How sums and averages of float32 travel between hosts: kFloat32, kBfloat16 or kFloat16, the
-  // same on all ranks. They are added up in float32 in any case.
+  // Format in which sums and averages of float32 travel between hosts: kFloat32, kBfloat16 or
+  // kFloat16, the same on all ranks. They are always accumulated in float32.
   Dtype wire = Dtype::kFloat32;
   StallOptions stalls;
-  // Instead of segment_fd, for ranks that are threads of one process.
+  // Used instead of segment_fd if the ranks are threads of one process.
   std::shared_ptr<Segment> segment;
 };
 
-// All methods may be called by any thread. Operations of one thread run in the order of its calls,
-// which must be the same on every rank.
+// All methods may be called from any thread. Operations called from one thread run in the order of
+// the calls, which must be the same on every rank.
 class Communicator {
  public:
-  // Takes the descriptors over, whatever the outcome.
+  // Takes ownership of the descriptors, even if it fails.
   static Result<std::unique_ptr<Communicator>> Open(const CommunicatorOptions& options);
 
   // Closes without waiting for queued operations.
@@ -64,48 +65,50 @@ class Communicator {
   int world_size() const { return topology_.world_size(); }
   double timeout_s() const { return timeout_s_; }
 
-  // Maps an arena, which the ranks of this host open in the same order; fd: its memory, of
-  // Arena::PartBytesFor(...) bytes for each of them, stays the caller's.
+  // Maps an arena. All ranks of this host must open their arenas in the same order. fd: memory with
+  // Arena::PartBytesFor(...) bytes for each of these ranks; the caller keeps the descriptor.
   Result<std::shared_ptr<const Arena>> AddArena(int fd, size_t part_bytes);
 
-  // Tells an operation in place that its arrays lie in an arena, if they do.
+  // Sets operation.arena if all arrays of an allreduce lie in one arena.
   void Locate(Operation& operation) const;
 
-  // Ok if this rank can take part in the operation; says what is wrong otherwise.
+  // Ok if this rank can take part in the operation; otherwise the status says what is wrong.
   Status Validate(const Operation& operation) const;
 
-  // Runs a validated operation and returns when its buffers are free again: on the calling thread
-  // if nothing is queued.
+  // Runs a validated operation, on the calling thread if nothing is queued. When it returns, the
+  // caller may use the buffers again.
   Status Run(const Operation& operation, double timeout_s, InterruptCheck interrupt_check);
 
-  // Takes part with zeros in what the other ranks do, until all have called this; `last` is then
-  // the rank that did so last.
+  // Takes part in the operations of the other ranks with zeros, until all ranks have called Join.
+  // Sets `last` to the rank that called it last.
   Status Join(double timeout_s, InterruptCheck interrupt_check, int& last);
 
   // Queues a validated operation for the progress thread.
   std::shared_ptr<PendingOperation> Submit(const Operation& operation, double timeout_s);
 
-  // Waits for a submitted operation; kTimeout if it is not done by then, but it continues.
+  // Waits for a submitted operation. kTimeout if it is not done within timeout_s; the operation
+  // then continues.
   static Status Wait(const PendingOperation& pending, double timeout_s,
                      InterruptCheck interrupt_check);
 
-  // Makes every operation here and on all peers fail with the reason. Returns at once.
+  // Makes every operation on this rank and on all peers fail with the reason. Returns at once.
   void Abort(const std::string& reason);
 
-  // Waits for what is queued, at most the default timeout, then says goodbye. Again: does nothing.
+  // Waits for queued operations, at most timeout_s(), then says goodbye to the peers. Repeated
+  // calls do nothing.
   Status Close(InterruptCheck interrupt_check);
 
-  // Tells of the operations, also after the communicator is gone.
+  // Measurements of the operations; available also after the communicator is destroyed.
   const std::shared_ptr<OperationMonitor>& monitor() const { return monitor_; }
 
-  // Why the communicator failed; empty while it has not.
+  // Reason why the communicator failed; empty if it has not failed.
   std::optional<std::string> failure() const;
 
  private:
   Communicator(Topology topology, const CommunicatorOptions& options,
                std::shared_ptr<Segment> segment);
 
-  // Not ok in a process that was forked from the one that opened the communicator.
+  // Fails in a process that was forked from the one that opened the communicator.
   Status CheckProcess() const;
   void ProgressLoop();
   bool RunNextQueued();
@@ -126,15 +129,15 @@ class Communicator {
   FailureLatch failure_;
   Lifeline lifeline_;
   AgreedCollectives collectives_;
-  uint64_t next_sequence_ = 0;  // belongs to whoever has the turn
+  uint64_t next_sequence_ = 0;  // used only by the thread that has the turn
 
   std::atomic<bool> has_arenas_{false};
   mutable std::mutex arenas_mutex_;
   std::vector<std::weak_ptr<const Arena>> arenas_;  // guarded by arenas_mutex_
 
-  // Held by the thread that runs an operation.
+  // True while a thread has the turn, that is, runs an operation.
   std::atomic<bool> turn_is_taken_{false};
-  // Operations submitted and not done.
+  // Number of operations that were submitted and are not done.
   std::atomic<uint32_t> num_pending_{0};
   std::mutex queue_mutex_;
   std::deque<std::shared_ptr<PendingOperation>> queue_;  // guarded by queue_mutex_
@@ -145,7 +148,7 @@ class Communicator {
   std::atomic<bool> stops_{false};
   UniqueFd wake_fd_;
   std::atomic<bool> progress_sleeps_{false};
-  Announcements announcements_;  // the progress thread's
+  Announcements announcements_;  // used only by the progress thread
   std::thread progress_thread_;
 };
 

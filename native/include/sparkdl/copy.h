@@ -8,20 +8,21 @@
 
 namespace sparkdl {
 
-// memcpy that takes null pointers with no bytes, which memcpy itself may not be given. The ranges
-// must not overlap, unless they are the same.
+// memcpy that accepts null pointers if bytes is 0, which memcpy itself does not. The ranges must
+// not overlap, unless they are identical.
 inline void CopyBytes(void* destination, const void* source, size_t bytes) {
   if (bytes != 0 && destination != source) std::memcpy(destination, source, bytes);
 }
 
-// How copies write: as usual, which leaves the data in this core's cache, or around all caches, so
-// that who reads it on another core has it from memory.
+// How copies write: with ordinary stores, which leave the data in this core's cache, or with
+// streaming stores, which bypass all caches, so that another core reads the data from memory.
 enum class Stores : uint8_t { kCached, kStreaming };
 
-// Whether this machine has streaming stores; without them kStreaming does what kCached does.
+// Whether this machine has streaming stores. Without them kStreaming does the same as kCached.
 extern const bool kHasStreamingStores;
 
-// Before other threads may read what was copied with kStreaming, FinishCopies() must be called.
+// After a copy with kStreaming, FinishCopies() must be called before other threads may read the
+// data.
 void CopyBytes(void* destination, const void* source, size_t bytes, Stores stores);
 void FinishCopies(Stores stores);
 

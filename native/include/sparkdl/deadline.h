@@ -1,4 +1,4 @@
-// How long an operation may wait for its peers.
+// Deadlines of operations that wait for their peers.
 #ifndef SPARKDL_DEADLINE_H_
 #define SPARKDL_DEADLINE_H_
 
@@ -9,8 +9,9 @@ namespace sparkdl {
 
 using Clock = std::chrono::steady_clock;
 
-// A deadline whose time runs from the first question about it: an operation that never has to
-// sleep never reads the clock, which would cost a tenth of a small allreduce.
+// A deadline whose time starts with the first call of Left() or Passed(). An operation that never
+// has to sleep therefore never reads the clock, which would take a tenth of the time of a small
+// allreduce.
 class Deadline {
  public:
   explicit Deadline(double timeout_s) : timeout_s_(std::clamp(timeout_s, 0.0, kLongest)) {}
@@ -32,14 +33,14 @@ class Deadline {
 
   bool Passed() { return Left().count() == 0; }
 
-  // A time that lies so many seconds later, which may be infinitely many.
+  // Time point that lies `seconds` after `start`; `seconds` may be infinite.
   static Clock::time_point After(Clock::time_point start, double seconds) {
     return start + std::chrono::duration_cast<Clock::duration>(
                        std::chrono::duration<double>(std::min(seconds, kLongest)));
   }
 
  private:
-  static constexpr double kLongest = 1e8;  // about three years: what a steady clock's ticks can add
+  static constexpr double kLongest = 1e8;  // about three years; fits the ticks of a steady clock
 
   double timeout_s_;
   bool started_ = false;

@@ -8,7 +8,7 @@
 
 namespace sparkdl {
 
-// The numbers travel between ranks: append only.
+// The values are sent to other ranks: append only.
 enum class Dtype : uint8_t {
   kFloat32 = 0,
   kFloat64 = 1,
@@ -48,7 +48,7 @@ constexpr size_t BytesOf(Dtype dtype) {
   return 0;
 }
 
-// "float32"; "an unknown dtype" for a number that names none.
+// Such as "float32"; "an unknown dtype" for an invalid value.
 std::string_view NameOf(Dtype dtype);
 
 }  // namespace sparkdl

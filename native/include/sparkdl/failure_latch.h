@@ -11,18 +11,18 @@
 
 namespace sparkdl {
 
-// Thread-safe. The first status stays; whoever comes later is told it.
+// Thread-safe. Keeps the first status that is set; status() returns it from then on.
 class FailureLatch {
  public:
   bool is_set() const { return word_.load(std::memory_order_acquire) != 0; }
 
-  // Ok while nothing failed.
+  // Ok if nothing has failed.
   Status status() const;
 
   // Returns true if this is the first failure.
   bool Set(const Status& status);
 
-  // Sleeps until a failure is set, for at most this long.
+  // Sleeps until a failure is set, at most for the given time.
   void WaitFor(std::chrono::milliseconds longest) const;
 
  private:

@@ -1,4 +1,4 @@
-// How the floating-point unit rounds, and what it does with subnormal numbers.
+// Rounding mode of the floating-point unit, and its treatment of subnormal numbers.
 #ifndef SPARKDL_FLOAT_ENVIRONMENT_H_
 #define SPARKDL_FLOAT_ENVIRONMENT_H_
 
@@ -10,16 +10,17 @@
 
 namespace sparkdl {
 
-// As IEEE 754 has it by default, as long as this lives; then again as the thread had it. An
-// operation runs on a thread of the caller's or on the progress thread, and one of these may flush
-// subnormal numbers to zero: ranks would come to different results.
+// Sets the floating-point environment of the thread to the default of IEEE 754 as long as the
+// object lives, then restores the previous one. An operation runs on a thread of the caller or on
+// the progress thread. If one of them flushed subnormal numbers to zero, the results of the ranks
+// would differ.
 class DefaultFloatEnvironment {
  public:
   DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
   DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
 
 #if defined(__SSE__)
-  // The general functions take longer than a small operation may.
+  // The functions of <cfenv> would take too long for a small operation.
   DefaultFloatEnvironment() : found_(_mm_getcsr()) {
     if (differs()) _mm_setcsr(kDefault);
   }
@@ -29,7 +30,7 @@ class DefaultFloatEnvironment {
 
  private:
   static constexpr unsigned kDefault = 0x1f80;
-  static constexpr unsigned kExceptions = 0x3f;  // that have occurred
+  static constexpr unsigned kExceptions = 0x3f;  // flags of exceptions that have occurred
 
   bool differs() const { return (found_ & ~kExceptions) != kDefault; }
 

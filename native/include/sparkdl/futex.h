@@ -13,14 +13,15 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<u
 
 enum class FutexWake : uint8_t { kWokenOrChanged, kTimedOut, kSignal };
 
-// Sleeps while word == expected, for at most this long. Works across processes that map the word.
+// Sleeps while word == expected, at most for the given time. Works between processes that map the
+// word.
 FutexWake FutexWait(const std::atomic<uint32_t>& word, uint32_t expected,
                     std::chrono::milliseconds longest);
 
-// Wakes everyone who sleeps on the word.
+// Wakes all threads that sleep on the word.
 void FutexWakeAll(const std::atomic<uint32_t>& word);
 
-// Tells the core that this is a spin loop.
+// Hints to the core that this is a spin loop.
 inline void SpinPause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

@@ -1,4 +1,4 @@
-// What a blocked operation has to watch while it waits.
+// Failures, deadline, signals and stalls, which an operation watches while it waits.
 #ifndef SPARKDL_OPERATION_GUARD_H_
 #define SPARKDL_OPERATION_GUARD_H_
 
@@ -19,23 +19,24 @@
 
 namespace sparkdl {
 
-// True if a signal wants the calling thread back.
+// Returns true if a signal is to interrupt the calling thread.
 using InterruptCheck = bool (*)();
 
 class Announcements;
 
-// The thread that runs an operation: the progress thread itself must look after the lifelines while
-// it is busy; a caller's thread has the progress thread doing so, and has signals to heed.
+// The thread that runs an operation. The progress thread must serve the lifelines itself while it
+// is busy. For a thread of the caller, the progress thread serves them, but that thread must handle
+// signals.
 struct Runner {
   bool is_progress_thread = false;
-  // Of the progress thread: whom to wake before it sleeps.
+  // For the progress thread: waiters to wake before it sleeps.
   Announcements* announcements = nullptr;
   InterruptCheck interrupt_check = nullptr;
 };
 
 class OperationGuard {
  public:
-  // What an operation tells of itself while it runs.
+  // Where an operation reports its times and stalls while it runs.
   struct Telling {
     OperationTimes& times;
     StallBoard& stalls;
@@ -55,60 +56,62 @@ class OperationGuard {
   const Signature& signature() const { return signature_; }
   std::string Summary() const { return Summarize(operation_); }
 
-  // A guard for a thread that helps the one of this guard, until it is to stop. The lifelines and
-  // signals stay with this one's.
+  // A guard for a thread that helps the thread of this guard, until `stops` is set. The thread of
+  // this guard continues to handle lifelines and signals.
   OperationGuard ForHelper(const std::atomic<bool>& stops);
 
   // Cheap enough for a spin loop.
   bool has_failure() const { return failure_.is_set() || is_stopped(); }
 
-  // Not ok if the communicator failed, a peer left before this operation, or a signal came. To be
-  // asked before every sleep.
+  // Fails if the communicator has failed, a peer left before this operation, or a signal came. Must
+  // be called before every sleep.
   Status Check();
 
-  // How long one sleep may last; zero once the deadline has passed.
+  // Longest duration of one sleep; zero once the deadline has passed.
   std::chrono::milliseconds Slice();
 
-  // Tell it that a sleep ended by a signal, so that the next Check heeds it at once.
+  // Notes that a signal ended a sleep, so that the next Check() handles it at once.
   void NoteSignal() { signal_noted_ = true; }
 
-  // Sockets that a sleep in poll() should include; -1 where there is none.
+  // Sockets to include if the thread sleeps in poll(); -1 where there is none.
   std::array<int, 2> WatchFds();
 
-  // The status of a missed deadline: asks all ranks who is missing. Or what they tell of meanwhile.
+  // Status of a missed deadline. Asks all ranks which of them are missing; returns a failure that
+  // is reported meanwhile instead.
   Status TimedOut();
 
-  // To be asked before every sleep. Once the operation has made no progress for long it asks all
-  // ranks who is missing, and posts that; not ok if the operation is to be given up over it.
+  // Must be called before every sleep. If the operation has made no progress for a long time, asks
+  // all ranks which of them are missing, and posts the answer. Fails if the operation is to be
+  // given up because of the stall.
   Status HeedStall();
 
-  // Data moves, or all ranks are there: what follows is another wait.
+  // Notes that data has moved or that all ranks have joined: a wait that follows is a new one.
   void NoteProgress() { has_progressed_ = true; }
 
-  // This rank waits for others to join. Cheap enough for a spin loop, where it is called now and
-  // then: an operation that is not timed otherwise looks at the clock the second time.
+  // Notes that this rank waits for others to join. Cheap enough for a spin loop, which calls it now
+  // and then: in an operation that is not timed otherwise, only the second call reads the clock.
   void NoteWaiting() {
     if (times_.arrived != 0) return;
     if (times_.begun != 0 || num_looks_++ > 0) times_.arrived = NowNs();
   }
 
-  // All ranks are there. last: the rank that was waited for last, if that is known; -1 otherwise.
+  // Notes that all ranks have joined. last: rank that was waited for last; -1 if that is not known.
   void NoteAllHere(int last) {
     times_.last = last;
     if (times_.arrived != 0) times_.ready = NowNs();
     NoteProgress();
   }
 
-  // The failure that the lifelines tell of within a moment, or else this one.
+  // Waits a moment for a failure to be reported and returns it; otherwise returns `otherwise`.
   Status NewsOr(const Status& otherwise);
 
  private:
   bool is_stopped() const { return stops_ != nullptr && stops_->load(std::memory_order_acquire); }
   Status Told() const;
-  // The status of an operation that "waited 3 s" or the like.
+  // Status of an operation that missed a time limit; `how` is, for example, "waited 3 s".
   Status Missed(const std::string& how);
   void PostStall(const Attendance& attendance, Clock::time_point now);
-  // Sleeps until a failure is told of or some time has passed.
+  // Sleeps until there may be news of a failure, at most for the given time.
   void WaitForNews(std::chrono::milliseconds longest);
 
   const Operation& operation_;
@@ -126,7 +129,7 @@ class OperationGuard {
   bool has_progressed_ = true;
   Clock::time_point waits_since_;
   Clock::time_point next_warning_;
-  // A roll call over a stall that is being answered, and how long that may take.
+  // Roll call about a stall whose answers are awaited, and the time until which they are.
   std::optional<uint32_t> stall_call_;
   Clock::time_point answers_until_;
 };

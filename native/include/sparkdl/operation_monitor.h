@@ -1,4 +1,4 @@
-// What can be told of a communicator's operations: totals of each kind, who came last, records of
+// Measurements of a communicator's operations: totals by kind, which ranks came last, records of
 // single operations, stalls.
 #ifndef SPARKDL_OPERATION_MONITOR_H_
 #define SPARKDL_OPERATION_MONITOR_H_
@@ -19,19 +19,21 @@
 
 namespace sparkdl {
 
-// The operations of one kind that ended well, but for num_failed. Times in nanoseconds.
+// Totals of the operations of one kind that succeeded; num_failed counts the failed ones. Times in
+// nanoseconds.
 struct KindTotals {
   OpKind kind = OpKind::kBarrier;
   uint64_t count = 0;
   uint64_t num_failed = 0;
-  uint64_t bytes = 0;  // as nccl-tests counts them: of the whole buffer, all ranks' blocks together
-  uint64_t busy_ns = 0;     // from begun to done
-  uint64_t waiting_ns = 0;  // of which for other ranks to join
-  uint64_t queued_ns = 0;   // before busy_ns
-  uint64_t exposed_ns = 0;  // of busy_ns, while a thread of the caller was blocked
+  uint64_t bytes = 0;       // of whole buffers, or of all ranks' blocks, as nccl-tests counts them
+  uint64_t busy_ns = 0;     // from `begun` to `done`
+  uint64_t waiting_ns = 0;  // part of busy_ns: waiting for other ranks to join
+  uint64_t queued_ns = 0;   // before busy_ns: waiting in the queue
+  uint64_t exposed_ns = 0;  // part of busy_ns: while a thread of the caller was blocked
 };
 
-// How often, and for how long in all, one rank was the last that this rank waited for.
+// Number of operations in which one rank was the last that this rank waited for, and the total
+// waiting time.
 struct Lateness {
   int rank = 0;
   uint64_t count = 0;
@@ -43,14 +45,15 @@ struct Arrival {
   int64_t time_ns = 0;
 };
 
-// Shared by the communicator and by who asks; outlives the communicator. Begin and Finish belong to
-// the thread that runs an operation, which is one at a time; everything else is thread-safe.
+// Shared by the communicator and the readers of the measurements; outlives the communicator. Only
+// the thread that runs an operation, of which there is one at a time, may call Begin and Finish;
+// all other methods are thread-safe.
 //
-// To read the clock twice costs as much as a tenth of a small operation. So of the operations that
-// are small, stay on their host and run on the caller's thread, only the first kNumTimed of a kind
-// are all timed, and then one of kSampling, which counts for as many. Count and bytes are exact all
-// the same, as is what an operation waits beyond a microsecond. While a recording runs every
-// operation is timed.
+// Reading the clock twice takes as long as a tenth of a small operation. Of the operations that are
+// small, stay within their host and run on the caller's thread, only the first kNumTimed of a kind
+// are therefore timed, and then one in kSampling, whose time counts for as many. Counts and bytes
+// are exact nevertheless, as are waits of more than a microsecond. While operations are recorded,
+// every operation is timed.
 class OperationMonitor {
  public:
   static constexpr uint64_t kNumTimed = 256;
@@ -64,7 +67,7 @@ class OperationMonitor {
         lateness_(static_cast<size_t>(world_size)),
         stalls_(stalls) {}
 
-  // is_queued: the progress thread runs it.
+  // is_queued: whether the progress thread runs the operation.
   void Begin(const Operation& operation, bool is_queued, OperationTimes& times) {
     weight_ = WeightOf(operation, is_queued);
     if (weight_ != 0) BeginTimed(is_queued, times);
@@ -78,14 +81,14 @@ class OperationMonitor {
     }
   }
 
-  // The kinds that there were.
+  // Totals of the kinds of operations that have been called.
   std::vector<KindTotals> totals() const;
-  // The ranks that were waited for. Known among the ranks of one host.
+  // Lateness of the ranks that this rank waited for; known only among the ranks of one host.
   std::vector<Lateness> lateness() const;
-  // When this rank came to the latest operations, if the communicator spans hosts.
+  // Times at which this rank joined the latest operations, if the communicator spans hosts.
   std::vector<Arrival> arrivals() const;
 
-  // Writes operations down from now on, the latest max_records until they are taken.
+  // Begins to record operations; the latest max_records are kept until they are taken.
   void StartRecording(size_t max_records);
   void StopRecording();
   struct Records {
@@ -98,7 +101,7 @@ class OperationMonitor {
   StallBoard& stalls() { return stalls_; }
 
  private:
-  // Written by one thread at a time, so that no addition has to be atomic.
+  // A counter that only one thread writes at a time, so that additions need not be atomic.
   class Counter {
    public:
     void Add(uint64_t amount) { value_.store(value() + amount, std::memory_order_relaxed); }
@@ -114,7 +117,7 @@ class OperationMonitor {
     Counter count, waited;
   };
 
-  // For how many operations this one is timed; 0 if it is not.
+  // Number of operations for which the time of this one counts; 0 if it is not timed.
   uint64_t WeightOf(const Operation& operation, bool is_queued) const {
     if (is_queued || spans_hosts_ || operation.bytes() > kSmallBytes ||
         is_recording_.load(std::memory_order_relaxed)) {
@@ -122,7 +125,7 @@ class OperationMonitor {
     }
     const uint64_t count = kinds_[static_cast<size_t>(operation.kind)].count.value();
     if (count < kNumTimed) return 1;
-    // Scrambled (Fibonacci hashing), as programs repeat themselves.
+    // Scrambled (Fibonacci hashing), because programs repeat the same operations periodically.
     return (count * 0x9e3779b97f4a7c15U) >> 60 == 0 ? kSampling : 0;
   }
   void Count(const Operation& operation) {
@@ -143,13 +146,13 @@ class OperationMonitor {
   std::array<KindCounters, kNumOpKinds> kinds_;
   std::vector<LatenessCounters> lateness_;
   BlockedClock blocked_;
-  uint64_t weight_ = 1;  // belongs to who runs an operation, as does the next
+  uint64_t weight_ = 1;  // used only by the thread that runs an operation, like the next
   int64_t blocked_at_begin_ = 0;
   StallBoard stalls_;
 
   std::atomic<bool> is_recording_{false};
   mutable std::mutex mutex_;
-  std::deque<Arrival> arrivals_;  // guarded by mutex_, as all below
+  std::deque<Arrival> arrivals_;  // guarded by mutex_, like all below
   Records records_;
   size_t max_records_ = 0;
 };

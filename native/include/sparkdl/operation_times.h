@@ -1,4 +1,4 @@
-// When one operation did what.
+// Times of the stages of one operation.
 #ifndef SPARKDL_OPERATION_TIMES_H_
 #define SPARKDL_OPERATION_TIMES_H_
 
@@ -17,20 +17,20 @@ inline int64_t NowNs() {
       .count();
 }
 
-// The edges of an operation; 0 where nobody looked at the clock. A rank that waits for nobody has
-// neither `arrived` nor `ready`.
+// Times of the stages of an operation; 0 if not measured. `arrived` and `ready` are 0 if the rank
+// did not wait for other ranks.
 struct OperationTimes {
-  int64_t queued = 0;   // was handed over to the progress thread
+  int64_t queued = 0;   // submitted to the progress thread
   int64_t begun = 0;    // its turn came
-  int64_t arrived = 0;  // had to wait for other ranks
-  int64_t ready = 0;    // all ranks were there, and agreed
+  int64_t arrived = 0;  // began to wait for other ranks
+  int64_t ready = 0;    // all ranks had joined, and agreed
   int64_t done = 0;
-  int last = -1;  // the rank that was waited for last, where that is known
+  int last = -1;  // rank that was waited for last; -1 if not known
 
   int64_t waited() const { return ready == 0 ? 0 : ready - arrived; }
 };
 
-// What is written down of one operation.
+// Record of one operation.
 struct OperationRecord {
   uint64_t sequence = 0;
   OpKind kind = OpKind::kBarrier;

@@ -1,4 +1,4 @@
-// An operation that was submitted, and its outcome.
+// A submitted operation and its outcome.
 #ifndef SPARKDL_PENDING_OPERATION_H_
 #define SPARKDL_PENDING_OPERATION_H_
 
@@ -16,9 +16,9 @@
 
 namespace sparkdl {
 
-// Shared by the submitter and the thread that runs it. Once done() is true nobody touches the
-// buffers any more, whatever the outcome; but for arrays in an arena after a failure, which a peer
-// that has not heard of it yet may still write.
+// Shared by the submitter and the thread that runs the operation. Once done() is true, the buffers
+// are no longer accessed, whatever the outcome. After a failure, arrays in an arena are an
+// exception: a peer that has not learned of the failure yet may still write to them.
 class PendingOperation {
  public:
   PendingOperation(Operation operation, double timeout_s, std::shared_ptr<OperationMonitor> monitor)
@@ -31,19 +31,19 @@ class PendingOperation {
 
   bool done() const { return done_.load(std::memory_order_acquire) != 0; }
 
-  // Only once done().
+  // Valid only once done().
   const Status& status() const { return status_; }
 
-  // Sleeps until done, for at most this long.
+  // Sleeps until done(), at most for the given time.
   void WaitFor(std::chrono::milliseconds longest) const {
-    // In one total order with Complete and WakeWaiters: either this sees it done, or they the
-    // waiter.
+    // In one total order with Complete and WakeWaiters: either this thread sees that the operation
+    // is done, or they see the waiter.
     num_waiters_.fetch_add(1, std::memory_order_seq_cst);
     if (done_.load(std::memory_order_seq_cst) == 0) FutexWait(done_, 0, longest);
     num_waiters_.fetch_sub(1, std::memory_order_seq_cst);
   }
 
-  // Makes it done(); who sleeps learns of it by WakeWaiters.
+  // Makes done() true. WakeWaiters() wakes the threads that sleep.
   void Complete(Status status) {
     status_ = std::move(status);
     done_.store(1, std::memory_order_seq_cst);

@@ -1,4 +1,4 @@
-// A stream of bytes that lies in several pieces of memory.
+// Byte streams that consist of several pieces of memory.
 #ifndef SPARKDL_PIECES_H_
 #define SPARKDL_PIECES_H_
 
@@ -9,7 +9,7 @@
 
 namespace sparkdl {
 
-// Contiguous bytes. As a destination, null data means bytes of the stream that are passed over.
+// Contiguous bytes. In a destination, null data means that these bytes of the stream are skipped.
 template <typename Byte>
 struct BasicPiece {
   Byte* data = nullptr;
@@ -27,7 +27,7 @@ size_t TotalBytes(const std::vector<BasicPiece<Byte>>& pieces) {
   return total;
 }
 
-// A position in such a stream. The pieces must outlive it.
+// A position in such a stream. The pieces must outlive the cursor.
 template <typename Byte>
 class PieceCursor {
  public:
@@ -39,7 +39,8 @@ class PieceCursor {
 
   size_t remaining() const { return remaining_; }
 
-  // The contiguous bytes at the position, at most longest of them; 0 bytes only at the end.
+  // Contiguous bytes at the position, at most `longest` of them. Unless longest is 0, empty only at
+  // the end.
   BasicPiece<Byte> Peek(size_t longest) const {
     if (remaining_ == 0) return {};
     const auto& piece = pieces_[index_];
@@ -47,7 +48,7 @@ class PieceCursor {
             std::min(piece.bytes - offset_, longest)};
   }
 
-  // Moves on by bytes, which may span pieces.
+  // Moves forward by this number of bytes, possibly across pieces.
   void Advance(size_t bytes) {
     remaining_ -= bytes;
     offset_ += bytes;
@@ -66,7 +67,7 @@ class PieceCursor {
   size_t remaining_ = 0;
 };
 
-// The bytes [begin, begin + bytes) of a stream, which has so many.
+// Bytes [begin, begin + bytes) of a stream, which must be at least that long.
 template <typename Byte>
 std::vector<BasicPiece<Byte>> Slice(const std::vector<BasicPiece<Byte>>& pieces, size_t begin,
                                     size_t bytes) {
@@ -91,7 +92,8 @@ inline void Append(Pieces& stream, const Pieces& pieces) {
   stream.insert(stream.end(), pieces.begin(), pieces.end());
 }
 
-// Part number `index` of `total` divided as evenly as may be into `parts`, at multiples of `unit`.
+// Part number `index` of `total`, divided as evenly as possible into `parts`, at multiples of
+// `unit`.
 struct Part {
   size_t begin = 0;
   size_t size = 0;

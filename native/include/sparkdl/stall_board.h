@@ -1,4 +1,5 @@
-// Operations that some ranks do not join for long, and how the application comes to know of them.
+// Operations that some ranks have not joined for a long time, and how the application learns of
+// them.
 #ifndef SPARKDL_STALL_BOARD_H_
 #define SPARKDL_STALL_BOARD_H_
 
@@ -15,9 +16,9 @@ namespace sparkdl {
 struct StallOptions {
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
-  double warn_after_s = kNever;  // and again whenever as much time has passed
+  double warn_after_s = kNever;  // and again after each such interval
   double abort_after_s = kNever;
-  // An eventfd that is written to when there is news; it stays the caller's.
+  // An eventfd that is written to when there is a notice; it remains the caller's. -1: none.
   int notice_fd = -1;
 
   bool is_on() const { return warn_after_s != kNever || abort_after_s != kNever; }
@@ -30,15 +31,15 @@ struct StallNotice {
   std::string who;  // "ranks 1, 3 had not joined"
 };
 
-// An operation in which nothing has moved since some time.
+// An operation that has made no progress since some time.
 struct Wait {
   std::string operation;
   std::chrono::steady_clock::time_point since;
-  double timeout_s = 0.0;  // the operation's own
+  double timeout_s = 0.0;  // the operation's timeout
 };
 
-// Where the latest news lies until somebody takes it, and the wait that is under way, if it has
-// lasted long enough to be worth telling. Thread-safe.
+// Holds the latest notice until it is taken, and the current wait if it has lasted long enough to
+// be reported. Thread-safe.
 class StallBoard {
  public:
   explicit StallBoard(const StallOptions& options) : options_(options) {}
@@ -49,7 +50,7 @@ class StallBoard {
   std::optional<StallNotice> Take();
 
   void BeginWait(Wait wait);
-  // Cheap when there is none.
+  // Cheap if there is no wait.
   void EndWait();
   bool has_wait() const { return has_wait_.load(std::memory_order_relaxed); }
   std::optional<Wait> wait() const;
@@ -58,7 +59,7 @@ class StallBoard {
   const StallOptions options_;
   std::atomic<bool> has_wait_{false};
   mutable std::mutex mutex_;
-  std::optional<Wait> wait_;  // guarded by mutex_, as the next
+  std::optional<Wait> wait_;  // guarded by mutex_, like the next
   std::optional<StallNotice> notice_;
 };
 

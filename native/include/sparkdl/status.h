@@ -10,7 +10,7 @@
 
 namespace sparkdl {
 
-// The numbers travel on the lifelines: append only.
+// The values are sent on the lifelines: append only.
 enum class StatusCode : uint8_t {
   kOk = 0,
   kInvalidArgument = 1,
@@ -20,7 +20,7 @@ enum class StatusCode : uint8_t {
   kRankLost = 5,
   kInterrupted = 6,
   kMismatch = 8,
-  // Inside the core only: the ranks are not about to do the same. Becomes kMismatch.
+  // Used only inside the core: the ranks do not agree on the operation. Becomes kMismatch.
   kDisagreement = 9,
 };
 
@@ -36,7 +36,7 @@ class [[nodiscard]] Status {
   bool ok() const { return detail_ == nullptr; }
   StatusCode code() const { return detail_ ? detail_->code : StatusCode::kOk; }
 
-  // A new status of the same code that says what was being done when this one happened.
+  // A status of the same code that says what was being done when this failure occurred.
   Status Within(std::string what) const;
 
   // "what: cause: its cause".
@@ -51,7 +51,7 @@ class [[nodiscard]] Status {
   std::shared_ptr<const Detail> detail_;
 };
 
-// A value, or the status that tells why there is none.
+// A value, or the status that says why there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:

@@ -1,4 +1,4 @@
-// Arrays whose elements do not lie one after another.
+// Arrays whose elements are not contiguous in memory.
 #ifndef SPARKDL_STRIDED_H_
 #define SPARKDL_STRIDED_H_
 
@@ -9,7 +9,7 @@
 
 namespace sparkdl {
 
-// Where the elements lie. A stride is in elements, and may be negative.
+// Positions of the elements. A stride is in elements, and may be negative.
 struct StridedArray {
   std::byte* data = nullptr;
   size_t element_bytes = 0;
@@ -17,15 +17,16 @@ struct StridedArray {
   std::vector<int64_t> strides;
 };
 
-// Whether elements may share memory. False is certain; true also of a few arrays that no library
-// makes by slicing and permuting.
+// Whether elements may share memory. False is certain. True may be wrong for a few arrays that no
+// library creates by slicing and permuting.
 bool MayOverlap(const StridedArray& array);
 
-// Copies the elements to contiguous memory, in row-major order, or from there. Nothing may overlap.
+// Copies the elements to contiguous memory in row-major order (Pack), or from there (Unpack). The
+// two must not overlap.
 void Pack(const StridedArray& array, std::byte* packed);
 void Unpack(const std::byte* packed, const StridedArray& array);
 
-// Contiguous memory that stands for an array while an operation works on it.
+// Contiguous memory that replaces an array while an operation works on it.
 struct PackedArray {
   StridedArray array;
   std::unique_ptr<std::byte[]> elements;

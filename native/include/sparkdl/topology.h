@@ -1,4 +1,4 @@
-// Where the ranks stand: who shares a host, and who owns which lane across hosts.
+// Placement of the ranks: which share a host, and which own a lane between hosts.
 #ifndef SPARKDL_TOPOLOGY_H_
 #define SPARKDL_TOPOLOGY_H_
 
@@ -8,11 +8,11 @@
 
 namespace sparkdl {
 
-// One rank's view of the world. With num_lanes = the smallest number of ranks on a host, lane i is
-// a ring over all hosts made of the ranks with local_rank i; it carries 1 / num_lanes of the data.
+// One rank's view of the world. num_lanes is the smallest number of ranks on a host. Lane i is a
+// ring over all hosts through the ranks with local_rank i, and carries 1 / num_lanes of the data.
 class Topology {
  public:
-  // host_of_rank: index of the host of every rank, hosts numbered by first appearance.
+  // host_of_rank: host index of every rank; hosts are numbered by first appearance.
   static Result<Topology> Make(int rank, const std::vector<int>& host_of_rank);
 
   int rank() const { return rank_; }
@@ -24,14 +24,14 @@ class Topology {
   int num_lanes() const { return num_lanes_; }
   bool owns_lane() const { return num_hosts() > 1 && local_rank_ < num_lanes_; }
 
-  // Ranks on this host, and on any host, ascending.
+  // Ranks on this host, or on any host, ascending.
   const std::vector<int>& local_ranks() const { return ranks_on_host_[host_]; }
   const std::vector<int>& ranks_on(int host) const { return ranks_on_host_[host]; }
 
   int host_of(int rank) const { return host_of_rank_[rank]; }
   // The local_rank of a rank on its own host.
   int local_rank_of(int rank) const { return local_rank_of_[rank]; }
-  // The rank of this rank's lane on the next or previous host.
+  // Rank on the next or previous host on this rank's lane.
   int next_on_lane() const;
   int previous_on_lane() const;
   // Neighbours on the lifeline ring over all ranks.

@@ -48,15 +48,16 @@ std::optional<Dtype> FromDlpack(nb::dlpack::dtype dtype) {
   RaiseInvalid(std::string(name) + " " + text);
 }
 
-// NumPy's description of a dtype in the byte order of other machines, as ">f4"; empty for any
-// other.
+// NumPy's description of a dtype in non-native byte order, such as ">f4"; empty for any other
+// object.
 std::string SwappedDtype(nb::handle object) {
   const nb::object dtype = nb::getattr(object, "dtype", nb::none());
   if (!nb::hasattr(dtype, "isnative") || nb::cast<bool>(dtype.attr("isnative"))) return {};
   return nb::str(dtype.attr("str")).c_str();
 }
 
-// As a field of a structured NumPy array may have.
+// Whether a stride is not a multiple of the element size, as for a field of a structured NumPy
+// array.
 bool HasOddStrides(nb::handle object) {
   if (!nb::hasattr(object, "strides") || !nb::hasattr(object, "itemsize")) return false;
   const nb::object strides = object.attr("strides");
@@ -100,7 +101,7 @@ bool IsContiguous(const Array& array, size_t count) {
   return true;
 }
 
-// Has an argument stand for memory that its array is packed into.
+// Replaces an argument's memory by contiguous memory into which its array is packed.
 template <typename Array>
 void PackInto(ArrayArgument& argument, const char* name, const Array& array, Access access) {
   auto packed = std::make_unique<PackedArray>();

@@ -139,7 +139,8 @@ class CommunicatorObject {
     return seconds;
   }
 
-  // The arrays must outlive the core, whose thread works on them: declared first, destroyed last.
+  // The arrays must outlive the core, whose thread works on them, so they are declared first and
+  // destroyed last.
   std::shared_ptr<HeldArrays> held_ = std::make_shared<HeldArrays>();
   std::unique_ptr<Communicator> core_;
 };
@@ -151,8 +152,8 @@ Request Named(Request request, std::string_view name) {
   return request;
 }
 
-// Defines an operation and its asynchronous form. make turns its arguments into a request; both
-// take a name and a timeout besides.
+// Defines an operation and its asynchronous form. make: converts the arguments of both into a
+// request. Both also take a name and a timeout.
 template <typename... Arguments, typename... Extras>
 void Define(nb::class_<Self>& type, const char* name, const char* async_name,
             Request (*make)(const Self&, Arguments...), const char* doc, const Extras&... extras) {
@@ -168,7 +169,8 @@ void Define(nb::class_<Self>& type, const char* name, const char* async_name,
       [make](Self& self, Arguments... arguments, std::string_view label, Timeout timeout_s) {
         return self.Submit(Named(make(self, arguments...), label), timeout_s);
       },
-      extras..., "name"_a = "", "timeout_s"_a = nb::none(), "Queue it, in the order of the calls.");
+      extras..., "name"_a = "", "timeout_s"_a = nb::none(),
+      "Queue the operation and return its handle. Operations run in the order of the calls.");
 }
 
 void DefineReductions(nb::class_<Self>& type) {
@@ -188,13 +190,13 @@ void DefineReductions(nb::class_<Self>& type) {
       type, "allreduce_group", "allreduce_group_async",
       +[](const Self&, std::vector<nb::object> arrays, std::string_view op, double prescale,
           double postscale) { return AllReduceGroupRequest(arrays, {op, prescale, postscale}); },
-      "allreduce of several arrays of one dtype as one operation.", "arrays"_a, op, prescale,
+      "Run allreduce on several arrays of one dtype as one operation.", "arrays"_a, op, prescale,
       postscale);
   Define(
       type, "reduce", "reduce_async",
       +[](const Self&, nb::handle array, int root, std::string_view op, double prescale,
           double postscale) { return ReduceRequest(array, root, {op, prescale, postscale}); },
-      "Reduce array over all ranks, into the root's; the other ranks keep theirs.", "array"_a,
+      "Reduce array over all ranks into the root's array; the other ranks keep theirs.", "array"_a,
       "root"_a, op, prescale, postscale);
   Define(
       type, "reduce_scatter", "reduce_scatter_async",
@@ -203,8 +205,8 @@ void DefineReductions(nb::class_<Self>& type) {
         return ReduceScatterRequest(array, out, counts, {op, prescale, postscale}, self.rank(),
                                     self.world_size());
       },
-      "Reduce array, the blocks of all ranks, over all ranks; block r goes to rank r's out, which "
-      "may be that block of array.",
+      "Reduce array, which has a block for each rank, over all ranks. Block r goes to rank r's "
+      "out, which may be that block of array.",
       "array"_a, "out"_a, counts, op, prescale, postscale);
   Define(
       type, "reduce_scatter_group", "reduce_scatter_group_async",
@@ -213,7 +215,7 @@ void DefineReductions(nb::class_<Self>& type) {
         return ReduceScatterGroupRequest(arrays, outs, counts, {op, prescale, postscale},
                                          self.rank(), self.world_size());
       },
-      "reduce_scatter of several arrays of one dtype as one operation.", "arrays"_a, "outs"_a,
+      "Run reduce_scatter on several arrays of one dtype as one operation.", "arrays"_a, "outs"_a,
       counts, op, prescale, postscale);
 }
 
@@ -225,7 +227,7 @@ void DefineMovements(nb::class_<Self>& type) {
       +[](const Self& self, nb::handle array, nb::handle out, Counts counts) {
         return AllGatherRequest(array, out, counts, self.rank(), self.world_size());
       },
-      "Gather every rank's array into out, in order of ranks. array may be this rank's block of "
+      "Gather every rank's array into out, in rank order. array may be this rank's block of "
       "out.",
       "array"_a, "out"_a, counts);
   Define(
@@ -234,26 +236,27 @@ void DefineMovements(nb::class_<Self>& type) {
           GroupCounts counts) {
         return AllGatherGroupRequest(arrays, outs, counts, self.rank(), self.world_size());
       },
-      "allgather of several arrays of one dtype as one operation.", "arrays"_a, "outs"_a, counts);
+      "Run allgather on several arrays of one dtype as one operation.", "arrays"_a, "outs"_a,
+      counts);
   Define(
       type, "broadcast", "broadcast_async",
       +[](const Self& self, nb::handle array, int root) {
         return BroadcastRequest(array, root, self.rank());
       },
-      "Copy rank root's array to all ranks, in place.", "array"_a, "root"_a);
+      "Copy the root's array to the arrays of all ranks.", "array"_a, "root"_a);
   Define(
       type, "gather", "gather_async",
       +[](const Self& self, nb::handle array, nb::handle out, int root, Counts counts) {
         return GatherRequest(array, out, root, counts, self.rank(), self.world_size());
       },
-      "Gather every rank's array into the root's out, which is None elsewhere.", "array"_a,
+      "Gather every rank's array into the root's out; out is None on the other ranks.", "array"_a,
       "out"_a.none(), "root"_a, counts);
   Define(
       type, "scatter", "scatter_async",
       +[](const Self& self, nb::handle array, nb::handle out, int root, Counts counts) {
         return ScatterRequest(array, out, root, counts, self.rank(), self.world_size());
       },
-      "Give block r of the root's array, which is None elsewhere, to rank r's out.",
+      "Copy block r of the root's array to rank r's out; array is None on the other ranks.",
       "array"_a.none(), "out"_a, "root"_a, counts);
   Define(
       type, "alltoall", "alltoall_async",
@@ -261,11 +264,11 @@ void DefineMovements(nb::class_<Self>& type) {
           Counts receive_counts) {
         return AllToAllRequest(array, out, send_counts, receive_counts, self.world_size());
       },
-      "Send block r of array to rank r; out takes the blocks of all ranks in order of ranks.",
+      "Send block r of array to rank r; out receives the blocks of all ranks in rank order.",
       "array"_a, "out"_a, "send_counts"_a = nb::none(), "receive_counts"_a = nb::none());
   Define(
       type, "barrier", "barrier_async", +[](const Self&) { return Request{}; },
-      "Return once all ranks have called it.");
+      "Return once all ranks have called barrier.");
 }
 
 }  // namespace
@@ -275,48 +278,57 @@ void DefineCommunicator(nb::module_& module) {
   nb::class_<Self> type(
       module, "Communicator",
       "The open group of ranks, seen from one of them.\n\n"
-      "Arrays are buffers in CPU memory: NumPy arrays, torch tensors and whatever else speaks "
-      "DLPack or the buffer protocol; those that are not C-contiguous are copied. float32, "
-      "float64, bfloat16, float16, all integers and "
-      "bool can be reduced, by 'sum', 'avg', 'min', 'max' or 'product'; bfloat16 and float16 "
-      "accumulate in float32, integer sums wrap, integer averages round toward zero.\n\n"
-      "counts: elements of each rank's block, the same on all ranks; equal blocks when None. All "
-      "ranks must give the same name.\n\n"
-      "timeout_s, in seconds, replaces the communicator's own for one operation. After an "
-      "operation "
-      "failed, all later ones raise the same error.");
+      "Arrays are buffers in CPU memory: NumPy arrays, torch tensors and other objects that "
+      "support DLPack or the buffer protocol; those that are not C-contiguous are copied. "
+      "float32, float64, bfloat16, float16, all integers and bool can be reduced, by 'sum', "
+      "'avg', 'min', 'max' or 'product'. bfloat16 and float16 accumulate in float32, integer "
+      "sums wrap, and integer averages round toward zero.\n\n"
+      "counts: number of elements of each rank's block, the same on all ranks; None if the "
+      "blocks are equal. name: name of the operation, the same on all ranks.\n\n"
+      "timeout_s replaces the communicator's timeout for one operation, in seconds. After an "
+      "operation has failed for another reason than a mismatch, all later ones raise the same "
+      "error.");
   type.def(
       nb::init<int, const std::vector<int>&, int, std::pair<int, int>, std::pair<int, int>, double,
                std::string_view, Timeout, Timeout, int>(),
       nb::kw_only(), "rank"_a, "host_of_rank"_a, "segment_fd"_a, "lane_fds"_a, "lifeline_fds"_a,
       "timeout_s"_a, "wire"_a = "float32", "stall_warning_s"_a = nb::none(),
       "stall_abort_s"_a = nb::none(), "stall_fd"_a = -1,
-      "Take over the descriptors of one rank, whatever the outcome.\n\n"
-      "host_of_rank has the host of every rank, numbered by first appearance. segment_fd is -1 if "
-      "the rank is alone on its host, lane_fds (to the next host, from the previous one) are "
-      "(-1, -1) if it owns no lane, lifeline_fds (to the next rank, from the previous one) in a "
-      "world of one. timeout_s is the default deadline of every operation, in seconds. wire says "
-      "how sums and averages of float32 travel between hosts: as float32, bfloat16 or float16, the "
-      "same on all ranks; they are added up in float32. An operation in which nothing has moved "
-      "for stall_warning_s has its news ready in the monitor, of which stall_fd, an eventfd, "
-      "tells; "
-      "after stall_abort_s it fails.");
+      "Take ownership of the descriptors of one rank, even if an error is raised.\n\n"
+      "Args:\n"
+      "    rank: this rank.\n"
+      "    host_of_rank: host index of every rank, hosts numbered by first appearance.\n"
+      "    segment_fd: the host's shared segment; -1 if the rank is alone on its host.\n"
+      "    lane_fds: sockets to the next host and from the previous one; (-1, -1) if the rank "
+      "owns no lane.\n"
+      "    lifeline_fds: sockets to the next rank and from the previous one; (-1, -1) in a "
+      "world of one.\n"
+      "    timeout_s: default timeout of every operation, in seconds.\n"
+      "    wire: format in which sums and averages of float32 travel between hosts: 'float32', "
+      "'bfloat16' or 'float16', the same on all ranks. They are always accumulated in float32.\n"
+      "    stall_warning_s: seconds after which the monitor reports an operation without "
+      "progress; None: never.\n"
+      "    stall_abort_s: seconds after which an operation without progress fails; None: never.\n"
+      "    stall_fd: eventfd that is written to when the monitor reports an operation; -1: "
+      "none.");
   DefineReductions(type);
   DefineMovements(type);
   type.def("join", &Self::Join, "timeout_s"_a = nb::none(),
-           "Take part with zeros in what the others do, until all have called this; return the "
-           "rank that did so last.")
+           "Take part with zeros in the operations of the other ranks until all ranks have "
+           "called join; return the rank that called it last.")
       .def("add_arena", &Self::AddArena, "fd"_a, "part_bytes"_a,
-           "Map memory that the ranks of this host share, part_bytes for each of them, and return "
-           "this rank's part. Arrays that lie at the same place in every rank's part are reduced "
-           "without copies. The descriptor stays the caller's.")
+           "Map memory that the ranks of this host share, with part_bytes for each of them, and "
+           "return this rank's part. Arrays that lie at the same offset in every rank's part "
+           "are reduced without copies. The caller keeps the descriptor.")
       .def("abort", &Self::Abort, "reason"_a,
-           "Make every operation here and on all peers fail with the reason; returns at once.")
+           "Make every operation on this rank and on all peers fail with the reason. Returns at "
+           "once.")
       .def("close", &Self::Close,
-           "Wait for what is queued, at most the default timeout, then leave. Can be called again.")
-      .def_prop_ro("monitor", &Self::monitor, "What can be told of the operations.")
+           "Wait for queued operations, at most the default timeout, then leave. Repeated calls "
+           "do nothing.")
+      .def_prop_ro("monitor", &Self::monitor, "Measurements of the operations.")
       .def_prop_ro("failure", &Self::failure, nb::sig("def failure(self) -> str | None"),
-                   "Why the communicator failed; None while it has not.");
+                   "Reason why the communicator failed; None if it has not failed.");
 }
 
 }  // namespace sparkdl::bindings

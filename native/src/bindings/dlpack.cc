@@ -51,8 +51,9 @@ std::tuple<uintptr_t, size_t, std::string, bool, int, int> Describe(nb::handle c
 void DefineDescribeDlpack(nb::module_& module) {
   using nb::literals::operator""_a;
   module.def("describe_dlpack", &Describe, "capsule"_a,
-             "Address, elements, dtype, whether C-contiguous, DLPack's device type and device of "
-             "what __dlpack__ returned. Consumes the capsule; the array is to be kept.");
+             "Return address, number of elements, dtype, whether C-contiguous, DLPack's device "
+             "type and device id of the array in a capsule that __dlpack__ returned. Consumes "
+             "the capsule; the caller must keep the array alive.");
 }
 
 }  // namespace sparkdl::bindings

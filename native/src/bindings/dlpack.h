@@ -1,4 +1,4 @@
-// What a DLPack capsule says of an array on any device, whose memory is not looked at.
+// Description of an array on any device from its DLPack capsule, without access to its memory.
 #ifndef SPARKDL_BINDINGS_DLPACK_H_
 #define SPARKDL_BINDINGS_DLPACK_H_
 

@@ -8,8 +8,8 @@
 
 namespace sparkdl::bindings {
 
-// Raises the exception of sparkdl.errors that belongs to the status; for kInterrupted the one that
-// the signal's handler left. Needs the GIL. Does nothing if ok.
+// Raises the exception of sparkdl.errors that belongs to the status; for kInterrupted, the
+// exception that the signal handler raised. Needs the GIL. Does nothing if the status is ok.
 void RaiseIfError(const Status& status);
 
 // Raises ParamError.

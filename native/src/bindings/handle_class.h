@@ -1,4 +1,4 @@
-// Python's Handle, and the references that operations hold on their arrays.
+// Python's Handle, and the references that keep the arrays of operations alive.
 #ifndef SPARKDL_BINDINGS_HANDLE_CLASS_H_
 #define SPARKDL_BINDINGS_HANDLE_CLASS_H_
 
@@ -18,9 +18,9 @@ namespace nb = nanobind;
 
 using Arguments = std::vector<ArrayArgument>;
 
-// Holds the arrays of submitted operations until these are done, also when the user has dropped the
-// handle. They are let go by the next call from Python, not by the progress thread: it never needs
-// the GIL, so it can never wait for it. All methods need the GIL.
+// Holds the arrays of submitted operations until these are done, even if the user has dropped the
+// handle. The next call from Python releases them, not the progress thread, which never needs the
+// GIL and so can never wait for it. All methods need the GIL.
 class HeldArrays {
  public:
   void Hold(std::shared_ptr<PendingOperation> pending, Arguments arguments) {
@@ -30,7 +30,8 @@ class HeldArrays {
   // Operations finish in the order of submission.
   void LetGoOfDone() {
     while (!held_.empty() && held_.front().first->done()) {
-      // Letting go may run Python code that comes back here: take it out first.
+      // Releasing the arrays may run Python code that calls this method: remove them from the queue
+      // first.
       const auto done = std::move(held_.front());
       held_.pop_front();
     }
@@ -47,7 +48,8 @@ struct Handle {
 
 void DefineHandle(nb::module_& module);
 
-// True if a signal's handler raised; its exception stays set in the calling thread. Takes the GIL.
+// Returns true if a signal handler raised; its exception stays set in the calling thread. Acquires
+// the GIL.
 bool HasSignal();
 
 }  // namespace sparkdl::bindings

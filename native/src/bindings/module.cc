@@ -28,20 +28,21 @@ size_t SegmentBytes(int local_size) {
 
 NB_MODULE(_native, module) {
   using nanobind::literals::operator""_a;
-  // A rank that ends with its communicator open has leaked nothing.
+  // A rank that ends with an open communicator has leaked nothing.
   nanobind::set_leak_warnings(false);
   module.doc() =
-      "The data path of the collectives: shared memory inside a host, TCP rings across hosts.\n\n"
-      "It opens no sockets and resolves no names: it is handed connected, authenticated "
+      "The data path of the collectives: shared memory within a host, TCP rings between hosts.\n\n"
+      "It opens no sockets and resolves no names: it receives connected, authenticated "
       "descriptors.";
   sparkdl::bindings::DefineHandle(module);
   sparkdl::bindings::DefineMonitor(module);
   sparkdl::bindings::DefineCommunicator(module);
   sparkdl::bindings::DefineNccl(module);
   sparkdl::bindings::DefineDescribeDlpack(module);
-  module.def(
-      "segment_bytes", &SegmentBytes, "local_size"_a,
-      "How many bytes the zero-filled segment must have that local_size ranks of a host share.");
+  module.def("segment_bytes", &SegmentBytes, "local_size"_a,
+             "Return the size in bytes of the zero-filled segment that local_size ranks of a "
+             "host share.");
   module.def("arena_part_bytes", &sparkdl::Arena::PartBytesFor, "num_bytes"_a,
-             "How many bytes an arena must have for each rank, to hold num_bytes of its own.");
+             "Return the size in bytes of each rank's part of an arena, for num_bytes of the "
+             "rank's own arrays.");
 }

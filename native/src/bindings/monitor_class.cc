@@ -69,42 +69,47 @@ nb::list Waits(const Monitor& self) {
 void DefineMonitor(nb::module_& module) {
   using nb::literals::operator""_a;
   nb::class_<Monitor>(module, "Monitor",
-                      "What can be told of a communicator's operations, also when it is closed.\n\n"
-                      "Times are integers in nanoseconds, points in time those of "
-                      "time.monotonic_ns(); 0 stands for one that was not taken.")
+                      "Measurements of a communicator's operations; available also after it is "
+                      "closed.\n\n"
+                      "Times are integers in nanoseconds; points in time are those of "
+                      "time.monotonic_ns(). 0 stands for a time that was not measured.")
       .def("totals", &Totals,
            nb::sig("def totals(self) -> list[tuple[str, int, int, int, int, int, int, int]]"),
-           "Of each kind of operation: kind, count, failed, bytes, time busy, of that waiting for "
-           "other ranks to join, time queued before, and of the time busy that in which the caller "
-           "was blocked.")
+           "Totals of each kind of operation: kind, number of operations, number of failed "
+           "ones, bytes, busy time, part of it spent waiting for other ranks to join, time "
+           "queued before, and part of the busy time in which a thread of the caller was "
+           "blocked.")
       .def("lateness", &LatenessOf, nb::sig("def lateness(self) -> list[tuple[int, int, int]]"),
-           "The ranks of this host that this rank waited for last: rank, how often, how long.")
+           "Ranks of this host that were the last that this rank waited for: rank, number of "
+           "operations, total waiting time.")
       .def("arrivals", &Arrivals, nb::sig("def arrivals(self) -> list[tuple[int, int]]"),
-           "Number and time of this rank's coming to each of the latest operations, if the "
-           "communicator spans hosts.")
+           "Number of each of the latest operations, and time at which this rank joined it, if "
+           "the communicator spans hosts.")
       .def(
           "start_recording",
           [](const Monitor& self, size_t max_records) {
             self.monitor->StartRecording(max_records);
           },
-          "max_records"_a, "Write operations down, the latest max_records until they are taken.")
+          "max_records"_a,
+          "Begin to record operations; the latest max_records are kept until they are taken.")
       .def(
           "stop_recording", [](const Monitor& self) { self.monitor->StopRecording(); },
-          "Write no more down.")
+          "Stop recording operations.")
       .def("take_records", &TakeRecords,
            nb::sig("def take_records(self) -> tuple[list[tuple[int, str, str, int, str, bool, int, "
                    "int, int, int, int, int]], int]"),
-           "What was written down, and how many earlier records had to go.\n\n"
-           "A record: number, kind, name, bytes, dtype, whether it ended well, the times when it "
-           "was queued, begun, waiting for others, joined by all and done, and the rank that came "
-           "last, -1 if nobody was waited for.")
+           "Remove and return the records of operations, and the number of dropped ones.\n\n"
+           "A record has number, kind, name, bytes, dtype, whether the operation succeeded, the "
+           "times at which it was queued, began, waited for other ranks, had been joined by all "
+           "ranks and was done, and the rank that joined last, -1 if this rank did not wait or "
+           "does not know it.")
       .def("take_stall", &TakeStall,
            nb::sig("def take_stall(self) -> tuple[int, str, float, str] | None"),
-           "The news of an operation that makes no progress, once: its number, what it is, the "
-           "seconds waited, and who is missing.")
+           "Remove and return the notice about an operation without progress, if there is one: "
+           "its number, its description, the seconds waited, and which ranks are missing.")
       .def("waits", &Waits, nb::sig("def waits(self) -> list[tuple[str, float, float]]"),
-           "The operation in which nothing has moved for 0.2 s or longer, if there is one: what it "
-           "is, the seconds waited, and its timeout_s.");
+           "The operation that has made no progress for 0.2 s or longer, if there is one: its "
+           "description, the seconds waited, and its timeout_s.");
 }
 
 }  // namespace sparkdl::bindings

@@ -1,4 +1,4 @@
-// Python's Monitor: what the core can tell of a communicator's operations.
+// Python's Monitor: measurements of a communicator's operations.
 #ifndef SPARKDL_BINDINGS_MONITOR_CLASS_H_
 #define SPARKDL_BINDINGS_MONITOR_CLASS_H_
 
@@ -12,7 +12,7 @@ namespace sparkdl::bindings {
 
 namespace nb = nanobind;
 
-// Keeps the monitor, not the communicator.
+// Keeps the monitor alive, but not the communicator.
 struct Monitor {
   std::shared_ptr<OperationMonitor> monitor;
 };

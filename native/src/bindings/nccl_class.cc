@@ -126,7 +126,7 @@ class NcclCommunicatorObject {
   std::unique_ptr<NcclCommunicator> core_;
 };
 
-// What all operations have: where, how much, of what.
+// The part that all operations have: buffers, number of elements and dtype.
 NcclOperation MakeOperation(NcclKind kind, uintptr_t input, uintptr_t output, size_t count,
                             std::string_view dtype) {
   NcclOperation operation;
@@ -156,10 +156,10 @@ NcclOperation MakeReduction(NcclKind kind, uintptr_t input, uintptr_t output, si
 void DefineOperation(nb::module_& module) {
   using Op = NcclOperation;
   nb::class_<Op>(module, "NcclOperation",
-                 "An operation of NCCL on memory of the GPU, given by its address.\n\n"
-                 "input may equal output; for reduce_scatter and allgather it may be this rank's "
-                 "block of the other. factor, for sums, is one element as bytes that every rank's "
-                 "input is multiplied by.")
+                 "An NCCL operation on GPU memory, which is given by its address.\n\n"
+                 "input may equal output; for reduce_scatter and allgather the smaller buffer "
+                 "may be this rank's block of the larger one. factor: one element, as bytes, by "
+                 "which a sum multiplies every rank's input.")
       .def_static(
           "allreduce",
           [](uintptr_t input, uintptr_t output, size_t count, std::string_view dtype,
@@ -167,7 +167,7 @@ void DefineOperation(nb::module_& module) {
             return MakeReduction(NcclKind::kAllReduce, input, output, count, dtype, op, factor);
           },
           "input"_a, "output"_a, "count"_a, "dtype"_a, "op"_a = "sum", "factor"_a = nb::bytes(""),
-          "Reduce count elements over all ranks; all get the result.")
+          "Reduce count elements over all ranks; every rank gets the result.")
       .def_static(
           "reduce_scatter",
           [](uintptr_t input, uintptr_t output, size_t count, std::string_view dtype,
@@ -187,15 +187,14 @@ void DefineOperation(nb::module_& module) {
           },
           "input"_a, "output"_a, "count"_a, "dtype"_a, "root"_a, "op"_a = "sum",
           "factor"_a = nb::bytes(""),
-          "Reduce count elements over all ranks; the root gets the "
-          "result.")
+          "Reduce count elements over all ranks; the root gets the result.")
       .def_static(
           "allgather",
           [](uintptr_t input, uintptr_t output, size_t count, std::string_view dtype) {
             return MakeOperation(NcclKind::kAllGather, input, output, count, dtype);
           },
           "input"_a, "output"_a, "count"_a, "dtype"_a,
-          "Gather every rank's block of count elements, in order of ranks.")
+          "Gather every rank's block of count elements, in rank order.")
       .def_static(
           "broadcast",
           [](uintptr_t input, uintptr_t output, size_t count, std::string_view dtype, int root) {
@@ -204,7 +203,7 @@ void DefineOperation(nb::module_& module) {
             return operation;
           },
           "input"_a, "output"_a, "count"_a, "dtype"_a, "root"_a,
-          "Give every rank the root's count elements.")
+          "Copy the root's count elements to all ranks.")
       .def_static(
           "send",
           [](uintptr_t input, size_t count, std::string_view dtype, int to) {
@@ -212,7 +211,8 @@ void DefineOperation(nb::module_& module) {
             operation.rank = to;
             return operation;
           },
-          "input"_a, "count"_a, "dtype"_a, "to"_a, "Send to a rank, which must receive as much.")
+          "input"_a, "count"_a, "dtype"_a, "to"_a,
+          "Send count elements to a rank, which must receive as many.")
       .def_static(
           "recv",
           [](uintptr_t output, size_t count, std::string_view dtype, int source) {
@@ -220,59 +220,67 @@ void DefineOperation(nb::module_& module) {
             operation.rank = source;
             return operation;
           },
-          "output"_a, "count"_a, "dtype"_a, "source"_a, "Receive what a rank sends.")
+          "output"_a, "count"_a, "dtype"_a, "source"_a, "Receive count elements from a rank.")
       .def("__repr__", [](const Op& operation) { return "<" + Describe(operation) + ">"; });
 }
 
 void DefineCommunicator(nb::module_& module) {
   using Self = NcclCommunicatorObject;
   nb::class_<Self>(module, "NcclCommunicator",
-                   "A communicator of NCCL, one GPU per rank. No call waits for data.")
+                   "An NCCL communicator, one GPU per rank. run does not wait for data.")
       .def(nb::init<const NcclLibraryObject&, int, const nb::bytes&, int, int, const std::string&,
                     double>(),
            nb::kw_only(), "library"_a, "gpu"_a, "unique_id"_a, "rank"_a, "world_size"_a, "name"_a,
            "timeout_s"_a,
-           "Begin to open it; all ranks do so with one unique_id, and then wait_ready.\n\n"
-           "timeout_s is how long close may take, in seconds.")
+           "Begin to open the communicator. All ranks do so with the same unique_id, and then "
+           "call wait_ready.\n\n"
+           "timeout_s: longest time that close may take, in seconds.")
       .def("wait_ready", &Self::WaitReady, "timeout_s"_a,
-           "Wait for the end of opening or splitting; False if that takes longer.")
+           "Wait until opening or splitting is complete; return False if that takes longer than "
+           "timeout_s.")
       .def("split", &Self::Split, "color"_a, "key"_a, nb::kw_only(), "rank"_a, "world_size"_a,
            "name"_a, "timeout_s"_a,
            nb::sig("def split(self, color: int | None, key: int, *, "
                    "rank: int, world_size: int, name: str, timeout_s: "
                    "float) -> NcclCommunicator | None"),
-           "Begin to split off the ranks with this color, in the order of their keys.\n\n"
-           "All ranks make this call; one without a color gets None.")
+           "Begin to split off a communicator of the ranks with the same color, ordered by "
+           "their keys.\n\n"
+           "All ranks must make this call; a rank without a color gets None. rank, world_size "
+           "and name are those in the new communicator.")
       .def("run", &Self::Run, "operations"_a, "stream"_a, "timeout_s"_a,
-           "Put operations on a stream (a cudaStream_t as an integer) as one group.\n\n"
-           "Returns their common number. They are to be complete within timeout_s seconds, or the "
-           "communicator fails.")
+           "Put operations on a stream (a cudaStream_t as an integer) as one group, and return "
+           "the number of the group.\n\n"
+           "If they are not complete within timeout_s seconds, the communicator fails.")
       .def("done", &Self::IsDone, "number"_a,
-           "Whether this number and all before it are complete on the GPU.")
+           "Whether the group with this number and all before it are complete on the GPU.")
       .def("wait", &Self::Wait, "number"_a, "timeout_s"_a,
-           "Block until done. CommunicatorTimeoutError if that takes longer; it then continues.")
-      .def_prop_ro("busy", &Self::busy, "Whether anything is known to be under way.")
+           "Wait until done(number). Raises CommunicatorTimeoutError if that takes longer than "
+           "timeout_s seconds; the operations then continue.")
+      .def_prop_ro("busy", &Self::busy, "Whether any operation is known to be in progress.")
       .def("abort", &Self::Abort, "reason"_a,
-           "End what is under way on this rank and refuse what follows; returns at once.")
-      .def("close", &Self::Close, "Wait for what is under way, then leave. Can be called again.")
+           "Abort the operations in progress on this rank and make later calls fail. Returns at "
+           "once.")
+      .def("close", &Self::Close,
+           "Wait for the operations in progress, then leave. Repeated calls do nothing.")
       .def_prop_ro("failure", &Self::failure, nb::sig("def failure(self) -> str | None"),
-                   "Why it failed; None if it did not.");
+                   "Reason why the communicator failed; None if it has not failed.");
 }
 
 }  // namespace
 
 void DefineNccl(nb::module_& module) {
-  nb::class_<NcclLibraryObject>(module, "NcclLibrary", "NCCL and the CUDA driver, loaded.")
+  nb::class_<NcclLibraryObject>(module, "NcclLibrary",
+                                "NCCL and the CUDA driver, loaded at run time.")
       .def(nb::init<const std::vector<std::string>&, const std::vector<std::string>&>(), "nccl"_a,
            "cuda"_a,
-           "Load the first of the names or paths of each that can be opened.\n\n"
-           "Raises CommunicatorError with what was tried.")
+           "Load from each list the first name or path that can be opened.\n\n"
+           "Raises CommunicatorError, which says what was tried.")
       .def_prop_ro(
           "path", [](const NcclLibraryObject& self) { return self.get()->path(); },
-          "The file that was taken.")
-      .def_prop_ro("version", &NcclLibraryObject::version, "Such as '2.27.6'.")
+          "Path of the loaded NCCL library.")
+      .def_prop_ro("version", &NcclLibraryObject::version, "Version of NCCL, such as '2.27.6'.")
       .def("unique_id", &NcclLibraryObject::UniqueId,
-           "An id by which ranks find each other: made by one, given to all.")
+           "Create an id by which the ranks find each other: one rank creates it for all.")
       .def("gpu_id", &NcclLibraryObject::IdOfGpu, "gpu"_a,
            "Uuid and bus address of a GPU that this process sees.");
   DefineOperation(module);

@@ -45,13 +45,13 @@ Request InPlace(OpKind kind, nb::handle object, Access access) {
   return request;
 }
 
-// An array of one block, or of the blocks of all ranks.
+// An array of one block, or of the blocks of all ranks, and its name in messages.
 struct Sized {
   const char* name;
   const ArrayArgument* array;
 };
 
-// What the caller calls the arrays of an operation, and the sizes of their blocks.
+// The caller's names of the arrays of an operation, and of the sizes of their blocks.
 struct Names {
   std::string array = "array";
   std::string out = "out";
@@ -64,7 +64,7 @@ void CheckDtypes(const ArrayArgument& array, const ArrayArgument& out, const Nam
                std::string(NameOf(out.dtype)) + "; they must be alike");
 }
 
-// Their sum; the largest number there is, which no array's size equals, if that is more.
+// Sum of the counts; UINT64_MAX, which is not the size of any array, if the sum overflows.
 uint64_t Total(const std::vector<uint64_t>& counts) {
   uint64_t total = 0;
   for (const uint64_t count : counts) {
@@ -90,8 +90,8 @@ void CheckSize(const Sized& sized, uint64_t expected, const std::string& why) {
                ", got " + std::to_string(sized.array->count));
 }
 
-// Sets the sizes of an operation that has a block of this rank and the blocks of all; one of the
-// two may be missing here.
+// Sets the sizes of an operation on a block of this rank and the blocks of all ranks. One of the
+// two arrays may be missing on this rank.
 void SetBlocks(Operation& operation, const Sized& block, const Sized& whole, const Counts& given,
                int rank, int world_size, const std::string& counts_name = "counts") {
   const auto num_ranks = static_cast<uint64_t>(world_size);
@@ -100,7 +100,7 @@ void SetBlocks(Operation& operation, const Sized& block, const Sized& whole, con
     CheckSize(block, counts[static_cast<size_t>(rank)],
               counts_name + "[" + std::to_string(rank) + "] elements");
     CheckSize(whole, Total(counts), "the sum of " + counts_name);
-    // Equal blocks are the same operation however they were said.
+    // Equal blocks are the same operation, whether or not counts were given.
     if (std::ranges::count(counts, counts.front()) == world_size) {
       operation.count = counts.front();
     } else {
@@ -122,7 +122,7 @@ void SetBlocks(Operation& operation, const Sized& block, const Sized& whole, con
   operation.count = block.array->count;
 }
 
-// One array goes in, another comes out.
+// A request with one input array and one output array.
 Request Between(OpKind kind, nb::handle array_object, nb::handle out_object,
                 const Names& names = {}) {
   ArrayArgument array = ToArray(names.array.c_str(), array_object, Access::kRead);
@@ -138,7 +138,7 @@ Request Between(OpKind kind, nb::handle array_object, nb::handle out_object,
   return request;
 }
 
-// Between, of which the one array holds blocks of all ranks, and the other one is this rank's.
+// Between, where one array holds the blocks of all ranks and the other one this rank's block.
 Request OfBlocks(OpKind kind, nb::handle array, nb::handle out, const Counts& counts, int rank,
                  int world_size, const Names& names = {}) {
   Request request = Between(kind, array, out, names);
@@ -166,7 +166,7 @@ void CheckGroupDtype(const Request& request, Dtype dtype) {
                std::string(NameOf(request.operation.dtype)) + " and " + std::string(NameOf(dtype)));
 }
 
-// OfBlocks of several pairs as one operation.
+// OfBlocks of several pairs of arrays as one operation.
 Request GroupOfBlocks(OpKind kind, const std::vector<nb::object>& arrays,
                       const std::vector<nb::object>& outs, const GroupCounts& counts, int rank,
                       int world_size) {
@@ -209,7 +209,7 @@ void CheckPresence(const char* name, nb::handle object, bool is_root) {
                                             : " must be None on ranks other than the root"));
 }
 
-// Gather and scatter on ranks other than the root: one array.
+// Gather and scatter on ranks other than the root, which have one array.
 Request OneSided(OpKind kind, const char* name, nb::handle object, Access access) {
   ArrayArgument array = ToArray(name, object, access);
   Request request;
@@ -337,8 +337,8 @@ Request AllToAllRequest(nb::handle array, nb::handle out, const Counts& send_cou
 void SetName(Request& request, std::string_view name) {
   Operation& operation = request.operation;
   operation.name = name;
-  // Only a root has the arrays of gather and scatter that would tell, and exchanged blocks and
-  // arrays of a group have sizes of their own.
+  // In gather and scatter only the root has the array whose shape could be compared; blocks of an
+  // alltoall and arrays of a group have sizes of their own.
   if (!operation.group.empty()) return;
   const bool has_whole = operation.kind == OpKind::kAllReduce ||
                          operation.kind == OpKind::kReduce || operation.kind == OpKind::kBroadcast;

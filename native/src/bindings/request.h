@@ -1,4 +1,4 @@
-// Python's arguments as operations of the core.
+// Conversion of Python's arguments to operations of the core.
 #ifndef SPARKDL_BINDINGS_REQUEST_H_
 #define SPARKDL_BINDINGS_REQUEST_H_
 
@@ -20,20 +20,20 @@ struct Request {
   Arguments arguments;
 };
 
-// How a reduction is asked for.
+// Parameters of a reduction as the caller gives them.
 struct ReductionArguments {
   std::string_view op;
   double prescale;
   double postscale;
 };
 
-// Elements of each rank's block; None if all are equal.
+// Number of elements of each rank's block; None if all blocks are equal.
 using Counts = std::optional<std::vector<int64_t>>;
 
-// The same for each array of a group; None if those of all are equal.
+// Counts of each array of a group; None if the blocks of every array are equal.
 using GroupCounts = std::optional<std::vector<Counts>>;
 
-// All raise ParamError if the arguments cannot be used.
+// All functions raise ParamError if the arguments cannot be used.
 Request AllReduceRequest(nb::handle array, const ReductionArguments& reduction);
 Request AllReduceGroupRequest(const std::vector<nb::object>& arrays,
                               const ReductionArguments& reduction);
@@ -50,7 +50,7 @@ Request AllGatherRequest(nb::handle array, nb::handle out, const Counts& counts,
                          int world_size);
 // The root's array is only read.
 Request BroadcastRequest(nb::handle array, int root, int rank);
-// None stands for the array that only the root has.
+// An array that only the root has is None on the other ranks.
 Request GatherRequest(nb::handle array, nb::handle out, int root, const Counts& counts, int rank,
                       int world_size);
 Request ScatterRequest(nb::handle array, nb::handle out, int root, const Counts& counts, int rank,
@@ -58,7 +58,7 @@ Request ScatterRequest(nb::handle array, nb::handle out, int root, const Counts&
 Request AllToAllRequest(nb::handle array, nb::handle out, const Counts& send_counts,
                         const Counts& receive_counts, int world_size);
 
-// Gives the operation its name, and with it the shape that all ranks must agree on.
+// Sets the name of an operation and, with it, the shape on which all ranks must agree.
 void SetName(Request& request, std::string_view name);
 
 }  // namespace sparkdl::bindings

@@ -7,7 +7,7 @@
 
 namespace sparkdl::bindings {
 
-// DLPackExchangeAPI of DLPack 1.3: what a type of tensors has in __dlpack_c_exchange_api__.
+// DLPackExchangeAPI of DLPack 1.3, which __dlpack_c_exchange_api__ of a tensor type points to.
 struct ExchangeApi {
   uint32_t major;
   uint32_t minor;
@@ -23,15 +23,17 @@ namespace {
 
 constexpr uint32_t kMajor = 1;
 
-// Types that are remembered: programs have few, unless a function makes a class at each call.
+// Number of types that are remembered. Programs have few, unless a function creates a class in each
+// call.
 constexpr size_t kMaxKnown = 64;
 
-// The function table of torch tensors of this type; null if it is none or its torch has no table.
+// Function table of torch tensors of this type; null if it is not such a type, or this torch has no
+// table.
 const ExchangeApi* Find(nb::handle type) {
   const nb::object torch = nb::module_::import_("sys").attr("modules").attr("get")("torch");
   if (torch.is_none()) return nullptr;
-  // Other libraries' tensors may be immutable, of which a view says nothing, and of torch's other
-  // classes some only stand for tensors elsewhere.
+  // Tensors of other libraries may be immutable, which a view does not say, and some of torch's
+  // other classes only stand for tensors elsewhere.
   const nb::object tensor = nb::getattr(torch, "Tensor", nb::none());
   const nb::object layers = nb::getattr(torch, "nn", nb::none());
   const nb::object parameter = nb::getattr(layers, "Parameter", nb::none());
@@ -44,7 +46,8 @@ const ExchangeApi* Find(nb::handle type) {
 }
 
 const ExchangeApi* ApiOf(nb::handle type) {
-  // Guarded by the GIL. A type stays in it for good, as another one could take its address else.
+  // Guarded by the GIL. A type is never released, because another one could otherwise take its
+  // address.
   static auto& known = *new std::unordered_map<PyObject*, const ExchangeApi*>();
   const auto found = known.find(type.ptr());
   if (found != known.end()) return found->second;

@@ -1,5 +1,5 @@
-// A torch tensor as it lies, without the DLPack capsule or the NumPy array of it that would take
-// longer to make than a small operation.
+// Direct access to a torch tensor. Creating a DLPack capsule or a NumPy array would take longer
+// than a small operation.
 #ifndef SPARKDL_BINDINGS_TORCH_TENSOR_H_
 #define SPARKDL_BINDINGS_TORCH_TENSOR_H_
 
@@ -14,13 +14,14 @@ namespace sparkdl::bindings {
 
 namespace nb = nanobind;
 
-// What DLPack's DLTensor says, by the names by which nanobind's arrays tell it; see
-// https://dmlc.github.io/dlpack/latest/c_api.html. Valid as long as the tensor.
+// The content of DLPack's DLTensor, under the names that nanobind's arrays use; see
+// https://dmlc.github.io/dlpack/latest/c_api.html. Valid as long as the tensor exists.
 class TensorView {
  public:
-  // None where the object is no torch tensor, this torch cannot tell (before 2.10), or the tensor
-  // has no such memory, as a sparse one. Raises ParamError, with the argument's name, where the
-  // memory is not all that the tensor is.
+  // Empty if the object is not a torch tensor, this torch has no function table (before 2.10), or
+  // the tensor has no such memory, as a sparse one. Raises ParamError, which names the argument, if
+  // the memory alone is not the value of the tensor: it requires a gradient or is yet to be
+  // negated.
   static std::optional<TensorView> Of(const char* name, nb::handle object);
 
   void* data() const { return static_cast<std::byte*>(view_.data) + view_.byte_offset; }

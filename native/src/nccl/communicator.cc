@@ -11,7 +11,7 @@
 namespace sparkdl {
 namespace {
 
-// Sleeps that begin short, as most of what is waited for takes some microseconds.
+// Sleeps that become longer; short at first, because most waits take only some microseconds.
 class Pause {
  public:
   void operator()() {
@@ -41,7 +41,8 @@ Result<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Begin(
   const auto state = std::make_shared<NcclState>(opened.value(), options.name);
   const Gpu::Current current(*state->gpu);
   SPARKDL_RETURN_IF_ERROR(current.status());
-  // Before NCCL has the address of the state, which must then outlive it.
+  // The communicator is created first, because its thread keeps the state alive: NCCL gets the
+  // address of the state, which must then outlive it.
   std::unique_ptr<NcclCommunicator> communicator;
   try {
     communicator.reset(new NcclCommunicator(state, options));
@@ -118,7 +119,7 @@ Result<std::unique_ptr<NcclCommunicator>> NcclCommunicator::BeginSplit(
     state_->Fail(status);
     return status;
   }
-  // NCCL writes to the child until this communicator is quiet.
+  // NCCL writes to the child's state until this communicator is quiet.
   state_->child = child;
   if (color == kNcclNoColor) return std::unique_ptr<NcclCommunicator>();
   child->parent = state_;
@@ -137,8 +138,9 @@ Result<uint64_t> NcclCommunicator::Run(const std::vector<NcclOperation>& operati
   const std::scoped_lock order(order_);
   Deadline deadline(timeout_s);
   std::vector<int> made;
-  // Before: what a split left in progress. After: until then nothing is on the stream, as NCCL may
-  // have to connect the ranks first, and an event would be recorded too early.
+  // The first wait is for a split that may still be in progress. The second one is for NCCL, which
+  // may have to connect the ranks first: until then nothing is on the stream, and an event would be
+  // recorded too early.
   for (const bool issue : {true, false}) {
     auto quiet = AwaitQuiet(*state_, deadline, interrupt_check);
     SPARKDL_RETURN_IF_ERROR(quiet.status());
@@ -160,13 +162,19 @@ Result<uint64_t> NcclCommunicator::Run(const std::vector<NcclOperation>& operati
       return status;
     }
   }
-  return Register(operations, stream, timeout_s);
+  Result<uint64_t> number = Register(operations, stream, timeout_s);
+  if (!number.status().ok()) {
+    // The operations are on the stream, and nothing watches them.
+    const std::scoped_lock lock(state_->mutex);
+    state_->Fail(number.status());
+  }
+  return number;
 }
 
 Result<uint64_t> NcclCommunicator::Register(const std::vector<NcclOperation>& operations,
                                             CudaStream stream, double timeout_s) {
   const std::scoped_lock lock(state_->mutex);
-  // What is only captured does not run yet.
+  // Operations that are only captured do not run yet.
   auto capturing = state_->gpu->IsCapturing(stream);
   SPARKDL_RETURN_IF_ERROR(capturing.status());
   if (capturing.value()) return state_->last_number;

@@ -10,7 +10,7 @@ namespace sparkdl {
 Result<DynamicLibrary> DynamicLibrary::Open(const std::vector<std::string>& candidates) {
   std::string tried;
   for (const std::string& candidate : candidates) {
-    // Local, as another NCCL may be in the process already, linked into torch.
+    // RTLD_LOCAL, because another NCCL may already be in the process, linked into torch.
     void* handle = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle != nullptr) return DynamicLibrary(handle, candidate);
     const char* reason = dlerror();

@@ -9,19 +9,19 @@
 
 namespace sparkdl {
 
-// Stays open for good.
+// Never closed.
 class DynamicLibrary {
  public:
-  // Opens the first of the candidates, names or paths, that can be opened.
+  // Opens the first of the candidates (names or paths) that can be opened.
   static Result<DynamicLibrary> Open(const std::vector<std::string>& candidates);
 
-  // Null if the library has no such symbol; its name is then remembered.
+  // Null if the library has no such symbol, whose name is then added to missing().
   void* Find(const char* name);
 
-  // The file that was taken.
+  // Path of the file that was opened.
   std::string path() const;
 
-  // The names that Find did not find.
+  // Names that Find() did not find.
   const std::vector<std::string>& missing() const { return missing_; }
 
  private:

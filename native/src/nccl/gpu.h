@@ -1,4 +1,4 @@
-// A GPU as NCCL needs it: current on a thread, and events on its streams.
+// A GPU as NCCL uses it: made current on a thread, with checks of pointers and of streams.
 #ifndef SPARKDL_NCCL_GPU_H_
 #define SPARKDL_NCCL_GPU_H_
 
@@ -22,7 +22,7 @@ class Gpu {
   const NcclLibrary& library() const { return *library_; }
   int ordinal() const { return ordinal_; }
 
-  // Makes the GPU current on this thread as long as it lives.
+  // Makes the GPU current on this thread as long as the object lives.
   class Current {
    public:
     explicit Current(const Gpu& gpu);
@@ -36,7 +36,7 @@ class Gpu {
     Status status_;
   };
 
-  // Ok if the pointer is to memory of this GPU, or that it reaches as its own.
+  // Ok if the pointer is to memory of this GPU, or to memory that the GPU accesses as its own.
   Status CheckPointer(const void* pointer, const std::string& name) const;
 
   Result<bool> IsCapturing(CudaStream stream) const;

@@ -6,14 +6,14 @@ namespace sparkdl {
 namespace {
 
 struct Hint {
-  // Any result where there is none.
+  // Empty for any result.
   std::optional<NcclResult> result;
-  // Stands in the last error; empty matches all.
+  // Text that must occur in the last error; empty matches all.
   std::string_view words;
   std::string_view advice;
 };
 
-// The first that fits counts: the special ones stand before those for any error of a kind.
+// The first match counts, so specific hints stand before those for every error of a kind.
 constexpr Hint kHints[] = {
     {std::nullopt, "Duplicate GPU detected",
      "Two ranks use one GPU, which NCCL refuses: give every rank a GPU of its own (by "

@@ -1,4 +1,4 @@
-// What to do about NCCL's errors.
+// Advice about NCCL's errors.
 #ifndef SPARKDL_NCCL_HINTS_H_
 #define SPARKDL_NCCL_HINTS_H_
 
@@ -8,8 +8,8 @@
 
 namespace sparkdl {
 
-// The advice for a result whose last error, by ncclGetLastError, has this text; empty if there is
-// none.
+// Advice for a result whose last error, according to ncclGetLastError, has this text; empty if
+// there is none.
 std::string_view NcclHintFor(NcclResult result, std::string_view last_error);
 
 }  // namespace sparkdl

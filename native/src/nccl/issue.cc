@@ -1,4 +1,4 @@
-// How operations become calls of NCCL.
+// Conversion of operations to calls of NCCL.
 #include <utility>
 
 #include "nccl/state.h"
@@ -46,7 +46,7 @@ Status NcclCommunicator::Issue(const std::vector<NcclOperation>& operations, Cud
     for (size_t i = 0; i < operations.size() && status.ok(); ++i) {
       status = IssueOne(operations[i], reductions[i], stream);
     }
-    // Also after a failure: this thread's next group would otherwise be part of this one.
+    // Also after a failure: otherwise this thread's next group would be part of this one.
     const Status ended =
         library.Check(nccl.ncclGroupEnd(), "starting " + Describe(operations.front()));
     if (status.ok()) status = ended;

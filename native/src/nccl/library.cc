@@ -45,7 +45,7 @@ std::string TextOrNothing(const char* text) { return text != nullptr ? text : ""
 }  // namespace
 
 std::string FormatNcclVersion(int version) {
-  // Up to 2.8 the code had a digit less.
+  // Up to 2.8 the version code had one digit fewer.
   const int major = version < 10000 ? version / 1000 : version / 10000;
   const int rest = version < 10000 ? version % 1000 : version % 10000;
   return std::to_string(major) + "." + std::to_string(rest / 100) + "." +
@@ -55,7 +55,7 @@ std::string FormatNcclVersion(int version) {
 Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::Load(
     const std::vector<std::string>& nccl_candidates,
     const std::vector<std::string>& cuda_candidates) {
-  // The driver first: NCCL without it is of no use, and its absence says more.
+  // The driver is loaded first: NCCL is useless without it, and its absence explains more.
   auto driver = DynamicLibrary::Open(cuda_candidates);
   if (!driver.ok()) return driver.status().Within("the CUDA driver cannot be loaded");
   auto nccl = DynamicLibrary::Open(nccl_candidates);

@@ -1,4 +1,4 @@
-// How an NCCL communicator ends.
+// Closing of NCCL communicators.
 #include <chrono>
 #include <utility>
 
@@ -9,7 +9,7 @@
 namespace sparkdl {
 namespace {
 
-// ncclCommAbort waits for the kernels, which it has told to stop.
+// ncclCommAbort tells the kernels to stop and waits for them.
 constexpr std::chrono::milliseconds kLongestAbort(5000);
 constexpr std::chrono::milliseconds kLongestDrop(1000);
 
@@ -17,8 +17,8 @@ constexpr std::chrono::milliseconds kLongestDrop(1000);
 
 NcclCommunicator::~NcclCommunicator() {
   if (ForkGeneration() != fork_generation_) {
-    // A forked child has neither the thread nor a GPU that it could use. The thread's own share of
-    // the state stays, and so does the state.
+    // A forked child has neither the thread nor a usable GPU. The thread's reference to the state
+    // is never released, so the state remains.
     [[maybe_unused]] const std::thread* elsewhere = watch_.release();
     return;
   }
@@ -80,7 +80,7 @@ void NcclCommunicator::EndWatch(std::chrono::milliseconds longest) {
     std::unique_lock lock(state_->mutex);
     ended = state_->changed.wait_for(lock, longest, [&] { return state_->ended; });
   }
-  // A thread that hangs in ncclCommAbort has all it needs and is left to itself.
+  // A thread that hangs in ncclCommAbort has all the data it needs and is detached.
   if (ended) {
     watch_->join();
   } else {

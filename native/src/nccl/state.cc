@@ -7,10 +7,11 @@
 namespace sparkdl {
 namespace {
 
-// How soon a failure on the GPU is seen; each look costs some microseconds.
+// How soon a failure on the GPU is noticed; each look takes some microseconds.
 constexpr std::chrono::milliseconds kLookInterval(20);
 
-// A child that is being split off belongs to its parent's job: its end has to be waited for.
+// A child that is being split off belongs to a job of its parent, so the end of the parent must be
+// awaited.
 constexpr std::chrono::seconds kLongestWaitForParent(10);
 
 std::string FormatSeconds(double seconds) {
@@ -26,8 +27,8 @@ void AbandonParent(const std::shared_ptr<NcclState>& parent) {
   parent->changed.wait_for(lock, kLongestWaitForParent, [&] { return parent->ended; });
 }
 
-// ncclCommAbort also ends the kernels that wait for peers. It may take its time: not under the
-// lock.
+// ncclCommAbort also ends the kernels that wait for peers. It may take a while, so it is called
+// without the lock.
 void AbortComm(NcclState& state, std::unique_lock<std::mutex>& lock) {
   if (const auto parent = std::exchange(state.parent, nullptr); parent != nullptr) {
     lock.unlock();
@@ -111,7 +112,7 @@ Result<CudaEvent> NcclState::TakeEvent() {
 
 void WatchNccl(const std::shared_ptr<NcclState>& state) {
   const Gpu::Current current(*state->gpu);
-  // Otherwise a look at an event would spoil a CUDA graph that another thread is capturing.
+  // Otherwise querying an event would invalidate a CUDA graph that another thread is capturing.
   int mode = kCudaCaptureModeThreadLocal;
   state->gpu->library().cuda().cuThreadExchangeStreamCaptureMode(&mode);
   std::unique_lock lock(state->mutex);

@@ -1,4 +1,4 @@
-// An NCCL communicator, what is under way on it, and the thread that watches it.
+// State of an NCCL communicator, its operations in progress, and the thread that watches them.
 #ifndef SPARKDL_NCCL_STATE_H_
 #define SPARKDL_NCCL_STATE_H_
 
@@ -17,7 +17,7 @@
 
 namespace sparkdl {
 
-// What was put on a stream and has not been seen to be complete.
+// Operations that were put on a stream as one group and have not been seen to be complete.
 struct NcclFlight {
   uint64_t number = 0;
   CudaEvent event = nullptr;
@@ -26,8 +26,9 @@ struct NcclFlight {
   Clock::time_point deadline;
 };
 
-// Shared by the communicator and its watching thread, which outlives it where ncclCommAbort hangs.
-// All of it is guarded by the mutex, which is held across calls of NCCL, as these do not block.
+// Shared by the communicator and its watching thread, which outlives the communicator if
+// ncclCommAbort hangs. All fields are guarded by the mutex, which is held during calls of NCCL,
+// because these do not block.
 struct NcclState {
   NcclState(std::shared_ptr<const Gpu> its_gpu, std::string its_name)
       : gpu(std::move(its_gpu)), name(std::move(its_name)) {}
@@ -35,13 +36,14 @@ struct NcclState {
   NcclState(const NcclState&) = delete;
   NcclState& operator=(const NcclState&) = delete;
 
-  // Keeps the first failure; the watching thread then aborts.
+  // Keeps the first failure, after which the watching thread aborts.
   void Fail(const Status& status);
 
-  // Whether nothing that was called is still in progress. Fails if NCCL has an error.
+  // Whether no call of NCCL is still in progress. Fails if NCCL reports an error.
   Result<bool> IsQuiet();
 
-  // Lets go of what is complete. Fails if something was not in time or the GPU has an error.
+  // Removes the flights that are complete. Fails if one missed its deadline or the GPU reports an
+  // error.
   void LookAtFlights();
 
   Result<CudaEvent> TakeEvent();
@@ -51,23 +53,24 @@ struct NcclState {
 
   std::mutex mutex;
   std::condition_variable changed;
-  // While opening, NCCL keeps the address of this field and writes to it.
+  // While the communicator is being opened, NCCL keeps the address of this field and writes to it.
   NcclComm comm = nullptr;
   Status failure;
-  // The communicator was destroyed or aborted; in the first case it also left in peace, and its
-  // failure only tells that.
+  // ended: the communicator was destroyed or aborted. left: it was destroyed after an orderly end,
+  // and its failure only says that it is closed.
   bool ended = false;
   bool left = false;
   std::deque<NcclFlight> flights;
   std::vector<CudaEvent> spare_events;
   uint64_t last_number = 0;
-  // Of whom this one is being split off, and who is being split off of this one.
+  // Communicator from which this one is being split off, and the one that is being split off from
+  // this one.
   std::shared_ptr<NcclState> parent;
   std::shared_ptr<NcclState> child;
 };
 
-// What the watching thread does: sleeps while nothing is under way, looks at what is, and calls
-// ncclCommAbort after a failure.
+// Body of the watching thread: sleeps while nothing is in progress, otherwise checks the flights,
+// and calls ncclCommAbort after a failure.
 void WatchNccl(const std::shared_ptr<NcclState>& state);
 
 }  // namespace sparkdl

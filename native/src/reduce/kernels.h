@@ -1,7 +1,7 @@
 // The reduction loops. Each kernels_*.cc compiles this file for one instruction set, in a namespace
-// of its own. Nothing here may have external linkage or call an inline function of the standard
-// library: the linker would merge copies of it, and a machine without AVX could be given the AVX
-// copy.
+// of its own. Except for Find(), nothing here may have external linkage, and nothing may call an
+// inline function of the standard library: the linker would merge the copies, and a machine without
+// AVX could get the AVX copy.
 #ifndef SPARKDL_KERNEL_NAMESPACE
 #error "define SPARKDL_KERNEL_NAMESPACE to the name of the instruction set"
 #endif
@@ -12,23 +12,24 @@
 namespace sparkdl::SPARKDL_KERNEL_NAMESPACE {
 namespace {  // NOLINT(google-build-namespaces): internal linkage is the point
 
-// Elements per round of the loops over more than two sources: the accumulators stay in the L1
-// cache.
+// Elements per round of the loops over more than two sources: the accumulators of a round stay in
+// the L1 cache.
 constexpr size_t kRound = 1024;
 
-// Processors fetch ahead by themselves, but not beyond the page that they are reading: a page
-// ahead, which saves two to four percent of an allreduce of 4 or 64 MiB.
+// Processors prefetch by themselves, but not beyond the page that they are reading. Prefetching one
+// page ahead saves two to four percent of an allreduce of 4 or 64 MiB.
 constexpr size_t kPrefetchAhead = 4096;
 constexpr size_t kLine = 64;
 constexpr size_t kPrefetchStep = 2 * kLine;
 
-// Beyond an array's end lies the next piece, or nothing that could be read; nor is it.
+// Beyond the end of an array lies the next piece, or memory that cannot be read; a prefetch does
+// not fault there.
 inline void PrefetchAhead(const void* data) {
   const auto* const ahead = static_cast<const char*>(data) + kPrefetchAhead;
   for (size_t line = 0; line < kPrefetchStep; line += kLine) __builtin_prefetch(ahead + line);
 }
 
-// memcpy takes no null pointers, not even with no bytes.
+// memcpy does not accept null pointers, not even for 0 bytes.
 inline void Copy(void* destination, const void* source, size_t bytes) {
   if (bytes != 0 && destination != source) __builtin_memcpy(destination, source, bytes);
 }
@@ -45,7 +46,7 @@ struct Product {
     return WrapMultiply(a, b);
   }
 };
-// A NaN on either side wins, as in NumPy and torch.
+// A NaN on either side is the result, as in NumPy and torch.
 struct Min {
   template <typename A>
   static A Apply(A a, A b) {

@@ -1,5 +1,5 @@
 // Element types for the reduction loops: unaligned access, wrapping integers, bfloat16 and float16.
-// Compiled once per instruction set; see kernels.h for what may not stand here.
+// Compiled once per instruction set; see kernels.h for what is not allowed here.
 #ifndef SPARKDL_KERNEL_NAMESPACE
 #error "define SPARKDL_KERNEL_NAMESPACE to the name of the instruction set"
 #endif
@@ -14,7 +14,7 @@
 namespace sparkdl::SPARKDL_KERNEL_NAMESPACE {
 namespace {  // NOLINT(google-build-namespaces): internal linkage is the point, see kernels.h
 
-// A T at any address, aliasing anything: buffers come from outside as bytes.
+// A T at any address that may alias anything, because buffers are passed in as bytes.
 template <typename T>
 struct [[gnu::packed, gnu::may_alias]] Loose {
   T value;
@@ -40,7 +40,7 @@ struct Bool {
   uint8_t byte;
 };
 
-// What an element is as a number of C++.
+// The C++ type with which an element is computed as a number.
 template <typename T>
 struct NumberOfElement {
   using Type = T;
@@ -60,8 +60,8 @@ struct NumberOfElement<Bool> {
 template <typename T>
 using NumberOf = typename NumberOfElement<T>::Type;
 
-// Overflow of signed integers is undefined in C++, and so is that of what short ones are promoted
-// to; 64 unsigned bits wrap to the same ones.
+// Overflow of signed integers is undefined in C++, also of the type to which short integers are
+// promoted. 64-bit unsigned arithmetic gives the same low bits and wraps.
 template <typename A>
 A WrapAdd(A a, A b) {
   if constexpr (kIsFloat<A>) {
@@ -79,7 +79,8 @@ A WrapMultiply(A a, A b) {
   }
 }
 
-// value * factor. What does not fit the integer type T becomes its nearest end; a NaN becomes 0.
+// value * factor. A product that does not fit the integer type T becomes the nearest limit of T; a
+// NaN becomes 0.
 template <typename T, typename A>
 A Scaled(A value, double factor) {
   if constexpr (kIsFloat<A>) {
@@ -154,7 +155,7 @@ inline float DecodeFloat16(uint16_t half) {
   return __builtin_bit_cast(float, bits);
 }
 
-// Rounds to nearest even; too large becomes infinite, a NaN stays one.
+// Rounds to nearest even. A value that is too large becomes infinite; a NaN remains a NaN.
 inline uint16_t EncodeFloat16(float value) {
   constexpr uint32_t kInfinity = 255U << 23;
   constexpr uint32_t kTooLarge = (127U + 16U) << 23;

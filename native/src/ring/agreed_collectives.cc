@@ -19,8 +19,8 @@ Status AgreedCollectives::Run(const Operation& operation, OperationGuard& guard)
   if (status.ok()) status = board().SyncIfNotYet(guard);
   if (status.code() != StatusCode::kDisagreement) return status;
   collectives_.inside().GiveUpOperation();
-  // Arrays need not lie at the same place of an arena on all ranks, and those of a rank that has
-  // joined do not: then they are reduced as any others.
+  // Arrays need not lie at the same offset of an arena on all ranks, and a rank that has joined has
+  // none there: they are then reduced like any others.
   Operation anywhere = operation;
   anywhere.arena = nullptr;
   return Settle(anywhere, guard);
@@ -37,7 +37,7 @@ Status AgreedCollectives::Agree(OperationGuard& guard) {
     if (!hosts.ok()) return hosts.status();
     agrees = hosts.value();
   }
-  // Ranks without a lane have heard of their own host alone.
+  // Ranks without a lane only know the result of their own host.
   if (topology().local_size() > topology().num_lanes()) {
     if (topology().local_rank() == 0) board().SetVerdict(guard.signature(), agrees);
     SPARKDL_RETURN_IF_ERROR(board().Sync(guard));
@@ -53,7 +53,8 @@ Status AgreedCollectives::Perform(const Operation& operation, OperationGuard& gu
   return collectives_.Perform(operation, guard);
 }
 
-// All ranks have joined, or there is a disagreement: tells who was the last, and forgets about it.
+// Completes a join that all ranks have called: outputs the rank that joined last and resets
+// has_joined_. kDisagreement if some ranks have not joined.
 Status AgreedCollectives::FinishJoin(const Operation& operation, OperationGuard& guard) {
   SPARKDL_RETURN_IF_ERROR(board().SyncIfNotYet(guard));
   int64_t last = topology().world_size() - 1;

@@ -8,7 +8,7 @@
 namespace sparkdl {
 namespace {
 
-// Finishes accumulators that lie one after another into elements that lie in pieces.
+// Finishes contiguous accumulators into elements that lie in pieces.
 void Finalize(const Reduction& reduction, const Pieces& destination,
               const std::byte* accumulators) {
   for (const Piece& piece : destination) {
@@ -30,8 +30,8 @@ Status Collectives::AllReduce(const Operation& operation, OperationGuard& guard)
     if (operation.group.empty()) {
       return inside_.AllReduce(operation.output, operation.count, reduction, guard);
     }
-    // In shared memory an array of its own costs a synchronisation or two, which is less than a
-    // copy, and a small one stays in the cache.
+    // In shared memory, reducing each array separately costs a synchronisation or two per array,
+    // which is less than a copy, and a small array stays in the cache.
     for (const Piece& piece : operation.group) {
       SPARKDL_RETURN_IF_ERROR(
           inside_.AllReduce(piece.data, piece.bytes / element_bytes, reduction, guard));
@@ -41,11 +41,11 @@ Status Collectives::AllReduce(const Operation& operation, OperationGuard& guard)
   return AllReduceAcross(ArraysOf(operation), reduction, guard);
 }
 
-// A piece of the data between this host's ranks and its lane.
+// A chunk of the data on its way between this host's ranks and its lane.
 struct Collectives::LaneChunk {
   size_t number = 0;
   Pieces data;
-  Pieces part;  // of data; what this rank's lane carries
+  Pieces part;  // the part of data that this rank's lane carries
   std::byte* accumulators = nullptr;
 };
 
@@ -54,7 +54,7 @@ Status Collectives::AllReduceAcross(const Pieces& data, const Reduction& reducti
   const ReduceKernels& kernels = reduction.kernels;
   const size_t unit = kUnitElements * kernels.element_bytes;
   const size_t bytes = TotalBytes(data);
-  // All hosts must cut alike.
+  // All hosts must use the same chunk size.
   const bool overlaps = topology_.world_size() > topology_.num_hosts();
   const size_t chunk_bytes = (overlaps ? kOverlappedChunkBytes : kLaneChunkBytes) /
                              kernels.accumulator_bytes * kernels.element_bytes * num_lanes();
@@ -82,7 +82,7 @@ Status Collectives::AllReduceAcross(const Pieces& data, const Reduction& reducti
   return GatherLanes(previous.data, unit, guard);
 }
 
-// Reduces inside the host; each lane's owner gets its part.
+// Reduces within the host; each lane's owner gets the accumulators of its part.
 Status Collectives::ReduceForLanes(LaneChunk& chunk, const Reduction& reduction,
                                    OperationGuard& guard) {
   const ReduceKernels& kernels = reduction.kernels;
@@ -98,7 +98,7 @@ Status Collectives::ReduceForLanes(LaneChunk& chunk, const Reduction& reduction,
   if (lane_.has_value()) {
     const size_t accumulator_bytes =
         TotalBytes(chunk.part) / kernels.element_bytes * kernels.accumulator_bytes;
-    // Accumulators of the element type need no memory of their own.
+    // Accumulators of the element's size need no memory of their own if the part is contiguous.
     const bool fits = kernels.accumulator_bytes == kernels.element_bytes && chunk.part.size() == 1;
     chunk.accumulators =
         fits ? chunk.part[0].data : Accumulators(accumulator_bytes, chunk.number % 2);

@@ -8,7 +8,7 @@
 
 namespace sparkdl {
 
-// How many bytes every rank sends to every other, and where they lie in this rank's buffers.
+// Number of bytes that every rank sends to every other, and where they lie in this rank's buffers.
 class Collectives::Exchanges {
  public:
   Exchanges(const Operation& operation, int world_size)
@@ -18,7 +18,8 @@ class Collectives::Exchanges {
         incoming_(operation.receive_counts, operation.count, element_bytes_, world_size),
         block_(operation.bytes()) {}
 
-  // counts: for every rank the elements that it sends to each, then those that it expects.
+  // counts: for every rank, the elements that it sends to each rank, then those that it expects
+  // from each.
   Status Learn(std::vector<uint64_t> counts) {
     counts_ = std::move(counts);
     for (size_t from = 0; from < world_size_; ++from) {
@@ -49,7 +50,7 @@ class Collectives::Exchanges {
   const Blocks outgoing_;
   const Blocks incoming_;
   const size_t block_;
-  std::vector<uint64_t> counts_;  // empty: all blocks have block_ bytes
+  std::vector<uint64_t> counts_;  // empty if all blocks have block_ bytes
 };
 
 Status Collectives::AllToAll(const Operation& operation, OperationGuard& guard) {
@@ -99,7 +100,7 @@ Status Collectives::AllToAllInside(const Operation& operation, const Exchanges& 
 }
 
 // Lane i carries part i of every block. Its owner collects the parts of its host's ranks, exchanges
-// them with the owners on the other hosts, and publishes what came.
+// them with the owners on the other hosts, and publishes the parts that it received.
 Status Collectives::AllToAllAcross(const Operation& operation, const Exchanges& exchanges,
                                    OperationGuard& guard) {
   const int me = topology_.rank();
@@ -129,10 +130,11 @@ Status Collectives::AllToAllAcross(const Operation& operation, const Exchanges& 
     return Piece{next - bytes, bytes};
   };
 
-  // By host: my lane's parts, destination by destination, source by source.
+  // By host: the parts of this rank's lane, ordered by destination, then by source.
   std::vector<ConstPieces> outgoing(num_hosts);
   std::vector<Pieces> incoming(num_hosts);
-  // By rank of this host: all its blocks for other hosts, of which I keep my lane's parts.
+  // By rank of this host: all its blocks for other hosts, of which this rank keeps the parts of its
+  // lane.
   std::vector<Pieces> collected(static_cast<size_t>(inside_.size()));
   ConstPieces published;
   for (int host = 0; host < topology_.num_hosts(); ++host) {
@@ -169,7 +171,7 @@ Status Collectives::AllToAllAcross(const Operation& operation, const Exchanges& 
           if (owns_lane(lane)) {
             incoming[host].push_back(to == me ? place : stage(part.size));
           }
-          // What the lane's owner keeps for itself it does not publish.
+          // The lane's owner does not publish the parts that it keeps itself.
           if (topology_.local_rank_of(to) == static_cast<int>(lane)) continue;
           if (owns_lane(lane)) {
             const Piece& mine = incoming[host].back();

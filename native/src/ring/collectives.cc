@@ -80,7 +80,7 @@ Status Collectives::AllGather(const Operation& operation, OperationGuard& guard)
     inside_blocks.push_back(blocks[static_cast<size_t>(rank)]);
   }
   SPARKDL_RETURN_IF_ERROR(inside_.Gather(input, inside_blocks, guard));
-  // Only now is it sure that the ranks agree.
+  // Only now is it certain that the ranks agree.
   SPARKDL_RETURN_IF_ERROR(inside_.board().SyncIfNotYet(guard));
   for (size_t i = 0; i < own.size(); ++i) CopyBytes(own[i].data, input[i].data, own[i].bytes);
   if (!spans_hosts()) return {};
@@ -137,7 +137,7 @@ Status Collectives::Broadcast(const Operation& operation, OperationGuard& guard)
 }
 
 Status Collectives::Barrier(OperationGuard& guard) {
-  // Over several hosts, to have agreed is to have heard of all ranks.
+  // With several hosts, the agreement has already waited for all ranks.
   return inside_.board().SyncIfNotYet(guard);
 }
 

@@ -45,7 +45,7 @@ Status LaneWorker::Await(size_t num_done) {
 void LaneWorker::Loop() {
   sigset_t all;
   sigfillset(&all);
-  // Signals belong to the application's threads.
+  // Signals are left to the application's threads.
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   std::unique_lock lock(mutex_);
   while (status_.ok()) {

@@ -1,4 +1,4 @@
-// A thread that moves data across hosts while another moves it inside this one.
+// A thread that moves data between hosts while another thread moves data within this host.
 #ifndef SPARKDL_RING_LANE_WORKER_H_
 #define SPARKDL_RING_LANE_WORKER_H_
 
@@ -15,23 +15,23 @@
 
 namespace sparkdl {
 
-// Lives as long as one operation, on the stack of the thread that runs it. Does what that thread
-// hands over, in this order, until something fails.
+// Lives as long as one operation, on the stack of the thread that runs it. Does the work that this
+// thread submits, in order, until something fails.
 class LaneWorker {
  public:
   using Work = std::function<Status(OperationGuard&)>;
 
-  // The guard is that of the operation, and stays with its own thread.
+  // guard: the operation's guard, which only the operation's own thread continues to use.
   explicit LaneWorker(OperationGuard& guard);
 
-  // What is not done yet is given up, and what is being done fails.
+  // Drops the work that has not begun, and makes the current work fail.
   ~LaneWorker();
   LaneWorker(const LaneWorker&) = delete;
   LaneWorker& operator=(const LaneWorker&) = delete;
 
   void Submit(Work work);
 
-  // Waits until so many pieces of work are done; the status of the first that failed.
+  // Waits until num_done pieces of work are done; returns the status of the first that failed.
   Status Await(size_t num_done);
 
  private:
@@ -48,7 +48,7 @@ class LaneWorker {
   size_t num_done_ = 0;
   Status status_;
 
-  std::thread thread_;  // last: it uses all the others
+  std::thread thread_;  // last, because it uses all the others
 };
 
 }  // namespace sparkdl

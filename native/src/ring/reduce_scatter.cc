@@ -31,14 +31,14 @@ Status Collectives::ReduceScatter(const Operation& operation, OperationGuard& gu
   return {};
 }
 
-// Takes the elements of `range` of every rank's block, as far as it has them. Lane i carries part i
-// of each, host by host.
+// Reduces the elements in `range` of every rank's block, as far as the block has them. Lane i
+// carries part i of each, ordered by host.
 Status Collectives::ReduceScatterChunk(const std::vector<ConstPieces>& blocks, const Pieces& output,
                                        const Part& range, const Reduction& reduction,
                                        OperationGuard& guard) {
   const ReduceKernels& kernels = reduction.kernels;
   const size_t element_bytes = kernels.element_bytes;
-  // In elements of the rank's block.
+  // Part of the rank's block, in elements.
   const auto part_of = [&](size_t lane, int rank) {
     const size_t count = TotalBytes(blocks[static_cast<size_t>(rank)]) / element_bytes;
     const size_t begin = std::min(range.begin, count);
@@ -64,7 +64,7 @@ Status Collectives::ReduceScatterChunk(const std::vector<ConstPieces>& blocks, c
   }
   SPARKDL_RETURN_IF_ERROR(inside_.ReduceScatter(streams, target, reduction, guard));
 
-  // What this lane has reduced for each rank of this host, one after the other.
+  // The elements that this lane has reduced for each rank of this host, one rank after the other.
   std::vector<std::byte> reduced;
   if (lane_.has_value()) {
     std::vector<Pieces> partial;

@@ -5,7 +5,7 @@
 namespace sparkdl {
 namespace {
 
-// What each host says of an operation before it moves data.
+// What each host sends about an operation before data moves.
 struct Hello {
   uint64_t digest;
   uint32_t magic;
@@ -32,7 +32,7 @@ Result<bool> Ring::Agree(bool agrees, OperationGuard& guard) {
     blocks.push_back({{reinterpret_cast<std::byte*>(&hello), sizeof(hello)}});
   SPARKDL_RETURN_IF_ERROR(stream_.Run(AllGatherOf(blocks), guard));
   const Hello& mine = hellos[static_cast<size_t>(host_)];
-  // From the nearest on, as everything comes through it.
+  // Starting with the nearest host, because everything comes through it.
   for (int step = 1; step < num_hosts_; ++step) {
     const auto other = static_cast<size_t>(HostBefore(step));
     const Hello& hello = hellos[other];
@@ -72,12 +72,12 @@ Status Ring::AllGather(const std::vector<Pieces>& blocks, OperationGuard& guard,
                        const WireFormat* wire) {
   DuplexTransfer transfer = AllGatherOf(blocks);
   transfer.wire = wire;
-  // All hosts are to have the same bits, this one too.
+  // All hosts must have the same bits, including this one.
   if (wire != nullptr) wire->Round(blocks[static_cast<size_t>(host_)]);
   return stream_.Run(transfer, guard);
 }
 
-// A chain that begins after the root and ends there.
+// A chain that begins at the host after the root's and ends at the root's.
 Status Ring::Reduce(const Pieces& data, int root_host, const Reduction& reduction,
                     OperationGuard& guard) {
   const int distance = DistanceFrom(root_host);
@@ -90,7 +90,8 @@ Status Ring::Reduce(const Pieces& data, int root_host, const Reduction& reductio
   return stream_.Run(transfer, guard);
 }
 
-// The same chain: each host sends its own block, then what comes from before it.
+// The same chain: each host sends its own block, then the blocks that come from the hosts before
+// it.
 Status Ring::Gather(const std::vector<Pieces>& blocks, int root_host, OperationGuard& guard) {
   const int distance = DistanceFrom(root_host);
   const int num_before = (distance == 0 ? num_hosts_ : distance) - 1;
@@ -109,7 +110,7 @@ Status Ring::Gather(const std::vector<Pieces>& blocks, int root_host, OperationG
   return stream_.Run(transfer, guard);
 }
 
-// A chain that begins at the root, the farthest host's block first.
+// A chain that begins at the root's host, with the block of the farthest host first.
 Status Ring::Scatter(const std::vector<Pieces>& blocks, int root_host, OperationGuard& guard) {
   const int distance = DistanceFrom(root_host);
   DuplexTransfer transfer;
@@ -130,7 +131,7 @@ Status Ring::Scatter(const std::vector<Pieces>& blocks, int root_host, Operation
   return stream_.Run(transfer, guard);
 }
 
-// In step s every host passes on what still has to go s hops or more from where it began.
+// In step s every host passes on the data that has to travel s hops or more from its origin.
 Status Ring::AllToAll(const std::vector<ConstPieces>& outgoing, const std::vector<Pieces>& incoming,
                       const std::function<size_t(int, int)>& bytes, OperationGuard& guard) {
   std::vector<std::byte> passing;

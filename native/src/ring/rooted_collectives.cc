@@ -4,8 +4,8 @@
 
 namespace sparkdl {
 
-// My lane's part of every block, by host: in `whole` on the root, staged where it waits on its way.
-// Elsewhere it only passes through, and has a size alone.
+// Parts of all blocks on this rank's lane, by host: in `whole` on the root, and in `staged` where
+// they wait on the way. Elsewhere they only pass through and have only a size.
 std::vector<Pieces> Collectives::PartsOnLane(const Operation& operation, std::byte* whole,
                                              std::vector<std::byte>& staged) const {
   std::vector<Pieces> parts(static_cast<size_t>(topology_.num_hosts()));
@@ -39,9 +39,9 @@ std::vector<Pieces> Collectives::PartsOnLane(const Operation& operation, std::by
   return parts;
 }
 
-// Inside the root's host its ranks publish their blocks for it. Elsewhere each lane's owner
-// collects its part of its host's blocks, sends them along, and on the root's host publishes what
-// came.
+// On the root's host, the ranks publish their blocks for the root. On every other host, each lane's
+// owner collects its part of the host's blocks and sends it along the lane; the owner on the root's
+// host publishes what arrives.
 Status Collectives::Gather(const Operation& operation, OperationGuard& guard) {
   const Blocks blocks = BlocksOf(operation);
   const int root_host = topology_.host_of(operation.root);
@@ -100,8 +100,8 @@ Status Collectives::Gather(const Operation& operation, OperationGuard& guard) {
   return inside_.Gather(mine, arrived, guard);
 }
 
-// The root publishes all blocks on its host; each lane's owner takes its part of those for other
-// hosts and sends them along; there they are published again.
+// The root publishes all blocks on its host. Each lane's owner takes its part of the blocks for
+// other hosts and sends it along the lane; the owners on those hosts publish it again.
 Status Collectives::Scatter(const Operation& operation, OperationGuard& guard) {
   const Blocks blocks = BlocksOf(operation);
   const int root_host = topology_.host_of(operation.root);
@@ -112,7 +112,7 @@ Status Collectives::Scatter(const Operation& operation, OperationGuard& guard) {
     return PartOf(blocks.bytes(rank), num_lanes(), lane);
   };
   std::vector<std::byte> staged;
-  // Sending does not write.
+  // Sending does not write to the input.
   const std::vector<Pieces> on_lane =
       PartsOnLane(operation, const_cast<std::byte*>(operation.input), staged);
   if (is_root_host) {

@@ -1,4 +1,4 @@
-// What Collectives' reductions multiply and divide by.
+// Factors and divisors of the reductions of Collectives.
 #include "sparkdl/copy.h"
 #include "sparkdl/ring/collectives.h"
 
@@ -15,7 +15,7 @@ Reduction Collectives::ReductionOf(const Operation& operation) const {
 }
 
 Status Collectives::Prescale(const Operation& operation, Operation& scaled, OperationGuard& guard) {
-  // Only when it is sure that the ranks agree may anything be written.
+  // Nothing may be written before it is certain that the ranks agree.
   SPARKDL_RETURN_IF_ERROR(inside_.board().SyncIfNotYet(guard));
   const ReduceKernels& kernels = ReductionOf(operation).kernels;
   scaled = operation;
@@ -26,7 +26,7 @@ Status Collectives::Prescale(const Operation& operation, Operation& scaled, Oper
     }
     return {};
   }
-  // What the others reduce from has to stay as it is.
+  // The other kinds of reductions must leave their input unchanged.
   const size_t bytes =
       operation.kind == OpKind::kReduceScatter ? BlocksOf(operation).total() : operation.bytes();
   if (scaled_.size() < bytes) scaled_ = std::vector<std::byte>(bytes);

@@ -1,5 +1,4 @@
-// What AgreedCollectives does when the ranks are not about to do the same: a mismatch, or some have
-// joined.
+// AgreedCollectives after a disagreement: a mismatch, or some ranks have joined.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -8,7 +7,7 @@
 
 namespace sparkdl {
 
-// What a rank is about to do. The wire format.
+// Description of the operation that a rank has called. The wire format.
 struct AgreedCollectives::Claim {
   Signature signature;
   double postscale;
@@ -19,7 +18,7 @@ struct AgreedCollectives::Claim {
 
 namespace {
 
-// What can be done without the data of some ranks.
+// Kinds of operations that can be carried out without the data of some ranks.
 bool WorksWithZeros(OpKind kind) {
   return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter ||
          kind == OpKind::kAllGather || kind == OpKind::kBarrier;
@@ -33,7 +32,8 @@ Status AgreedCollectives::ExchangeClaims(const Operation& operation, std::vector
   Claim mine{};
   mine.signature = SignatureOf(operation, guard.signature().sequence);
   mine.postscale = operation.postscale;
-  // Of an allreduce. Blocks are streams, which break where each rank likes.
+  // Only for an allreduce: blocks are streams, which each rank may divide into pieces in its own
+  // way.
   const bool is_allreduce = operation.kind == OpKind::kAllReduce;
   mine.num_arrays = is_allreduce ? static_cast<uint32_t>(operation.group.size()) : 0;
   mine.has_counts = operation.counts.empty() ? 0 : 1;
@@ -84,9 +84,9 @@ int AgreedCollectives::FindSpeaker(const std::vector<Claim>& claims) const {
 }
 
 std::string AgreedCollectives::TellWhoSaidWhat(const std::vector<Claim>& claims) {
-  std::vector<std::vector<int>> alike;  // ranks, by who said it first
+  std::vector<std::vector<int>> alike;  // ranks with equal claims
   for (size_t rank = 0; rank < claims.size(); ++rank) {
-    // The text of long claims ends before all is said, so it does not tell all of them apart.
+    // The text of a long claim is truncated, so it alone does not distinguish all claims.
     const auto same = std::ranges::find_if(alike, [&](const std::vector<int>& ranks) {
       const Claim& first = claims[static_cast<size_t>(ranks.front())];
       return first.signature == claims[rank].signature &&
@@ -106,7 +106,7 @@ std::string AgreedCollectives::TellWhoSaidWhat(const std::vector<Claim>& claims)
   return text;
 }
 
-// The ranks that have joined learn the sizes of the arrays that the others reduce as one.
+// Tells the ranks that have joined the sizes of the arrays that the others reduce as a group.
 Status AgreedCollectives::ShareGroup(const Claim& claim, int speaker, Pieces& group,
                                      OperationGuard& guard) {
   std::vector<uint64_t> sizes(claim.num_arrays);
@@ -125,7 +125,7 @@ Status AgreedCollectives::ShareGroup(const Claim& claim, int speaker, Pieces& gr
   return {};
 }
 
-// Takes part in what the others do with zeros.
+// Takes part in the operation of the other ranks with zeros.
 Status AgreedCollectives::Contribute(const Claim& claim, int speaker, OperationGuard& guard) {
   Operation operation;
   operation.kind = claim.signature.kind;

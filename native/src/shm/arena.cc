@@ -9,7 +9,7 @@
 namespace sparkdl {
 namespace {
 
-// Parts begin at the boundaries of huge pages, where the system has them for shared memory.
+// Parts begin at the boundaries of huge pages, if the system has them for shared memory.
 constexpr size_t kPartUnit = size_t{2} * 1024 * 1024;
 
 }  // namespace
@@ -30,7 +30,7 @@ Result<std::shared_ptr<const Arena>> Arena::Attach(int fd, size_t part_bytes, in
   }
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) return Status::FromErrno("cannot map the arena", errno);
-  // Only advice: systems that keep shared memory in small pages go on doing so.
+  // Only advice: systems that keep shared memory in small pages continue to do so.
   static_cast<void>(::madvise(base, bytes, MADV_HUGEPAGE));
   return std::shared_ptr<const Arena>(
       new Arena(static_cast<std::byte*>(base), part_bytes, local_rank, local_size, number));

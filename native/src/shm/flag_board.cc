@@ -7,18 +7,19 @@
 namespace sparkdl {
 namespace {
 
-// About 50 us of spinning: longer than the peers' skew within a tile, and than a futex's round
-// trip.
+// About 50 us of spinning: longer than the skew of the peers within a tile, and than the round trip
+// of a futex.
 constexpr int kSpins = 4000;
-// With more ranks than cores the one waited for may need this very core.
+// With more ranks than cores, the awaited rank may need this very core.
 constexpr int kSpinsWhenCrowded = 20;
 constexpr int kSpinsBetweenLooks = 64;
-// The scheduler may put two ranks that wake each other on one core and leave them there, as never
-// both want to run: everything then takes four times as long. A rank that waits for one that last
-// ran on this very core goes to another, but not more often than the scheduler would.
+// The scheduler may put two ranks that wake each other on one core and leave them there, because
+// they never want to run at the same time: everything then takes four times as long. A rank that
+// waits for one that last ran on the same core therefore moves to another core, but not more often
+// than the scheduler would.
 constexpr std::chrono::milliseconds kBetweenMoves{4};
 
-// Whose distance is noted.
+// Local rank whose distance is noted.
 constexpr int kNotedRank = 1;
 
 int NumUsableCores() {
@@ -56,8 +57,8 @@ bool FlagBoard::HasReached(int local_rank, uint32_t phase, PeerDistance* distanc
   const auto begin = Clock::now();
   seen = theirs.load(std::memory_order_acquire);
   const auto took = Clock::now() - begin;
-  // Else the line may not have been written since it was last read. (Where ranks sleep, it may come
-  // from a third one that went to sleep on it: not worth telling apart.)
+  // Otherwise the line may not have been written since it was last read. (If ranks sleep, it may
+  // come from a third rank that went to sleep on it; that is not worth distinguishing.)
   if (has_reached()) distance->Note(took);
   return has_reached();
 }
@@ -67,8 +68,8 @@ uint32_t FlagBoard::Arrive() {
   if (segment_ == nullptr) return phase_;
   FlagLine& mine = segment_->line(local_rank_);
   mine.core.store(::sched_getcpu() + 1, std::memory_order_relaxed);
-  // Both in the one total order, as are the sleeper's two: either it sees the new phase, or this
-  // rank sees the sleeper.
+  // In the one total order, like the two accesses of a sleeping rank: either that rank sees the new
+  // phase, or this rank sees the sleeper.
   mine.phase.store(phase_, std::memory_order_seq_cst);
   if (mine.sleepers.load(std::memory_order_seq_cst) != 0) FutexWakeAll(mine.phase);
   return phase_;
@@ -76,8 +77,8 @@ uint32_t FlagBoard::Arrive() {
 
 Status FlagBoard::Await(uint32_t phase, OperationGuard& guard, PeerDistance* distance) {
   if (segment_ == nullptr) return {};
-  // Each wait ends when its rank has come, and only who has not come yet is waited for: so the last
-  // one that was waited for came last.
+  // Each wait ends when its rank has come, and only ranks that have not come yet are waited for, so
+  // the last rank that was waited for came last.
   int last = -1;
   for (int other = 0; other < static_cast<int>(ranks_.size()); ++other) {
     if (other == local_rank_) continue;
@@ -128,7 +129,7 @@ void FlagBoard::LeaveSharedCore() {
     if (core >= 0 && core < CPU_SETSIZE) CPU_CLR(core, &free);
   }
   if (CPU_COUNT(&free) == 0 || ::sched_setaffinity(0, sizeof(free), &free) != 0) return;
-  // The thread has moved; where it goes from here is the scheduler's business again.
+  // The thread has moved; from here on the scheduler may place it as usual.
   static_cast<void>(::sched_setaffinity(0, sizeof(usable), &usable));
   segment_->line(local_rank_).core.store(::sched_getcpu() + 1, std::memory_order_relaxed);
 }
@@ -152,7 +153,7 @@ Status FlagBoard::SleepUntilReached(int local_rank, uint32_t phase, OperationGua
     line.sleepers.fetch_sub(1, std::memory_order_seq_cst);
     if (wake == FutexWake::kSignal) guard.NoteSignal();
   }
-  // A thread that is woken is often put on the core of the one that wakes it.
+  // A woken thread is often put on the core of the thread that woke it.
   if (SharesCoreWith(local_rank)) LeaveSharedCore();
   return {};
 }

@@ -9,34 +9,35 @@
 namespace sparkdl {
 namespace {
 
-// Up to here everybody reduces everything: one synchronisation instead of two. Beyond, reading all
-// peers' data costs more than the second one.
+// Up to this size every rank reduces everything, with one synchronisation instead of two. Beyond
+// it, reading the data of all peers costs more than the second synchronisation.
 constexpr size_t kOneRoundBytes = size_t{16} * 1024;
 
-// With two ranks there is no more of the peer's data to read in one round than in two. Tiles of
-// this size, the one that is reduced, the one that is published ahead and the peer's, stay in the
+// With two ranks, one round reads no more of the peer's data than two rounds. Tiles of this size
+// (the one that is being reduced, the one that is published ahead, and the peer's) stay in the
 // second-level cache.
 constexpr size_t kOneRoundTileBytes = size_t{128} * 1024;
 
-// How many tiles a rank publishes ahead of the one that it reduces. What streaming stores write is
-// on its way to memory for a while, and a peer that reads it at once waits for that: 15 % of an
-// allreduce on Zen 4.
+// Number of tiles that a rank publishes ahead of the one that it reduces. Data written by streaming
+// stores takes a while to reach memory, and a peer that reads it at once has to wait for that: 15 %
+// of an allreduce on Zen 4.
 constexpr size_t kAhead = 1;
 constexpr size_t kAheadStreaming = 3;
-// Who writes a slot has seen the peer publish the tile kAheadStreaming + 1 before that one, hence
-// be done with the tile as many before that.
+// A rank that writes a slot has seen the peer publish the tile kAheadStreaming + 1 before that one,
+// so the peer is done with the tile that many before it.
 static_assert(Segment::kSlotsPerRank >= 2 * (kAheadStreaming + 1),
               "a rank would write what its peers still read");
 
 static_assert(kOneRoundTileBytes <= Segment::kSlotBytes);
 
-// A rank reduces its slice and hands it on piece by piece, while it is in the first-level cache.
+// A rank reduces and publishes its slice piece by piece, while each piece is in the first-level
+// cache.
 constexpr size_t kPushBytes = size_t{16} * 1024;
 
 // Slices begin at cache lines, so that no two ranks write the same one.
 constexpr size_t kSliceUnit = 64;
 
-// What makes one reduction take another time than the next.
+// Identifies reductions whose times are comparable.
 uint64_t WorkOf(const Reduction& reduction, int root) {
   const uint64_t is_scaled = reduction.finish.factor != 1.0 ? uint64_t{1} << 63 : 0;
   return (reinterpret_cast<uintptr_t>(&reduction.kernels) + static_cast<uint64_t>(root) + 1) |
@@ -69,8 +70,7 @@ Status ShmGroup::ReduceTo(int root, std::byte* data, size_t count, const Reducti
   if (bytes * static_cast<size_t>(size_) <= 2 * kOneRoundBytes) {
     return ReduceInOneRound(root, data, count, reduction, guard);
   }
-  // The last slice of a tile is the one that rounding up leaves shorter, so all slices fit the
-  // slot.
+  // Rounding up makes only the last slice of a tile shorter, so all slices fit the slot.
   const size_t tile = Segment::kSlotBytes / element_bytes;
   for (size_t done = 0; done < count; done += tile) {
     SPARKDL_RETURN_IF_ERROR(ReduceTile(root, data + done * element_bytes,
@@ -79,8 +79,8 @@ Status ShmGroup::ReduceTo(int root, std::byte* data, size_t count, const Reducti
   return {};
 }
 
-// One-shot: everybody publishes everything and reduces everything. A tile is published before the
-// one that precedes it is reduced, so that the peers are seldom waited for.
+// One-shot: every rank publishes everything and reduces everything. A tile is published before the
+// previous one is reduced, so that ranks seldom wait for their peers.
 Status ShmGroup::AllReduceInOneRound(std::byte* data, size_t bytes, const Reduction& reduction,
                                      OperationGuard& guard) {
   if (bytes == 0) return {};
@@ -113,7 +113,7 @@ Status ShmGroup::AllReduceInOneRound(std::byte* data, size_t bytes, const Reduct
   first.mover = begin(0);
   first.mover.Start();
   first.phase = publish(first.mover, 0);
-  // Before the ranks know that they agree, none may publish another.
+  // No rank may publish another tile before the ranks know that they agree.
   first.mover.BeginWait();
   SPARKDL_RETURN_IF_ERROR(board_.Await(first.phase, guard, movers_.DistanceDuring(first.mover)));
   first.mover.EndWait();
@@ -160,8 +160,8 @@ Status ShmGroup::ReduceInOneRound(int root, std::byte* data, size_t count,
   return {};
 }
 
-// Two-shot: each rank reduces one slice of the tile, reading its own part where it is, and pushes
-// the result into its slot, from where the others fetch it.
+// Two-shot: each rank reduces one slice of the tile, reading its own part in place, and writes the
+// result to its slot, from which the others fetch it.
 Status ShmGroup::ReduceTile(int root, std::byte* tile, size_t count, bool is_first,
                             const Reduction& reduction, OperationGuard& guard) {
   const size_t element_bytes = reduction.kernels.element_bytes;
@@ -205,8 +205,8 @@ Status ShmGroup::ReduceTile(int root, std::byte* tile, size_t count, bool is_fir
   return {};
 }
 
-// Each rank reduces one slice of every array from where all ranks have it to where all ranks want
-// it: a rank reads and writes as many bytes as the arrays have.
+// Each rank reduces one slice of every array, reading it from the parts of all ranks and writing it
+// to all of them: a rank reads and writes as many bytes as the arrays have.
 Status ShmGroup::AllReduceInArena(const Arena& arena, const Pieces& arrays,
                                   const Reduction& reduction, OperationGuard& guard) {
   const size_t element_bytes = reduction.kernels.element_bytes;
@@ -216,7 +216,7 @@ Status ShmGroup::AllReduceInArena(const Arena& arena, const Pieces& arrays,
     const Part mine = PartOf(array.bytes, static_cast<size_t>(size_),
                              static_cast<size_t>(local_rank_), kSliceUnit);
     for (size_t done = 0; done < mine.size; done += kPushBytes) {
-      // Their owners may use the arrays again once they have given up.
+      // Ranks that have given up may use their arrays again.
       if (guard.has_failure()) return guard.Check();
       const size_t offset = begin + mine.begin + done;
       const size_t bytes = std::min(kPushBytes, mine.size - done);

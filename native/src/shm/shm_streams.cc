@@ -1,4 +1,4 @@
-// ShmGroup's operations on streams that lie in several pieces.
+// Operations of ShmGroup on streams that consist of several pieces.
 #include <algorithm>
 
 #include "sparkdl/copy.h"
@@ -7,7 +7,7 @@
 namespace sparkdl {
 namespace {
 
-// Copies the next bytes of a stream to contiguous memory, or from there.
+// Copies the next bytes of a stream to contiguous memory (CopyOut), or from there (CopyIn).
 void CopyOut(const TileMover& mover, PieceCursor<const std::byte>& stream, std::byte* destination,
              size_t bytes) {
   while (bytes > 0) {

@@ -47,7 +47,8 @@ bool StoreChoice::HasTriedEnough() const {
 void StoreChoice::EndBlock() {
   best_cost_ = least_;
   const bool has_risen = best_cost_ > expected_cost_ * kOtherLevel;
-  // That the cached stores cost more now, but by far not what the others did, is no news of these.
+  // If the cached stores cost more now, but still far less than the others did, that says nothing
+  // about the others.
   const bool is_near = best_ == Stores::kStreaming || best_cost_ * kHopeless > other_cost_;
   is_trial_ = until_trial_ <= 0 || (has_risen && is_near && since_trial_ >= kShortestInterval);
   BeginBlock(is_trial_ ? kSettling : 0);
@@ -61,7 +62,7 @@ void StoreChoice::EndTrial() {
     best_cost_ = least_;
     interval_ = kShortestInterval;
   } else {
-    // A trial that ended early may have met with nothing but disturbances.
+    // A trial that ended early may have measured nothing but disturbances.
     other_cost_ = std::min(least_, best_cost_ * kMostTold);
     interval_ = std::min(2 * interval_, kLongestInterval);
   }

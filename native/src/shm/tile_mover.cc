@@ -31,14 +31,15 @@ void TileMovers::End(const TileMover& mover, Published& published) {
     TakeUp(choices, published);
   }
   StoreChoice& choice = choices[mover.index_];
-  // A tile that was begun before the one ahead of it ended may have been moved as it is no more.
+  // A tile that began before the previous one ended may have been moved with stores that are no
+  // longer current.
   if (mover.is_far_ != is_far || mover.stores_ != choice.current()) return;
   const auto seconds = std::chrono::duration<double>(mover.busy_).count();
   choice.Note(seconds / static_cast<double>(mover.bytes_), mover.work_);
   const uint32_t bit = uint32_t{1} << mover.index_;
   const bool streams = choice.current() == Stores::kStreaming;
-  // The word shares its line with what the peers wait for, so it is left alone where it can be,
-  // here as below.
+  // The word shares its cache line with the flags on which the peers wait, so it is written only if
+  // it changes, here and below.
   if (((published.load(std::memory_order_relaxed) & bit) != 0) == streams) return;
   if (streams) {
     published.fetch_or(bit, std::memory_order_relaxed);

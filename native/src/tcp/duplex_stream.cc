@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kStagingBytes = size_t{256} * 1024;
 constexpr size_t kPackedBytes = size_t{128} * 1024;
-// One call moves at most so much: combining and sending on should not wait for long.
+// Most bytes that one call moves: combining and sending on should not wait for long.
 constexpr size_t kCallBytes = size_t{1024} * 1024;
 constexpr size_t kMaxVectors = 64;
 
@@ -23,7 +23,7 @@ size_t FillVectors(PieceCursor<Byte> cursor, size_t longest, std::array<iovec, k
   size_t num_vectors = 0;
   while (longest > 0 && cursor.remaining() > 0 && num_vectors < kMaxVectors) {
     const auto piece = cursor.Peek(longest);
-    // iovec serves both directions and knows no const; sendmsg does not write.
+    // iovec serves both directions and has no const; sendmsg does not write.
     out[num_vectors].iov_base = const_cast<std::byte*>(piece.data);
     out[num_vectors].iov_len = piece.bytes;
     ++num_vectors;
@@ -51,7 +51,7 @@ struct DuplexStream::Progress {
         combine_with(transfer.combine_with),
         wire(transfer.wire) {}
 
-  // Bytes of memory, as the credit and the cursors count them.
+  // In bytes of memory, like the credit and the cursors.
   size_t Sendable() const { return std::min(credit, outgoing.remaining()); }
   bool wants_to_send() const { return Sendable() > 0 || packed.bytes > 0; }
   bool is_done() const {
@@ -59,7 +59,7 @@ struct DuplexStream::Progress {
   }
   bool is_staged() const { return combine_with != nullptr || wire != nullptr; }
 
-  // What comes and is staged, one whole number of it: in memory and on its way.
+  // Size of one number that is received and staged: in memory, and on the wire.
   size_t unit_in_memory() const {
     return wire != nullptr ? sizeof(float) : combine_with->accumulator_bytes;
   }
@@ -130,7 +130,7 @@ Status DuplexStream::SendSome(Progress& progress, OperationGuard& guard, bool& h
   return {};
 }
 
-// Packs what may be sent, as far as there is room; the bytes that it takes.
+// Packs the numbers that may be sent, as far as there is room; returns the number of packed bytes.
 size_t DuplexStream::PackSome(Progress& progress) {
   packed_.resize(kPackedBytes);
   const size_t room = kPackedBytes / progress.wire->bytes();
@@ -195,7 +195,7 @@ Status DuplexStream::ReceiveSome(Progress& progress, OperationGuard& guard, bool
   return {};
 }
 
-// Takes the whole numbers that are staged; the bytes of a torn one stay for the next time.
+// Takes the whole numbers that are staged; the bytes of an incomplete one stay until more arrives.
 void DuplexStream::TakeStaged(Progress& progress) {
   const size_t unit = progress.unit_in_memory();
   const size_t num_whole = progress.staged / progress.unit_on_wire();

@@ -26,8 +26,8 @@ Registry& TheRegistry() {
 void BeforeFork() { TheRegistry().mutex.lock(); }
 void InParent() { TheRegistry().mutex.unlock(); }
 
-// Only calls that are safe between fork and exec. The numbers stay taken, so that closing them
-// later closes nothing else.
+// Makes only calls that are safe between fork and exec. The descriptor numbers stay in use, so that
+// closing them later closes nothing else.
 void InChild() {
   Registry& registry = TheRegistry();
   registry.generation.fetch_add(1, std::memory_order_relaxed);
@@ -45,8 +45,8 @@ void InChild() {
 
 }  // namespace
 
-// Every communicator asks, also one without sockets: so the handlers are there before the first can
-// be forked.
+// Every communicator calls this, even one without sockets, so that the handlers are registered
+// before the first communicator can be forked.
 uint64_t ForkGeneration() {
   static const int is_registered = ::pthread_atfork(&BeforeFork, &InParent, &InChild);
   static_cast<void>(is_registered);
@@ -63,7 +63,7 @@ GuardedSocket::GuardedSocket(int fd) : fd_(fd) {
 
 void GuardedSocket::Reset() {
   if (!fd_.valid()) return;
-  // Closed under the lock: a child forked in between would hold it open.
+  // Closed under the lock: otherwise a child forked in between would hold it open.
   Registry& registry = TheRegistry();
   const std::scoped_lock lock(registry.mutex);
   registry.fds.erase(fd_.get());

@@ -12,13 +12,13 @@
 namespace sparkdl {
 namespace {
 
-// A call of the roll is answered within a millisecond or so unless ranks are frozen.
+// A roll call is answered within a millisecond or so, unless ranks are frozen.
 constexpr std::chrono::milliseconds kCallIsFresh{100};
 
-// For a packet that has to be sent again.
+// Time for a packet to be sent again.
 constexpr std::chrono::milliseconds kDeliveryGrace{1000};
 
-// Cuts text so that no UTF-8 character is torn.
+// Shortens text without cutting a UTF-8 character.
 std::string Shortened(const std::string& text, size_t longest) {
   if (text.size() <= longest) return text;
   size_t end = longest;
@@ -31,9 +31,10 @@ bool IsFailure(StatusCode code) {
          code == StatusCode::kAborted || code == StatusCode::kRankLost;
 }
 
-// Waits until the peer's kernel has all that was sent on a TCP socket, or the peer has closed it.
-// Was it closed before, a word of the peer that crosses ours would be answered by a reset, and
-// ours, if lost on its way, never be sent again.
+// Waits until the peer's kernel has received everything that was sent on a TCP socket, or until the
+// peer has closed the connection. If the socket were closed before, a message of the peer that
+// crosses ours would be answered with a reset, and our message, if lost on the way, would never be
+// sent again.
 void AwaitDelivery(int fd, Clock::time_point end) {
   int domain = 0;
   socklen_t length = sizeof(domain);
@@ -90,8 +91,8 @@ void Lifeline::Drain(Link& link) {
   }
 }
 
-// Takes one whole message from the front of the link's buffer. Nothing that a peer wrote is used as
-// a size before it was compared with the buffer's own.
+// Takes one whole message from the front of the link's buffer. No value that a peer wrote is used
+// as a size before it is compared with the size of the buffer.
 bool Lifeline::Parse(Link& link) {
   if (!link.fd.valid() || link.filled < sizeof(Header)) return false;
   Header header{};
@@ -120,7 +121,8 @@ void Lifeline::Act(Link& link, const Header& header, const char* text) {
       NoteLeaver(header.rank, header.next_sequence);
       return;
     case MessageType::kFailure:
-      // The text was made by the rank where the failure began and reads well on every other.
+      // The text was composed by the rank on which the failure began, and is suitable for every
+      // other rank.
       if (failure_.Set(Status(header.code, text))) SendFailure(header.code, header.rank, text);
       return;
     case MessageType::kRollCall:
@@ -143,7 +145,8 @@ Attendance Lifeline::AttendanceOf(uint64_t sequence, uint32_t call) {
   return roll_book_.Of(sequence, call);
 }
 
-// News goes to both neighbours and is no news where both ways around the ring meet.
+// Messages go to both neighbours, and end where both directions around the ring meet, because they
+// are known there.
 void Lifeline::PassOnCall(uint32_t call) {
   if (!roll_book_.NoteCall(call)) return;
   last_call_time_ = Clock::now();
@@ -182,7 +185,7 @@ void Lifeline::NoteLeaver(int rank, uint64_t next_sequence) {
   if (leaver_rank_.load(std::memory_order_acquire) >= 0) return;
   leaver_next_sequence_.store(next_sequence, std::memory_order_relaxed);
   leaver_rank_.store(rank, std::memory_order_release);
-  // The leaver closes its own connections, so the others hear of it only if it is passed on.
+  // The leaver closes its connections, so the others learn of it only if the message is passed on.
   Send(Header{.magic = kMagic,
               .type = MessageType::kGoodbye,
               .code = StatusCode::kOk,
@@ -214,9 +217,10 @@ void Lifeline::SendFailure(StatusCode code, int origin, const std::string& text)
        reason);
 }
 
-// A link carries a goodbye per leaver, one failure in its life and a line per rank and roll call,
-// far less than a socket's buffer; one that takes no more is as good as gone and must not hold this
-// rank up. What came after a message that went only in part could not be told from its rest.
+// A link carries one goodbye per leaving rank, one failure in its life, and one message per rank
+// and roll call, far less than the buffer of a socket. A link that takes no more is as good as lost
+// and must not block this rank. After a message that was sent only in part, later ones could not be
+// told from its rest.
 void Lifeline::Send(const Header& header, const std::string& text) {
   std::array<std::byte, sizeof(Header) + kMaxReasonBytes> message{};
   std::memcpy(message.data(), &header, sizeof(header));

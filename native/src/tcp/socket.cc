@@ -12,8 +12,8 @@ namespace sparkdl {
 namespace {
 
 // A host that vanished without closing its connections (power, cable) is given up after about
-// kKeepaliveIdleS + kKeepaliveProbes * kKeepaliveIntervalS seconds. A process that died is noticed
-// at once; this must only be longer than a network's hiccup.
+// kKeepaliveIdleS + kKeepaliveProbes * kKeepaliveIntervalS seconds. The death of a process is
+// noticed at once; this time only has to be longer than a hiccup of the network.
 constexpr int kKeepaliveIdleS = 5;
 constexpr int kKeepaliveIntervalS = 2;
 constexpr int kKeepaliveProbes = 5;

@@ -1,4 +1,4 @@
-// A communicator of NCCL: one GPU per rank, operations on the caller's streams.
+// An NCCL communicator: one GPU per rank, operations on the caller's streams.
 #ifndef SPARKDL_NCCL_COMMUNICATOR_H_
 #define SPARKDL_NCCL_COMMUNICATOR_H_
 
@@ -19,27 +19,29 @@ namespace sparkdl {
 
 struct NcclState;
 
-// True if a signal wants the calling thread back.
+// Returns true if a signal is to interrupt the calling thread.
 using InterruptCheck = bool (*)();
 
 struct NcclOptions {
   int rank = 0;
   int world_size = 1;
   std::string name;
-  // Of closing, in seconds.
+  // Timeout in seconds of Close(), and of BeginSplit() with these options.
   double timeout_s = 300.0;
 };
 
-// All methods may be called by any thread. Nothing here waits for data: what an operation does, it
-// does on its stream. NCCL is asked not to block, so that a peer that is missing can be given up.
+// All methods may be called from any thread. Run() does not wait for data: operations are carried
+// out on their stream. NCCL runs in non-blocking mode, so that waiting for a missing peer can be
+// given up.
 class NcclCommunicator {
  public:
-  // Begins to open a communicator on a GPU; all ranks do so with the id that one of them made.
+  // Begins to open a communicator on a GPU. All ranks call it with the id that one of them has
+  // created.
   static Result<std::unique_ptr<NcclCommunicator>> Begin(
       const std::shared_ptr<const NcclLibrary>& library, int gpu, const NcclUniqueId& id,
       const NcclOptions& options);
 
-  // Aborts if it is not closed.
+  // Aborts the communicator if it is not closed.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -47,45 +49,46 @@ class NcclCommunicator {
   int rank() const { return options_.rank; }
   int world_size() const { return options_.world_size; }
 
-  // Waits for the end of opening; false if there is more to wait for.
+  // Waits until opening or splitting is complete; false if it is not complete within timeout_s.
   Result<bool> WaitReady(double timeout_s, InterruptCheck interrupt_check);
 
-  // Begins to split off the communicator of the ranks with this color, in the order of their keys.
-  // All ranks make the call; those without a color (kNcclNoColor) get null and wait for this one to
-  // be ready again. options has rank, size and name in the new one.
+  // Begins to split off a communicator of the ranks with the same color, ordered by their keys. All
+  // ranks must call it. Ranks without a color (kNcclNoColor) get null, and must then wait until
+  // this communicator is ready again. options: rank, world size and name in the new communicator.
   Result<std::unique_ptr<NcclCommunicator>> BeginSplit(int color, int key,
                                                        const NcclOptions& options,
                                                        InterruptCheck interrupt_check);
 
-  // Puts operations on a stream as one group and returns their common number. They are to be
-  // complete within timeout_s, or the communicator fails.
+  // Puts operations on a stream as one group and returns the number of the group. If they are not
+  // complete within timeout_s, the communicator fails.
   Result<uint64_t> Run(const std::vector<NcclOperation>& operations, CudaStream stream,
                        double timeout_s, InterruptCheck interrupt_check);
 
-  // Whether what has this number, and all before it, is complete on the GPU.
+  // Whether the group with this number, and all before it, are complete on the GPU.
   Result<bool> IsDone(uint64_t number);
 
-  // Waits until it is; kTimeout if it is not by then, but it continues.
+  // Waits until IsDone(number). kTimeout if that takes longer than timeout_s; the operations then
+  // continue.
   Status Wait(uint64_t number, double timeout_s, InterruptCheck interrupt_check);
 
-  // Whether anything is known to be under way.
+  // Whether any operation is known to be in progress.
   bool busy() const;
 
-  // Ends what is under way here, at once but not before it returns, and refuses what follows. The
-  // peers do not hear of it.
+  // Aborts the operations in progress on this rank and makes later calls fail. The watching thread
+  // aborts at once, but possibly after this method has returned. The peers are not notified.
   void Abort(const Status& reason);
 
-  // Waits for what is under way, then leaves. Again: does nothing.
+  // Waits for the operations in progress, then leaves. Repeated calls do nothing.
   Status Close(InterruptCheck interrupt_check);
 
-  // Why it failed; nothing if it did not, or was closed before.
+  // Reason why the communicator failed; empty if it has not failed, or was closed before.
   std::optional<std::string> failure() const;
 
  private:
   NcclCommunicator(std::shared_ptr<NcclState> state, NcclOptions options);
 
   Status Validate(const NcclOperation& operation) const;
-  // made takes the reductions that were made for it, to be destroyed once NCCL is quiet.
+  // made: receives the reductions that were created, to be destroyed once NCCL is quiet.
   Status Issue(const std::vector<NcclOperation>& operations, CudaStream stream,
                std::vector<int>& made);
   Status IssueOne(const NcclOperation& operation, int reduction, CudaStream stream);
@@ -97,7 +100,7 @@ class NcclCommunicator {
 
   const NcclOptions options_;
   const std::shared_ptr<NcclState> state_;
-  // Held while an operation is being started: they start one after another.
+  // Held while a group of operations is being started: groups start one after another.
   std::mutex order_;
   bool closed_ = false;
   const uint64_t fork_generation_;

@@ -11,11 +11,11 @@
 
 namespace sparkdl {
 
-// Immutable and thread-safe. Never unloaded: NCCL has threads of its own.
+// Immutable and thread-safe. Never unloaded, because NCCL has threads of its own.
 class NcclLibrary {
  public:
-  // Takes the first of each list's names or paths that can be opened. The failure says what was
-  // tried and why each did not do.
+  // Loads from each list the first name or path that can be opened. If that fails, the status says
+  // what was tried and why each candidate was rejected.
   static Result<std::shared_ptr<const NcclLibrary>> Load(
       const std::vector<std::string>& nccl_candidates,
       const std::vector<std::string>& cuda_candidates);
@@ -23,22 +23,22 @@ class NcclLibrary {
   const NcclSymbols& nccl() const { return nccl_; }
   const CudaSymbols& cuda() const { return cuda_; }
 
-  // The file that the dynamic linker took.
+  // Path of the file that the dynamic linker loaded.
   const std::string& path() const { return path_; }
 
-  // As NCCL_VERSION_CODE: 22706 is 2.27.6.
+  // Version in the format of NCCL_VERSION_CODE: 22706 is 2.27.6.
   int version() const { return version_; }
 
-  // Ok for success and for what is merely in progress. Otherwise what was done, NCCL's texts for
-  // the result and for the last error, and the hint that belongs to them.
+  // Ok for success and for calls in progress. Otherwise the status says what was done, NCCL's texts
+  // for the result and for the last error, and the hint that belongs to them.
   Status Check(NcclResult result, const std::string& what) const;
 
   Status CheckCuda(CudaResult result, const std::string& what) const;
 
   Result<NcclUniqueId> NewUniqueId() const;
 
-  // Uuid and bus address of a GPU that this process sees, "GPU-... at 0000:3b:00.0". Takes no
-  // memory of it.
+  // Uuid and bus address of a GPU that this process sees, such as "GPU-..." and "0000:3b:00.0".
+  // Allocates no memory on the GPU.
   struct GpuId {
     std::string uuid;
     std::string bus_id;
@@ -54,7 +54,7 @@ class NcclLibrary {
   int version_ = 0;
 };
 
-// "2.27.6" for 22706.
+// Such as "2.27.6" for 22706.
 std::string FormatNcclVersion(int version);
 
 }  // namespace sparkdl

@@ -1,4 +1,4 @@
-// One operation of NCCL as this rank was asked to do it.
+// An NCCL operation as requested on this rank.
 #ifndef SPARKDL_NCCL_OPERATION_H_
 #define SPARKDL_NCCL_OPERATION_H_
 
@@ -24,17 +24,18 @@ enum class NcclKind : uint8_t {
 
 struct NcclOperation {
   NcclKind kind = NcclKind::kAllReduce;
-  // In memory of the communicator's GPU; null where the kind has none.
+  // Buffers in memory of the communicator's GPU; null if the kind of operation does not have the
+  // buffer.
   const void* input = nullptr;
   void* output = nullptr;
-  // Elements of the whole buffer; of one rank's block for reduce_scatter and allgather.
+  // Number of elements of the whole buffer; for reduce_scatter and allgather, of one rank's block.
   size_t count = 0;
-  // NCCL's numbers, by NcclTypeOf and NcclReductionOf.
+  // NCCL's values; see NcclTypeOf and NcclReductionOf.
   int type = 0;
   int reduction = 0;
-  // The root, or the other rank of a send or recv.
+  // Root of the operation, or peer of a send or recv.
   int rank = 0;
-  // Where not empty: one element that a sum multiplies every rank's input by.
+  // If not empty: one element, as bytes, by which a sum multiplies every rank's input.
   std::string factor;
 };
 
@@ -44,13 +45,14 @@ struct NcclType {
   size_t bytes;
 };
 
-// By NumPy's names: "float32", "bfloat16", ...; an error that lists what there is.
+// NCCL's type with NumPy's name, such as "float32" or "bfloat16". For an unknown name the status
+// lists the known ones.
 Result<NcclType> NcclTypeOf(std::string_view name);
 
-// "sum", "avg", "min", "max", "product".
+// NCCL's value for "sum", "avg", "min", "max" or "product".
 Result<int> NcclReductionOf(std::string_view name);
 
-// "allreduce of 1024 float32", "send of 3 uint8 to rank 2".
+// Such as "allreduce of 1024 float32" or "send of 3 uint8 to rank 2".
 std::string Describe(const NcclOperation& operation);
 
 }  // namespace sparkdl

@@ -1,5 +1,5 @@
-// What sparkdl uses of NCCL and of the CUDA driver: the types, declared here so that the headers of
-// neither are needed to build, and the one list of symbols that are looked up at run time.
+// The parts of NCCL and of the CUDA driver that sparkdl uses: the types, declared here so that the
+// build needs the headers of neither, and the one list of symbols that are looked up at run time.
 #ifndef SPARKDL_NCCL_SYMBOLS_H_
 #define SPARKDL_NCCL_SYMBOLS_H_
 
@@ -8,7 +8,7 @@
 
 namespace sparkdl {
 
-// NCCL's C interface. Names and numbers are those of nccl.h, which only ever appends.
+// NCCL's C interface. Names and values are those of nccl.h, which only appends new ones.
 
 struct NcclCommRecord;
 using NcclComm = NcclCommRecord*;
@@ -31,8 +31,8 @@ enum class NcclResult : int {
   kTimeout = 8,
 };
 
-// ncclConfig_t as of 2.14, the first version that has one. A later library reads as many fields as
-// the struct says it has, by its size and version, and takes its own defaults for the rest.
+// ncclConfig_t as of 2.14, the first version that has it. A later library reads only the fields
+// that the struct has according to its size and version, and uses its own defaults for the others.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned int magic = 0xcafebeef;
@@ -43,11 +43,12 @@ struct NcclConfig {
 inline constexpr int kNcclNoColor = -1;
 inline constexpr int kNcclScalarHostImmediate = 1;
 
-// 2.18 brought ncclCommSplit; what is older is not supported.
+// 2.18 introduced ncclCommSplit; older versions are not supported.
 inline constexpr int kOldestNcclVersion = 21800;
 
-// CUDA's driver interface. It is what every machine with a GPU has at one place and in one version,
-// whatever CUDA runtime NCCL and torch bring; streams and events are the same objects in both.
+// CUDA's driver interface. Every machine with a GPU has it in one place and in one version,
+// whichever CUDA runtimes NCCL and torch bring. Streams and events are the same objects in the
+// driver and in the runtime.
 
 struct CudaContextRecord;
 using CudaContext = CudaContextRecord*;
@@ -75,7 +76,7 @@ inline constexpr int kCudaPointerDeviceOrdinal = 9;
 
 }  // namespace sparkdl
 
-// SYMBOL(name, type of the result, types of the arguments)
+// SYMBOL(name, result type, argument types)
 #define SPARKDL_NCCL_SYMBOLS(SYMBOL)                                                              \
   SYMBOL(ncclGetVersion, NcclResult, int*)                                                        \
   SYMBOL(ncclGetErrorString, const char*, NcclResult)                                             \

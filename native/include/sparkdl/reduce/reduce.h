@@ -1,4 +1,4 @@
-// Reducing arrays element by element, by the widest vector instructions of this machine.
+// Element-wise reduction of arrays with the widest vector instructions of this machine.
 #ifndef SPARKDL_REDUCE_REDUCE_H_
 #define SPARKDL_REDUCE_REDUCE_H_
 
@@ -10,34 +10,34 @@
 
 namespace sparkdl {
 
-// What becomes of an accumulator before it is rounded to an element.
+// Operations on an accumulator before it is rounded to an element.
 struct Finish {
-  uint64_t divisor = 1;  // what an average divides by; the other reductions ignore it
-  double factor = 1.0;   // multiplied as scale does
+  uint64_t divisor = 1;  // divisor of averages; ignored by the other reductions
+  double factor = 1.0;   // multiplied as by `scale`
 };
 
-// The loops for one dtype and one reduction. Pointers need no alignment. A destination may be one
-// of the sources, not overlap one partly.
+// Loops for one dtype and one reduction. Pointers need no alignment. A destination may be identical
+// to a source, but must not overlap one partially.
 //
-// bfloat16 and float16 accumulate in float32; the average of integers of up to 32 bits accumulates
-// in twice the bits or more, so that it cannot wrap; everything else accumulates in its own type.
-// The sum and the product of bools are their "or" and "and". Partial results between hosts travel
-// as accumulators and are rounded once, to nearest even.
+// bfloat16 and float16 accumulate in float32. Averages of integers of up to 32 bits accumulate in
+// at least twice as many bits, so that they cannot wrap. Everything else accumulates in the element
+// type. The sum and the product of bools are their "or" and "and". Partial results travel between
+// hosts as accumulators and are rounded once, to nearest even.
 struct ReduceKernels {
   size_t element_bytes;
   size_t accumulator_bytes;
-  // Elements accumulate in their own type and are not divided as integers.
+  // The accumulator type is the element type, and no integers are divided.
   bool is_light;
 
-  // destination[i] = sources[0][i] op sources[1][i] op ..., in this order, finished.
+  // destination[i] = sources[0][i] op sources[1][i] op ..., in this order, then finished.
   void (*reduce)(void* destination, const void* const* sources, size_t num_sources, size_t count,
                  const Finish& finish);
-  // The same, left as unfinished accumulators.
+  // The same, but stores unfinished accumulators.
   void (*reduce_to_accumulators)(void* accumulators, const void* const* sources, size_t num_sources,
                                  size_t count);
   // accumulators[i] = partial[i] op accumulators[i]
   void (*combine)(void* accumulators, const void* partial, size_t count);
-  // Finishes, rounds, stores.
+  // Finishes accumulators, rounds them and stores them as elements.
   void (*finalize)(void* destination, const void* accumulators, size_t count, const Finish& finish);
   // destination[i] = source[i] * factor. Integers are multiplied as float64 and rounded toward
   // zero.
@@ -46,18 +46,19 @@ struct ReduceKernels {
 
 class WireFormat;
 
-// How one operation reduces.
+// Parameters of the reduction of one operation.
 struct Reduction {
   const ReduceKernels& kernels;
   Finish finish;
-  // How its accumulators, which are float32, travel between hosts; null if they do as they are.
+  // Format in which the accumulators, which are then float32, travel between hosts; null if
+  // unchanged.
   const WireFormat* wire = nullptr;
 
-  // Whether two arrays in memory take no longer to reduce than to read and write.
+  // Whether reducing two arrays in memory takes no longer than reading and writing them.
   bool IsAsFastAsMemory() const { return kernels.is_light && finish.factor == 1.0; }
 };
 
-// Null for the average of bools, which is none.
+// Null for the average of bools, which does not exist.
 const ReduceKernels* FindReduceKernels(Dtype dtype, ReduceOp op);
 
 // Name of the instruction set in use: "avx512", "avx2" or "baseline".

@@ -1,4 +1,4 @@
-// Collectives that are carried out only if all ranks are about to do the same.
+// Collectives that are carried out only if all ranks agree on the operation.
 #ifndef SPARKDL_RING_AGREED_COLLECTIVES_H_
 #define SPARKDL_RING_AGREED_COLLECTIVES_H_
 
@@ -20,33 +20,33 @@ namespace sparkdl {
 // Not thread-safe: one operation at a time.
 class AgreedCollectives {
  public:
-  // As Collectives.
+  // See Collectives.
   AgreedCollectives(const Topology& topology, std::shared_ptr<Segment> segment,
                     std::optional<Ring> ring, Dtype wire);
 
-  // Runs the operation of guard.signature(). The operation was validated. kMismatch, on all ranks
-  // and with nothing written, if the ranks do not agree about it. A join that some ranks have not
-  // called yet takes part in what they do, and leaves its output as it is.
+  // Runs the validated operation of guard.signature(). kMismatch, on all ranks and with nothing
+  // written, if the ranks do not agree on it. A join that some ranks have not called yet takes part
+  // in their operation, and leaves its output unchanged.
   Status Run(const Operation& operation, OperationGuard& guard);
 
-  // Closes the lane and lets go of the segment; nothing may run any more.
+  // Closes the lane and releases the segment. No operation may run afterwards.
   void Release() { collectives_.Release(); }
 
  private:
   struct Claim;
 
-  // Finds out whether all ranks are about to do the same; kDisagreement if not. On one host this is
-  // left to the operation's first synchronisation.
+  // Finds out whether all ranks agree on the operation; kDisagreement if not. On one host, the
+  // operation's first synchronisation finds this out instead.
   Status Agree(OperationGuard& guard);
   Status Perform(const Operation& operation, OperationGuard& guard);
   Status FinishJoin(const Operation& operation, OperationGuard& guard);
 
-  // What follows a disagreement: the ranks tell each other what they are about to do. Those that
-  // have joined take part in what the others agree on.
+  // Handles a disagreement: the ranks exchange claims, that is, descriptions of the operations that
+  // they called. Ranks that have joined take part in the operation on which the others agree.
   Status Settle(const Operation& operation, OperationGuard& guard);
   Status ExchangeClaims(const Operation& operation, std::vector<Claim>& claims,
                         OperationGuard& guard);
-  // The rank whose claim all ranks that have not joined share; -1 if they do not.
+  // A rank whose claim is that of all ranks that have not joined; -1 if they differ.
   int FindSpeaker(const std::vector<Claim>& claims) const;
   Status Contribute(const Claim& claim, int speaker, OperationGuard& guard);
   Status ShareGroup(const Claim& claim, int speaker, Pieces& group, OperationGuard& guard);

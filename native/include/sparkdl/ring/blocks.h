@@ -1,4 +1,4 @@
-// Where each rank's block lies in buffers that hold the blocks of all ranks.
+// Positions of the ranks' blocks in buffers that hold the blocks of all ranks.
 #ifndef SPARKDL_RING_BLOCKS_H_
 #define SPARKDL_RING_BLOCKS_H_
 
@@ -12,7 +12,7 @@ namespace sparkdl {
 
 class Blocks {
  public:
-  // counts: elements per rank; empty if all of them have `count`.
+  // counts: number of elements of each rank's block; empty if all blocks have `count`.
   Blocks(const std::vector<uint64_t>& counts, size_t count, size_t element_bytes, int world_size) {
     begins_.reserve(static_cast<size_t>(world_size) + 1);
     begins_.push_back(0);
@@ -30,8 +30,8 @@ class Blocks {
   std::vector<size_t> begins_;
 };
 
-// By rank the stream of its blocks of several arrays. counts: elements of each rank's block of the
-// first array, then of the second and so on.
+// By rank, the stream of its blocks of several arrays. counts: number of elements of each rank's
+// block of the first array, then of the second and so on.
 template <typename Byte>
 std::vector<std::vector<BasicPiece<Byte>>> BlocksOfGroup(
     const std::vector<BasicPiece<Byte>>& arrays, const std::vector<uint64_t>& counts,

@@ -1,4 +1,5 @@
-// How the collectives move data: inside hosts by shared memory, across hosts by one ring per lane.
+// Data movement of the collectives: through shared memory within hosts, on one ring per lane
+// between hosts.
 #ifndef SPARKDL_RING_COLLECTIVES_H_
 #define SPARKDL_RING_COLLECTIVES_H_
 
@@ -19,17 +20,17 @@
 
 namespace sparkdl {
 
-// Not thread-safe: one operation at a time. The ranks must be about to do the same, or find out
-// that they are not: over several hosts beforehand, on one host in the first synchronisation of an
-// operation, until which nothing is written.
+// Not thread-safe: one operation at a time. With several hosts, the ranks must have agreed on the
+// operation beforehand. On one host, the first synchronisation of the operation finds out whether
+// they agree; nothing is written before it.
 class Collectives {
  public:
-  // ring: this rank's lane; empty if it owns none. wire: how sums and averages of float32 travel
-  // between hosts.
+  // ring: this rank's lane; empty if it owns none. wire: format in which sums and averages of
+  // float32 travel between hosts.
   Collectives(Topology topology, std::shared_ptr<Segment> segment, std::optional<Ring> ring,
               Dtype wire);
 
-  // Carries an operation of any kind but kJoin out. It may end without a synchronisation.
+  // Runs an operation of any kind but kJoin. It may end without a synchronisation.
   Status Perform(const Operation& operation, OperationGuard& guard);
 
   ShmGroup& inside() { return inside_; }
@@ -38,7 +39,7 @@ class Collectives {
   bool spans_hosts() const { return topology_.num_hosts() > 1; }
   size_t num_lanes() const { return static_cast<size_t>(topology_.num_lanes()); }
 
-  // Closes the lane and lets go of the segment; nothing may run any more.
+  // Closes the lane and releases the segment. No operation may run afterwards.
   void Release();
 
  private:
@@ -69,17 +70,17 @@ class Collectives {
   Status ExchangeCounts(const Operation& operation, Exchanges& exchanges, OperationGuard& guard);
   std::vector<Pieces> PartsOnLane(const Operation& operation, std::byte* whole,
                                   std::vector<std::byte>& staged) const;
-  // Each lane's owner has its part of data; afterwards all ranks of this host have all of it.
+  // Each lane's owner has its part of `data`; afterwards all ranks of this host have all of it.
   Status GatherLanes(const Pieces& data, size_t unit, OperationGuard& guard);
-  // Gives `scaled` the operation with what goes in multiplied by prescale. The operation's first
-  // synchronisation is over then.
+  // Sets `scaled` to the operation with its input multiplied by prescale. Includes the operation's
+  // first synchronisation.
   Status Prescale(const Operation& operation, Operation& scaled, OperationGuard& guard);
 
   Reduction ReductionOf(const Operation& operation) const;
   Blocks BlocksOf(const Operation& operation) const {
     return {operation.counts, operation.count, BytesOf(operation.dtype), topology_.world_size()};
   }
-  // By rank the stream of its block: of `whole`, or of the arrays of a group.
+  // By rank, the stream of its block: of `whole`, or of the arrays of a group.
   template <typename Byte>
   std::vector<std::vector<BasicPiece<Byte>>> StreamsOf(
       const Operation& operation, Byte* whole, const std::vector<BasicPiece<Byte>>& arrays) const {
@@ -97,7 +98,7 @@ class Collectives {
   bool owns_lane(size_t lane) const {
     return lane_.has_value() && static_cast<size_t>(topology_.local_rank()) == lane;
   }
-  // Memory that stays until the next call for the same one of two.
+  // Memory that is valid until the next call with the same `which`, 0 or 1.
   std::byte* Accumulators(size_t bytes, size_t which = 0);
 
   const Topology topology_;

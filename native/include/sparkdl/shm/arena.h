@@ -1,4 +1,5 @@
-// Memory for users' buffers that all ranks of a host map, so that collectives need not copy it.
+// Memory for users' buffers that all ranks of a host map, so that collectives need not copy the
+// buffers.
 #ifndef SPARKDL_SHM_ARENA_H_
 #define SPARKDL_SHM_ARENA_H_
 
@@ -9,16 +10,16 @@
 
 namespace sparkdl {
 
-// Each rank of the host has a part of the same size, and allocates in it as all others do: a buffer
-// lies at the same offset in the part of every rank.
+// Each rank of the host has a part of the same size, and all ranks make the same allocations: a
+// buffer lies at the same offset in the part of every rank.
 class Arena {
  public:
-  // Maps the memory, local_size parts of part_bytes each; the descriptor may be closed afterwards.
-  // number: tells the arenas of one communicator apart, alike on all ranks.
+  // Maps memory of local_size parts with part_bytes each. The descriptor may be closed afterwards.
+  // number: distinguishes the arenas of one communicator; the same on all ranks.
   static Result<std::shared_ptr<const Arena>> Attach(int fd, size_t part_bytes, int local_rank,
                                                      int local_size, int number);
 
-  // Bytes of one rank's part for so many bytes of buffers: whole huge pages.
+  // Size of one rank's part for this many bytes of buffers: whole huge pages.
   static size_t PartBytesFor(size_t bytes);
 
   ~Arena();

@@ -19,28 +19,30 @@ class FlagBoard {
   // ranks: the ranks of this host, ascending. segment may be null if there is only one.
   FlagBoard(std::shared_ptr<Segment> segment, int local_rank, std::vector<int> ranks);
 
-  // Writes down what this rank is about to do. The first Sync() afterwards tells the others.
+  // Records the operation that this rank is about to run. The next Sync() shows it to the other
+  // ranks.
   void Begin(const Signature& signature);
 
-  // Returns when all ranks of this host have called it as often as this one. What they wrote
-  // before, this rank can read afterwards. The first time in an operation it compares what they are
-  // about to do: kDisagreement, on all of them, if that differs.
-  // distance: if given, is told how long local rank 1's flag took, unless this rank had to sleep.
+  // Returns when all ranks of this host have called it as often as this one. This rank can then
+  // read what they wrote before. The first Sync() of an operation compares the operations of the
+  // ranks: kDisagreement, on all of them, if they differ. distance: if given, notes how long
+  // reading local rank 1's flag took, unless this rank had to sleep.
   Status Sync(OperationGuard& guard, PeerDistance* distance = nullptr) {
     return Await(Arrive(), guard, distance);
   }
 
-  // The two halves of a Sync(), for a rank that has something to do in between: what it wrote so
-  // far, others can read once they have awaited the phase that is returned. Between the first of an
-  // operation and its wait there must be no second: ranks that disagree have to stay in step.
+  // The two halves of a Sync(), for a rank that has work to do in between. Other ranks can read
+  // data written before Arrive() once they have awaited the phase that it returns. Between the
+  // first Arrive() of an operation and its Await() there must be no second Arrive(), so that ranks
+  // that disagree stay in step.
   uint32_t Arrive();
   Status Await(uint32_t phase, OperationGuard& guard, PeerDistance* distance = nullptr);
 
-  // Syncs if the operation has not done so yet: every operation must, to keep step.
+  // Calls Sync() if the operation has not done so yet: every operation must, to stay in step.
   Status SyncIfNotYet(OperationGuard& guard);
 
-  // What the owner of a lane tells the ranks of its host, after a Sync() in between: whether the
-  // hosts agree about the operation.
+  // Verdict of a lane's owner for the ranks of its host: whether the hosts agree on the operation.
+  // A Sync() must lie between SetVerdict() and HostsAgree().
   void SetVerdict(const Signature& signature, bool agrees);
   bool HostsAgree(const Signature& signature) const;
 
@@ -49,9 +51,10 @@ class FlagBoard {
  private:
   bool HasReached(int local_rank, uint32_t phase, PeerDistance* distance = nullptr);
   Status WaitFor(int local_rank, uint32_t phase, OperationGuard& guard, PeerDistance* distance);
-  // Whether that rank, when last heard of, ran on the core that this one runs on now.
+  // Whether that rank, when last seen, ran on the core on which this thread runs now.
   bool SharesCoreWith(int local_rank) const;
-  // Has the scheduler move this thread to a core that no rank of this host has, if there is one.
+  // Makes the scheduler move this thread to a core on which no rank of this host runs, if there is
+  // one.
   void LeaveSharedCore();
   Status SleepUntilReached(int local_rank, uint32_t phase, OperationGuard& guard);
   Status CompareDigests(uint64_t sequence) const;
@@ -61,7 +64,7 @@ class FlagBoard {
   const std::vector<int> ranks_;
   const bool is_crowded_;
   const int spins_;
-  std::vector<uint32_t> seen_;  // of everybody's phases
+  std::vector<uint32_t> seen_;  // latest phase seen of each rank
   Clock::time_point next_move_;
   uint32_t phase_ = 0;
   bool has_synced_ = false;

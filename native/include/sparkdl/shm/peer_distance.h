@@ -8,17 +8,18 @@
 
 namespace sparkdl {
 
-// The system cannot tell: a virtual machine's cores move about. The time tells that a cache line
-// takes from one core to the other. With the reading of a fast clock these are 30 to 60 ns through
-// a cache that they share, else 130 and more (AMD's Zen 4).
+// The system cannot tell, because the cores of a virtual machine are moved around. The time that a
+// cache line takes from one core to the other can. With the reading of a fast clock it is 30 to 60
+// ns through a shared cache, and 130 ns or more otherwise (AMD's Zen 4).
 class PeerDistance {
  public:
-  // Starts out near.
+  // Initially false.
   bool is_far() const { return is_far_; }
 
-  // A line was read in this time, the reading of the clock included, after the peer had written it.
-  // One that was here already, fetched along with another or by a glance at it, tells nothing, but
-  // looks as if the peer were near. So slow ones, which a near peer hardly has, count for more.
+  // Notes how long it took to read a line that the peer had written, including the reading of the
+  // clock. If the line was already in this core's cache, fetched together with another line or by
+  // an earlier read, the time says nothing about the distance, but makes the peer look near. Slow
+  // reads, which a near peer hardly ever causes, therefore have more weight.
   void Note(Clock::duration took) {
     score_ = std::clamp(score_ + (took < kFar ? -1 : kWeightOfSlow), 0, kMost);
     if (score_ == 0) is_far_ = false;
@@ -28,7 +29,7 @@ class PeerDistance {
  private:
   static constexpr std::chrono::nanoseconds kFar{100};
   static constexpr int kWeightOfSlow = 3;
-  // Eight slow lines make a near peer far, twice a dozen quick ones the far one near.
+  // Eight slow reads make a near peer far, and 24 fast ones make a far peer near.
   static constexpr int kMost = 24;
 
   int score_ = 0;

@@ -1,4 +1,4 @@
-// The shared memory of the ranks of one host, and where everything lies in it.
+// The shared memory of the ranks of one host, and its layout.
 #ifndef SPARKDL_SHM_SEGMENT_H_
 #define SPARKDL_SHM_SEGMENT_H_
 
@@ -12,28 +12,29 @@
 
 namespace sparkdl {
 
-// What one rank tells the others, in one cache line so that a small operation costs one miss per
-// peer. What belongs to an operation alternates by the parity of its sequence number: the next but
-// one is only written when everybody has read this one.
+// Data that one rank publishes to the others, in one cache line so that a small operation costs one
+// cache miss per peer. Data of an operation has two entries, used alternately by the parity of the
+// sequence number: an entry is overwritten two operations later, when all ranks have read it.
 struct alignas(64) FlagLine {
-  std::atomic<uint32_t> phase;     // counts the rank's synchronisations, wraps
-  std::atomic<uint32_t> sleepers;  // how many sleep on phase
+  std::atomic<uint32_t> phase;     // number of the rank's synchronisations, wraps
+  std::atomic<uint32_t> sleepers;  // threads that sleep on phase
   std::array<uint64_t, 2> digests;
-  std::array<uint32_t, 2> verdicts;  // of the owner of lane 0: 1 if the hosts agree
-  std::atomic<int32_t> core;         // that the rank was last seen on, and 1
-  std::atomic<uint32_t> streaming;   // of local rank 0: see TileMovers
+  std::array<uint32_t, 2> verdicts;  // from the owner of lane 0: 1 if the hosts agree
+  std::atomic<int32_t> core;         // core on which the rank was last seen, plus 1
+  std::atomic<uint32_t> streaming;   // from local rank 0: see TileMovers
 };
 static_assert(sizeof(FlagLine) == 64);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// Layout: one FlagLine per rank, 128 bytes apart (two lines are fetched together), then the slots
-// of each rank. A zero-filled segment is ready to use.
+// Layout: one FlagLine per rank, 128 bytes apart because two lines are fetched together, then the
+// slots of each rank. A zero-filled segment is ready to use.
 class Segment {
  public:
   static constexpr size_t kSlotBytes = size_t{256} * 1024;
-  // So many that a slot's lines are no longer in the second-level cache of the peers that read them
-  // when they are written again, as these would have to be asked for them: with half as many, an
-  // allreduce of 1 MiB takes 1.6 times as long on Zen 4. With more, the slots crowd out the arrays.
+  // Enough that, when the lines of a slot are written again, they are no longer in the second-level
+  // cache of the peers that read them, which would have to be asked for them. With half as many
+  // slots, an allreduce of 1 MiB takes 1.6 times as long on Zen 4. With more slots, the slots
+  // displace the arrays from the caches.
   static constexpr int kSlotsPerRank = 8;
 
   static size_t BytesFor(int local_size);

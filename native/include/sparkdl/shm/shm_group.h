@@ -17,10 +17,11 @@
 
 namespace sparkdl {
 
-// All methods are collective over the ranks of the host and must be called alike on each. A rank's
-// slots take turns, so that one Sync() between writing and reading is enough: who writes a slot for
-// the second time has seen everybody Sync() in a turn between, hence be done with reading the
-// first. An allreduce of two ranks, which publishes several turns ahead, needs more slots.
+// All methods are collective over the ranks of the host and must be called in the same way on each.
+// A rank uses its slots in turn, so that one Sync() between writing and reading is enough: a rank
+// that writes a slot for the second time has seen all ranks Sync() in a turn in between, so they
+// have finished reading the first. An allreduce of two ranks publishes several turns ahead and
+// needs more slots.
 class ShmGroup {
  public:
   ShmGroup(std::shared_ptr<Segment> segment, int local_rank, std::vector<int> ranks);
@@ -28,23 +29,24 @@ class ShmGroup {
   int size() const { return size_; }
   FlagBoard& board() { return board_; }
 
-  // Lets go of the segment.
+  // Releases the segment.
   void Release() {
     board_.Release();
     segment_.reset();
   }
 
-  // To be called before the first method of an operation, and when that one ended in a mismatch.
+  // BeginOperation() must be called before the first method of an operation, and GiveUpOperation()
+  // after it if that method ended in a disagreement.
   void BeginOperation() { turn_at_begin_ = turn_; }
   void GiveUpOperation() { turn_ = TurnAfter(turn_at_begin_); }
 
-  // Reduces count elements of all ranks, in place, identically on every rank.
+  // Reduces count elements over all ranks, in place; every rank gets the same bits.
   Status AllReduce(std::byte* data, size_t count, const Reduction& reduction,
                    OperationGuard& guard) {
     return ReduceTo(kEverybody, data, count, reduction, guard);
   }
 
-  // The same for arrays that lie in an arena, at the same offsets on all ranks.
+  // The same for arrays in an arena, at the same offsets on all ranks.
   Status AllReduceInArena(const Arena& arena, const Pieces& arrays, const Reduction& reduction,
                           OperationGuard& guard);
 
@@ -55,9 +57,9 @@ class ShmGroup {
     return ReduceTo(root, data, count, reduction, guard);
   }
 
-  // Rank i < streams.size() receives the reduction of everybody's streams[i] in `output` (its own
-  // stream's length; may be its own stream itself): elements, or accumulators if to_accumulators.
-  // Streams must break at whole elements.
+  // Rank i < streams.size() of this host receives the reduction of all ranks' streams[i] in
+  // `output`, which has the length of that stream and may be that stream: as elements, or as
+  // accumulators if to_accumulators. The pieces of streams must hold whole elements.
   struct ReduceTarget {
     Pieces output;
     bool to_accumulators = false;
@@ -66,13 +68,13 @@ class ShmGroup {
                        const Reduction& reduction, OperationGuard& guard);
 
   // Every rank publishes the stream `mine`; the stream of rank i goes to destinations[i], whose
-  // lengths everybody knows. destinations[local_rank] is not written, only its length counts;
-  // `mine` may be empty if nobody stores it.
+  // lengths all ranks know. destinations[local_rank] is not written; only its length counts. `mine`
+  // may be empty if no rank stores it.
   Status Gather(const ConstPieces& mine, const std::vector<Pieces>& destinations,
                 OperationGuard& guard);
 
-  // outgoing[i] goes to rank i, incoming[i] comes from there; this rank's own are left alone.
-  // longest: bytes of the longest of all ranks' streams.
+  // outgoing[i] goes to rank i, incoming[i] comes from it; this rank's own entries are not used.
+  // longest: bytes of the longest stream of all ranks.
   Status Exchange(const std::vector<ConstPieces>& outgoing, const std::vector<Pieces>& incoming,
                   size_t longest, OperationGuard& guard);
 
@@ -96,7 +98,7 @@ class ShmGroup {
     mover.Start();
     return mover;
   }
-  // Between publishing a tile and fetching those of the others.
+  // Synchronises between publishing a tile and fetching the tiles of the others.
   Status SyncTile(TileMover& mover, OperationGuard& guard) {
     mover.BeginWait();
     SPARKDL_RETURN_IF_ERROR(board_.Sync(guard, movers_.DistanceDuring(mover)));
@@ -112,8 +114,8 @@ class ShmGroup {
   static int TurnAfter(int turn, size_t turns = 1) {
     return static_cast<int>((static_cast<size_t>(turn) + turns) % Segment::kSlotsPerRank);
   }
-  // The tiles of streams take two neighbouring slots, so that peers wait half as often. They begin
-  // at an even one, as the last slot and the first are no neighbours.
+  // Tiles of streams take two neighbouring slots, so that ranks wait half as often. They begin at
+  // an even slot, because the last slot and the first are not neighbours.
   static constexpr size_t kSlotsOfStreamTile = 2;
   static constexpr size_t kStreamTileBytes = kSlotsOfStreamTile * Segment::kSlotBytes;
   static_assert(Segment::kSlotsPerRank % kSlotsOfStreamTile == 0);

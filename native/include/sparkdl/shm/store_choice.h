@@ -1,4 +1,4 @@
-// Whether the ranks of a host move data with ordinary or with streaming stores: what is faster.
+// Choice between ordinary and streaming stores for moving data between the ranks of a host.
 #ifndef SPARKDL_SHM_STORE_CHOICE_H_
 #define SPARKDL_SHM_STORE_CHOICE_H_
 
@@ -10,40 +10,40 @@
 
 namespace sparkdl {
 
-// One choice, made by measuring. Where two cores share their last cache, it is fastest to read what
-// the other has just written from there; where they do not, that may take four times as long as to
-// read it from memory (AMD's Zen 4). The system cannot tell which: a virtual machine's cores move
-// about. So the stores that are not in use are tried now and then: for a few tiles, soon when times
-// rise to where the others could be the better ones, and ever more seldom while the choice proves
-// right.
+// One choice, made by measuring. If two cores share their last-level cache, it is fastest to read
+// what the other core has just written from that cache. If they do not, this may take four times as
+// long as reading it from memory (AMD's Zen 4). The system cannot tell which is the case, because
+// the cores of a virtual machine are moved around. The stores that are not in use are therefore
+// tried now and then for a few tiles: soon if times rise to a level at which the others could be
+// better, and ever more rarely while the choice proves right.
 class StoreChoice {
  public:
-  // What the next tile is to be moved with.
+  // Stores with which the next tile is to be moved.
   Stores current() const { return is_trial_ ? Other(best_) : best_; }
 
-  // What a tile moved with current() took, in seconds per byte. work: says what was done with the
-  // tile, as only times of the same work can be compared; those of other work are left out, unless
-  // there is no other any more.
+  // Notes the time of a tile that was moved with current(), in seconds per byte. work: identifies
+  // what was done with the tile, because only times of the same work are comparable. Times of other
+  // work are ignored, unless kStrangersUntilNews tiles in a row are of other work.
   void Note(double cost, uint64_t work);
 
-  // To be called when the choice was left alone for a while: what was counted before does not go
-  // with what comes now.
+  // To be called when the choice was not used for a while: times noted before are not comparable
+  // with those that follow.
   void Resume();
 
  private:
-  // After a change of stores all slots are written once before times mean anything.
+  // After a change of stores, times mean something only once all slots have been written.
   static constexpr int kSettling = Segment::kSlotsPerRank;
-  // The least cost of so many counts: whatever else the machine does can only add to it.
+  // Times of a block, of which the least counts: other activity on the machine can only add to it.
   static constexpr int kCounted = 6;
   static constexpr int kCountedAtLeast = 2;
-  static constexpr int kFirstTrialAfter = 16;  // the very first, and one that was broken off
-  // A trial may take fourteen tiles twice as long: so seldom, that costs one or two percent.
+  static constexpr int kFirstTrialAfter = 16;  // first trial, or one broken off
+  // A trial may take fourteen tiles twice as long; at this interval that costs one or two percent.
   static constexpr int kShortestInterval = 1024;
   static constexpr int kLongestInterval = 8192;
   static constexpr double kOtherLevel = 1.25;
   static constexpr double kGain = 0.9;
-  // Where the cores come to share a cache again, streaming stores cost up to twice what the others
-  // do (Zen 5): they must be worth that risk.
+  // If the cores come to share a cache again, streaming stores cost up to twice as much as the
+  // others (Zen 5): the gain must be worth that risk.
   static constexpr double kGainOfStreaming = 0.75;
   static constexpr double kHopeless = 1.5;
   static constexpr double kMostTold = 3.0;
@@ -67,13 +67,13 @@ class StoreChoice {
   int until_trial_ = kFirstTrialAfter;
   int interval_ = kShortestInterval;
   int since_trial_ = 0;
-  uint64_t work_ = 0;            // whose times count
+  uint64_t work_ = 0;            // work whose times count
   int num_strangers_ = 0;        // tiles of other work in a row
-  int num_in_block_ = 0;         // that count; below zero, so many are yet to settle
-  double least_ = kUnknown;      // in this block
-  double best_cost_ = kUnknown;  // in the last block with the best stores
-  double expected_cost_ = 0.0;   // of the best stores when they were last found to be so
-  double other_cost_ = 0.0;      // of the others then
+  int num_in_block_ = 0;         // tiles that count; negative while tiles settle
+  double least_ = kUnknown;      // least cost in this block
+  double best_cost_ = kUnknown;  // of the last block with the best stores
+  double expected_cost_ = 0.0;   // of the best stores at the end of the last trial
+  double other_cost_ = 0.0;      // of the other stores at that time
 };
 
 }  // namespace sparkdl

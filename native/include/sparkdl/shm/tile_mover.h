@@ -14,14 +14,14 @@
 
 namespace sparkdl {
 
-// One tile that is under way. Its time is taken, if at all, from Start() to Stop(); what the first
-// of an operation waits for its peers does not count, as they may have come late.
+// One tile that is being moved. Its time, if it is measured, runs from Start() to Stop(). The first
+// tile of an operation excludes the wait for the peers, which may have come late.
 class TileMover {
  public:
   void Copy(void* destination, const void* source, size_t bytes) const {
     CopyBytes(destination, source, bytes, stores_);
   }
-  // To be called before others may read what was copied.
+  // Must be called before others may read the copied data.
   void Flush() const { FinishCopies(stores_); }
   void BeginWait() {
     Flush();
@@ -36,8 +36,8 @@ class TileMover {
   void Stop() {
     if (is_timed_) busy_ += Clock::now() - start_;
   }
-  // Stop() and the other's Start(), but the clock, which takes a two-hundredth of what a tile
-  // takes, is read once.
+  // Stop() and the other's Start() with one reading of the clock, which takes a two-hundredth of
+  // the time of a tile.
   void HandOverTo(TileMover& other) {
     if (!is_timed_ && !other.is_timed_) return;
     const auto now = Clock::now();
@@ -60,38 +60,39 @@ class TileMover {
   Clock::duration busy_{};
 };
 
-// Chooses for all kinds and sizes of tiles, for peers that are near and for such that are far.
-// Local rank 0 measures and publishes, all follow; whoever hears of a change late only has some
-// tiles more moved the other way.
+// Makes the choices for all kinds and sizes of tiles, separately for near and far peers. Local rank
+// 0 measures and publishes, and all ranks follow. A rank that learns of a change late only moves
+// some more tiles with the other stores.
 class TileMovers {
  public:
   enum class Traffic : uint8_t { kAllReduce, kReduce, kReduceScatter, kGather, kExchange };
 
   struct Tile {
     Traffic traffic = Traffic::kAllReduce;
-    size_t bytes = 0;      // what times are compared by: how many a rank moves at most
+    size_t bytes = 0;      // most bytes that a rank moves; times are compared per byte
     uint64_t work = 0;     // see StoreChoice
-    bool is_first = true;  // of its operation
-    // Whether this rank both publishes and fetches. Who does only one of them does not see what the
-    // others' part takes, unless it waits for them in the next tile.
+    bool is_first = true;  // the first tile of its operation
+    // Whether this rank both publishes and fetches. A rank that does only one of them does not see
+    // how long the other part takes on its peers, unless it waits for them in the next tile.
     bool goes_both_ways = true;
   };
 
-  // Taking the time of a smaller tile, and the peers' distance, costs more than a twentieth of it.
+  // For smaller tiles, measuring the time and the peers' distance would take more than a twentieth
+  // of the tile's time.
   static constexpr size_t kSmallest = size_t{8} * 1024;
 
-  // What local rank 0 publishes: a bit for each choice that is in favour of streaming.
+  // Published by local rank 0: one bit per choice, set for streaming stores.
   using Published = std::atomic<uint32_t>;
 
   explicit TileMovers(bool measures) : measures_(measures && kHasStreamingStores) {}
 
-  // Where to note the distance of local rank 1 while this tile is under way; null if that would not
-  // be worth the time that it takes.
+  // Where to note the distance of local rank 1 while this tile is being moved; null if measuring it
+  // is not worth the time.
   PeerDistance* DistanceDuring(const TileMover& mover) {
     return mover.is_timed_ ? &distance_ : nullptr;
   }
 
-  // The tile's time is yet to be started.
+  // Does not start the tile's time.
   TileMover Begin(const Published& published, const Tile& tile) const;
   // The tile's time must have been stopped.
   void End(const TileMover& mover, Published& published);
@@ -107,7 +108,7 @@ class TileMovers {
 
   const bool measures_;
   PeerDistance distance_;
-  bool is_for_far_ = false;  // which choices are published
+  bool is_for_far_ = false;  // whether the choices for far peers are published
   std::array<Choices, 2> choices_;
 };
 

@@ -14,24 +14,25 @@
 
 namespace sparkdl {
 
-// What one pass over the ring sends and receives, both known in full beforehand.
+// What one pass over the ring sends and receives; both are known in full beforehand.
 struct DuplexTransfer {
   ConstPieces outgoing;
-  // So many bytes may leave at once; each byte that arrived (and was reduced) frees one more. A
-  // ring step's outgoing data is the step before's incoming data, so the passes of a ring overlap
-  // by themselves, at any grain.
+  // Number of bytes that may be sent at once. Each byte that was received (and reduced) allows one
+  // more. The outgoing data of a ring step is the incoming data of the step before, so the steps of
+  // a pass overlap by themselves, at any granularity.
   size_t outgoing_credit = 0;
   Pieces incoming;
-  // Null: incoming bytes are stored. Otherwise they are accumulators to combine with what is there.
+  // If null, incoming bytes are stored. Otherwise they are accumulators, to be combined with those
+  // in memory.
   const ReduceKernels* combine_with = nullptr;
-  // Null: the bytes travel as they lie in memory. Otherwise they are float32, and every piece holds
+  // If null, bytes travel as they are in memory. Otherwise they are float32, and every piece holds
   // whole ones.
   const WireFormat* wire = nullptr;
 };
 
 class DuplexStream {
  public:
-  // Takes the sockets over; they must be non-blocking.
+  // Takes ownership of the sockets, which must be non-blocking.
   DuplexStream(GuardedSocket to_next, GuardedSocket from_previous, int next_rank,
                int previous_rank);
 
@@ -52,9 +53,9 @@ class DuplexStream {
   GuardedSocket from_previous_;
   const int next_rank_;
   const int previous_rank_;
-  std::vector<std::byte> staging_;   // what came and is not combined or unpacked yet
-  std::vector<std::byte> unpacked_;  // what is to be combined
-  std::vector<std::byte> packed_;    // what is to be sent
+  std::vector<std::byte> staging_;   // received, and not yet combined or unpacked
+  std::vector<std::byte> unpacked_;  // unpacked, to be combined
+  std::vector<std::byte> packed_;    // packed, to be sent
 };
 
 }  // namespace sparkdl

@@ -1,4 +1,4 @@
-// What a fork() must not carry into the child: live sockets, and the belief to be a rank.
+// Protection against fork(): a child must neither hold live sockets nor act as a rank.
 #ifndef SPARKDL_TCP_FORK_GUARD_H_
 #define SPARKDL_TCP_FORK_GUARD_H_
 
@@ -9,13 +9,13 @@
 
 namespace sparkdl {
 
-// Grows by one in every child that this process forks and in theirs, so that an object can tell
-// whether it was made by the process it is used in.
+// Increases by one in every child that this process forks, and again in their children, so that an
+// object can tell whether it is used in the process that created it.
 uint64_t ForkGeneration();
 
-// A socket that a forked child does not hold open: there it becomes /dev/null. A data loader's
-// process, forked from a rank, would otherwise keep the rank's lifelines open after its death, and
-// nobody would hear of it.
+// A socket that a forked child does not hold open: in the child its descriptor refers to /dev/null.
+// Otherwise a data loader's process, forked from a rank, would keep the rank's lifelines open after
+// the rank's death, and no peer would notice it.
 class GuardedSocket {
  public:
   GuardedSocket() = default;

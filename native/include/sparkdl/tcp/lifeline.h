@@ -1,4 +1,5 @@
-// News of life and death, on a ring of sockets over all ranks that carries nothing else.
+// Messages about failures, departures and stalls, on a ring of sockets over all ranks that carries
+// nothing else.
 #ifndef SPARKDL_TCP_LIFELINE_H_
 #define SPARKDL_TCP_LIFELINE_H_
 
@@ -18,47 +19,49 @@
 
 namespace sparkdl {
 
-// A connection that ends without a goodbye means that the neighbour died. Whoever learns of a
-// failure first tells both neighbours, who pass it on, so it reaches everyone in at most half the
-// ring.
+// A connection that ends without a goodbye means that the neighbour died. The first rank that
+// learns of a failure tells both neighbours, and every rank passes the message on, so that it
+// reaches all ranks in at most half the ring.
 //
-// A rank that waits too long for others calls the roll: everybody passes the call on and answers
-// how far it has come, and whose answer is missing is frozen or cannot be reached. Threads that
-// compute or wait do not keep a rank from answering.
+// A rank that waits too long for others calls the roll: every rank passes the call on and answers
+// with the number of operations that it has begun. A rank whose answer is missing is frozen or
+// cannot be reached. Threads that compute or wait do not keep a rank from answering.
 //
-// Service() belongs to the progress thread; the other methods may be called by any thread.
+// Only the progress thread may call Service(); the other methods may be called from any thread.
 class Lifeline {
  public:
-  // Which rank closed the communicator first, and the first operation in which it takes no part.
+  // The rank that closed the communicator first, and the first operation in which it does not take
+  // part.
   struct Leaver {
     int rank;
     uint64_t next_sequence;
   };
 
-  // Takes the sockets over. For a world of one both are invalid.
+  // Takes ownership of the sockets. In a world of one both are invalid.
   Lifeline(int rank, int world_size, GuardedSocket to_next, GuardedSocket from_previous,
            FailureLatch& failure);
 
-  // Reads what has come, without blocking; sets the failure latch and passes news on.
+  // Reads the messages that have arrived, without blocking; sets the failure latch and passes
+  // messages on.
   void Service();
 
-  // Sockets to poll for input; -1 where the neighbour has gone.
+  // Sockets to poll for input; -1 where the neighbour has left.
   std::array<int, 2> PollFds();
 
-  // Tells all ranks of a failure that began here.
+  // Tells all ranks of a failure that began on this rank.
   void Spread(const Status& status);
 
-  // Tells all ranks that this one leaves in good order, then closes both connections.
+  // Tells all ranks that this one leaves in an orderly way, then closes both connections.
   void Goodbye(uint64_t next_sequence);
 
-  // This rank begins the operation.
+  // Notes that this rank begins the operation.
   void NoteBegun(uint64_t sequence) { num_begun_.store(sequence + 1, std::memory_order_relaxed); }
 
-  // Asks all ranks how far they have come; the number of the call. One that was made a moment ago,
-  // here or elsewhere, will do.
+  // Asks all ranks how many operations they have begun; returns the number of the call. Uses a call
+  // that any rank made a moment ago, if there is one.
   uint32_t CallRoll();
 
-  // What is known of an operation by the answers to a call.
+  // State of an operation according to the answers to a call.
   Attendance AttendanceOf(uint64_t sequence, uint32_t call);
 
   std::optional<Leaver> leaver() const;
@@ -70,8 +73,8 @@ class Lifeline {
 
   enum class MessageType : uint8_t { kGoodbye = 0, kFailure = 1, kRollCall = 2, kAnswer = 3 };
 
-  // The wire format; followed by text_bytes of text. next_sequence: the first operation in which
-  // `rank` takes no part any more (kGoodbye), or that it has not begun (kAnswer).
+  // Wire format; text_bytes of text follow. next_sequence: first operation in which `rank` no
+  // longer takes part (kGoodbye), or that it has not begun (kAnswer).
   struct Header {
     uint32_t magic;
     MessageType type;

@@ -1,4 +1,5 @@
-// Who answered when the ranks were last asked how far they have come.
+// Calls and answers of the roll calls, in which ranks are asked how many operations they have
+// begun.
 #ifndef SPARKDL_TCP_ROLL_BOOK_H_
 #define SPARKDL_TCP_ROLL_BOOK_H_
 
@@ -8,31 +9,32 @@
 
 namespace sparkdl {
 
-// "rank 3", "ranks 1, 3".
+// Such as "rank 3" or "ranks 1, 3".
 std::string NameRanks(const std::vector<int>& ranks);
 
-// What a roll call found out about one operation.
+// Result of a roll call for one operation.
 struct Attendance {
-  std::vector<int> absent;  // answered, and have not begun it
-  std::vector<int> silent;  // did not answer
+  std::vector<int> absent;  // ranks that answered and have not begun it
+  std::vector<int> silent;  // ranks that did not answer
 
-  // "rank 1 had not joined".
+  // Such as "rank 1 had not joined".
   std::string ToString() const;
 };
 
-// Roll calls are numbered. Whoever calls takes the next number after the last that it heard of, so
-// calls that are made at the same time are one. Not thread-safe.
+// Roll calls are numbered. The number of a new call is that of the latest known call plus one, so
+// simultaneous calls of several ranks are the same call. Not thread-safe.
 class RollBook {
  public:
   explicit RollBook(int world_size) : entries_(static_cast<size_t>(world_size)) {}
 
   uint32_t last_call() const { return last_call_; }
-  // False if the call was heard before.
+  // Returns false if the call is already known.
   bool NoteCall(uint32_t call);
-  // The rank says that it has begun the first num_begun operations. False if that is no news.
+  // Notes that a rank has begun the first num_begun operations. Returns false if the answer is
+  // already known.
   bool NoteAnswer(int rank, uint32_t call, uint64_t num_begun);
 
-  // How the operation stands after the answers to this call and later ones.
+  // State of an operation according to the answers to this call and to later ones.
   Attendance Of(uint64_t sequence, uint32_t call) const;
 
   bool IsRank(int rank) const { return rank >= 0 && static_cast<size_t>(rank) < entries_.size(); }

@@ -1,4 +1,4 @@
-// Options of the sockets that were handed over.
+// Options of the sockets that are handed to the core.
 #ifndef SPARKDL_TCP_SOCKET_H_
 #define SPARKDL_TCP_SOCKET_H_
 
@@ -6,13 +6,13 @@
 
 namespace sparkdl {
 
-// Makes the socket non-blocking and private to this program; on TCP, sends at once. Fails if fd is
-// not a stream socket.
+// Makes the socket non-blocking and close-on-exec; on TCP, makes it send without delay. Fails if fd
+// is not a stream socket.
 Status PrepareSocket(int fd, const char* what);
 
-// On TCP, has the kernel break the connection when the peer's machine has been silent for some
-// seconds. For sockets whose peer reads what it is sent without delay: to the kernel a full buffer
-// looks like silence.
+// On TCP, makes the kernel break the connection when the peer's machine has been silent for some
+// seconds. Only for sockets whose peer reads without delay, because the kernel takes a full buffer
+// for silence.
 Status WatchPeer(int fd, const char* what);
 
 }  // namespace sparkdl

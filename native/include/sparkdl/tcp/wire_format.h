@@ -1,4 +1,4 @@
-// How float32 travels between hosts when it is to take half the bytes.
+// 16-bit formats in which float32 can travel between hosts.
 #ifndef SPARKDL_TCP_WIRE_FORMAT_H_
 #define SPARKDL_TCP_WIRE_FORMAT_H_
 
@@ -11,13 +11,14 @@
 
 namespace sparkdl {
 
-// Rounds to a 16-bit type, to nearest even, and back. What was rounded once stays as it is.
+// Rounds float32 to a 16-bit type, to nearest even, and converts it back. Rounding again changes
+// nothing.
 class WireFormat {
  public:
-  // Null for float32, which travels as it is, and for what is no 16-bit float.
+  // Null for float32, which travels unchanged, and for dtypes that are not 16-bit floats.
   static const WireFormat* Find(Dtype wire);
 
-  // Of one number.
+  // Size of one packed number.
   size_t bytes() const { return kernels_->element_bytes; }
 
   void Pack(void* packed, const void* values, size_t count) const {
@@ -27,7 +28,7 @@ class WireFormat {
     kernels_->reduce_to_accumulators(values, &packed, 1, count);
   }
 
-  // Packs and unpacks float32 in place.
+  // Packs and unpacks float32 in place, which rounds it.
   void Round(const Pieces& values) const;
 
  private:

@@ -43,7 +43,10 @@ _BENCHMARKS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return its exit status; 1 after an error of sparkdl, 2 after wrong usage, 130 on Ctrl-C."""
+    """Run a subcommand and return the exit status.
+
+    It is the status of the subcommand, 0 on success; 1 after an error of sparkdl, 2 after wrong usage, 130 on Ctrl-C.
+    """
     options = _parser().parse_args(arguments)
     try:
         status: int = options.run(options)

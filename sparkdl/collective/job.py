@@ -155,7 +155,7 @@ FAILURE_KEY = "job/failure"
 _DEPARTURES = "job/departures"
 _CONNECT_TIMEOUT_S = 60.0
 _SHORT_FAREWELL_S = 5.0
-"""How long a failed rank waits for the other ranks, which it has aborted, to leave the job."""
+"""How long a failed rank with the coordinator waits for the other ranks, which it has aborted, to leave the job."""
 
 
 def enter_job(job: Job, coordinator: Coordinator | None = None) -> RendezvousClient:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class PendingMessage:
     """One end of a message.
 
-    Its timeout begins when no earlier message with the same direction and tag is pending.
+    Its timeout begins when no earlier message with the same peer, direction and tag is pending.
 
     Args:
         what: description of the call, for messages.

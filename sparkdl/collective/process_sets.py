@@ -36,7 +36,7 @@ class Opening:
         rank: number of this rank.
         world_size: number of ranks.
         secret: the job's secret.
-        transport: requested transport.
+        transport: requested transport; with ``"auto"``, hosts whose shared memory is too small use TCP.
         deadline: deadline of the opening.
         timeout_s: default deadline of every operation, in seconds.
         name: name of the communicator in messages.

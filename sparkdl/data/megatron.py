@@ -95,7 +95,7 @@ class _Index:
     """The header of an index that agrees with the sizes of its files.
 
     Attributes:
-        prefix: URL of the files without ``.bin`` and ``.idx``.
+        prefix: absolute path or URL of the files without ``.bin`` and ``.idx``.
         dtype: dtype of the tokens, in little endian.
         num_sequences: number of sequences in the index.
         num_documents: number of documents in the index.

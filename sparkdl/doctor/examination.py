@@ -138,7 +138,10 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
 
 
 def _settled_slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> int | None:
-    """Return the number of slots, after no more executors register; None if Spark does not report it."""
+    """Return the number of slots; None if Spark does not report it.
+
+    Waits at most ``timeout_s``, until there are ``num_ranks`` slots or, if that is None, no more executors register.
+    """
     if num_ranks is not None:
         return wait_for_slots(spark, num_ranks, timeout_s=timeout_s)
     deadline, pause = Deadline(timeout_s), threading.Event()

@@ -52,7 +52,7 @@ def judge_machine(
 
 
 def judge_versions(here: MachineFacts, there: MachineFacts, *, where: str) -> Finding:
-    """Return the finding whether driver and machine have versions that can unpickle each other's objects."""
+    """Return the finding on whether driver and machine have versions that can unpickle each other's objects."""
     conflicts = version_conflicts(_compared(here), _compared(there))
     if not conflicts:
         return Finding(check="versions", where=where, status=GOOD, found="go with those of the driver")

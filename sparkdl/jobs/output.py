@@ -38,7 +38,7 @@ class JobOutput:
         url: path or URL of the folder.
 
     Attributes:
-        url: absolute URL of the folder.
+        url: absolute path or URL of the folder.
     """
 
     def __init__(self, url: str) -> None:

@@ -97,7 +97,7 @@ def run_on_local_ranks(
         SerializationError: if function or arguments cannot be pickled.
         LaunchError: if the ranks cannot be started.
         RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is that rank's exception.
-        HangError: if a rank hangs; the error names the rank and its position. The log has the stacks of all ranks.
+        HangError: if a rank hangs; the error names the rank and where it was. The log has the stacks of all ranks.
     """
     if num_ranks < 1:
         raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")

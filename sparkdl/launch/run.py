@@ -64,7 +64,7 @@ class SlotHolders:
 
 
 END_TIMEOUT_S = 15.0
-"""How long the tasks may take to report where their ranks were and to end; a task that hangs itself never does."""
+"""How long the tasks may take to report where their ranks were and to end; a task that itself hangs never does."""
 
 END_AFTER_FAILURE_TIMEOUT_S = FINISH_TIMEOUT_S + END_TIMEOUT_S
 """How long the tasks may take to end once code on a rank has raised: rank 0's task may wait for the others first."""
@@ -205,7 +205,7 @@ def run_on_ranks(
         LaunchError: if the ranks cannot be started.
         SlotsMissingError: if the cluster cannot have so many slots, or did not have them in time.
         RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is that rank's exception.
-        HangError: if a rank hangs; the error names the rank and its position. The log has the stacks of all ranks.
+        HangError: if a rank hangs; the error names the rank and where it was. The log has the stacks of all ranks.
     """
     check_transport(transport, wire)
     check_timeout(start_timeout_s, "start_timeout_s")

@@ -118,7 +118,7 @@ class KeyValues:
         return end_wait
 
     def expire(self) -> float | None:
-        """Answer the waits whose time is over; return the seconds until the next one's is, None without any."""
+        """Answer the waits whose time is over; return the seconds until the next wait ends, None without any."""
         while self._deadlines:
             end, number, key = self._deadlines[0]
             waiting = number in self._waits.get(key, {})

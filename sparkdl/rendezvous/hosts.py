@@ -132,7 +132,7 @@ def find_hosts(rendezvous: Rendezvous, *, rank: int, world_size: int, timeout_s:
             timeout_s=deadline.remaining_s(),
         )
         marks, folders = zip(*map(json.loads, offers), strict=True)
-        # This rank's own entry, too, was read from JSON, which turns tuples into lists.
+        # Compared with this rank's own entry in ``folders``, not with ``folder``: JSON turns tuples into lists.
         same = [folder is not None and other == folders[rank] for other in folders]
         seen = [
             other for other in range(world_size) if other == rank or (same[other] and is_marked(marks[other]))

@@ -129,7 +129,7 @@ class Runner:
             SerializationError: if the function or its arguments cannot be pickled; the message names them.
             LaunchError: if there is no Spark session, or the ranks cannot be started.
             RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is its exception.
-            HangError: if a rank hangs; the error names the rank and its position. The log has the stacks of all ranks.
+            HangError: if a rank hangs; the error names the rank and where it was. The log has the stacks of all ranks.
             StoreError: if the commits of a state cannot be written.
         """
         return self._run(train, args, kwargs)[0]

@@ -63,9 +63,9 @@ class Script:
 
 
 def _folder_of_application() -> str | None:
-    """The folder for files of this application, which Spark removes at the application's end, even after a killed rank.
+    """The folder for files of this application; None if there is none.
 
-    None if there is no such folder.
+    Spark removes the files when the application ends, even those of ranks that were killed.
     """
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return next((folder for folder in folders if os.access(folder, os.W_OK | os.X_OK)), None)

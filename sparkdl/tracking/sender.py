@@ -29,7 +29,7 @@ Kind: TypeAlias = Literal[
 ]
 
 KINDS_OF_MODELS: tuple[Kind, ...] = ("model", "registration")
-"""Kinds of messages that are kept if a server refuses them: models are valuable, and permissions may be granted."""
+"""Kinds of messages that are kept if a server refuses them: models are valuable, and access may be granted later."""
 
 MAX_METRICS_PER_MESSAGE = 1000
 """Maximal number of metrics per message: MLflow's limit for a batch."""

@@ -38,7 +38,8 @@ class Contender:
         allreduce_queued: function that submits the sums of several buffers before it waits for the first.
         allocate: function that allocates an array of a number of float32 elements; called on all ranks at once.
         settle: function that every rank calls after the time has been taken.
-        wrap: function that converts such an array to the buffer that ``allreduce`` takes, over the same memory.
+        wrap: function that converts such an array to the buffer that ``allreduce`` and ``allreduce_queued`` take, over
+            the same memory.
         sums: whether the result is a sum to check; False for other operations.
     """
 

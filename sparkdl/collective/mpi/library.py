@@ -95,7 +95,7 @@ def create_group(members: list[int], name: str, deadline: Deadline) -> MPI.Intra
     """Create the MPI communicator of some ranks of the MPI world; all these ranks take part.
 
     MPI has no non-blocking form of this call, so it runs on a separate thread. If a rank dies meanwhile, that thread
-    stays in MPI until the process ends; the caller returns at the deadline.
+    stays in MPI until the process ends, but this call fails at the deadline.
 
     Args:
         members: ranks of the members in the MPI world.
@@ -154,7 +154,8 @@ def _import_mpi() -> ModuleType:
 def _finalize() -> None:
     from mpi4py import MPI
 
-    # Not after an exception either: others may wait for this rank, and mpiexec ends them if it does not finalize.
+    # Not after an exception either: other ranks may wait for this one, and mpiexec ends them if this rank ends without
+    # MPI_Finalize.
     has_failed = getattr(sys, "last_value", None) is not None
     if unfinished or has_failed:
         _remove_shared_memory()

@@ -313,7 +313,10 @@ class MpiOperations(Communicator):
 def both_forms(
     plan: Callable[Concatenate[Any, P], Plan],
 ) -> tuple[Callable[Concatenate[Any, P], Handle], Callable[Concatenate[Any, P], None]]:
-    """Return two methods for the operation of ``plan``: one queues it, the other blocks until it is complete."""
+    """Return two methods for the operation of ``plan``: one queues it, the other blocks until it is complete.
+
+    The blocking method runs the operation on the caller's thread if none is queued.
+    """
 
     @wraps(plan)
     def queue(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
@@ -373,8 +376,8 @@ class MpiAgreement:
     def reach(self, signature: Signature, number: int) -> Generator[MPI.Request, None, Signature]:
         """Return, after some steps, the signature on which all ranks that have not joined agree; see :func:`agree`.
 
-        Each step is a request to complete before the next one is taken. If the signatures of the ranks differ,
-        ``signatures`` holds them afterwards.
+        Each step is a request to complete before the next one is taken. If the signatures of the ranks differ, or ranks
+        have joined, ``signatures`` holds the signatures of all ranks afterwards.
 
         Raises:
             MismatchError: on every rank, if the ranks disagree.

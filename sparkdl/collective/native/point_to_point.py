@@ -148,7 +148,7 @@ class Messages:
 class AnySource:
     """Receives from any rank that have not been matched with a message yet.
 
-    The link between two ranks is opened when one of them sends or expects a message; this rank leaves a note in the
+    The link between two ranks is opened when one of them sends or expects a message; that rank leaves a note in the
     rendezvous. While receives from any rank are pending, a thread polls for such notes and opens the links. The links
     match the offers that arrive with the receives that wait here.
 

@@ -1,7 +1,7 @@
 """Groups of ranks with one GPU each that communicate by NCCL.
 
-Arrays are in GPU memory, in any array library; streams are integers. A batch holds the operations that NCCL runs
-together.
+Arrays are in GPU memory, of any library with ``__dlpack__`` or ``__cuda_array_interface__``; streams are integers. A
+batch holds the operations that NCCL runs together.
 
 The communicator over which a group was opened supplies what NCCL does not report: which rank died, and which one
 aborted and why. The two fail together. NCCL detects late or never that another rank has died, and cannot name it; the
@@ -227,7 +227,8 @@ class NcclWatch:
     def explain(self, error: CommunicatorError) -> CommunicatorError:
         """Return the error to raise for an error of NCCL: the communicator's error if it has one.
 
-        Waits a moment for the communicator's own error, then aborts the communicator, so that the other ranks fail too.
+        Waits a moment for the communicator's own error; if there is none, aborts the communicator, so that the other
+        ranks fail too.
         """
         deadline = Deadline(_NEWS_S)
         while self._communicator.failure is None and not deadline.expired:

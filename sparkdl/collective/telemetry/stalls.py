@@ -195,7 +195,7 @@ class NotedWait:
 
 
 def watch_native(communicator: Communicator, monitor: _native.Monitor) -> None:
-    """Include the waits of ``communicator``'s native core in :func:`pending_waits`, until it is dropped."""
+    """Include the waits of a communicator's native core in :func:`pending_waits`, until the communicator is dropped."""
     with _lock:
         _native_ones[communicator] = monitor
 

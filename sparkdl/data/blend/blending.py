@@ -155,7 +155,7 @@ class BlendedFeed:
 
     @property
     def rows_of_ranks(self) -> list[int]:
-        """Number of rows that each rank has in the last batch, for weighting averages over the ranks."""
+        """Number of rows that each rank has in the batch that was taken last, for weighting averages over the ranks."""
         return list(self._rows_of_ranks)
 
     def __len__(self) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MAX_SCALE = 1 << 40
-"""Largest common denominator of weights; others are rounded to it, by one sample in 10^12 at most."""
+"""Largest common denominator of weights. Weights that need a larger one are rounded, by one sample in 10^12 at most."""
 
 _MAX_TABLE = 1 << 14
 """Mixtures that repeat after at most so many samples are computed once and then looked up."""
@@ -69,7 +69,7 @@ class Mixture:
         if len(drawn) != len(self._shares) or min(drawn) < 0:
             raise ParamError(f"A mixture of {len(self._shares)} datasets cannot continue from {list(drawn)}.")
         self._drawn = [int(count) for count in drawn]
-        # Counts that other weights led to are caught up with, which the table does not cover.
+        # After counts that other weights led to, the datasets first catch up, which the table does not cover.
         self._repeats = self._scale <= _MAX_TABLE and self._counts_are_its_own()
 
     def draw(self, num_samples: int) -> npt.NDArray[np.intp]:

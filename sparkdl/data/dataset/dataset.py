@@ -48,7 +48,7 @@ class Column:
         lengths: for a ragged column, the length at every level of arrays, None where it differs from row to row.
         element: for a ragged column, the kind and the dtype of its elements.
         value_range: smallest and largest value of an integer scalar column, if the file footers hold them.
-        num_nulls: number of nulls in the footers; for an array column these include null elements and empty arrays.
+        num_nulls: number of nulls that the footers count; for an array column also null elements and empty arrays.
 
     Values from the footers are not part of a column's identity and are left out of comparisons.
     """
@@ -162,7 +162,7 @@ def missing_column_error(name: str, available: Sequence[str]) -> DataError:
 
 
 def listed(names: Sequence[str], most: int = 100) -> str:
-    """Return names separated by commas; of more than ``most`` names, only the number of the others is given."""
+    """Return names separated by commas: at most the first ``most``, followed by the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
 

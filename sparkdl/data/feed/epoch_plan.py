@@ -38,7 +38,8 @@ class Stretch:
     Attributes:
         world_size: number of ranks.
         buffer_rows: number of rows in the shuffle buffer of a rank; 0 without shuffling.
-        num_taken: number of rows that each rank has had, or fewer if its shard has fewer; or one number per rank.
+        num_taken: number of rows that each rank has had of its shard, all of them if it has fewer; or one number per
+            rank.
     """
 
     world_size: int

@@ -124,7 +124,7 @@ class ParquetFeed:
             ``materialize_dataset`` wrote is decoded with the codecs of its Unischema, as by ``make_reader``.
         columns: names of the columns to read, by default all; batches hold them in this order. A mapping assigns
             other names, each to one column or to several scalar columns of one dtype, which form one matrix:
-            ``{"features": ["a", "b"], "label": "y"}``. With a ``transform``, see there.
+            ``{"features": ["a", "b"], "label": "y"}``. See ``transform`` for the meaning with a transform.
         shapes: lengths of the arrays at every level, by name of an array column in a folder of plain Parquet; None for
             a length that differs from row to row: ``{"tokens": (None,)}``. An array column that is not named must
             have the lengths of its first row in every row.
@@ -154,7 +154,8 @@ class ParquetFeed:
             is then a collective operation. Used only for a ``row_filter``.
         cache: where to keep decoded row groups after they were first read: ``"memory"``, ``"disk"`` for files that
             are removed when the feed is closed, or None. The cache does not change the order of the rows. Rows with
-            strings or other objects in their columns, such as arrays of varying length, can only be kept in memory.
+            strings or other objects in their columns, such as arrays of varying length, are kept only in memory; with
+            ``"disk"`` they are read again in every epoch, and that is logged once.
         cache_limit_bytes: upper bound of the size of the cache; row groups that do not fit are read again, and that is
             logged once.
         cache_folder: folder for the cache's files; by default the system's folder for temporary files.

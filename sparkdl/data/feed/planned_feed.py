@@ -160,7 +160,7 @@ class PlannedFeed:
                 yield _joined([_part_of(batch, part) for batch, part in zip(batches, parts, strict=True)])
 
     def batch_before(self, epoch: int, step: int) -> tuple[int, Batch]:
-        """Return the last step, from 0, before a step of an epoch in which this rank had rows, and its batch in it.
+        """Return the last step before ``step`` in which this rank had rows, and the batch of this rank in that step.
 
         If there is none, because steps have fewer rows than there are ranks, these are step 0 and the batch of a
         planned rank, with rows of other ranks.

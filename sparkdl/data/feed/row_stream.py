@@ -106,7 +106,7 @@ class RowStream:
             rest = num_rows(self._batch) - self.row if self._batch is not None else 0
             if not rest:
                 without_rows += self._next_batch()
-                # The rest of several resumed epochs can have no rows for this rank; a whole epoch then has some.
+                # The rests of several epochs can have no rows for this rank; a whole epoch of such a feed has some.
                 if without_rows > 1 and not isinstance(self.feed, ResumableFeed):
                     raise DataError(f"The feed {self.name!r} has no rows on this rank, so it cannot repeat.")
                 continue

@@ -266,7 +266,7 @@ def _meaning_of_words(text: str) -> Meaning | None:
 
 
 def _is_of_plugin(error: BaseException) -> bool:
-    """Whether an error comes from one of fsspec's filesystems as a whole, and not from a single file."""
+    """Whether an error comes from one of fsspec's filesystems, and is not known to concern only a single file."""
     if isinstance(error, FileNotFoundError):
         return False
     if isinstance(error, OSError) and type(error).__module__ == "builtins":

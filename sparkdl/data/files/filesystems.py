@@ -30,7 +30,7 @@ _NEEDED = {
     "`hadoop classpath --glob` prints).",
     "oci": "Install ocifs.",
 }
-"""What to install to open URLs of a scheme."""
+"""What to install, and set, to open URLs of a scheme."""
 
 _WITHOUT_RENAME = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci"})
 

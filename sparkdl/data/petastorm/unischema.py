@@ -229,7 +229,7 @@ class _SchemaUnpickler(pickle.Unpickler):
             ("petastorm.unischema", "UnischemaField"),
         }:
             return getattr(petastorm.unischema, name)
-        # The user's own codecs are allowed once the user has imported them; unpickling imports nothing.
+        # The user's own codecs are allowed once the user has imported them; unpickling does not import their modules.
         found = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
         if isinstance(found, type) and issubclass(found, DataframeColumnCodec):
             return found

@@ -62,7 +62,7 @@ def check_types(
 
 
 def check_case(df: DataFrame, columns: Iterable[str]) -> None:
-    """Check that no other columns have names that differ only in case, unless the session is case-sensitive.
+    """Check that no other column has the name of one of ``columns`` in another case, if the session ignores case.
 
     Raises:
         DataError: if there are any, because Spark cannot tell which is meant.

@@ -1,4 +1,7 @@
-"""Detects Spark jobs that failed because the executors' Python lacks sparkdl or a library. Runs on the *driver*."""
+"""Detects Spark jobs that failed because of the executors' Python. Runs on the *driver*.
+
+It is missing, has another version than that of the driver, or lacks sparkdl or another module.
+"""
 
 from __future__ import annotations
 

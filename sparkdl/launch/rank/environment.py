@@ -44,7 +44,7 @@ _OF_DRIVER_ONLY = ("MLFLOW_TRACKING_", "MLFLOW_AUTH_", "MLFLOW_FLASK_SERVER_SECR
 driver."""
 
 _NO_SECRET = ("MLFLOW_TRACKING_URI", "DATABRICKS_RUNTIME_VERSION")
-"""Exceptions to these prefixes: libraries detect their platform by them. A URI with a user or a password is removed."""
+"""Exceptions to these prefixes: libraries detect their platform by them. A URI with credentials is removed, too."""
 
 
 def rank_environment(

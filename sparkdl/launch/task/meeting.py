@@ -138,7 +138,7 @@ class Meeting:
         try:
             self._peers.set_result([Peer(**peer) for peer in peers])
         except InvalidStateError:
-            pass  # the data came through the driver and through Spark
+            pass  # the data came by the other way first, or the wait has failed
 
 
 CAUSE_TIMEOUT_S = 3.0

@@ -302,7 +302,7 @@ class RankSupervisor:
         )
 
     def _end_hanging(self, reason: StopReason) -> Failure:
-        """End a hanging rank, even if the signal that requests its stack wakes it."""
+        """End the rank where it is, as some rank hangs, even if the signal that requests its stack wakes it."""
         health = self.health()
         stack = self._take_stack() if self._process.is_settled else self._process.examine_forkserver()[1]
         self._end(grace_s=0.0)

@@ -57,7 +57,7 @@ def examine(
     findings = judge_machine(here, where=HERE, num_ranks=on_driver, needs_java=needs_java)
     if spark is None:
         num_ranks = num_ranks or _RANKS_UNLESS_KNOWN
-        report(f"Starting {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}")
+        report(f"Starting {_ranks(num_ranks)}")
         return findings + _survey_here(num_ranks, timeout_s)
     with jobs_of("doctor"):
         return findings + _examine_cluster(spark, num_ranks, here, timeout_s, report)
@@ -100,9 +100,13 @@ def _survey_here(num_ranks: int, timeout_s: float) -> list[Finding]:
         )
     except SparkdlError as error:
         return [_ranks_failed(HERE, error)]
-    found = f"{num_ranks} ranks ran on this machine"
+    found = f"{_ranks(num_ranks)} ran on this machine"
     names = dict.fromkeys(surveys[0]["host_of_rank"], HERE)
     return [Finding(check="ranks", where=HERE, status=GOOD, found=found), *judge_network(surveys, names)]
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _report_nothing(step: str) -> None:

@@ -59,7 +59,7 @@ class BlockCache:
         self._lock = threading.Lock()
         self._writing: set[int] = set()
         self._closed = False
-        self._is_full = False
+        self._said: set[str] = set()
         self._folder = _own_folder(folder) if kind == "disk" else None
         self.num_bytes = 0
         self.hits = 0
@@ -74,8 +74,9 @@ class BlockCache:
         block = read()
         if self._folder is not None and any(array.dtype.hasobject for array in block):
             self._say_once(
+                "objects",
                 "columns of strings, of arrays of varying length and of other objects make no files that can be "
-                "mapped, so their row groups are read again in every epoch; cache='memory' keeps them"
+                "mapped, so their row groups are read again in every epoch; cache='memory' keeps them",
             )
             return block
         return self._keep(row_group, block)
@@ -104,15 +105,18 @@ class BlockCache:
                 self._writing.add(row_group)
         if not fits:
             self._say_once(
+                "limit",
                 f"it holds {self.num_bytes >> 20} of {self._limit_bytes >> 20} MiB, and what does not fit is read "
-                "again in every epoch; raise cache_limit_bytes to keep more"
+                "again in every epoch; raise cache_limit_bytes to keep more",
             )
             return block
         kept = None
         try:
             kept = block if self._folder is None else _on_disk(block, self._folder, row_group)
         except OSError as error:
-            self._say_once(f"{self._folder} cannot be written ({error}); row groups are read again instead")
+            self._say_once(
+                "disk", f"{self._folder} cannot be written ({error}); row groups are read again instead"
+            )
         finally:
             with self._lock:
                 self._writing.discard(row_group)
@@ -132,10 +136,11 @@ class BlockCache:
                 self._folder, ignore_errors=True
             )  # mapped files remain until no batch refers to them
 
-    def _say_once(self, what: str) -> None:
+    def _say_once(self, reason: str, what: str) -> None:
         with self._lock:
-            said, self._is_full = self._is_full, True
-        if not said:
+            is_new = reason not in self._said
+            self._said.add(reason)
+        if is_new:
             logger.warning("The feed's cache does not keep all: %s.", what)
 
 

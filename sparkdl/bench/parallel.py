@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print the table, and write the report that was asked for.
+    """Measure, print the table, and write the report and the plot that were asked for.
 
     Raises:
         ParamError: if an option has a value that cannot work.
@@ -68,8 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
         CommunicatorError: if the loss of a contender differs from the loss of one process.
     """
     check_common_arguments(arguments)
-    if arguments.plot is not None:
-        raise ParamError("sparkdl bench parallel draws nothing; leave --plot out.")
     kinds = names_of(arguments.kinds, list(KINDS), "--kinds")
     missing = missing_libraries(["torch", "gloo"])
     if missing:
@@ -99,6 +97,10 @@ def run(arguments: argparse.Namespace) -> int:
     print(_LEGEND)
     if arguments.json is not None:
         write_report(arguments.json, "parallel", rows, {})
+    if arguments.plot is not None:
+        from sparkdl.bench.plot import plot_steps
+
+        plot_steps(rows, arguments.plot)
     return 0
 
 

@@ -73,13 +73,15 @@ def plot_steps(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    figure = Figure(figsize=(5.5 * len(cases), 4.0), layout="constrained")
+    most = max(sum(row["case"] == case for row in rows) for case in cases)
+    figure = Figure(figsize=(5.5 * len(cases), max(4.0, 1.5 + 0.3 * most)), layout="constrained")
     for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
         own = [row for row in rows if row["case"] == case]
         bars = axes.barh([row["contender"] for row in own], [row["median_s"] for row in own])
         axes.bar_label(bars, [format_time(row["median_s"]) for row in own], padding=3)
         axes.invert_yaxis()
         axes.margins(x=0.2)
+        axes.locator_params(axis="x", nbins=5)
         axes.xaxis.set_major_formatter(lambda value, _: format_time(value) if value else "0")
         axes.set_xlabel("median time of one step (less is better)")
         axes.set_title(case)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparkdl.estimators.torch_model import TorchModel
     from sparkdl.training.callbacks import Callback, FitContext
 
-# Each name imports its module on first use: pyspark.ml and pandas take more than half a second.
+# Each name imports its module on first use: importing pyspark.ml and pandas takes more than half a second.
 _MODULES = {
     "Callback": "sparkdl.training.callbacks",
     "FitContext": "sparkdl.training.callbacks",

@@ -173,7 +173,7 @@ _lock = threading.Lock()
 
 
 def nested_runs(estimators: Sequence[FittingEstimator[Any]]) -> NestedRuns | None:
-    """Return the runs for the fits of several Param maps; None if they are not tracked, or for a single fit.
+    """Return the runs for the fits of several Param maps; None if untracked, or for one map outside a search.
 
     Args:
         estimators: one estimator for each map.

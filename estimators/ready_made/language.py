@@ -129,8 +129,8 @@ class LanguageModelModel(TorchModel, HasGeneration):
             )
         saved = self._answering("continuation", takes_tokens=takes_tokens)
         model, inputs = saved.module, saved.signature.inputs
-        assert isinstance(model, TextModel), "what fits make"
-        assert inputs.prepare is not None, "which makes tokens"
+        assert isinstance(model, TextModel), "fits of LanguageModel make a TextModel"
+        assert inputs.prepare is not None, "inputs of a TextModel have a function that makes tokens"
         column = np.empty(1, object)
         column[0] = np.asarray(text, np.int64) if takes_tokens else text
         given = inputs.prepare({inputs.names[0]: column})
@@ -184,7 +184,7 @@ class LanguageModelModel(TorchModel, HasGeneration):
     @property
     def _trained(self) -> TextModel:
         trained = self._saved.module
-        assert isinstance(trained, TextModel), "what fits make"
+        assert isinstance(trained, TextModel), "fits of LanguageModel make a TextModel"
         return trained
 
     def _answering(self, answer: str, *, takes_tokens: bool) -> SavedModel:
@@ -265,7 +265,7 @@ def _inputs(model: TextModel, column: str, *, takes_tokens: bool) -> PromptInput
             max_length=max_length,
             from_end=from_end,
         )
-    assert not isinstance(model.tokenizer, TokenNumbers), "who has no tokenizer takes tokens"
+    assert not isinstance(model.tokenizer, TokenNumbers), "without a tokenizer, the input is token arrays"
     return PromptInputs(column=column, tokenizer=model.tokenizer, max_length=max_length, from_end=from_end)
 
 

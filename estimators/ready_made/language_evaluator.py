@@ -23,8 +23,8 @@ class PerplexityEvaluator(Evaluator, DefaultParamsReadable[Any], DefaultParamsWr
     """Evaluates the perplexity: the exponential of the mean negative log-likelihood of all tokens; lower is better.
 
     It reads the column that a model of :class:`LanguageModel` with ``output="logLikelihood"`` writes, so that
-    ``CrossValidator`` and ``TrainValidationSplit`` can choose among such estimators. Only models with the same
-    tokenizer can be compared.
+    ``CrossValidator`` and ``TrainValidationSplit`` can choose among such estimators. Only models that divide texts into
+    the same tokens can be compared.
     """
 
     predictionCol: Param[str] = Param(

@@ -72,8 +72,8 @@ class PyfuncModel:
         Returns:
             A DataFrame with the index of the input. Its column ``prediction`` holds the label column's value of the
             class, or else a number or a list of numbers; ``probability``, if the output has probabilities, a list with
-            an entry per class in ascending order. With several label columns, the columns are ``<label>`` and
-            ``<label>_probability``. For a NumPy array, a NumPy array of the predictions.
+            an entry per class, in ascending order or in that of the Param ``labels``. With several label columns, the
+            columns are ``<label>`` and ``<label>_probability``. For a NumPy array, a NumPy array of the predictions.
 
         Raises:
             DataError: if a feature column is missing, or holds nulls or NaN, rows of another length, or values that the

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sparkdl.errors import ParamError
 
 Past: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Computes attention of new positions to earlier ones and to themselves, from the query, key and value of the new."""
+"""Computes the attention of new positions to earlier ones and to themselves, from their queries, keys and values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,10 @@ class Decoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights, normal with deviation 0.02; for ``output`` layers it is divided by sqrt(2 * layers)."""
+        """Draw all weights from a normal distribution with standard deviation 0.02; those of norms become 1.
+
+        For ``output`` layers, which add to their input, the deviation is divided by ``sqrt(2 * layers)``.
+        """
         for name, parameter in self.named_parameters():
             self.draw_weight(name, parameter)
 

@@ -1,8 +1,8 @@
-"""Language models: tokenizers, packed rows to train on, and what a trained model answers about texts.
+"""Language models: tokenizers, packed rows for training, and the outputs of a trained model for texts.
 
 A tokenizer has ``num_tokens``, ``end`` (the token after a text), ``encode`` and ``decode``; :class:`TokenNumbers` has
-the first two alone, for a model of texts that were tokenized elsewhere. Texts are packed on the *executors*, and
-:class:`LanguageNetwork` is trained on the *ranks*; :class:`TextModel` answers wherever it is loaded.
+only the first two, for a model of texts that were tokenized elsewhere. Texts are packed on the *executors*, and
+:class:`LanguageNetwork` is trained on the *ranks*; :class:`TextModel` computes predictions anywhere.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from sparkdl.networks.logits import logits_of
 from sparkdl.networks.text import checked_texts
 
 END = "<|end|>"
-"""The token after a text, of a tokenizer that was learned."""
+"""The token after a text, in a learned tokenizer."""
 
 NUM_OPEN_ROWS = 16
-"""Rows among which a packed text finds its place."""
+"""Maximum number of rows that a packer fills at the same time; a text goes into the first one with room for it."""
 
 Row: TypeAlias = dict[str, npt.NDArray[np.int64]]
 """A packed row; see :class:`TextPacker`."""
 
 
 class LanguageTokenizer(Protocol):
-    """Makes tokens of texts, and texts of tokens."""
+    """Converts texts to tokens, and tokens to texts."""
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are."""
+        """Size of the vocabulary."""
 
     @property
     def end(self) -> int:
@@ -55,10 +55,10 @@ class LanguageTokenizer(Protocol):
 
 @dataclass(frozen=True)
 class TokenNumbers:
-    """The tokens of a model without a tokenizer, which are known by their numbers alone.
+    """The token numbers of a model without a tokenizer.
 
     Attributes:
-        num_tokens: how many tokens there are.
+        num_tokens: size of the vocabulary.
         end: the token that follows a text; None if there is none.
     """
 
@@ -68,17 +68,17 @@ class TokenNumbers:
 
 @dataclass(frozen=True)
 class LearnedTokenizer:
-    """Byte pairs that were learned from texts: every text has tokens, as all bytes have.
+    """A byte-pair encoding learned from texts. It can encode any text, because every byte is a token.
 
     Attributes:
-        json: how the library ``tokenizers`` writes it.
+        json: the tokenizer in the JSON format of the library ``tokenizers``.
     """
 
     json: str
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are."""
+        """Size of the vocabulary."""
         count: int = self.library_tokenizer.get_vocab_size()
         return count
 
@@ -104,16 +104,16 @@ class LearnedTokenizer:
         return _tokenizers().Tokenizer.from_str(self.json)
 
     def __reduce__(self) -> Any:
-        """Pickle the text, not what the library made of it."""
+        """Pickle only the JSON, not the tokenizer that the library made from it."""
         return LearnedTokenizer, (self.json,)
 
 
 def learn_tokenizer(texts: Iterable[str], num_tokens: int) -> LearnedTokenizer:
-    """Learn byte pairs (Sennrich et al., 2016) of texts.
+    """Learn a byte-pair encoding (Sennrich et al., 2016) from texts.
 
     Args:
-        texts: to learn from.
-        num_tokens: how many tokens there are at most: 256 bytes, the end, and the most frequent pairs.
+        texts: texts from which the encoding is learned.
+        num_tokens: maximum size of the vocabulary: 256 bytes, the end token, and the most frequent pairs.
     """
     library = _tokenizers()
     tokenizer = library.Tokenizer(library.models.BPE())
@@ -141,17 +141,17 @@ def _tokenizers() -> Any:
 
 @dataclass(frozen=True)
 class FolderTokenizer:
-    """The tokenizer of a folder of Hugging Face.
+    """The tokenizer of a Hugging Face folder.
 
     Attributes:
-        tokenizer: of transformers; it has an end of sequence.
+        tokenizer: tokenizer of transformers, with an end-of-sequence token.
     """
 
     tokenizer: Any
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are."""
+        """Size of the vocabulary."""
         return len(self.tokenizer)
 
     @property
@@ -174,11 +174,11 @@ class TextPacker:
     """Packs the tokens of whole texts into rows; texts longer than a row are split.
 
     A row has ``tokens``; ``documents``, the number of each token's text in the row and -1 for padding; and ``labels``,
-    the next token of the same text or -100: each ``(length,)``.
+    the next token of the same text, or -100 if there is none: each ``(length,)``.
 
     Args:
-        length: tokens of a row.
-        end: follows a text, unless it is its last token already; None if nothing does.
+        length: number of tokens in a row.
+        end: token that is appended to a text unless the text already ends with it; None to append nothing.
     """
 
     def __init__(self, length: int, end: int | None) -> None:
@@ -186,7 +186,7 @@ class TextPacker:
         self._end = end
 
     def add(self, text: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Iterator[Row]:
-        """Take the tokens of a text, and yield the rows that are done."""
+        """Add the tokens of a text, and yield the rows that are complete."""
         if self._end is not None and not (len(text) and text[-1] == self._end):
             text = np.append(np.asarray(text, np.int64), self._end)
         self._packer.add([text])
@@ -194,7 +194,7 @@ class TextPacker:
             yield _row(batch)
 
     def finish(self) -> Iterator[Row]:
-        """Yield the rows that are left."""
+        """Yield the remaining rows."""
         while (batch := self._packer.finish()) is not None:
             yield _row(batch)
 
@@ -208,14 +208,14 @@ def _row(batch: PackedBatch) -> Row:
 
 
 class LanguageNetwork(nn.Module):
-    """Packed rows to logits of the next tokens, in the order in which torch's losses take classes.
+    """Computes the logits of the next tokens of packed rows, with classes in the second dimension as in torch's losses.
 
     Args:
         decoder: a :class:`~sparkdl.networks.decoder.Decoder`, or a causal language model of transformers.
     """
 
     positions_dim = 2
-    """The dimension of positions in what it returns."""
+    """The dimension of positions in the output."""
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class LanguageNetwork(nn.Module):
         self.classes_first = _ClassesFirst()
 
     pipeline_parts = ((), "decoder", ("classes_first",))
-    """The decoder is cut into pipeline stages as it says itself."""
+    """The decoder defines how it is cut into pipeline stages."""
 
     @property
     def tensor_plan(self) -> dict[str, str]:
@@ -232,39 +232,43 @@ class LanguageNetwork(nn.Module):
         return {f"decoder.{name}": style for name, style in plan.items()}
 
     def stored_name(self, name: str) -> str | None:
-        """The name of a weight in the folder of a model of transformers; None for adapters, which are drawn."""
+        """Return the name of a weight in the folder of a transformers model; None for adapters, which are drawn."""
         if ".lora_" in name:
             return None
         own = name.removeprefix("decoder.").removeprefix("base_model.model.")
         return own.replace(".base_layer.", ".")
 
     def draw_weight(self, name: str, weight: Tensor) -> None:
-        """Draw one weight, in place: of a decoder of ours, or of the adapters of peft, whose sum begins as zero."""
+        """Draw one weight of sparkdl's decoder or of peft's adapters, in place.
+
+        The second matrix of an adapter is 0, so that adapters do not change the model at first.
+        """
         if isinstance(self.decoder, Decoder):
             self.decoder.draw_weight(name.removeprefix("decoder."), weight)
         elif ".lora_A." in name:
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
         else:
-            assert ".lora_B." in name, "all others are in the folder"
+            assert ".lora_B." in name, "all weights except those of adapters are read from the folder"
             nn.init.zeros_(weight)
 
     def forward(self, tokens: Tensor, documents: Tensor, positions: Tensor | None = None) -> Tensor:
         """Compute the logits of the token after each position.
 
         Args:
-            tokens: ``(rows, positions)`` integers.
-            documents: ``(rows, positions)``: attention stays inside of equal numbers.
-            positions: ``(positions,)``, the numbers of the positions, where ranks share sequences; counted from 0 if
-                None.
+            tokens: token numbers, ``(rows, positions)`` integers.
+            documents: document number of each position, ``(rows, positions)`` integers; a position attends only to
+                positions with the same number.
+            positions: position numbers, ``(positions,)``, if ranks share sequences; None to count from 0: in each row
+                for a decoder of sparkdl, in each text for a model of transformers.
 
         Returns:
-            ``(rows, vocabulary, positions)``.
+            Logits, ``(rows, vocabulary, positions)``.
         """
         return self.classes_first(logits_of(self.decoder, tokens, documents, positions))  # type: ignore[no-any-return]  # modules return Any
 
 
 class _ClassesFirst(nn.Module):
-    """``(rows, positions, classes)`` to ``(rows, classes, positions)``."""
+    """Transposes ``(rows, positions, classes)`` to ``(rows, classes, positions)``."""
 
     def forward(self, logits: Tensor) -> Tensor:
         """Exchange the last two dimensions."""
@@ -272,7 +276,7 @@ class _ClassesFirst(nn.Module):
 
 
 def num_tokens_of(decoder: Any, tokenizer: LanguageTokenizer | TokenNumbers) -> int:
-    """How many tokens a decoder knows: as many as its tokenizer; one of transformers may know more."""
+    """Return the number of tokens of a decoder: as many as its tokenizer has, or more for a model of transformers."""
     if isinstance(decoder, Decoder):
         return tokenizer.num_tokens
     return int(decoder.get_input_embeddings().num_embeddings)
@@ -283,13 +287,13 @@ ANSWERS = ("continuation", "logLikelihood", "embedding")
 
 @dataclass(frozen=True, kw_only=True)
 class PromptInputs:
-    """Makes tokens of texts for :class:`TextModel`; saved with the model.
+    """Converts texts to tokens for :class:`TextModel`; saved with the model.
 
     Attributes:
         column: name of the column of texts.
-        tokenizer: of the model.
-        max_length: largest number of tokens that are kept of a text; None for all.
-        from_end: whether the last ones are kept, and not the first ones.
+        tokenizer: tokenizer of the model.
+        max_length: maximum number of tokens that are kept of a text; None for all.
+        from_end: whether the last tokens of a longer text are kept instead of the first ones.
     """
 
     column: str
@@ -298,10 +302,10 @@ class PromptInputs:
     from_end: bool
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
-        """Return ``tokens``, ``(rows, longest)``, and ``lengths``, ``(rows,)``; an empty text has an end.
+        """Return ``tokens``, ``(rows, longest)``, and ``lengths``, ``(rows,)``; an empty text gets the end token.
 
         Raises:
-            DataError: if a row holds no text.
+            DataError: if a row does not hold a text.
         """
         tokens = [
             self.tokenizer.encode(text) or [self.tokenizer.end]
@@ -316,10 +320,10 @@ class TokenInputs:
 
     Attributes:
         column: name of the column of token arrays.
-        num_tokens: how many tokens there are.
-        end: stands for a text without tokens; None if there is none.
-        max_length: largest number of tokens that are kept of a text; None for all.
-        from_end: whether the last ones are kept, and not the first ones.
+        num_tokens: size of the vocabulary.
+        end: token in place of a text without tokens; None if there is none.
+        max_length: maximum number of tokens that are kept of a text; None for all.
+        from_end: whether the last tokens of a longer text are kept instead of the first ones.
     """
 
     column: str
@@ -332,7 +336,7 @@ class TokenInputs:
         """Return ``tokens``, ``(rows, longest)``, and ``lengths``, ``(rows,)``.
 
         Raises:
-            DataError: if a row holds what is no token, or nothing and there is no end.
+            DataError: if a row holds a number that is not a token, or is empty and there is no end token.
         """
         found = []
         for row in columns[self.column]:
@@ -348,10 +352,10 @@ class TokenInputs:
 
 
 def check_tokens(tokens: npt.NDArray[np.integer[Any]], num_tokens: int, column: str) -> None:
-    """Check the numbers of tokens.
+    """Check that token numbers are in the vocabulary.
 
     Raises:
-        DataError: naming one that there is not.
+        DataError: if one is not; the message names it.
     """
     wrong = tokens[(tokens < 0) | (tokens >= num_tokens)]
     if len(wrong):
@@ -374,15 +378,15 @@ def _prompts(
 
 
 class TextModel(nn.Module):
-    """A trained language model with its tokenizer, and what it is asked about texts.
+    """A trained language model with its tokenizer, and the output that it computes for texts.
 
     Args:
-        decoder: of ours or of transformers.
-        tokenizer: of its tokens, or their numbers alone.
-        answer: of the :data:`ANSWERS`.
-        generation: how texts are continued.
-        max_length: positions that the decoder was trained with.
-        in_tokens: whether a continuation is given as tokens, and not as a text.
+        decoder: a decoder of sparkdl or a model of transformers.
+        tokenizer: tokenizer of the decoder, or its token numbers if it has none.
+        answer: output to compute, one of :data:`ANSWERS`.
+        generation: options of the continuation of texts.
+        max_length: number of positions with which the decoder was trained.
+        in_tokens: whether a continuation is returned as tokens instead of a text.
     """
 
     def __init__(
@@ -402,20 +406,20 @@ class TextModel(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it knows."""
+        """Number of tokens of the decoder."""
         return num_tokens_of(self.decoder, self.tokenizer)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Answer about texts.
+        """Compute the output ``answer`` for texts.
 
         Args:
-            tokens: ``(rows, longest)`` integers, padded behind the texts.
-            lengths: ``(rows,)``, tokens of each text.
+            tokens: tokens of the texts, ``(rows, longest)`` integers, padded behind the texts.
+            lengths: number of tokens of each text, ``(rows,)``.
 
         Returns:
-            Of a continuation its bytes in UTF-8, ``(rows, longest)`` int16, or its tokens, int64, -1 behind them; of a
-            log-likelihood ``(rows, 2)``, the sum over the tokens after the first and their number; of an embedding
-            ``(rows, width)``, the mean of the last layer's output.
+            For a continuation, its bytes in UTF-8, ``(rows, longest)`` int16, or its tokens, int64, both padded with
+            -1. For a log-likelihood, ``(rows, 2)``: the sum of the log-probabilities of the tokens after the first,
+            and their number. For an embedding, ``(rows, width)``: the mean of the last layer's output.
         """
         if self.answer == "logLikelihood":
             return self._log_likelihood(tokens, lengths)
@@ -427,12 +431,12 @@ class TextModel(nn.Module):
         return as_bytes([self.decode(each) for each in found])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens."""
-        assert not isinstance(self.tokenizer, TokenNumbers), "who has no tokenizer asks for no texts"
+        """Return the text of tokens; the model must have a tokenizer."""
+        assert not isinstance(self.tokenizer, TokenNumbers), "texts need a tokenizer"
         return self.tokenizer.decode(tokens)
 
     def continuations(self, tokens: Tensor, lengths: Tensor) -> list[list[int]]:
-        """Return the tokens that continue each text, without the end."""
+        """Return the tokens that continue each text, without the end token."""
         return continue_texts(
             self.decoder,
             tokens,
@@ -444,10 +448,11 @@ class TextModel(nn.Module):
         )
 
     def _log_likelihood(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Sum and number of the log-probabilities of each text's tokens after the first.
+        """Sum and number of the log-probabilities of each text's tokens after the first, ``(rows, 2)``.
 
-        A text longer than ``max_length`` is read in windows that overlap by half, and each window adds the tokens that
-        the one before did not reach: all but those of the first window have half a window before them.
+        A text longer than ``max_length`` is read in windows of ``max_length`` tokens that overlap by half. Each window
+        adds the tokens that the previous window did not reach, so that every token after the first window has at least
+        half a window before it.
         """
         totals = torch.zeros(len(tokens), 2, device=tokens.device)
         begin, done = 0, 1
@@ -473,12 +478,12 @@ class TextModel(nn.Module):
 
 
 def as_bytes(texts: Sequence[str]) -> Tensor:
-    """Texts as one tensor: their bytes in UTF-8, ``(texts, longest)`` int16, -1 behind them."""
+    """Return texts as one tensor: their bytes in UTF-8, ``(texts, longest)`` int16, padded with -1."""
     return _in_rows([np.frombuffer(text.encode("utf-8", "replace"), np.uint8) for text in texts], np.int16)
 
 
 def _in_rows(values: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> Tensor:
-    """Numbers from 0 as one tensor, ``(rows, longest)``, -1 behind them."""
+    """Return rows of non-negative numbers as one tensor, ``(rows, longest)``, padded with -1."""
     rows = np.full((len(values), max(map(len, values), default=0)), -1, dtype)
     for row, each in zip(rows, values, strict=True):
         row[: len(each)] = each

@@ -1,8 +1,9 @@
-"""Mixtures of experts under tensor parallelism: each rank has some of the experts, whole, and sums are over all ranks.
+"""Mixtures of experts under tensor parallelism: each rank has some whole experts; outputs are summed over the ranks.
 
-The experts of a layer are one module with weights of shape ``(experts, ...)``, as models of Hugging Face have it: it
-takes tokens, for each token the numbers of its experts, and their weights. Every rank computes its own experts for all
-tokens. This equals what ``moe_tp_experts`` computes, which divides the features of each expert.
+The experts of a layer are one module with weights of shape ``(experts, ...)``, as in models of Hugging Face. It takes
+the hidden states of tokens, the indices of each token's experts, and the weights of these experts. Every rank computes
+its own experts for all tokens. The result is the same as with ``moe_tp_experts`` in transformers, which divides the
+features of each expert.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def check_experts(name: str, layer: nn.Module, size: int) -> None:
     """Check that a module is a mixture of experts that ranks can divide.
 
     Args:
-        name: name of the module, for errors.
+        name: name of the module, used in error messages.
         layer: the module.
         size: number of tensor-parallel ranks.
 
     Raises:
-        ParamError: if it is no such module, or ``size`` does not divide its number of experts.
+        ParamError: if the module is of another kind, or ``size`` does not divide its number of experts.
     """
     count = getattr(layer, "num_experts", None)
     own = list(layer.parameters(recurse=False))
@@ -67,7 +68,7 @@ class DividedExperts:
         group: process group of the tensor-parallel ranks.
         alike: check of the tensors that every rank has whole; None if nothing is checked.
         compared: comparison of the outputs of divided modules with those of whole ones.
-        in_parts: whether each rank has other tokens, its part of the sequences.
+        in_parts: whether each rank has different tokens, those of its part of the sequences.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class DividedExperts:
         """Wrap the module's ``forward``: a hook would not run when a block is recomputed."""
         layer.forward = functools.partial(self._forward, layer, layer.forward)
         if hasattr(layer, "_is_expert_parallel"):
-            layer._is_expert_parallel = True  # so that transformers leaves out what is computed elsewhere
+            layer._is_expert_parallel = True  # so that transformers skips the experts of other ranks
         if self._alike is not None:
             self._compared.watch(self._name, layer)
 
@@ -123,7 +124,7 @@ class DividedExperts:
         layer._parameters.update({name: _local(each) for name, each in kept.items()})
         layer.num_experts = own_count
         try:
-            # The number of experts stands for an expert that is elsewhere, as in transformers.
+            # The index ``own_count`` stands for the experts of other ranks, as in transformers.
             output = forward(
                 hidden_states,
                 own.masked_fill(elsewhere, own_count),

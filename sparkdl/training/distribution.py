@@ -42,7 +42,7 @@ class ModelDistribution(ABC):
         evaluated: module that is called without gradients.
         rank: rank of this process.
         num_ranks: number of ranks of the fit.
-        reader: number of this rank's reader, from 0; see the module's docstring.
+        reader: number of this rank's reader, from 0; see :mod:`sparkdl.training.distribution`.
         num_readers: number of readers.
         counts_rows: whether this rank counts its rows; among ranks with the same rows one does.
         counts_outputs: whether this rank updates metrics with the module's outputs.

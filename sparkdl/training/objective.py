@@ -73,7 +73,7 @@ def run_user_step(
         device: device of the model.
 
     Raises:
-        ParamError: if the step returns something else than a loss, or a loss and outputs.
+        ParamError: if the step returns anything other than a loss, or a loss and outputs.
     """
     assert spec.user_step is not None, "called where there is one"
     inputs = {

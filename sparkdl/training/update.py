@@ -313,7 +313,10 @@ def _fuses(parameter: nn.Parameter) -> bool:
 
 
 def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a state of maybe another device or version, without changing the implementation that :func:`fuse` chose."""
+    """Load a state without changing the implementation that :func:`fuse` chose.
+
+    The state may come from another device or another version of torch.
+    """
     state = dict(state)
     if type(optimizer) in _WITH_FUSED_FORM and len(state["param_groups"]) == len(optimizer.param_groups):
         state["param_groups"] = [

@@ -39,7 +39,7 @@ class Validation:
     Rows come in the order of the files. Every row is seen once, also if there are fewer rows than ranks, so the results
     do not depend on the number of ranks, except for the order of summation. The validation rows are scattered over all
     files, and a rank reads its part of the files in every epoch, unless it can keep its rows: up to 256 MiB in memory,
-    or up to 1 GiB in the cache of the fit, if it has one.
+    or, if the fit has a cache, up to 1 GiB in a cache of the same kind.
 
     Args:
         spec: spec of the fit, which holds the validation rows and the metrics.

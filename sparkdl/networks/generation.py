@@ -68,26 +68,27 @@ def continue_texts(
     ]
     found: list[list[int]] = [[] for _ in texts]
     open_rows = list(range(len(texts)))
-    reader = _reader_of(decoder, min(tokens.shape[1] + generation.max_tokens, max_length))
+    reader = _reader_of(decoder, tokens.shape[1], generation.max_tokens, max_length)
     for number in range(generation.max_tokens):
         if not open_rows:
             break
-        logits = torch.empty(len(texts), num_tokens)
-        kept = [row for row in open_rows if reader and len(texts[row]) + number <= max_length]
+        kept = [row for row in open_rows if reader and reader.has_room(len(texts[row]), number)]
         moved = [row for row in open_rows if row not in kept]
+        parts = []
         if reader and kept:
             last = torch.tensor([each[-1] if each else 0 for each in found], device=tokens.device)
-            read = reader.following(last) if number else reader.first(tokens, lengths)
-            logits[kept] = read[kept].cpu().float()[:, :num_tokens]
+            parts.append((reader.following(last) if number else reader.first(tokens, lengths))[kept])
         if moved:
             windows = [(texts[row] + found[row])[-max_length:] for row in moved]
-            logits[moved] = _last_logits(decoder, windows, tokens.device).cpu().float()[:, :num_tokens]
-        chosen = _choose(logits[open_rows], [generators[row] for row in open_rows], generation)
-        going = [row for row, token in zip(open_rows, chosen, strict=True) if token != end]
-        for row, token in zip(open_rows, chosen, strict=True):
+            parts.append(_last_logits(decoder, windows, tokens.device))
+        rows = [*kept, *moved]
+        logits = torch.cat([each.cpu().float()[:, :num_tokens] for each in parts])
+        chosen = _choose(logits, [generators[row] for row in rows], generation)
+        open_rows = []
+        for row, token in zip(rows, chosen, strict=True):
             if token != end:
                 found[row].append(token)
-        open_rows = going
+                open_rows.append(row)
     return found
 
 
@@ -116,6 +117,9 @@ def _last_logits(decoder: nn.Module, texts: Sequence[Sequence[int]], device: tor
 class _Reader(Protocol):
     """Reads texts, and then one more token of each text at a time; returns logits ``(rows, vocabulary)``."""
 
+    def has_room(self, length: int, added: int) -> bool:
+        """Return whether a text of so many tokens can be read with so many more."""
+
     def first(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Return the logits after each text; texts are padded at their ends."""
 
@@ -123,11 +127,11 @@ class _Reader(Protocol):
         """Return the logits after one more token of each text, ``(rows,)``; meaningless for rows that have ended."""
 
 
-def _reader_of(decoder: nn.Module, num_positions: int) -> _Reader | None:
+def _reader_of(decoder: nn.Module, longest: int, max_tokens: int, max_length: int) -> _Reader | None:
     """Return the reader of a decoder; None for a model of transformers that keeps no keys and values."""
     if isinstance(decoder, Decoder):
-        return _DecoderReader(decoder, num_positions)
-    return _TransformersReader(decoder, num_positions) if _keeps_keys(decoder) else None
+        return _DecoderReader(decoder, min(longest + max_tokens, max_length))
+    return _TransformersReader(decoder, longest, max_length) if _keeps_keys(decoder) else None
 
 
 def _keeps_keys(decoder: Any) -> bool:
@@ -152,6 +156,9 @@ class _DecoderReader:
         self._decoder, self._num_positions = decoder, num_positions
         self._layers = [_Layer(num_positions) for _ in decoder.blocks]
         self._lengths = torch.empty(0)
+
+    def has_room(self, length: int, added: int) -> bool:
+        return length + added <= self._num_positions
 
     def first(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         self._lengths = lengths.clone()
@@ -206,10 +213,15 @@ class _Layer:
 class _TransformersReader:
     """Keeps the cache of a model of transformers, which needs texts that end together: they are padded in front."""
 
-    def __init__(self, decoder: Any, num_positions: int) -> None:
-        self._decoder, self._num_positions = decoder, num_positions
+    def __init__(self, decoder: Any, longest: int, max_length: int) -> None:
+        self._decoder, self._longest, self._max_length = decoder, longest, max_length
+        # With the padding, a short text takes as many positions of the cache as the longest one.
+        self._capacity = getattr(decoder.config, "max_position_embeddings", None) or max_length
         self._past: Any = None
         self._seen = self._positions = torch.empty(0)
+
+    def has_room(self, length: int, added: int) -> bool:
+        return length + added <= self._max_length and self._longest + added <= self._capacity
 
     def first(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         longest = tokens.shape[1]
@@ -222,7 +234,7 @@ class _TransformersReader:
     def following(self, tokens: Tensor) -> Tensor:
         self._seen = F.pad(self._seen, (0, 1), value=1)
         # Rows that have ended are read as well, and there may be no embedding for positions beyond the last.
-        self._positions = (self._positions + 1).clamp(max=self._num_positions - 1)
+        self._positions = (self._positions + 1).clamp(max=self._max_length - 1)
         return self._read(tokens[:, None], self._positions[:, None])
 
     def _read(self, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -72,9 +72,6 @@ STYLES = (
     "experts",
 )
 
-_POSITIONS = 1
-"""The dimension of positions in activations: ``(batch, positions, features)``."""
-
 
 def tensor_plan_of(module: nn.Module) -> dict[str, str]:
     """Return the plan that a model carries: its ``tensor_plan``, or the ``tp_plan`` of a Hugging Face model.
@@ -132,6 +129,10 @@ def divide(
     # Torch first calls pipeline stages with uninitialized memory, which need not be equal on all ranks.
     alike = None if getattr(module, "is_pipeline_stage", False) else Alike(group)
     inputs, compared = _SharedInputs(group), ComparedOnce()
+
+    def join(part: Tensor) -> Tensor:
+        return gather(part, group, _positions_of(part)).contiguous()
+
     with_whole_features = _modules_with_whole_features(divided)
     for name, layer in list(module.named_modules()):
         if not layer._parameters and name not in divided:
@@ -158,10 +159,16 @@ def divide(
         module.get_submodule(name).register_forward_hook(inputs.forget, always_call=True)
         if blocks is not None and name.startswith(f"{blocks}."):
             module.get_submodule(name).register_forward_pre_hook(
-                _on_sequence(lambda x: gather_summed(x, group, _POSITIONS)), with_kwargs=True
+                _on_sequence(
+                    lambda x: x if compared.is_joined else gather_summed(x, group, _positions_of(x))
+                ),
+                with_kwargs=True,
             )
     if blocks is not None:
         _divide_sequences(module.get_submodule(blocks), group)
+        if alike is not None:
+            for number, block in enumerate(module.get_submodule(blocks).children()):
+                compared.watch_sequences(f"{blocks}.{number}", block, join, _on_sequence(join))
     return module
 
 
@@ -173,8 +180,9 @@ def divided_layers(
     Raises:
         ParamError: if they cannot be divided among so many ranks.
     """
-    plan = dict(plan) if plan is not None else tensor_plan_of(module)
-    divided = {name: (layer, style) for name, layer, style in _matches(module, plan)}
+    is_carried = plan is None
+    matches = _matches(module, tensor_plan_of(module) if plan is None else plan, is_carried=is_carried)
+    divided = {name: (layer, style) for name, layer, style in matches}
     for name, (layer, style) in divided.items():
         _check(name, layer, style, size)
     check_heads(module, divided, size)
@@ -190,7 +198,9 @@ def plan_with_whole_outputs(module: nn.Module, size: int) -> dict[str, str]:
     return {name: style for name, (_, style) in _with_whole_outputs(divided_layers(module, size))}
 
 
-def _matches(module: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, nn.Module, str]]:
+def _matches(
+    module: nn.Module, plan: Mapping[str, str], *, is_carried: bool
+) -> Iterator[tuple[str, nn.Module, str]]:
     names = dict(module.named_modules())
     elsewhere = {name for name, layer in names.items() if getattr(layer, "is_elsewhere", False)}
     experts = [name for name, style in plan.items() if _SYNONYMS.get(style, style) == "experts"]
@@ -203,8 +213,10 @@ def _matches(module: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, 
             continue  # another pipeline stage has it
         if not found:
             parents = (name.rpartition(".")[0] for name in experts)
-            if any(pattern.startswith(f"{parent}.") and _named_like(parent, names) for parent in parents):
-                continue  # a layer is a mixture or is not, and the plan names the parts of both kinds
+            if is_carried and any(
+                pattern.startswith(f"{parent}.") and _named_like(parent, names) for parent in parents
+            ):
+                continue  # a layer is a mixture or is not, and a model's plan names the parts of both kinds
             last = pattern.rpartition(".")[2]
             like = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names if name.endswith(last)})[:3]
             hint = f" Did you mean {', '.join(map(repr, like))}?" if like else ""
@@ -414,8 +426,8 @@ class _Divided:
             output: Any = forward(*args, **kwargs)
         finally:
             layer._parameters.update(kept)
-        if self._in_parts and self._style.startswith("rowwise"):
-            output = split(output, self._group, _POSITIONS)
+        if self._in_parts and self._style.startswith("rowwise") and not self._compared.is_joined:
+            output = split(output, self._group, _positions_of(output))
         return output
 
     def _joined(self, output: Any, bias: Tensor | None) -> Any:
@@ -426,7 +438,7 @@ class _Divided:
             return gather(output, self._group, output.ndim - 1)
         if self._style.startswith("rowwise"):
             if self._in_parts:
-                output = sum_scattered(output, self._group, _POSITIONS)
+                output = sum_scattered(output, self._group, _positions_of(output))
             else:
                 output = sum_of_ranks(output, self._group)
             return output if bias is None else output + bias
@@ -488,15 +500,22 @@ def _blocks_of(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]]) 
     return lists.pop()
 
 
+def _positions_of(activations: Tensor) -> int:
+    """The dimension of positions: of ``(batch, positions, features)``, or of ``(tokens, features)`` of some layers."""
+    return 1 if activations.ndim > 2 else 0
+
+
 def _divide_sequences(blocks: nn.Module, group: dist.ProcessGroup) -> None:
     """Make the blocks of a model take and return parts of sequences."""
     assert isinstance(blocks, nn.ModuleList)
-    blocks[0].register_forward_pre_hook(_on_sequence(lambda x: split(x, group, _POSITIONS)), with_kwargs=True)
+    blocks[0].register_forward_pre_hook(
+        _on_sequence(lambda x: split(x, group, _positions_of(x))), with_kwargs=True
+    )
     blocks[-1].register_forward_hook(
         lambda _module, _args, output: (
-            (gather(output[0], group, _POSITIONS), *output[1:])
+            (gather(output[0], group, _positions_of(output[0])), *output[1:])
             if isinstance(output, tuple)
-            else gather(output, group, _POSITIONS)
+            else gather(output, group, _positions_of(output))
         )
     )
 

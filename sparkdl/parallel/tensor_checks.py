@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 class Alike:
@@ -110,14 +111,19 @@ class ComparedOnce:
     A fused projection of queries, keys and values would be cut across them, and a number of heads that is a constant in
     ``forward`` would divide a rank's features into smaller heads: the shapes fit, and the numbers are wrong.
 
+    With sequence parallelism, whole blocks are compared as well: a layer between divided ones that works on several
+    positions, such as attention that the plan leaves out, would see only this rank's positions.
+
     Of the modules that recur in every block of a model, only one is compared; its weights are gathered for that.
 
     Attributes:
         is_whole: whether divided layers compute with whole weights at the moment, as without a plan.
+        is_joined: whether they also get whole sequences at the moment.
     """
 
     def __init__(self) -> None:
         self.is_whole = False
+        self.is_joined = False
         self._seen: set[str] = set()
         self._handles: dict[str, Any] = {}
 
@@ -131,35 +137,82 @@ class ComparedOnce:
             functools.partial(self._compare, name), with_kwargs=True
         )
 
+    def watch_sequences(
+        self, name: str, block: nn.Module, join: Callable[[Tensor], Tensor], joined: Any
+    ) -> None:
+        """Compare a block that takes and returns parts of sequences, unless one like it is compared.
+
+        Args:
+            name: name of the block.
+            block: the block.
+            join: function that joins the parts of all ranks.
+            joined: pre-forward hook that joins the parts in the block's arguments.
+        """
+        kind = repr(block)
+        if kind not in self._seen:
+            self._seen.add(kind)
+            self._handles[name] = block.register_forward_pre_hook(
+                functools.partial(self._compare_sequences, name, join, joined), with_kwargs=True
+            )
+
     def _compare(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self.is_whole or not isinstance(_first_tensor(output), Tensor):
             return
         self._handles.pop(name).remove()
-        if any(type(each).__name__.startswith("Float8") for each in module.modules()):
-            return  # the scales of Float8 layers belong to their parts
-        kwargs = {key: None if key in _CACHES else value for key, value in kwargs.items()}
-        modes = {each: each.training for each in module.modules()}
-        module.eval()  # dropout draws other numbers for a part
-        try:
+        if _has_float8(module):
+            return
+        kwargs = _without_caches(kwargs)
+        with self._evaluating(module):
             divided = self._computed(module, args, kwargs)
             self.is_whole = True
             whole = self._computed(module, args, kwargs)
+        if not _are_close(divided, whole):
+            raise ParamError(
+                f"With its layers divided among the tensor-parallel ranks, {name!r} computes something else than with "
+                "whole ones. Its forward must work on any number of heads or features, as by view(..., -1, head_size), "
+                "and a fused projection, such as one of queries, keys and values, must be made a layer for each of "
+                "them."
+            )
+
+    def _compare_sequences(
+        self,
+        name: str,
+        join: Callable[[Tensor], Tensor],
+        joined: Any,
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+    ) -> None:
+        self._handles.pop(name).remove()
+        if _has_float8(module):
+            return
+        kwargs = _without_caches(kwargs)
+        failure = divided = None
+        with self._evaluating(module), torch.no_grad():
+            try:
+                divided = join(self._computed(module, args, kwargs))
+            except RuntimeError as error:  # shapes that do not fit
+                failure = error
+            self.is_whole = self.is_joined = True
+            args, kwargs = joined(module, args, kwargs)
+            whole = self._computed(module, args, kwargs)
+        if failure is not None or not _are_close(divided, whole):
+            raise ParamError(
+                f"With sequences divided among the tensor-parallel ranks, {name!r} computes something else than with "
+                "whole ones: a layer in it that is not divided works on several positions, as attention does. Divide "
+                "that layer's projections by the plan, or use sequence=False."
+            ) from failure
+
+    @contextmanager
+    def _evaluating(self, module: nn.Module) -> Iterator[None]:
+        modes = {each: each.training for each in module.modules()}
+        module.eval()  # dropout draws other numbers for a part
+        try:
+            yield
         finally:
-            self.is_whole = False
+            self.is_whole = self.is_joined = False
             for each, is_training in modes.items():
                 each.training = is_training
-        if divided.shape == whole.shape:
-            difference, largest = (each.abs().max().item() for each in (divided - whole, whole))
-            rounding = (
-                _MOST_ROUNDING if whole.dtype in (torch.float32, torch.float64) else _MOST_ROUNDING_OF_16_BITS
-            )
-            if not difference > rounding * largest:
-                return
-        raise ParamError(
-            f"With its layers divided among the tensor-parallel ranks, {name!r} computes something else than with "
-            "whole ones. Its forward must work on any number of heads or features, as by view(..., -1, head_size), and "
-            "a fused projection, such as one of queries, keys and values, must be made a layer for each of them."
-        )
 
     @staticmethod
     def _computed(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -177,6 +230,23 @@ _MOST_ROUNDING = 0.01
 _MOST_ROUNDING_OF_16_BITS = 0.1
 """Largest difference between the outputs of divided and of whole layers, as a share of the largest output; bfloat16
 has 8 bits of mantissa."""
+
+
+def _has_float8(module: nn.Module) -> bool:
+    """Whether a module has Float8 layers, which cannot be compared: their scales belong to their parts."""
+    return any(type(each).__name__.startswith("Float8") for each in module.modules())
+
+
+def _without_caches(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: None if key in _CACHES else value for key, value in kwargs.items()}
+
+
+def _are_close(divided: Any, whole: Any) -> bool:
+    if divided.shape != whole.shape:
+        return False
+    difference, largest = (each.abs().max().item() for each in (divided - whole, whole))
+    is_wide = whole.dtype in (torch.float32, torch.float64)
+    return not difference > (_MOST_ROUNDING if is_wide else _MOST_ROUNDING_OF_16_BITS) * largest
 
 
 def _first_tensor(output: Any) -> Any:

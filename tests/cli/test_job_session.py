@@ -22,7 +22,7 @@ with own_session(SparkChoice(master="local[1]", config=settings), name="test", n
 
 def test_secrets_of_a_session_are_not_among_the_arguments_of_its_process() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["arguments 1 0", "settings hunter2 3"]

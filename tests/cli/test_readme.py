@@ -54,7 +54,7 @@ def test_examples_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     assert "|digit|prediction|" in done.stdout

@@ -273,7 +273,7 @@ def test_ranks_share_the_cores_unless_omp_num_threads_is_set(tmp_path: Path) -> 
     script = write_script(tmp_path, source)
     variables = environment()
     del variables["OMP_NUM_THREADS"]
-    subprocess.run([*SPARKDL, "run", str(script)], cwd=tmp_path, env=variables, check=True, timeout=60)
+    subprocess.run([*SPARKDL, "run", str(script)], cwd=tmp_path, env=variables, check=True, timeout=500)
     assert told(tmp_path) == {rank: max(1, len(os.sched_getaffinity(0)) // 2) for rank in (0, 1)}
 
 

@@ -61,5 +61,5 @@ def _compile(source: str, library: Path, *options: str) -> None:
     compiler = os.environ.get("CXX", "c++")
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{library.name}"]
     subprocess.run(
-        [compiler, *flags, str(SOURCES / source), "-o", str(library), *options], check=True, timeout=120
+        [compiler, *flags, str(SOURCES / source), "-o", str(library), *options], check=True, timeout=500
     )

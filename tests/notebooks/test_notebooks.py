@@ -16,6 +16,6 @@ def test_notebook_runs_from_top_to_bottom_and_shows_a_picture(path: Path, tmp_pa
     notebook = nbformat.read(path, as_version=4)
     # The cell that installs sparkdl on Databricks has no effect here.
     notebook.cells = [cell for cell in notebook.cells if "databricks" not in cell.metadata.get("tags", [])]
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)

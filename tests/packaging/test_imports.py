@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run_python(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=500, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -46,7 +46,7 @@ class Machine:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=500,
         )
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import Olmo2ForCausalLM, Qwen2MoeForCausalLM
+from transformers import HYV3ForCausalLM, Olmo2ForCausalLM, Qwen2MoeForCausalLM
 
 from sparkdl.errors import ParamError
 from sparkdl.networks.language import LanguageNetwork
@@ -97,6 +97,19 @@ def qwen_of_experts() -> nn.Module:
     )
 
 
+def hy_of_experts() -> nn.Module:
+    """It gives its shared experts tokens without a dimension of the batch."""
+    return llama(
+        HYV3ForCausalLM,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        num_shared_experts=1,
+        num_hidden_layers=2,
+        head_dim=8,
+    )
+
+
 def check_mixtures_of_experts_equal_one_process() -> None:
     for implementation in ("eager", "batched_mm", "grouped_mm"):
         check(lambda how=implementation: mixtral(implementation=how))
@@ -107,6 +120,21 @@ def check_mixtures_of_experts_equal_one_process() -> None:
 def check_mixtures_of_experts_with_divided_sequences_equal_one_process() -> None:
     check(mixtral, sequence=True)
     check(qwen_of_experts, sequence=True)
+    check(hy_of_experts, sequence=True)
+
+
+def check_attention_that_is_not_divided_is_refused_with_divided_sequences() -> None:
+    layout = Parallelism(tensor=-1).lay_out()
+    plan = {name: style for name, style in decoder().tensor_plan.items() if "attention" not in name}
+    check(decoder, plan=plan)
+    divided = divide(decoder(), layout.mesh["tensor"], plan, sequence=True)
+    with pytest.raises(ParamError, match="'blocks.0' computes something else .* works on several positions"):
+        divided(batch(0)[0])
+    plan = {f"model.layers.*.mlp.{name}_proj": "colwise" for name in ("up", "gate")}
+    plan["model.layers.*.mlp.down_proj"] = "rowwise"
+    masked = divide(llama(), layout.mesh["tensor"], plan, sequence=True)
+    with pytest.raises(ParamError, match="'model.layers.0' computes something else"):
+        masked(batch(0)[0])
 
 
 def check_a_mixture_of_an_odd_number_of_experts_is_refused() -> None:
@@ -115,6 +143,9 @@ def check_a_mixture_of_an_odd_number_of_experts_is_refused() -> None:
         ParamError, match=r"layers.0.mlp.experts' has 3 experts, which 2 .* ranks cannot divide"
     ):
         divide(mixtral(num_experts=3), layout.mesh["tensor"])
+    plan = {"model.layers.*.mlp.gat_proj": "colwise", "model.layers.*.mlp.experts": "experts"}
+    with pytest.raises(ParamError, match="mlp.gat_proj', which MixtralForCausalLM does not have"):
+        divide(mixtral(), layout.mesh["tensor"], plan)
     with pytest.raises(ParamError, match="takes a module with num_experts, .* Linear is none"):
         divide(nn.Sequential(nn.Linear(4, 4)), layout.mesh["tensor"], {"0": "experts"})
 

@@ -90,7 +90,7 @@ def _as_pip() -> dict[str, str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=500,
     )
     found: dict[str, str] = {}
     for line in done.stdout.splitlines():

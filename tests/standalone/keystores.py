@@ -63,6 +63,6 @@ def _keytool(*arguments: str | Path) -> None:
     keytool = str(Path(home) / "bin" / "keytool") if home else shutil.which("keytool")
     assert keytool is not None, "keytool comes with Java"
     done = subprocess.run(
-        [keytool, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60
+        [keytool, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=500
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -116,7 +116,7 @@ def test_job_ended_by_sigterm_resumes_from_its_checkpoints_on_a_cluster(cluster,
     with started(train_command(job), tmp_path) as process:
         wait_for_files(process, tmp_path / "held-0", tmp_path / "held-1")
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=500)
     assert process.returncode == 143, said
     assert "Done" not in said
     assert not (tmp_path / "out").exists()
@@ -134,7 +134,7 @@ def test_ctrl_c_ends_a_job_and_its_ranks_with_status_130(rows, tmp_path):
     with started(train_command(write_job(tmp_path, rows)), tmp_path) as process:
         wait_for_files(process, tmp_path / "held-0", tmp_path / "held-1")
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=500)
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert_gone(rank_pids(tmp_path))
@@ -150,7 +150,7 @@ def test_signal_to_spark_submit_ends_its_program_and_the_ranks(cluster, rows, tm
         wait_for_files(process, tmp_path / "held-0", tmp_path / "held-1")
         drivers = children_of(process.pid)
         process.send_signal(number)
-        process.communicate(timeout=120)
+        process.communicate(timeout=500)
     assert process.returncode == code
     assert_gone([*drivers, *rank_pids(tmp_path)])
     assert not (tmp_path / "out").exists()
@@ -165,7 +165,7 @@ def test_a_job_whose_cluster_is_lost_may_be_tried_again(rows, tmp_path):
     ):
         wait_for_files(process, tmp_path / "held-0", tmp_path / "held-1")
         cluster.stop()
-        said, _ = process.communicate(timeout=240)
+        said, _ = process.communicate(timeout=500)
     assert process.returncode == 75, said
     assert_gone(rank_pids(tmp_path))
     assert not (tmp_path / "out").exists()

@@ -105,7 +105,7 @@ def test_ended_application_raises_cluster_lost_error_and_is_not_restarted(tmp_pa
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as driver:
         assert eventually(lambda: len(list(tmp_path.glob("*.pids"))) == 2, timeout_s=60)
-        told, _ = driver.communicate("\n", timeout=90)
+        told, _ = driver.communicate("\n", timeout=500)
     assert told.startswith("ClusterLostError Spark's application ended while the ranks ran"), told
     pids = [int(pid) for file in tmp_path.glob("*.pids") for pid in file.read_text().split()]
     assert wait_until_gone(pids, 20) == []

@@ -133,7 +133,7 @@ def test_hybrid_of_four_workers_gives_equal_weights_on_every_kind_of_spark(tmp_p
             capture_output=True,
             text=True,
             check=True,
-            timeout=240,
+            timeout=500,
             cwd=Path(__file__).parents[3],
         ).stdout
         assert f"digest {digest}" in out, kind

@@ -91,10 +91,10 @@ def test_prediction_of_a_single_row_equals_transform(people, classified):
         features = {name: row[name] for name in model.getFeaturesCols()}
         assert model.predict(features) == row["prediction"]
         np.testing.assert_allclose(
-            model.predictRaw(features).toArray(), row["rawPrediction"].toArray(), atol=1e-6
+            model.predictRaw(features).toArray(), row["rawPrediction"].toArray(), rtol=1e-5, atol=1e-6
         )
         np.testing.assert_allclose(
-            model.predictProbability(features).toArray(), row["probability"].toArray(), atol=1e-6
+            model.predictProbability(features).toArray(), row["probability"].toArray(), rtol=1e-5, atol=1e-6
         )
     with pytest.raises(DataError, match="takes several columns: give a dict of image, age, colour, code"):
         model.predict([1.0, 2.0])

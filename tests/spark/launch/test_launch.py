@@ -78,7 +78,7 @@ print(run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark))
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
         check=False,
     )
     assert ended.returncode == int(fails), ended.stderr

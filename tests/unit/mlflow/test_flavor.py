@@ -256,7 +256,7 @@ def test_only_the_spark_model_needs_pyspark_to_load(saved):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=500,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
@@ -342,7 +342,7 @@ def run_python(python, code, *arguments, path=""):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=500,
         cwd=Path(python).parent,
         env={**environment, "PYTHONPATH": str(path)},
     )

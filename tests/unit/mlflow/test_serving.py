@@ -50,7 +50,7 @@ def ask(folder, python):
 def send(server, body):
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = requests.post(
-        f"{server.url}/invocations", data=content, headers={"Content-Type": "application/json"}, timeout=60
+        f"{server.url}/invocations", data=content, headers={"Content-Type": "application/json"}, timeout=500
     )
     return answer.status_code, json.loads(answer.text, parse_constant=refuse)
 
@@ -66,7 +66,7 @@ def records(**changes):
 def test_the_environment_has_neither_spark_nor_sparkdl(python):
     names = ("pyspark", "py4j", "petastorm", "sparkdl", "mlflow")
     code = f"from importlib.util import find_spec; print([name for name in {names} if find_spec(name)])"
-    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=500)
     assert done.stdout.strip() == "['mlflow']"
 
 
@@ -124,7 +124,7 @@ def test_the_files_of_a_container_are_generated(folder):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=500,
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr

@@ -267,7 +267,7 @@ print([name for name in heavy if name in sys.modules])
 def test_serving_imports_neither_spark_nor_petastorm_nor_the_native_core(tmp_path):
     save_model(SavedModel(nn.Linear(4, 2), signature(prediction_shape=(2,))), tmp_path / "model")
     command = [sys.executable, "-c", SERVING, str(tmp_path / "model")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["(1, 1)", "[]"]
 

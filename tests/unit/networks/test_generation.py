@@ -27,6 +27,13 @@ SIZES = {
 }
 KINDS = {
     "Llama": {},
+    "GPTNeo": {
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 5,
+        "max_position_embeddings": MAX_LENGTH,
+    },
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": MAX_LENGTH},
     "Mistral": {"sliding_window": 5},
     "Qwen2": {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1},
@@ -114,7 +121,7 @@ def test_draws_are_the_same_with_and_without_kept_keys(kind, monkeypatch):
     decoder = model_of(kind)
     how = Generation(max_tokens=10, temperature=1.0, top_k=5, seed=3)
     kept = continuations(decoder, TEXTS, how)
-    monkeypatch.setattr(generation, "_reader_of", lambda decoder, num_positions: None)
+    monkeypatch.setattr(generation, "_reader_of", lambda *_: None)
     assert continuations(decoder, TEXTS, how) == kept
 
 

@@ -90,7 +90,7 @@ def test_plain_child_processes_form_an_mpi_world_without_mpirun(
             theirs.close()
             stack.callback(process.kill)
             processes.append(process)
-        answers = [process.communicate(timeout=60)[0].split() for process in processes]
+        answers = [process.communicate(timeout=500)[0].split() for process in processes]
     total = float(sum(range(1, world_size + 1)))
     assert answers == [
         [str(rank), str(world_size), str(total), str(world_size)] for rank in range(world_size)

@@ -24,6 +24,6 @@ def test_batches_are_copied_ahead_up_to_the_byte_limit_and_at_least_one(rows: in
 
     ahead = copied_ahead(copies(), max_bytes=16 * 1024)
     for _ in range(most):
-        assert begun.acquire(timeout=10)
+        assert begun.acquire(timeout=60)
     ahead.close()
     assert made == most

@@ -41,7 +41,7 @@ def test_process_ends_although_reads_and_counts_of_a_store_hang() -> None:
         [sys.executable, "-c", STORE_THAT_NEVER_ANSWERS],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
         check=False,
     )
     assert (finished.returncode, finished.stderr) == (0, "")
@@ -107,6 +107,6 @@ def test_interpreter_waits_for_a_running_call_even_of_collected_threads() -> Non
         "gc.collect()\n"
     )
     finished = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=500, check=False
     )
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "ended\n", "")

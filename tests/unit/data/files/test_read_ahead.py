@@ -76,7 +76,7 @@ def test_items_read_ahead_stay_within_the_byte_limit(max_bytes: int, most: int) 
     ahead = ReadAhead(items(), 100, "test", max_bytes=max_bytes, bytes_of=lambda _: 10)
     for number in range(20):
         for _ in range(most if not number else number + most <= 20):
-            assert begun.acquire(timeout=10), "it runs ahead as far as it may"
+            assert begun.acquire(timeout=60), "it runs ahead as far as it may"
         taken += 1  # before next(): the thread may continue at once
         assert next(ahead) == number
     assert max(ahead_of_taken) <= most

@@ -27,7 +27,7 @@ def run_python(code: str, *arguments: str) -> str:
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
         cwd=Path(__file__).parents[4],
     )

@@ -66,7 +66,7 @@ def environment_of(version: str, folder: Path) -> Path:
 def check(python: str | Path, version: str, write_dataset: WriteDataset, folder: Path) -> None:
     plain, unischema = write_dataset([[10, 3], [20]]).url, write_scenes(folder / "scenes", [[5, 3], [4]])
     done = subprocess.run(
-        [python, str(CHECK), plain, unischema], capture_output=True, text=True, check=False, timeout=120
+        [python, str(CHECK), plain, unischema], capture_output=True, text=True, check=False, timeout=500
     )
     assert done.returncode == 0, done.stderr
     # The feed omits rows 0 and 1 of the 33 and of the 12 rows; Petastorm's reader reads the 33 rows again.

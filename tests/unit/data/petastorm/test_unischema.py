@@ -217,7 +217,7 @@ with ParquetFeed(sys.argv[1], columns=["id", "image"], batch_size=4) as feed:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=500,
         cwd=Path(__file__).parents[4],
     )
     assert done.stdout.strip() == str(sum(range(12))), done.stderr

@@ -59,7 +59,7 @@ def test_a_second_fit_of_the_same_process_is_refused_until_the_first_has_ended(t
 
 
 def test_lease_of_a_fit_killed_on_this_host_is_released_at_once(tmp_path):
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=500)
     assert killed.returncode == -signal.SIGKILL
     (lease,) = tmp_path.iterdir()
     with held_alone(str(tmp_path), refuse):

@@ -31,7 +31,7 @@ CELLS = (
 def test_one_bar_moves_and_epochs_stay_below_it():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in CELLS])
     shown = []
-    client = nbclient.NotebookClient(notebook, kernel_name="python3", timeout=60)
+    client = nbclient.NotebookClient(notebook, kernel_name="python3", timeout=500)
     with client.setup_kernel():
         for index, cell in enumerate(notebook.cells):
             client.execute_cell(cell, index)

@@ -24,7 +24,7 @@ from sparkdl.estimators.fit.fit import (
 )
 from sparkdl.estimators.fit.inputs import check_columns, column_names
 from sparkdl.estimators.fit.rows import share_rows
-from sparkdl.estimators.fit.runs import nested_runs, place_of_single_fit
+from sparkdl.estimators.fit.runs import nested_runs, options_of_single_run
 from sparkdl.estimators.params.base import CheckedParams, check_param_map
 from sparkdl.estimators.params.estimator import ClassArguments, _TorchEstimatorParams
 from sparkdl.estimators.params.table import with_arguments
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from sparkdl.estimators.fit.rows import TrainingRows
-    from sparkdl.estimators.fit.runs import PlaceOfFit
+    from sparkdl.estimators.fit.runs import RunOptions
     from sparkdl.estimators.fit.split import RowCounts
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.model.heads import LossFunction
@@ -154,14 +154,14 @@ class FittingEstimator(Estimator[M], CheckedParams):
     def _fit(self, dataset: DataFrame) -> M:
         self.check_values()
         (rows,) = share_rows(dataset, [self.params_of_fit()])
-        with place_of_single_fit() as place:
-            return self._fit_rows(dataset, rows, place)
+        with options_of_single_run() as options:
+            return self._fit_rows(dataset, rows, options)
 
-    def _fit_rows(self, dataset: DataFrame, rows: TrainingRows, place: PlaceOfFit) -> M:
+    def _fit_rows(self, dataset: DataFrame, rows: TrainingRows, options: RunOptions) -> M:
         """Fit on rows of a DataFrame that other fits may share; the Params have to be checked before."""
         with self._jobs():
             return fit_on_rows(
-                self.params_of_fit(), dataset.sparkSession, rows, self._make_model, place=place
+                self.params_of_fit(), dataset.sparkSession, rows, self._make_model, run_options=options
             )
 
     def _jobs(self) -> AbstractContextManager[None]:

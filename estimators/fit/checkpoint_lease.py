@@ -86,14 +86,14 @@ def _await_end(location: Location, name: str, url: str, on_wait: Callable[[str],
     """Wait until a lease has expired, and remove it; raise CheckpointsInUseError if it is renewed."""
     holder = _read(location, name)
     is_alive = _is_alive(holder)
-    told = False
+    is_reported = False
     pause = threading.Event()
     with suppress(FileNotFoundError):  # the fit has ended and removed its lease meanwhile
         first = modified(location, name)
         while is_alive is None and store_time(location) - first < LEASE_S:
-            if not told:
+            if not is_reported:
                 on_wait(f"Waiting whether the fit of {_called(holder)} still uses {url}")
-                told = True
+                is_reported = True
             pause.wait(_INTERVAL_S)
             if modified(location, name) != first:
                 is_alive = True

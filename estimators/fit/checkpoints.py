@@ -127,7 +127,7 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
     return None
 
 
-def newest_place(spec: TrainingSpec) -> str:
+def newest_position(spec: TrainingSpec) -> str:
     """Return a text that says from where a fit continues when its ranks are started again."""
     if spec.checkpoints is not None:
         for _, manifest in CheckpointFolder(spec.checkpoints.url).newest_first():

@@ -21,13 +21,13 @@ from sparkdl.estimators.fit.checkpoints import (
     FinishedFit,
     checkpoints_of,
     find_finished,
-    newest_place,
+    newest_position,
     with_checkpoints,
 )
 from sparkdl.estimators.fit.inputs import check_columns, check_picklable, prepare_fit
 from sparkdl.estimators.fit.progress import FitListener, ProgressLine
 from sparkdl.estimators.fit.rows import share_rows
-from sparkdl.estimators.fit.runs import ALONE, PlaceOfFit
+from sparkdl.estimators.fit.runs import ALONE, RunOptions
 from sparkdl.estimators.fit.tracking import describe_dataset, log_outcome, params_to_log, run_of_fit
 from sparkdl.estimators.params.base import check_param_map
 from sparkdl.estimators.summary import TrainingSummary
@@ -61,7 +61,7 @@ def fit_on_rows(
     rows: TrainingRows,
     make_model: Callable[[SavedModel, TrainingSummary], M],
     *,
-    place: PlaceOfFit = ALONE,
+    run_options: RunOptions = ALONE,
 ) -> M:
     """Run a fit whose Params have been checked, on rows that other fits may share, and return its model.
 
@@ -85,7 +85,7 @@ def fit_on_rows(
             finished = find_finished(inputs.spec, parquet)
             with (
                 tempfile.TemporaryDirectory(prefix="sparkdl-tracking-") as folder,
-                run_of_fit(params, place.group, place.tags) as run,
+                run_of_fit(params, run_options.group, run_options.tags) as run,
             ):
                 run.log_params(params_to_log(params, parquet))
                 if run.is_tracked and run.switches.log_datasets:
@@ -169,7 +169,7 @@ def _train(
             Restarts(max_restarts=params.getMaxRestarts(), min_ranks=params.getMinWorkers()),
             spark=spark,
             num_ranks=params.getNumWorkers(),
-            where=lambda: newest_place(spec),
+            where=lambda: newest_position(spec),
         )
     module = fetch_module(outcome.module, weights).eval()
     return FinishedFit(module, outcome.history, outcome.model_epoch), outcome.communication
@@ -212,9 +212,9 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
     def __next__(self) -> tuple[int, M]:
         with self._lock:
             index = next(self._indices)
-        place = ALONE if self._runs is None else self._runs.place(index)
+        options = ALONE if self._runs is None else self._runs.options(index)
         try:
-            return index, self._estimators[index]._fit_rows(self._df, self._rows[index], place)
+            return index, self._estimators[index]._fit_rows(self._df, self._rows[index], options)
         except BaseException:
             if self._runs is not None:
                 self._runs.end_as_failed()

@@ -3,7 +3,7 @@
 Fits belong together if they come from one call of ``fit(df, maps)`` or ``fitMultiple``, or from one search of
 ``CrossValidator`` or ``TrainValidationSplit``. A search calls ``fitMultiple`` once per fold, then ``fit`` for the
 best map, and passes no reference to itself. So the search is found in the call stack, as the object whose ``_fit`` is
-running. :class:`PlaceOfFit` says whether a fit is alone, or belongs to several Param maps or to the folds of a search.
+running. :class:`RunOptions` says whether a fit is alone, or belongs to several Param maps or to the folds of a search.
 
 Data that MLflow did not accept are kept in the folder ``unsent-runs`` of the Store, beside its datasets.
 """
@@ -114,7 +114,7 @@ class UnsentRuns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceOfFit:
+class RunOptions:
     """The group and the tags of a fit's MLflow run.
 
     Attributes:
@@ -126,7 +126,7 @@ class PlaceOfFit:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-ALONE = PlaceOfFit()
+ALONE = RunOptions()
 
 
 class NestedRuns:
@@ -142,12 +142,12 @@ class NestedRuns:
         if fold is None:
             weakref.finalize(self, group.close)
 
-    def place(self, index: int) -> PlaceOfFit:
+    def options(self, index: int) -> RunOptions:
         """Return the group and tags of the fit of a Param map, by its index."""
         tags = {"sparkdl.param_map": str(index)}
         if self._fold is not None:
             tags["sparkdl.fold"] = str(self._fold)
-        return PlaceOfFit(group=self._group, tags=tags)
+        return RunOptions(group=self._group, tags=tags)
 
     def end_as_failed(self) -> None:
         """End the parent run as failed, because a fit has failed and with it the search or call that it belongs to."""
@@ -200,8 +200,8 @@ def nested_runs(estimators: Sequence[FittingEstimator[Any]]) -> NestedRuns | Non
 
 
 @contextmanager
-def place_of_single_fit() -> Iterator[PlaceOfFit]:
-    """Give the place of a single fit: alone, or the last fit of a search, which fits the best map once more."""
+def options_of_single_run() -> Iterator[RunOptions]:
+    """Give the run options of a single fit: alone, or the last fit of a search, which fits the best map once more."""
     frame = _frame_of_search()
     with _lock:
         _end_those_that_broke_off()
@@ -210,7 +210,7 @@ def place_of_single_fit() -> Iterator[PlaceOfFit]:
         yield ALONE
         return
     try:
-        yield PlaceOfFit(group=search.group, tags={"sparkdl.best_model": "true"})
+        yield RunOptions(group=search.group, tags={"sparkdl.best_model": "true"})
     except BaseException:
         search.group.note_failure()
         raise

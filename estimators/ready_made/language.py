@@ -32,7 +32,7 @@ from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.fit import check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
 from sparkdl.estimators.fit.inputs import check_named_columns
 from sparkdl.estimators.fit.rows import share_rows
-from sparkdl.estimators.fit.runs import place_of_single_fit
+from sparkdl.estimators.fit.runs import options_of_single_run
 from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
 from sparkdl.estimators.params.table import check_entries, with_arguments
 from sparkdl.estimators.params.training import HasFunctions
@@ -434,14 +434,14 @@ class LanguageModel(
         with self._jobs(), self._prepared(dataset) as (beginning, packed_rows, tokenizer):
             estimator = self._estimator(beginning.network)
             (rows,) = share_rows(packed_rows, [estimator])
-            with beginning.reachable_weights(self.getStore()) as weights, place_of_single_fit() as place:
+            with beginning.reachable_weights(self.getStore()) as weights, options_of_single_run() as options:
                 estimator._set(initialWeights=weights)
                 return fit_on_rows(
                     estimator,
                     dataset.sparkSession,
                     rows,
                     partial(self._text_model, tokenizer=tokenizer),
-                    place=place,
+                    run_options=options,
                 )
 
     @contextmanager

@@ -12,7 +12,7 @@ from sparkdl.model.inputs import GivenBy, ModelInput, ModelInputs
 if TYPE_CHECKING:
     from sparkdl.model.heads import PredictionKind
 
-_TOLD_BY_FOOTERS = ("value_range", "num_nulls", "object_bytes")
+_FROM_FOOTERS = ("value_range", "num_nulls", "object_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class ModelSignature:
         columns = [asdict(column) for column in inputs.columns]
         return {
             "columns": [
-                {name: value for name, value in column.items() if name not in _TOLD_BY_FOOTERS}
+                {name: value for name, value in column.items() if name not in _FROM_FOOTERS}
                 for column in columns
             ],
             "inputs": [asdict(each) for each in inputs.inputs],

@@ -88,14 +88,14 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
             missing.append(name)
     spare = [name for name in weights if name not in own]
     if missing or spare:
-        told = [
+        differences = [
             f"{what}: {', '.join(names[:3])}{' and more' if len(names) > 3 else ''}"
             for what, names in (("missing or of another shape", missing), ("left over", spare))
             if names
         ]
         raise ParamError(
-            f"Param backboneWeights is {path!r}, which holds the weights of another network ({'; '.join(told)}). Name "
-            "the backbone that they belong to."
+            f"Param backboneWeights is {path!r}, which holds the weights of another network ({'; '.join(differences)}). "
+            "Name the backbone that they belong to."
         )
     # The module's state_dict has the versions of its layers, without which torchvision's mnasnet loads no weights.
     own.update(fitting)
@@ -203,10 +203,10 @@ def pretrained_scales(name: str) -> tuple[Sequence[float], Sequence[float]]:
     library, model = _split(name)
     try:
         if library == "timm":
-            told = _library(library).get_pretrained_cfg(model)
+            scale = _library(library).get_pretrained_cfg(model)
         else:
-            told = _library("torchvision.models").get_model_weights(model).DEFAULT.transforms()
-        return told.mean, told.std
+            scale = _library("torchvision.models").get_model_weights(model).DEFAULT.transforms()
+        return scale.mean, scale.std
     except ParamError:
         raise
     except Exception as error:

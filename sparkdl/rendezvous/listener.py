@@ -41,7 +41,7 @@ _ACCEPTS_AT_ONCE = 256
 """How many connections are accepted before the open ones are read again."""
 
 _MOST_STRANGERS, _LEAST_STRANGERS = 2048, 16
-_TELL_EVERY_S = 60.0
+_LOG_EVERY_S = 60.0
 _REST_S = 0.05
 """Pause in accepting connections when the process has no descriptor left and no unproven connection to drop."""
 
@@ -103,7 +103,7 @@ class AuthenticatedListener:
             self._sockets, self.address = list(sockets), Address(hosts=(), port=0)
         self._where = f"port {self.address.port}" if self.address.hosts else "a socket of this machine"
         self._refusals = _Refusals(self._where)
-        self._complained_at = -_TELL_EVERY_S
+        self._complained_at = -_LOG_EVERY_S
         self._selector = selectors.DefaultSelector()
         for sock in self._sockets:
             sock.setblocking(False)
@@ -201,7 +201,7 @@ class AuthenticatedListener:
     def _make_do(self, error: OSError) -> None:
         """Continue without descriptors or memory for another connection."""
         now = time.monotonic()
-        if now - self._complained_at >= _TELL_EVERY_S:
+        if now - self._complained_at >= _LOG_EVERY_S:
             self._complained_at = now
             logger.warning("Accepting a connection on %s failed: %s", self._where, error)
         for _ in range(max(1, len(self._strangers) // 2)):
@@ -312,23 +312,23 @@ class _Refusals:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._num_untold = 0
+        self._num_unlogged = 0
         self._latest = ""
-        self._told_at: float | None = None
+        self._logged_at: float | None = None
 
     @property
     def due_at(self) -> float | None:
         """When the next line is due; None if there is nothing to log."""
-        return None if self._told_at is None or not self._num_untold else self._told_at + _TELL_EVERY_S
+        return None if self._logged_at is None or not self._num_unlogged else self._logged_at + _LOG_EVERY_S
 
     def note(self, sock: socket.socket, reason: str) -> None:
         """Take note of a connection that is about to be closed."""
-        if self._told_at is None:
-            self._told_at = time.monotonic()
+        if self._logged_at is None:
+            self._logged_at = time.monotonic()
             logger.warning("Rejected a connection to %s: %s %s", self._where, peer_name(sock), reason)
             return
-        self._num_untold += 1
-        if self._num_untold == 1:
+        self._num_unlogged += 1
+        if self._num_unlogged == 1:
             self._latest = f"{peer_name(sock)} {reason}"
 
     def tell_if_due(self) -> None:
@@ -338,17 +338,17 @@ class _Refusals:
 
     def log(self) -> None:
         """Log the connections that have not been logged."""
-        if self._told_at is None or not self._num_untold:
+        if self._logged_at is None or not self._num_unlogged:
             return
         now = time.monotonic()
         logger.warning(
             "Rejected %d more connections to %s in %.0f s; the first of them: %s",
-            self._num_untold,
+            self._num_unlogged,
             self._where,
-            now - self._told_at,
+            now - self._logged_at,
             self._latest,
         )
-        self._num_untold, self._told_at = 0, now
+        self._num_unlogged, self._logged_at = 0, now
 
 
 def strangers_allowed() -> int:

@@ -428,26 +428,26 @@ def _try_features(
         except Exception as error:
             failures.append(error)
     failure = _telling(failures)
-    told = f"{type(failure).__name__}: {failure}"
-    if _WANTS_INTEGERS.search(told):
-        told = f"{told.rstrip('.')}. Cast whole numbers to bigint; decimals are taken as doubles."
+    reason = f"{type(failure).__name__}: {failure}"
+    if _WANTS_INTEGERS.search(reason):
+        reason = f"{reason.rstrip('.')}. Cast whole numbers to bigint; decimals are taken as doubles."
     if len(arrays) == 1:
         ((name, array),) = arrays.items()
-        told_of = "The matrix of the features" if inputs.given_by == "matrix" else f"Column {name!r}"
+        subject = "The matrix of the features" if inputs.given_by == "matrix" else f"Column {name!r}"
         raise DataError(
-            f"{told_of} does not fit the model {type(model).__name__}: a batch of shape {array.shape} and dtype "
-            f"{array.dtype} gave {told}"
+            f"{subject} does not fit the model {type(model).__name__}: a batch of shape {array.shape} and dtype "
+            f"{array.dtype} gave {reason}"
         ) from failure
     given = listed(
         [f"{name!r} of shape {array.shape} and dtype {array.dtype}" for name, array in arrays.items()], 20
     )
     hint = (
-        f'{"" if told.endswith(".") else "."} Where it takes them as one matrix, set passFeaturesBy="matrix".'
+        f'{"" if reason.endswith(".") else "."} Where it takes them as one matrix, set passFeaturesBy="matrix".'
         if inputs.are_numbers and inputs.given_by == "position"
         else ""
     )
     raise DataError(
-        f"The model {type(model).__name__} cannot be called with {given}: {told}{hint}"
+        f"The model {type(model).__name__} cannot be called with {given}: {reason}{hint}"
     ) from failure
 
 

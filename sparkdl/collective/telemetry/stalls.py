@@ -171,7 +171,7 @@ class NotedWait:
 
     def __init__(self, communicator: str, ranks: Sequence[int], operation: str, timeout_s: float) -> None:
         self._since = time.monotonic()
-        self._told = (communicator, tuple(ranks), operation), timeout_s
+        self._wait = (communicator, tuple(ranks), operation), timeout_s
         with _lock:
             _noted.add(self)
 
@@ -182,7 +182,7 @@ class NotedWait:
 
     def snapshot(self) -> Wait:
         """Return the wait as it is at this moment."""
-        what, timeout_s = self._told
+        what, timeout_s = self._wait
         return Wait(*what, time.monotonic() - self._since, timeout_s)
 
     def __enter__(self) -> NotedWait:

@@ -227,14 +227,14 @@ def _failure_of_all(failure: Exception | None, communicator: Communicator) -> Ex
 
     said = "" if failure is None else json.dumps([type(failure).__name__, str(failure)])
     try:
-        told = allgather_bytes(communicator, said.encode(), name="failures to count")
+        failures = allgather_bytes(communicator, said.encode(), name="failures to count")
     except CommunicatorError:
         if failure is None:
             raise
         return failure
     if failure is not None:
         return failure
-    rank, (kind, text) = next((rank, json.loads(words)) for rank, words in enumerate(told) if words)
+    rank, (kind, text) = next((rank, json.loads(words)) for rank, words in enumerate(failures) if words)
     known = getattr(errors, kind, None)
     kept = known if isinstance(known, type) and issubclass(known, DataError) else DataError
     return kept(f"The rows that pass the filter could not be counted on rank {rank}: {text}")

@@ -272,11 +272,11 @@ def _share(request: _Request, key: str, files: InputFiles | None) -> Obtained | 
 
 
 def _wait_for_writer(store: Store, key: str, deadline: float) -> None:
-    is_told = False
+    is_reported = False
     while store.is_being_written(_NAME, key) and time.monotonic() < deadline:
-        if not is_told:
+        if not is_reported:
             logger.info("Another process is writing the same rows to %s; waiting for it.", store.url)
-            is_told = True
+            is_reported = True
         time.sleep(_LOOK_S)
 
 

@@ -288,8 +288,8 @@ def _exchange(
 ) -> tuple[str, list[list[int]]]:
     """See :func:`_agree`. Of the process sets made from mpi4py communicators, each rank knows only its own."""
     own = json.dumps([uuid.uuid4().hex, problem, by_ranks, by_comm]).encode()
-    told = [json.loads(said) for said in allgather_bytes(world, own, name="process sets of hvd.init")]
-    problems = _by_ranks({rank: said for rank, (_, said, _, _) in enumerate(told) if said is not None})
+    reported = [json.loads(said) for said in allgather_bytes(world, own, name="process sets of hvd.init")]
+    problems = _by_ranks({rank: said for rank, (_, said, _, _) in enumerate(reported) if said is not None})
     failed = "Horovod could not be initialized because"
     if problems:
         by_whom = "; ".join(f"{said.rstrip('.')} ({ranks})" for said, ranks in problems)
@@ -297,14 +297,14 @@ def _exchange(
             f"{failed} {by_whom}. Give all ranks the same process sets, each of other ranks; nothing is open, and"
             " hvd.init() may be called again."
         )
-    given = _by_ranks({rank: str(sets) for rank, (_, _, sets, _) in enumerate(told)})
+    given = _by_ranks({rank: str(sets) for rank, (_, _, sets, _) in enumerate(reported)})
     if len(given) > 1:
         raise ParamError(
             f"{failed} the ranks gave different process_sets: {'; '.join(f'{ranks}: {said}' for said, ranks in given)}."
             " Give all ranks the same, in the same order; nothing is open, and hvd.init() may be called again."
         )
-    from_comms = sorted({tuple(ranks) for _, _, _, sets in told for ranks in sets})
-    return told[0][0], [*map(list, from_comms), *by_ranks]
+    from_comms = sorted({tuple(ranks) for _, _, _, sets in reported for ranks in sets})
+    return reported[0][0], [*map(list, from_comms), *by_ranks]
 
 
 def _by_ranks(said: Mapping[int, str]) -> list[tuple[str, str]]:

@@ -98,12 +98,12 @@ class RankContext:
         else:
             self._heartbeat.note_progress()
 
-    def note_place(self, place: str) -> None:
+    def note_position(self, position: str) -> None:
         """Note the position of the function, such as ``epoch 2, step 5``, for the error if the process dies there.
 
         Costs next to nothing. The position is kept until the next call; an empty text removes it.
         """
-        self._stacks.note_place(place)
+        self._stacks.note_position(position)
 
     def close(self, *, failed: bool = False, reason: str = "") -> None:
         """Close the communicator, or abort it so that no other rank waits for this one."""

@@ -23,7 +23,7 @@ from sparkdl.collective import Deadline
 STACK_SIGNAL = signal.SIGRTMIN + 8
 """On this signal a rank writes the Python stacks of all its threads; no library is known to use it."""
 
-PLACE_BYTES = 4096
+POSITION_BYTES = 4096
 """Size of the first page of the file for the stacks, which holds the rank's position in UTF-8, terminated by a zero."""
 
 MAX_STACK_CHARS = 20_000
@@ -65,13 +65,13 @@ class RankStacks:
     """
 
     def __init__(self, fd: int) -> None:
-        self._place = mmap.mmap(fd, PLACE_BYTES)
+        self._position = mmap.mmap(fd, POSITION_BYTES)
         faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
 
-    def note_place(self, place: str) -> None:
+    def note_position(self, position: str) -> None:
         """Note the rank's position in shared memory, where its task reads it if the rank dies."""
-        text = place.encode()[: PLACE_BYTES - 1] + b"\0"
-        self._place[: len(text)] = text
+        text = position.encode()[: POSITION_BYTES - 1] + b"\0"
+        self._position[: len(text)] = text
 
 
 class StackFile:
@@ -83,16 +83,16 @@ class StackFile:
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("sparkdl-stacks", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, PLACE_BYTES)
-        os.lseek(self.fd, PLACE_BYTES, os.SEEK_SET)
+        os.ftruncate(self.fd, POSITION_BYTES)
+        os.lseek(self.fd, POSITION_BYTES, os.SEEK_SET)
 
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self.fd)
 
-    def place(self) -> str:
+    def position(self) -> str:
         """Return the position that the rank noted last, also after its death; empty if it noted none."""
-        return os.pread(self.fd, PLACE_BYTES, 0).partition(b"\0")[0].decode("utf-8", "replace")
+        return os.pread(self.fd, POSITION_BYTES, 0).partition(b"\0")[0].decode("utf-8", "replace")
 
     def take(self, pid: int, threads: Mapping[str, str]) -> str:
         """Make the rank write the stacks of its threads, and return them; empty if it does not do so in time.

@@ -281,10 +281,10 @@ class RankSupervisor:
         status = self._process.status
         assert status is not None, "it has just been ended"
         early = " before its function returned" if status >= 0 else ""
-        place = self._stacks.place()
+        position = self._stacks.position()
         return Failure(
             rank=self._rank,
-            error=f"its process {describe_exit(status)}{early}{f' in {place}' if place else ''}",
+            error=f"its process {describe_exit(status)}{early}{f' in {position}' if position else ''}",
             traceback="".join(f"{line}\n" for line in self._last_lines),
             # A process that exits by itself would do so again.
             is_loss=status < 0,

@@ -48,7 +48,7 @@ class Context(Protocol):
     def progress(self, *, done: bool = False) -> None:
         """Report progress to the hang detection; ``done`` after the last step."""
 
-    def note_place(self, place: str) -> None:
+    def note_position(self, position: str) -> None:
         """Record epoch and step, for the error message if the process dies there."""
 
 
@@ -101,7 +101,7 @@ def fit_on_rank(
             dataset=dataset,
             report=context.report,
             on_step=context.progress if tells_progress else lambda: None,
-            on_position=context.note_place,
+            on_position=context.note_position,
             # done=True: the hang timeout must not apply to writing the model.
             keep=partial(store_trained, folder=stored.folder, before=partial(context.progress, done=True)),
         )

@@ -10,7 +10,7 @@ import pytest
 from pyspark.ml.tuning import CrossValidator
 
 from sparkdl.estimators import TorchEstimator
-from sparkdl.estimators.fit.runs import ALONE, nested_runs, place_of_single_fit
+from sparkdl.estimators.fit.runs import ALONE, nested_runs, options_of_single_run
 from tests.servers.fresh_mlflow import tracked
 
 __all__ = ["tracked"]
@@ -47,8 +47,8 @@ def test_aborted_search_ends_its_run_and_releases_its_rows(tracked):
 
     assert search(breaks_in_a_fit=True).seen() is None
     other = search(breaks_in_a_fit=False)
-    with place_of_single_fit() as place:  # the next fit of any kind
-        assert place == ALONE
+    with options_of_single_run() as options:  # the next fit of any kind
+        assert options == ALONE
     gc.collect()
     assert other.seen() is None
     runs = mlflow.search_runs(search_all_experiments=True, output_format="list")

@@ -229,8 +229,8 @@ def test_native_crash_is_a_loss_with_its_signal_and_python_stack() -> None:
 
 def test_death_of_a_process_is_reported_with_its_last_position() -> None:
     def crash(context: Any) -> None:
-        context.note_place("epoch 12, step 345")
-        context.note_place("epoch 2, step 5")
+        context.note_position("epoch 12, step 345")
+        context.note_position("epoch 2, step 5")
         os.kill(os.getpid(), signal.SIGSEGV)
 
     with supervised(crash) as (supervisor, _, _):

@@ -94,8 +94,8 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
             if names
         ]
         raise ParamError(
-            f"Param backboneWeights is {path!r}, which holds the weights of another network ({'; '.join(differences)}). "
-            "Name the backbone that they belong to."
+            f"Param backboneWeights is {path!r}, which holds the weights of another network "
+            f"({'; '.join(differences)}). Name the backbone that they belong to."
         )
     # The module's state_dict has the versions of its layers, without which torchvision's mnasnet loads no weights.
     own.update(fitting)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sparkdl.collective.telemetry.stalls import Wait
 from sparkdl.errors import ParamError
-from sparkdl.launch.rank.heartbeat import HEARTBEAT_S
+from sparkdl.launch.wire.messages import HEARTBEAT_S
 from sparkdl.launch.wire.outcome import HealthReport, RankHealth
 from sparkdl.topology import name_ranks
 

@@ -11,10 +11,7 @@ import threading
 import time
 
 from sparkdl.collective.telemetry.stalls import pending_waits
-from sparkdl.launch.wire.messages import MessageConnection
-
-HEARTBEAT_S = 0.5
-"""How often a rank sends a heartbeat to its task."""
+from sparkdl.launch.wire.messages import HEARTBEAT_S, MessageConnection
 
 _MAX_WAITS = 8
 _MAX_THREADS = 200

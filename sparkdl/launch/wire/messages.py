@@ -35,6 +35,9 @@ MAX_MESSAGE_BYTES = 64 << 20
 CHUNK_BYTES = 4 << 20
 """Size of the chunks that results and function payloads are cut into."""
 
+HEARTBEAT_S = 0.5
+"""Seconds between two heartbeats of a rank to its task."""
+
 _HEADER_LENGTH = struct.Struct("!I")
 
 

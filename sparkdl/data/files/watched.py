@@ -16,7 +16,10 @@ from sparkdl.errors import FileChangedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "updated")
+TAGS = (
+    *("ETag", "etag", "md5Hash", "content_md5", "generation"),
+    *("LastModified", "last_modified", "modificationTime", "mtime", "updated"),
+)
 """Names that fsspec's filesystems use for the version of a file, the most reliable first."""
 
 
@@ -30,7 +33,7 @@ def version_of(file: Any, path: str) -> str | None:
     """
     details = getattr(file, "details", None)
     if isinstance(details, dict):
-        tags = (f"{name} {details[name]}" for name in _TAGS if details.get(name))
+        tags = (f"{name} {details[name]}" for name in TAGS if details.get(name))
         return f"{details.get('size')} bytes, {next(tags, 'no tag')}".replace('"', "")
     try:
         status = os.stat(path) if _hides_its_descriptor(file) else os.fstat(file.fileno())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.files.watched import TAGS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from sparkdl.data.files.filesystems import Location
 
 _NUM_THREADS = 16
-_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class InputFiles:
     Attributes:
         folder: URL of the folder that holds them all.
         paths: their paths inside it, sorted.
-        is_delta: whether they belong to a Delta table, whose log says which rows of a file are valid.
-        identity: text that changes when a file is added, removed or written again, or when the table gets
-            another version.
+        is_delta: whether some belong to a Delta table, whose log says which rows of a file are valid.
+        identity: text that changes when a file is added, removed or written again, or when a table gets another
+            version; None if the filesystem does not report when a file was written.
     """
 
     folder: str
     paths: tuple[str, ...]
     is_delta: bool
-    identity: str
+    identity: str | None
 
 
 def input_files(df: DataFrame) -> InputFiles | None:
@@ -57,26 +57,33 @@ def _describe(urls: list[str]) -> InputFiles:
     location.filesystem.invalidate_cache()
     with ThreadPoolExecutor(min(_NUM_THREADS, len(paths))) as pool:
         states = list(pool.map(lambda path: _state(location, f"{location.path}/{path}"), paths))
-    log = _delta_log(location)
-    if log is not None:
-        states += sorted(_state(location, str(path)) for path in location.filesystem.find(log))
-    return InputFiles(folder=folder, paths=paths, is_delta=log is not None, identity="\n".join(states))
+    logs = _delta_logs(location, {os.path.dirname(f"{location.path}/{path}") for path in paths})
+    for log in logs:
+        states += sorted((_state(location, str(path)) for path in location.filesystem.find(log)), key=str)
+    identity = None if None in states else "\n".join(map(str, states))
+    return InputFiles(folder=folder, paths=paths, is_delta=bool(logs), identity=identity)
 
 
-def _state(location: Location, path: str) -> str:
+def _state(location: Location, path: str) -> str | None:
+    """Return the version of a file; None if the filesystem reports its size alone."""
     if location.is_local:
         found = os.stat(path)
         return f"{path} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
     info = location.filesystem.info(path)
-    return " ".join([path, str(info["size"]), *(f"{tag}={info[tag]}" for tag in _TAGS if tag in info)])
+    tags = [f"{tag}={info[tag]}" for tag in TAGS if info.get(tag)]
+    return " ".join([path, str(info["size"]), *tags]) if tags else None
 
 
-def _delta_log(location: Location) -> str | None:
-    """Return the log of the Delta table that the files lie in, if they lie in one."""
-    folder = location.path
-    while folder.strip("/"):
-        log = f"{folder}/_delta_log"
-        if location.filesystem.exists(log):
-            return log
-        folder = os.path.dirname(folder)
-    return None
+def _delta_logs(location: Location, folders: set[str]) -> list[str]:
+    """Return the logs of the Delta tables in which these folders lie, if any."""
+    seen, found = set(), []
+    for each in sorted(folders):
+        folder = each
+        while folder.strip("/") and folder not in seen:
+            seen.add(folder)
+            # The folder of a partition is inside of a table.
+            if "=" not in os.path.basename(folder) and location.filesystem.exists(f"{folder}/_delta_log"):
+                found.append(f"{folder}/_delta_log")
+                break
+            folder = os.path.dirname(folder)
+    return found

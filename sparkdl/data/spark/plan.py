@@ -114,6 +114,10 @@ def _whole_lines(spark: SparkSession) -> Iterator[None]:
 
 _FILE_FORMATS = "parquet|orc|csv|json|text|avro|xml|binaryfile|image|libsvm"
 _FILES = re.compile(rf"^Relation .*\] ({_FILE_FORMATS})$", re.IGNORECASE)
+_CACHED = "InMemoryRelation"
+# The files of a subquery are not among those of the plan.
+_SUBQUERY = re.compile(r"(subquery|exists|list)#\d+ \[")
+_FILES_OF_RDD = "HadoopRDD"
 _CONTENT = re.compile(r"^(LocalRelation|Range \(|OneRowRelation)")
 # The same rows within one application: objects, and choices that depend on how rows are partitioned.
 _OF_APPLICATION = re.compile(r"^(LogicalRDD|Sample|GlobalLimit|LocalLimit)\b")
@@ -222,7 +226,9 @@ def _repeatable_rows(df: DataFrame) -> tuple[PlanText, dict[str, Any]] | None:
     files = None
     if plan is not None and not why and any(_FILES.match(node) for node in plan.analyzed):
         files = input_files(df)
-        why = "" if files else "its files cannot be seen from the driver, or it is cached"
+        why = "" if files and files.identity else "its files cannot be seen from the driver, or it is cached"
+        if any(node.startswith(_CACHED) for node in plan.optimized):
+            why = "the files of a cached part are not known"
     if plan is None or why:
         logger.info("The rows are written for this fit alone: of their plan %s.", why)
         return None
@@ -246,6 +252,8 @@ def _why_not_repeatable(df: DataFrame, plan: PlanText) -> str:
     for node in plan.analyzed:
         if not any(pattern.match(node) for pattern in known):
             return f"it is not known whether {node[:60]!r} gives the same rows again"
+        if _SUBQUERY.search(node):
+            return "the files of a subquery are not known"
         for name in _FUNCTION.findall(node):
             if name.lower() in _VOLATILE:
                 return f"{name}() can give something else each time"
@@ -253,24 +261,43 @@ def _why_not_repeatable(df: DataFrame, plan: PlanText) -> str:
                 return f"it is not known whether {name}() gives the same again"
         if _PYTHON_FUNCTION.search(_without_names(node)):
             return "a Python function can give something else each time"
-    if _ASSEMBLER in plan.canonical:  # Spark calls its function nondeterministic, though it is not
-        return ""
     if not hasattr(df, "_jdf"):
-        return "it is not known what a function of the JVM does" if _calls_scala(plan) else ""
-    if not df._jdf.queryExecution().analyzed().deterministic():
-        return "Spark says that it can give other rows each time"
+        others = tuple(node for node in plan.analyzed if _ASSEMBLER not in node)
+        return "it is not known what a function of the JVM does" if _calls_scala(others) else ""
+    return _why_spark_cannot_repeat(df._jdf.queryExecution().analyzed())
+
+
+def _why_spark_cannot_repeat(node: Any) -> str:
+    """Return what in a plan of classic Spark can differ from one run to the next, as Spark sees it."""
+    for child in _members(node.children()):
+        why = _why_spark_cannot_repeat(child)
+        if why:
+            return why
+    if node.nodeName() == "LogicalRDD" and _FILES_OF_RDD in node.rdd().toDebugString():
+        return "the files of an RDD are not known"
+    if not node.deterministic():
+        for expression in _members(node.expressions()):
+            # Spark calls the assembler's function nondeterministic, though it is not.
+            if not expression.deterministic() and _ASSEMBLER not in expression.toString():
+                return "Spark says that it can give other rows each time"
     return ""
+
+
+def _members(sequence: Any) -> Iterator[Any]:
+    """Yield the members of a Scala sequence."""
+    for index in range(sequence.size()):
+        yield sequence.apply(index)
 
 
 def _belongs_to_application(plan: PlanText) -> bool:
     """Whether the text of a plan does not identify its rows in another application."""
     return any(_OF_APPLICATION.match(node) or node.startswith("LocalRelation") for node in plan.analyzed) or (
-        _calls_scala(plan)
+        _calls_scala(plan.analyzed)
     )
 
 
-def _calls_scala(plan: PlanText) -> bool:
-    return any(_SCALA_FUNCTION in map(str.lower, _FUNCTION.findall(node)) for node in plan.analyzed)
+def _calls_scala(nodes: Sequence[str]) -> bool:
+    return any(_SCALA_FUNCTION in map(str.lower, _FUNCTION.findall(node)) for node in nodes)
 
 
 def _functions_of_spark(spark: SparkSession) -> frozenset[str]:

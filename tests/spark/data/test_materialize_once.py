@@ -164,6 +164,58 @@ def test_a_cached_dataframe_whose_files_changed_is_read_from_the_cache_and_not_s
 
 
 @pytest.mark.any_spark_will_do
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "x < (select avg(x) from parquet.`{other}`)",
+        "x in (select x from parquet.`{other}`)",
+        "exists (select 1 from parquet.`{other}` as o where o.x = t.x)",
+    ],
+)
+def test_rows_that_depend_on_files_in_a_subquery_have_no_key(
+    spark: SparkSession, tmp_path: Path, condition: str
+) -> None:
+    write_numbers(tmp_path / "a", 0)
+    write_numbers(tmp_path / "b", 50)
+    spark.read.parquet(str(tmp_path / "a")).createOrReplaceTempView("t")
+    df = spark.sql(f"select x from t where {condition.format(other=tmp_path / 'b')}")
+    assert df.count() > 0
+    assert plan_key(df, {}) is None
+
+
+@pytest.mark.any_spark_will_do
+def test_a_cached_dataframe_joined_with_files_has_no_key(spark: SparkSession, tmp_path: Path) -> None:
+    write_numbers(tmp_path / "a", 0)
+    write_numbers(tmp_path / "b", 50)
+    cached = spark.read.parquet(str(tmp_path / "a")).cache()
+    try:
+        df = cached.join(spark.read.parquet(str(tmp_path / "b")), "x")
+        assert df.count() == 50
+        assert plan_key(df, {}) is None
+    finally:
+        cached.unpersist()
+
+
+@pytest.mark.any_spark_will_do
+def test_the_logs_of_all_delta_tables_are_in_the_key(spark: SparkSession, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name / "_delta_log").mkdir(parents=True)
+        write_numbers(tmp_path / name, 0)
+    df = spark.read.parquet(str(tmp_path / "a")).union(spark.read.parquet(str(tmp_path / "b")))
+    before = plan_key(df, {})
+    assert before is not None
+    (tmp_path / "b" / "_delta_log" / "1.json").write_text("{}")  # as a deletion vector is recorded
+    assert plan_key(df, {}) not in (None, before)
+
+
+@pytest.mark.any_spark_will_do
+def test_rows_of_an_rdd_over_files_have_no_key(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("1\n2\n")
+    lines = spark.sparkContext.textFile(str(tmp_path / "in.txt")).map(lambda line: (int(line),))
+    assert plan_key(spark.createDataFrame(lines, "x int"), {}) is None
+    assert plan_key(spark.createDataFrame([(1,), (2,)], "x int"), {}) is not None
+
+
 def test_fits_at_once_write_the_rows_once(spark: SparkSession, store: Store) -> None:
     df = spark.range(0, 1000, 1, 4).selectExpr("id as x")
     found = in_threads(4, lambda: materialize(df, ["x"], store))

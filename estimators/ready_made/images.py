@@ -34,7 +34,7 @@ from sparkdl.networks.backbones import (
     load_fitting,
     make_backbone,
     pretrained_scales,
-    read_weights,
+    read_backbone_weights,
 )
 from sparkdl.networks.images import (
     AUGMENTATIONS,
@@ -391,7 +391,7 @@ class ImageClassifier(
                     f"Param backbone is {name!r}. Leave {entry.name} out."
                 )
         if weights not in (NO_WEIGHTS, PRETRAINED):
-            read_weights(weights)
+            read_backbone_weights(weights)
 
     def make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
@@ -451,7 +451,7 @@ class ImageClassifier(
             num_outputs=num_classes,
         )
         if weights != NO_WEIGHTS:
-            load_fitting(network, read_weights(weights), num_outputs=num_classes, path=weights)
+            load_fitting(network, read_backbone_weights(weights), num_outputs=num_classes, path=weights)
         return network
 
     def model_class(self) -> type[TorchClassificationModel]:

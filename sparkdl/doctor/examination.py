@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.collective import Deadline, new_secret
 from sparkdl.data.spark.executor_python import executor_python_problem
 from sparkdl.data.spark.jobs import jobs_of
-from sparkdl.data.spark.session import is_connect
+from sparkdl.data.spark.session import is_connect, setting
 from sparkdl.data.spark.spark_errors import spark_words
 from sparkdl.doctor.cluster_facts import ExecutorFacts, look_at_executors
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
@@ -133,7 +133,8 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
     except SparkdlError as error:
         what, _, advice = str(error).partition(". ")
         finding = Finding(check="slots", where=CLUSTER, status=BAD, found=what + ".", advice=advice)
-        return (0 if "dynamic allocation" in what or not slots else slots), [finding]
+        is_dynamic = setting(spark, "spark.dynamicAllocation.enabled").lower() == "true"
+        return (0 if is_dynamic or not slots else slots), [finding]
     said = f"not known over Spark Connect; {wanted} tasks are tried"
     if slots is not None:
         said = f"{slots} slot{'' if slots == 1 else 's'}"

@@ -22,7 +22,7 @@ _WRAPPED = ("state_dict", "model")
 """Keys under which training scripts often save the weights beside other values."""
 
 
-def read_weights(path: str) -> dict[str, Tensor]:
+def read_backbone_weights(path: str) -> dict[str, Tensor]:
     """Return the tensors of a local file by name: of a safetensors file, or a ``state_dict`` written by ``torch.save``.
 
     Only tensors are unpickled (``weights_only=True``).
@@ -190,7 +190,7 @@ def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
             f"Param backbone is {name!r}, which {library} cannot create{fetched}: {type(error).__name__}: {error}"
         ) from error
     if weights not in (NO_WEIGHTS, PRETRAINED):
-        load_fitting(made, read_weights(weights), num_outputs=num_outputs, path=weights)
+        load_fitting(made, read_backbone_weights(weights), num_outputs=num_outputs, path=weights)
     return made
 
 

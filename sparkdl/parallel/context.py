@@ -22,11 +22,12 @@ from sparkdl.model.inputs import positions_in
 from sparkdl.parallel import sequence
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention
 from sparkdl.parallel.collectives import apply
+from sparkdl.parallel.parallelism import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-METHODS = {"ring": ring_attention, "all-to-all": all_to_all_attention}
+_ATTENTION = dict(zip(METHODS, (ring_attention, all_to_all_attention), strict=True))
 
 _NAMES_OF_POSITIONS = ("positions", "position_ids")
 
@@ -60,7 +61,7 @@ def share_sequences(module: nn.Module, group: dist.ProcessGroup, *, method: str 
         raise ParamError(
             f"The method of context parallelism must be {' or '.join(map(repr, METHODS))}, got {method!r}."
         )
-    calls = _Calls(module, functools.partial(METHODS[method], group=group))
+    calls = _Calls(module, functools.partial(_ATTENTION[method], group=group))
     with_attend: list[Any] = [layer for layer in module.modules() if callable(getattr(layer, "attend", None))]
     of_hugging_face = next(
         (each for each in module.modules() if hasattr(each, "set_attn_implementation")), None

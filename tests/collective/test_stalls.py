@@ -61,7 +61,7 @@ def test_missing_ranks_and_the_tensor_are_named_on_every_rank_that_waits(world: 
 
 
 def test_warning_reads_as_the_documentation_shows_it() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "communication.md").read_text(encoding="utf-8")
     shown = re.search(r"## Stalls.*?```\n(.*?)```", page, re.DOTALL)
     assert shown is not None
     warning = played("shm")[0]["warned"]["warnings"][0]

@@ -135,7 +135,7 @@ Indices = npt.NDArray[np.int64]
 _MAX_DRAW_ROWS = 4096
 
 
-def draw_rows(buffer_rows: int) -> int:
+def rows_per_draw(buffer_rows: int) -> int:
     """Return how many rows leave a buffer at once: at most an eighth of it.
 
     The number is a power of two, so that batches of usual sizes rarely span two draws. It is small enough that a row
@@ -182,7 +182,7 @@ class ShuffleOrder:
     def __init__(self, num_rows: int, buffer_rows: int, bits: np.random.PCG64) -> None:
         self.num_rows = num_rows
         self.size = min(buffer_rows, num_rows)
-        self.rows_per_draw = draw_rows(buffer_rows)
+        self.rows_per_draw = rows_per_draw(buffer_rows)
         self.num_draws, self.num_last = divmod(num_rows - self.size, self.rows_per_draw)
         self._bits = bits
         self._stamp = np.empty(self.size, np.int32)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sparkdl.data.checks import check_counts
 from sparkdl.data.feed.feed import ParquetFeed
+from sparkdl.data.feed.row_stream import Batch
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.errors import ParamError
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sparkdl.data.feed.sources import Source
-
-Batch: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.data.dataset.rows import random_bits
-from sparkdl.data.feed.batches import ShuffleOrder, draw_rows, remaining_positions
+from sparkdl.data.feed.batches import ShuffleOrder, remaining_positions, rows_per_draw
 
 
 def positions_in_order(num_rows: int, buffer_rows: int, seed: int) -> np.ndarray:
@@ -49,7 +49,7 @@ def test_remaining_positions_are_those_that_have_not_left(
 
 @given(buffer_rows=st.integers(1, 10**7))
 def test_a_draw_is_a_power_of_two_and_at_most_an_eighth_of_the_buffer(buffer_rows: int) -> None:
-    rows = draw_rows(buffer_rows)
+    rows = rows_per_draw(buffer_rows)
     assert rows & (rows - 1) == 0
     assert 1 <= rows <= max(1, buffer_rows // 8)
     assert rows <= 4096
@@ -69,7 +69,7 @@ def test_every_slot_is_drawn_equally_often() -> None:
 def test_a_row_stays_for_eight_draws_on_average() -> None:
     order = positions_in_order(100_000, 1024, 0)
     left_at = np.argsort(order)
-    stays = (left_at - (np.arange(100_000) - 1024))[2048:90_000] / draw_rows(1024)
+    stays = (left_at - (np.arange(100_000) - 1024))[2048:90_000] / rows_per_draw(1024)
     assert stays.mean() == pytest.approx(8, rel=0.05)
 
 

@@ -2,7 +2,8 @@
 
 This package connects Spark, the launcher and the training. It runs on the *driver*, with these exceptions: predictions
 (``scoring.udf``), packing (``ready_made.language_rows``) and counting words (``ready_made.text``) run on *executors*.
-Ranks run :func:`sparkdl.training.remote.fit_on_rank.fit_on_rank`.
+Ranks run :func:`sparkdl.training.remote.fit_on_rank.fit_on_rank`. Begin with ``torch_estimator``, and go on with
+``fit``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The ``sparkdl`` command and the table of its subcommands."""
+"""The ``sparkdl`` command and the table of its subcommands. Runs on the *driver*.
+
+Begin with :func:`main`; each subcommand is a module here or the ``command`` of its package.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Rendezvous and authentication are in :mod:`sparkdl.rendezvous`; the names that callers of this package need are
 exported here as well. Depends on NumPy and the native core, not on torch or Spark. The contract is
-:class:`Communicator`; :func:`open_communicator` opens one over a :class:`Rendezvous`.
+:class:`Communicator`; :func:`open_communicator` opens one over a :class:`Rendezvous`. Runs on *ranks*. Begin with
+``communicator`` (the contract) and ``opening``; ``native``, ``mpi`` and ``nccl`` implement it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The *driver* materializes a DataFrame, validates it, and counts rows and steps. It sends no shards: every *rank*
 computes its own shard from the row counts, and reads it through :class:`ParquetFeed`. This package does not import
 torch, and imports pyspark only inside the functions that use it. Petastorm, which reads the row groups, is imported by
-:mod:`sparkdl.data.petastorm` alone.
+:mod:`sparkdl.data.petastorm` alone. Begin with ``spark/materialization`` on the driver and ``feed/feed`` on a rank.
 """
 
 from __future__ import annotations

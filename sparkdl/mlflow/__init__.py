@@ -9,7 +9,7 @@
 
 ``fit`` logs its model with this flavor; :func:`log_model` and :func:`save_model` do so for a model that was loaded, or
 fitted without tracking. :func:`autolog` sets what fits log; :func:`send_kept` sends what could not be sent to a server.
-Importing this module imports neither pyspark nor torch.
+Begin with ``flavor``. Importing this module imports neither pyspark nor torch.
 """
 
 from __future__ import annotations

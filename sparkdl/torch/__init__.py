@@ -1,9 +1,9 @@
 """The c10d backend ``"sparkdl"``: torch.distributed over the communicators of :mod:`sparkdl.collective`.
 
-Runs on the *rank*. Importing this module registers the backend, and makes torch's ``env://`` find the ranks of
-sparkdl's launchers; :func:`init_process_group` starts torch.distributed over an open communicator.
-``DistributedDataParallel``, FSDP2, ``DeviceMesh``, DTensor and distributed checkpoints then run on it unchanged. The
-module starts no processes and has no training loop.
+Runs on the *rank*. Begin with ``registration`` and ``process_group``. Importing this module registers the backend, and
+makes torch's ``env://`` find the ranks of sparkdl's launchers; :func:`init_process_group` starts torch.distributed
+over an open communicator. ``DistributedDataParallel``, FSDP2, ``DeviceMesh``, DTensor and distributed checkpoints then
+run on it unchanged. The module starts no processes and has no training loop.
 """
 
 from __future__ import annotations

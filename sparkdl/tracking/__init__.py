@@ -1,7 +1,7 @@
 """Opens and fills the MLflow run of a fit, and writes logged models.
 
-Runs on the *driver*; the ranks report to the driver and need no credentials. ``model_loader`` is copied into logged
-models, and runs where a model is served.
+Runs on the *driver*; begin with ``run``. The ranks report to the driver and need no credentials. ``model_loader`` is
+copied into logged models, and runs where a model is served.
 
 Fits use mlflow only through this package, which imports mlflow when a run is opened. Users call :mod:`sparkdl.mlflow`.
 """

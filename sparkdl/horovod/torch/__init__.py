@@ -1,7 +1,7 @@
 """``import sparkdl.horovod.torch as hvd``: a drop-in for ``horovod.torch`` 0.28.1, on sparkdl's communicators.
 
-Runs on the *rank*; :func:`sparkdl.launch.run_on_ranks` starts ranks. Names, defaults and error messages are Horovod's.
-What differs:
+Runs on the *rank*; :func:`sparkdl.launch.run_on_ranks` starts ranks. Begin with ``basics`` and ``optimizer``. Names,
+defaults and error messages are Horovod's. What differs:
 
 - No operation waits for ever: one that some rank does not take part in fails at the communicator's deadline.
 - Tensors need not be contiguous, and may be bfloat16 or of any integer type.

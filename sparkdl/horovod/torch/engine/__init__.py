@@ -1,4 +1,5 @@
 """Runs the requests of a process set in the same order on all its ranks.
 
-Uses communicators but no tensors: a request itself defines what it does when it runs.
+Runs on the *rank*. Begin with ``engine``. Uses communicators but no tensors: a request itself defines what it does
+when it runs.
 """

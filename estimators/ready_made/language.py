@@ -120,9 +120,13 @@ class LanguageModelModel(TorchModel, HasGeneration):
             The continuation, as a string for a string and as a list of tokens for tokens.
 
         Raises:
-            ParamError: if the text is a string and the model has no tokenizer.
+            ParamError: if the text is a string and the model has no tokenizer, or several texts are given.
         """
         takes_tokens = not isinstance(text, str)
+        if takes_tokens and any(isinstance(each, str) for each in text):
+            raise ParamError(
+                "generate() continues one text. For several, use transform() on a DataFrame of them."
+            )
         if not takes_tokens and not self._has_tokenizer:
             raise ParamError(
                 "The model was trained on token arrays and has no tokenizer. Give the tokens of the text."

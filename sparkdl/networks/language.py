@@ -8,6 +8,7 @@ only the first two, for a model of texts that were tokenized elsewhere. Texts ar
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -205,6 +206,12 @@ def _row(batch: PackedBatch) -> Row:
         "documents": batch.document_ids[0].astype(np.int64),
         "labels": batch.labels()[0],
     }
+
+
+# Logits are a view, as they are too large to be copied; losses do not change them in place.
+warnings.filterwarnings(
+    "ignore", message=r"FSDP2-wrapped module \(FSDPLanguageNetwork\) returned a view", category=UserWarning
+)
 
 
 class LanguageNetwork(nn.Module):

@@ -118,9 +118,10 @@ class Parallelism:
                 " x ".join(f"{name} {size}" for name, size in sizes.items() if size not in (1, -1))
                 or "data 1"
             )
+            total = f" = {product}" if " x " in given else ""
             raise ParamError(
-                f"Parallelism: {given} = {product} does not {'divide' if open_name else 'equal'} {world_size} ranks. "
-                f"{_what_fits(product, world_size, open_name)}"
+                f"Parallelism: {given}{total} does not {'divide' if open_name else 'equal'} {world_size} "
+                f"{'rank' if world_size == 1 else 'ranks'}. {_what_fits(product, world_size, open_name)}"
             )
         if self.offload and sizes["shard"] * sizes["context"] == 1:
             raise ParamError(
@@ -192,10 +193,11 @@ def _what_fits(product: int, world_size: int, open_name: str | None) -> str:
     if open_name is None and world_size % product == 0:
         return f"Multiply a size by {world_size // product}, or leave data out: it takes what remains."
     lower = max(number for number in range(1, product + 1) if world_size % number == 0)
-    return (
-        f"Choose sizes whose product divides {world_size}, such as {lower}, or start a multiple of {product} ranks: "
-        f"{product * max(1, world_size // product)} or {product * (world_size // product + 1)}."
-    )
+    multiples = [product * number for number in (world_size // product, world_size // product + 1) if number]
+    start = f"start {' or '.join(map(str, multiples))} ranks"
+    if lower == 1:
+        return f"The number of ranks must be a multiple of {product}: {start}."
+    return f"Choose sizes whose product divides {world_size}, such as {lower}, or {start}."
 
 
 class RankLayout:

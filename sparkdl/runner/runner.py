@@ -236,7 +236,7 @@ class Runner:
         try:
             return self.spark or active_session()
         except LaunchError as error:
-            raise LaunchError(f"{error} With local=True the ranks are processes of this machine.") from error
+            raise LaunchError(f"{error} With local=True the ranks are processes of this machine.") from None
 
     def _check(self) -> None:
         if self.num_workers < 1:

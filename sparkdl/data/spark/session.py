@@ -20,7 +20,7 @@ def active_session() -> SparkSession:
 
     session = SparkSession.getActiveSession()
     if session is None:
-        raise LaunchError("There is no active Spark session. Pass one as spark=, or create it first.")
+        raise LaunchError("There is no active Spark session. Create one first, or pass it as spark=.")
     return session
 
 

@@ -173,3 +173,9 @@ def test_a_folder_whose_tokenizer_does_not_fit_is_refused(tokenizer, tmp_path):
     model_of(decoder, tokenizer).save_pretrained(tmp_path / "folder")
     with pytest.raises(ParamError, match=f"has {tokenizer.num_tokens} tokens, and the model 100"):
         load_language_folder(str(tmp_path / "folder"), lora_rank=None, seed=0)
+
+
+def test_several_texts_for_generate_are_refused(tokenizer):
+    decoder = Decoder(DecoderSizes(vocabulary=tokenizer.num_tokens, width=16, layers=1, heads=2))
+    with pytest.raises(ParamError, match="continues one text"):
+        model_of(decoder, tokenizer).generate(["the cat", "the dog"])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import traceback
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from sparkdl.runner.packed_call import Call
     from sparkdl.runner.script import Script
 
+
+_logger = logging.getLogger(__name__)
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -153,11 +156,27 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
     if setup.init_torch:
         # A process that initializes CUDA takes hundreds of MiB of GPU memory.
         init_process_group(context.communicator, timeout_s=setup.operation_timeout_s, cuda=setup.gpus > 0)
+        _warn_without_gpu(context.rank, setup.gpus)
     yield
     # After an exception the communicator is aborted, which ends the other ranks.
     if hvd.is_initialized():
         hvd.shutdown()
     destroy_process_group()
+
+
+def _warn_without_gpu(rank: int, gpus: int) -> None:
+    """Log a warning if a rank was to have GPUs and torch sees none; other libraries may see them."""
+    import torch
+
+    if gpus and not torch.cuda.is_available():
+        _logger.warning(
+            "Rank %d was to have %d GPU%s, and torch %s sees none there. Leave gpus_per_worker out, or give the "
+            "machine GPUs and a CUDA build of torch.",
+            rank,
+            gpus,
+            "" if gpus == 1 else "s",
+            torch.__version__,
+        )
 
 
 def _set_variables(context: RankContext, setup: RankSetup) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,15 @@ def test_accelerate_finds_the_ranks_with_and_without_init_torch():
 def test_ranks_share_an_mpi_world_whatever_the_transport():
     pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
     assert make_runner(transport="tcp").run_all(functions.rank_in_mpi) == [(0, 3), (1, 3)]
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has a GPU")
+def test_rank_that_sees_no_gpu_of_those_it_was_to_have_is_warned_of(capsys):
+    assert make_runner(num_workers=1, gpus_per_worker=1).run(int, 7) == 7
+    assert (
+        "[rank 0] WARNING sparkdl.runner.on_rank: Rank 0 was to have 1 GPU, and torch"
+        in capsys.readouterr().err
+    )
 
 
 def test_function_may_have_keywords_of_any_name():

@@ -117,7 +117,25 @@ _FILES = re.compile(rf"^Relation .*\] ({_FILE_FORMATS})$", re.IGNORECASE)
 _CACHED = "InMemoryRelation"
 # The files of a subquery are not among those of the plan.
 _SUBQUERY = re.compile(r"(subquery|exists|list)#\d+ \[")
-_FILES_OF_RDD = "HadoopRDD"
+# RDDs that hold their rows, and what only computes on others; one of another kind may read files.
+_RDDS = frozenset(
+    {
+        "CartesianRDD",
+        "CoalescedRDD",
+        "LocalCheckpointRDD",
+        "MapPartitionsRDD",
+        "ParallelCollectionRDD",
+        "PartitionerAwareUnionRDD",
+        "PythonRDD",
+        "ReliableCheckpointRDD",
+        "ShuffledRDD",
+        "ShuffledRowRDD",
+        "UnionRDD",
+        "ZippedPartitionsRDD2",
+        "ZippedWithIndexRDD",
+    }
+)
+_RDD = re.compile(r"(\w+RDD\d*)\[\d+\]")
 _CONTENT = re.compile(r"^(LocalRelation|Range \(|OneRowRelation)")
 # The same rows within one application: objects, and choices that depend on how rows are partitioned.
 _OF_APPLICATION = re.compile(r"^(LogicalRDD|Sample|GlobalLimit|LocalLimit)\b")
@@ -273,8 +291,10 @@ def _why_spark_cannot_repeat(node: Any) -> str:
         why = _why_spark_cannot_repeat(child)
         if why:
             return why
-    if node.nodeName() == "LogicalRDD" and _FILES_OF_RDD in node.rdd().toDebugString():
-        return "the files of an RDD are not known"
+    if node.nodeName() == "LogicalRDD":
+        others = set(_RDD.findall(node.rdd().toDebugString())) - _RDDS
+        if others:
+            return f"it is not known whether the rows of {min(others)} change"
     if not node.deterministic():
         for expression in _members(node.expressions()):
             # Spark calls the assembler's function nondeterministic, though it is not.

@@ -213,7 +213,15 @@ def test_rows_of_an_rdd_over_files_have_no_key(spark: SparkSession, tmp_path: Pa
     (tmp_path / "in.txt").write_text("1\n2\n")
     lines = spark.sparkContext.textFile(str(tmp_path / "in.txt")).map(lambda line: (int(line),))
     assert plan_key(spark.createDataFrame(lines, "x int"), {}) is None
-    assert plan_key(spark.createDataFrame([(1,), (2,)], "x int"), {}) is not None
+    write_numbers(tmp_path / "a", 0)
+    df = spark.read.parquet(str(tmp_path / "a"))
+    assert plan_key(spark.createDataFrame(df.rdd, df.schema), {}) is None
+    held = (
+        spark.createDataFrame([(1,), (2,)], "x int"),
+        spark.createDataFrame(spark.sparkContext.parallelize([(1,), (2,)]), "x int"),
+        df.localCheckpoint(),
+    )
+    assert all(plan_key(each, {}) is not None for each in held)
 
 
 def test_fits_at_once_write_the_rows_once(spark: SparkSession, store: Store) -> None:

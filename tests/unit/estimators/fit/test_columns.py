@@ -15,10 +15,12 @@ from torch import nn
 from sparkdl.data import scan_dataset
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.inputs import check_columns, prepare_fit
+from sparkdl.estimators.fit.tracking import _schema_of
 from sparkdl.estimators.scoring.udf import score_batch
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
+from sparkdl.tracking.logged_model import LoggedColumn
 from tests.training.scenes.input_scenes import Two, decode, write_rows
 from tests.unit.estimators.fit_examples import (
     HEADS,
@@ -371,3 +373,14 @@ def test_replaced_model_is_released():
     estimator = make_estimator(model=first)
     estimator.setModel(nn.Linear(4, 3))
     assert not [each for each in gc.get_referrers(first) if isinstance(each, dict)]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_the_logged_type_of_a_column_is_the_one_that_mlflow_writes(depth):
+    schema = pytest.importorskip("mlflow.types.schema", reason="mlflow is not installed")
+    kind = schema.DataType.double
+    for _ in range(depth):
+        kind = schema.Array(kind)
+    expected = schema.ColSpec(kind, name="x").to_dict()
+    logged = LoggedColumn(name="x", kind="double", depth=depth)
+    assert {**_schema_of(logged), "name": "x", "required": True} == expected

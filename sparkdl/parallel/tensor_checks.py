@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, SparkdlError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -191,6 +191,8 @@ class ComparedOnce:
         with self._evaluating(module), torch.no_grad():
             try:
                 divided = join(self._computed(module, args, kwargs))
+            except SparkdlError:  # a lost rank, for example
+                raise
             except RuntimeError as error:  # shapes that do not fit
                 failure = error
             self.is_whole = self.is_joined = True

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.files.failures import explain_failure, store_error
+from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.store.housekeeping import LEASE_S, Lease, file_names, modified, store_time
 from sparkdl.errors import CheckpointsInUseError, SparkdlError
@@ -49,7 +49,7 @@ def held_alone(url: str, on_wait: Callable[[str], None]) -> Iterator[Callable[[]
     try:
         lease = Lease(location, f"{_PREFIX}{uuid.uuid4().hex}", json.dumps(_this_process()).encode())
     except Exception as error:
-        raise store_error(f"The folder {url} cannot be written: {explain_failure(error)}") from error
+        raise store_error(f"The folder {url} cannot be written", error) from error
 
     def check() -> None:
         if lease.is_lost:
@@ -77,9 +77,7 @@ def _await_others(location: Location, lease: Lease, url: str, on_wait: Callable[
     except SparkdlError:
         raise
     except Exception as error:
-        raise store_error(
-            f"Whether another fit uses {url} cannot be seen: {explain_failure(error)}"
-        ) from error
+        raise store_error(f"Whether another fit uses {url} cannot be seen", error) from error
 
 
 def _await_end(location: Location, name: str, url: str, on_wait: Callable[[str], None]) -> None:

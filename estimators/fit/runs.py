@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sparkdl.data.files.failures import explain_failure, store_error
+from sparkdl.data.files.failures import store_error
 from sparkdl.tracking import RunGroup, TrackingMode, open_group
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class UnsentRuns:
                 return []
             return sorted(Path(each).name for each in filesystem.ls(self._path, detail=False))
         except Exception as error:
-            raise store_error(f"{self._path} cannot be listed: {explain_failure(error)}") from error
+            raise store_error(f"{self._path} cannot be listed", error) from error
 
     def holds(self, name: str, file: str) -> bool:
         """Return whether a folder has a file.
@@ -84,7 +84,7 @@ class UnsentRuns:
         try:
             return bool(self._location.filesystem.exists(f"{self._path}/{name}/{file}"))
         except Exception as error:
-            raise store_error(f"{self._path}/{name} cannot be read: {explain_failure(error)}") from error
+            raise store_error(f"{self._path}/{name} cannot be read", error) from error
 
     def get(self, name: str, into: Path) -> None:
         """Copy a folder into an existing local folder.
@@ -95,7 +95,7 @@ class UnsentRuns:
         try:
             self._location.filesystem.get(f"{self._path}/{name}/", f"{into}/", recursive=True)
         except Exception as error:
-            raise store_error(f"{self._path}/{name} cannot be read: {explain_failure(error)}") from error
+            raise store_error(f"{self._path}/{name} cannot be read", error) from error
 
     def remove(self, name: str) -> None:
         """Remove a folder; with the last one also its parent folder.
@@ -110,7 +110,7 @@ class UnsentRuns:
             if filesystem.exists(self._path) and not filesystem.ls(self._path, detail=False):
                 filesystem.rm(self._path, recursive=True)
         except Exception as error:
-            raise store_error(f"{self._path}/{name} cannot be removed: {explain_failure(error)}") from error
+            raise store_error(f"{self._path}/{name} cannot be removed", error) from error
 
 
 @dataclass(frozen=True, kw_only=True)

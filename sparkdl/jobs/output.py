@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data import Store
-from sparkdl.data.files.failures import explain_failure, store_error
+from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SparkdlError, StoreError
 from sparkdl.estimators.persistence import FolderWriter
@@ -71,7 +71,7 @@ class JobOutput:
         except SparkdlError:
             raise
         except Exception as error:  # the filesystem libraries raise many kinds
-            raise StoreError(f"The output {self.url} cannot be read: {explain_failure(error)}") from error
+            raise store_error(f"The output {self.url} cannot be read", error) from error
         if not isinstance(content, dict) or "job" not in content:
             raise self._something_else(f"has a {RESULT} without the key job")
         return content
@@ -109,7 +109,7 @@ class JobOutput:
         except SparkdlError:
             raise
         except Exception as error:
-            raise store_error(f"The output {self.url} cannot be written: {explain_failure(error)}") from error
+            raise store_error(f"The output {self.url} cannot be written", error) from error
 
     def _check_unfinished(self) -> None:
         """Check a folder without a result: it may be empty, or on an object store hold only a model."""

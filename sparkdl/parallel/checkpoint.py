@@ -628,5 +628,7 @@ def _raise_first(error: Any, what: str) -> NoReturn:
     rank, (first, _) = min(error.failures.items(), key=lambda failure: failure[0])
     if isinstance(first, SparkdlError):
         raise first from error
-    why = f"{what}: {explain_failure(first)} (rank {rank})"
-    raise (store_error(why) if isinstance(first, OSError) else CheckpointError(why)) from error
+    what = f"{what} by rank {rank}"
+    if isinstance(first, OSError):
+        raise store_error(what, first) from error
+    raise CheckpointError(f"{what}: {explain_failure(first)}") from error

@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
 
 from sparkdl import __version__
-from sparkdl.data.files.failures import explain_failure
+from sparkdl.data.files.failures import explain_failure, store_error
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.store.housekeeping import list_folders
 from sparkdl.errors import CheckpointError, SparkdlError, StoreError
@@ -180,7 +180,7 @@ def _reading(url: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise _damaged(url, "it is missing") from error
     except Exception as error:
-        raise StoreError(f"{url} cannot be read: {explain_failure(error)}") from error
+        raise store_error(f"{url} cannot be read", error) from error
 
 
 def _damaged(url: str, why: str) -> CheckpointError:

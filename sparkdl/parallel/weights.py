@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from sparkdl.data.files.failures import explain_failure
+from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import ParamError, SavedModelError, StoreError
 from sparkdl.model.weights_file import StoredTensor, read_header, read_rows, write_weights
@@ -201,9 +201,7 @@ def copy_weights(folder: str, target: str) -> None:
                 with there.filesystem.open(path, "wb") as file:
                     shutil.copyfileobj(opened, file, _COPIED_BYTES)
             except OSError as error:
-                raise StoreError(
-                    f"The weights cannot be copied to {target}: {explain_failure(error)}"
-                ) from error
+                raise store_error(f"The weights cannot be copied to {target}", error) from error
 
 
 def check_weights(module: nn.Module, folder: str) -> None:
@@ -393,9 +391,7 @@ class _Writer:
         try:
             yield
         except OSError as error:
-            raise StoreError(
-                f"The weights cannot be written to {self._folder}: {explain_failure(error)}"
-            ) from error
+            raise store_error(f"The weights cannot be written to {self._folder}", error) from error
 
 
 def _part_of_index(rank: int) -> str:
@@ -546,9 +542,7 @@ def _opened(location: Location, name: str, folder: str) -> Iterator[Any]:
     try:
         file = location.filesystem.open(f"{location.path}/{name}", "rb")
     except OSError as error:
-        raise StoreError(
-            f"{name} in {folder} cannot be read: {explain_failure(error)}. The folder needs {SINGLE}, or several files "
-            f"and {INDEX}."
-        ) from error
+        needed = f"The folder needs {SINGLE}, or several files and {INDEX}."
+        raise store_error(f"{name} in {folder} cannot be read", error, needed) from error
     with file:
         yield file

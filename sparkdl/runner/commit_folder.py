@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.data import Store
-from sparkdl.data.files.failures import explain_failure, store_error
+from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import CheckpointError, CheckpointsInUseError, ParamError, StoreError
 
@@ -60,10 +60,11 @@ class CommitFolder:
                     with suppress(FileNotFoundError):
                         location.filesystem.rm(str(entry))
         except Exception as error:
-            why = explain_failure(
-                error, "Choose a checkpoint_dir that the driver and every executor can write."
-            )
-            raise store_error(f"The commits of a run cannot be kept in {self.url}: {why}") from error
+            raise store_error(
+                f"The commits of a run cannot be kept in {self.url}",
+                error,
+                "Choose a checkpoint_dir that the driver and every executor can write.",
+            ) from error
 
     def reclaimed(self) -> CommitFolder:
         """Claim the folder for restarted ranks, from the ranks before the restart. Runs on the *driver*.
@@ -162,9 +163,7 @@ class CommitFolder:
                 raise
             if is_first:
                 _check_loadable(contents["parts"])
-            raise store_error(
-                f"A commit cannot be written to {self.url}: {explain_failure(error)}"
-            ) from error
+            raise store_error(f"A commit cannot be written to {self.url}", error) from error
 
     def last(self, state: int) -> dict[str, dict[str, Any]] | None:
         """Read the last commit; see :class:`sparkdl.horovod.torch.elastic.CommitKeeper`.
@@ -188,7 +187,7 @@ class CommitFolder:
                 f"The last commit, {self.url}/{name}, is damaged. Remove it, or choose another checkpoint_dir."
             ) from error
         except OSError as error:
-            raise StoreError(f"{self.url}/{name} cannot be read: {explain_failure(error)}") from error
+            raise store_error(f"{self.url}/{name} cannot be read", error) from error
         return contents
 
     def position(self) -> str:
@@ -208,9 +207,7 @@ class CommitFolder:
         except FileNotFoundError:
             return []
         except Exception as error:
-            raise StoreError(
-                f"The commits in {self.url} cannot be listed: {explain_failure(error)}"
-            ) from error
+            raise store_error(f"The commits in {self.url} cannot be listed", error) from error
         return [str(entry).rsplit("/", 1)[-1] for entry in entries]
 
     def _check_owner(self) -> None:
@@ -226,7 +223,7 @@ class CommitFolder:
                 "such a folder."
             ) from None
         except Exception as error:
-            raise StoreError(f"{self.url} cannot be read on {host}: {explain_failure(error)}") from error
+            raise store_error(f"{self.url} cannot be read on {host}", error) from error
         if owner != self.token:
             raise CheckpointsInUseError(
                 f"Another run has claimed the checkpoint_dir {self.url} since this one began, or this rank was taken "

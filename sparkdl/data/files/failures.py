@@ -2,8 +2,10 @@
 
 Runs on the *driver*, on *executors* and on the reader threads of every *rank*.
 
-:data:`MEANINGS` is a table of the words by which errors are recognized. The words are those of the local filesystem
-and of the libraries behind fsspec's filesystems: botocore, google-auth, azure-core and azure-identity, aiohttp.
+:data:`MEANINGS` is a table of the names by which errors are recognized: names of exception classes, of errno values and
+codes of servers. They are those of the local filesystem, of the libraries behind fsspec's filesystems (botocore,
+google-auth, gcsfs, azure-core and azure-identity, aiohttp, requests), and of Hadoop's filesystems, whose errors Spark
+reports as text.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING
 from sparkdl.errors import SparkdlError, StoreAccessError, StoreError, StoreFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,14 @@ class Meaning:
     """The meaning of a group of errors.
 
     Attributes:
-        words: lower-case words of which the type and text of such an error contain at least one; paths and URLs do not
-            count.
+        names: names of exception classes and errno values, and codes of servers.
         text: what is wrong.
         remedy: what to do.
         reading_remedy: what to do if the Store was only read; empty if that is the same.
         may_pass: whether trying again can help.
     """
 
-    words: tuple[str, ...]
+    names: frozenset[str]
     text: str
     remedy: str
     reading_remedy: str = ""
@@ -41,110 +42,130 @@ class Meaning:
 
 
 FULL_DISK = Meaning(
-    ("no space left", "disk quota exceeded", "errno 28", "quotaexceeded"),
+    frozenset({"ENOSPC", "EDQUOT", "QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"}),
     "its disk is full",
     "Make room there, call Store.cleanup(), or choose another Store.",
 )
 NO_BUCKET = Meaning(
-    ("nosuchbucket", "bucket does not exist", "containernotfound"),
+    frozenset({"NoSuchBucket", "ContainerNotFound", "UnknownStoreException"}),
     "there is no such bucket",
     "Create the bucket, or fix the URL.",
 )
 MEANINGS = (
     FULL_DISK,
     Meaning(
-        (
-            "nocredentials",
-            "unable to locate credentials",
-            "could not find credentials",
-            "anonymous caller",
-            "partialcredentials",
-            "profilenotfound",
-            "default credentials were not found",
-            "credentialunavailable",
-            "noauthenticationinformation",
-            "must provide either a connection_string",
+        frozenset(
+            {
+                "NoCredentialsError",
+                "PartialCredentialsError",
+                "ProfileNotFound",
+                "DefaultCredentialsError",
+                "CredentialUnavailableError",
+                "NoAuthenticationInformation",
+                "NoAuthWithAWSException",
+                "NoAwsCredentialsException",
+            }
         ),
         "no credentials were found",
         "Set them in the environment of the driver and of the executors, as the plugin of that filesystem reads them "
         "(for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role).",
     ),
     Meaning(
-        (
-            "expiredtoken",
-            "token has expired",
-            "token is expired",
-            "request is expired",
-            "expired or revoked",
-            "invalid_grant",
-            "refresherror",
-            "reauthentication",
-            "ssotoken",
-            "ssoerror",
-            "sso session",
-            "tokenrefreshrequired",
-            "tokenretrieval",
-            "credentialretrieval",
+        frozenset(
+            {
+                "ExpiredToken",
+                "ExpiredTokenException",
+                "RequestExpired",
+                "TokenRefreshRequired",
+                "RefreshError",
+                "SSOError",
+                "TokenRetrievalError",
+                "CredentialRetrievalError",
+                "LoginError",
+            }
         ),
         "the credentials have expired or cannot be renewed",
         "Renew them on the driver and on the executors (with AWS SSO: aws sso login), or use a role, which renews its "
         "own.",
     ),
     Meaning(
-        ("requesttimetooskewed", "the request time and the current time", "date header too old"),
+        frozenset({"RequestTimeTooSkewed"}),
         "the clock of this machine is wrong",
         "Set it right on the driver and on the executors, as servers take requests of their own time alone.",
     ),
     NO_BUCKET,
     Meaning(
-        (
-            "accessdenied",
-            "access denied",
-            "forbidden",
-            "invalidaccesskeyid",
-            "signaturedoesnotmatch",
-            "invalidtoken",
-            "invalid credentials",
-            "authenticationfailed",
-            "failed to authenticate",
-            "clientauthentication",
-            "authorizationfailure",
-            "authorizationpermissionmismatch",
-            "publicaccessnotpermitted",
+        frozenset(
+            {
+                "401",
+                "403",
+                "AccessDenied",
+                "AllAccessDisabled",
+                "InvalidAccessKeyId",
+                "InvalidSecurity",
+                "InvalidToken",
+                "SignatureDoesNotMatch",
+                "AuthenticationFailed",
+                "ClientAuthenticationError",
+                "AuthorizationFailure",
+                "AuthorizationPermissionMismatch",
+                "InsufficientAccountPermissions",
+                "PublicAccessNotPermitted",
+                "AccessDeniedException",
+                "AccessControlException",
+            }
         ),
         "the credentials do not allow it",
         "Grant them reading, writing, listing and deleting there.",
         "Grant them reading and listing there.",
     ),
     Meaning(
-        (
-            "could not connect to the endpoint",
-            "connection refused",
-            "connecttimeout",
-            "connect timeout",
-            "cannot connect to host",
-            "name or service not known",
-            "name resolution",
-            "proxyconnection",
-            "ssl validation failed",
-            "certificate verify failed",
-            "servicerequesterror",
+        frozenset(
+            {
+                "ConnectionError",
+                "ConnectTimeoutError",
+                "ConnectTimeout",
+                "EndpointConnectionError",
+                "ProxyConnectionError",
+                "ProxyError",
+                "SSLError",
+                "ClientConnectorError",
+                "ServiceRequestError",
+                "TransportError",
+                "gaierror",
+                "EHOSTUNREACH",
+                "ENETUNREACH",
+                "UnknownHostException",
+                "ConnectException",
+                "ConnectTimeoutException",
+                "NoRouteToHostException",
+                "SSLException",
+                "SSLHandshakeException",
+            }
         ),
         "its server cannot be reached",
         "See whether the server runs and this machine reaches it, and fix its address (for S3: AWS_ENDPOINT_URL).",
         may_pass=True,
     ),
     Meaning(
-        (
-            "readtimeout",
-            "timeouterror",
-            "requesttimeout",
-            "connectionclosed",
-            "serverdisconnected",
-            "serviceresponseerror",
-            "slowdown",
-            "slow down",
-            "reduce your request rate",
+        frozenset(
+            {
+                "429",
+                "503",
+                "TimeoutError",
+                "ReadTimeoutError",
+                "ReadTimeout",
+                "RequestTimeout",
+                "ConnectionClosedError",
+                "ServerDisconnectedError",
+                "ServiceResponseError",
+                "OperationTimedOut",
+                "ServerBusy",
+                "ServiceUnavailable",
+                "SlowDown",
+                "SocketTimeoutException",
+                "AWSServiceThrottledException",
+            }
         ),
         "its server does not answer in time",
         "See whether the server or the network to it has too much to do, and begin again (for S3, AWS_MAX_ATTEMPTS "
@@ -153,10 +174,7 @@ MEANINGS = (
     ),
 )
 
-
-# A quoted name with a slash in it, which may hold spaces, or a word with a slash. Names of folders and hosts say
-# nothing about what went wrong. Tags and quotes end a word, because errors may hold XML or JSON.
-_PATH = re.compile(r"""(?<!\w)(["'])[^"'\n]*/[^"'\n]*\1|[^\s<>"',()]*/[^\s<>"',()]*""")
+_BY_NAME = {name: meaning for meaning in MEANINGS for name in meaning.names}
 
 _PLUGINS = frozenset(
     {
@@ -175,6 +193,11 @@ _PLUGINS = frozenset(
 )
 """Packages that fsspec's filesystems consist of or use."""
 
+_ERRNO_IN_TEXT = re.compile(r"\b(?:[Ee]rrno|os error) (\d+)\b")
+"""How libraries in Rust and C++ write an errno value that their exceptions do not have as an attribute."""
+
+_JAVA_CLASS = re.compile(r"\b(?:[a-z]\w*\.)+([A-Z]\w*)(?=[:\s]|$)")
+
 
 def describe_failure(error: BaseException) -> str:
     """Return why a Store failed and what to do about it; empty if that is unknown or trying again may help."""
@@ -192,9 +215,19 @@ def explain_failure(error: BaseException, otherwise: str = "") -> str:
     return _in_words(*found)
 
 
-def store_error(message: str) -> StoreError:
-    """Return the error with a message that contains a result of the functions above, of the class for its meaning."""
-    return StoreFullError(message) if f": {FULL_DISK.text}: " in message else StoreError(message)
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error means that the disk of a Store is full, or its quota used up."""
+    found = _find_meaning(error)
+    return found is not None and found[0] is FULL_DISK
+
+
+def store_error(what: str, error: BaseException, otherwise: str = "") -> StoreError:
+    """Return an error that says what failed, why, and what to do, as :func:`explain_failure` has it.
+
+    Its class is :class:`~sparkdl.errors.StoreFullError` if the disk is full.
+    """
+    kind = StoreFullError if is_disk_full(error) else StoreError
+    return kind(f"{what}: {explain_failure(error, otherwise)}")
 
 
 def describe_reading_failure(error: BaseException) -> str:
@@ -210,17 +243,13 @@ def describe_reading_failure(error: BaseException) -> str:
     )
 
 
-def describe_reading_words(words: str) -> str:
-    """Return the same as :func:`describe_reading_failure`, for an error known only by its class and message as text."""
-    meaning = _meaning_of_words(words)
-    if meaning is None or meaning is FULL_DISK:
+def describe_java_reading_failure(text: str) -> str:
+    """Return the same as :func:`describe_reading_failure`, for a Java exception as text: its classes and message."""
+    # The last class is that of the innermost exception, whose name says most.
+    meaning = _first_meaning(reversed(_JAVA_CLASS.findall(text)))
+    if meaning is None:
         return ""
-    return f"{meaning.text}: {_one_line(words)} {meaning.reading_remedy or meaning.remedy}"
-
-
-def without_paths(text: str) -> str:
-    """Return a text without the paths and URLs in it, so that it can be searched for words."""
-    return _PATH.sub(" ", text)
+    return f"{meaning.text}: {_one_line(text)} {meaning.reading_remedy or meaning.remedy}"
 
 
 @contextmanager
@@ -242,27 +271,40 @@ def reading_from(url: str) -> Iterator[None]:
 
 
 def _find_meaning(error: BaseException) -> tuple[Meaning, BaseException] | None:
+    """Return the meaning of the first error in the chain of causes that has one, and that error."""
     seen: BaseException | None = error
     while seen is not None:
-        meaning = _meaning(seen)
+        meaning = _first_meaning(_names_of(seen))
         if meaning is not None:
             return meaning, seen
         seen = seen.__cause__ or seen.__context__
     return None
 
 
-def _meaning(error: BaseException) -> Meaning | None:
-    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return FULL_DISK
-    meaning = _meaning_of_words(f"{type(error).__name__} {_said(error)}")
-    if isinstance(error, FileNotFoundError):  # its text may be a bare path
-        return meaning if meaning is NO_BUCKET else None
-    return meaning
+def _first_meaning(names: Iterable[str]) -> Meaning | None:
+    return next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
 
 
-def _meaning_of_words(text: str) -> Meaning | None:
-    text = without_paths(text).lower()
-    return next((meaning for meaning in MEANINGS if any(word in text for word in meaning.words)), None)
+def _names_of(error: BaseException) -> Iterator[str]:
+    """Yield the names that an error can be recognized by: codes first, then classes from the most special one on."""
+    response = getattr(error, "response", None)  # of botocore
+    said = response.get("Error") if isinstance(response, dict) else None
+    if isinstance(said, dict):
+        yield str(said.get("Code", ""))
+    for attribute in ("error_code", "status_code", "status", "code"):  # of azure, aiohttp and gcsfs
+        code = getattr(error, attribute, None)
+        if isinstance(code, (str, int)):
+            yield str(getattr(code, "value", code))  # azure's codes are members of an enumeration
+    if type(error) is OSError and str(error).startswith("Forbidden: "):
+        yield "403"  # gcsfs has no class or code for it
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None:
+        found = _ERRNO_IN_TEXT.search(str(error))
+        number = int(found[1]) if found else None
+    if number is not None:
+        yield errno.errorcode.get(number, "")
+    for kind in type(error).__mro__:
+        yield kind.__name__
 
 
 def _is_of_plugin(error: BaseException) -> bool:
@@ -273,17 +315,6 @@ def _is_of_plugin(error: BaseException) -> bool:
         return type(error) is not OSError and error.errno is None
     response = getattr(error, "response", None)  # a server's answer about a single file
     return type(error).__module__.partition(".")[0] in _PLUGINS and not isinstance(response, dict)
-
-
-def _said(error: BaseException) -> str:
-    """Return the text of an error, without the file names that it has as separate attributes."""
-    response = getattr(error, "response", None)  # of botocore
-    said = response.get("Error") if isinstance(response, dict) else None
-    if isinstance(said, dict):
-        return f"{said.get('Code', '')} {said.get('Message', '')}"
-    if isinstance(error, OSError) and error.strerror is not None:
-        return str(error.strerror)
-    return str(error)
 
 
 def _in_words(meaning: Meaning, error: BaseException, *, is_reading: bool = False) -> str:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from sparkdl import errors
 from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.dataset.reading_errors import reading_error
-from sparkdl.data.files.failures import describe_reading_words, without_paths
+from sparkdl.data.files.failures import describe_java_reading_failure
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.executor_python import executor_python_problem
 from sparkdl.data.spark.spark_errors import (
@@ -49,17 +49,8 @@ _GONE = re.compile(r"SparkFileNotFoundException: File (.+?) does not exist")  # 
 _OWN_ERROR = re.compile(r"^sparkdl\.errors\.(\w+): (.+?)\s*$", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _JAVA_CLASSES = re.compile(r"^(?:[\w.$]+: )*")
-# Words in the message or class of the last cause; the stack frames below it contain such words for any failure.
-_DAMAGE = (
-    "could not read page",
-    "is not a parquet file",
-    "can not read value",
-    "decoding",
-    "checksum",
-    "footer",
-    "compress",
-    "corrupt",
-)
+_NOT_FOUND = "FAILED_READ_FILE.FILE_NOT_EXIST"
+_DAMAGED = ("FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER", "org.apache.parquet.io.ParquetDecodingException")
 
 # Exceptions whose class says nothing; all others of pyspark are conditions of the query that users know.
 _RAW_OF_CONNECT = frozenset(
@@ -177,16 +168,19 @@ def _read_again(url: str, columns: Sequence[str] | None) -> DataError | None:
 
 
 def _from_words(url: str, text: str) -> DataError:
-    if "FILE_NOT_EXIST" in text or "File does not exist" in text or _GONE.search(text):
+    if _NOT_FOUND in text or _GONE.search(text):
         return FileVanishedError(
             f"Spark cannot read {url}: the file is no longer there. Make the DataFrame anew."
         )
+    # Only the classes at the head of a cause; the stack frames below it contain such names for any failure.
     causes = _CAUSE.findall(text)
     cause = causes[-1].strip() if causes else text.strip().splitlines()[0]
-    of_store = describe_reading_words(cause)
+    of_store = describe_java_reading_failure(cause)
     if of_store:
         return StoreAccessError(f"Spark cannot read {url}: {of_store}")
     why = _JAVA_CLASSES.sub("", cause)
-    if any(word in without_paths(cause).lower() for word in _DAMAGE):
+    if any(sign in head for sign in _DAMAGED for head in (text.partition("\n")[0], *causes)):
         return CorruptFileError(f"Spark cannot read {url}: {why}. The file is damaged; write it again.")
-    return DataError(f"Spark cannot read {url}: {why}. See whether every executor can read it.")
+    return DataError(
+        f"Spark cannot read {url}: {why}. See whether every executor can read it; if so, the file may be damaged."
+    )

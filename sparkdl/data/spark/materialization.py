@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdl.data.dataset.footers import list_parquet_files, scan_dataset
-from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import array_depth, check_case, check_frame, check_types, is_vector, quoted
 from sparkdl.data.spark.in_place import open_in_place
@@ -31,7 +30,7 @@ from sparkdl.data.spark.writing import (
 )
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.data.store.store import as_store, use_if_removable
-from sparkdl.errors import DataError, ParamError, StoreError
+from sparkdl.errors import DataError, ParamError, StoreError, StoreFullError
 
 if TYPE_CHECKING:
     import os
@@ -354,7 +353,8 @@ def _with_arrays(df: DataFrame, fields: Sequence[StructField], vector_dtype: str
 def _check_failures(store: Store, files: Sequence[WrittenFile]) -> None:
     for file in files:
         if file.failure:
-            raise store_error(f"The Store {store.url} cannot be written: {file.failure}")
+            kind = StoreFullError if file.is_store_full else StoreError
+            raise kind(f"The Store {store.url} cannot be written: {file.failure}")
 
 
 def _keep_only(store: Store, staged: StagedDataset, files: Sequence[WrittenFile]) -> None:

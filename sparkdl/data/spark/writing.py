@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import is_list
-from sparkdl.data.files.failures import describe_failure
+from sparkdl.data.files.failures import describe_failure, is_disk_full
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.jobs import spark_job
 
@@ -145,6 +145,7 @@ class WrittenFile:
         num_rows: number of rows of the partition, which without nulls is that of the file.
         columns: census of each column, by name.
         failure: why the rows could not be written to the Store; empty on success.
+        is_store_full: whether the reason is that the disk of the Store is full.
     """
 
     path: str = ""
@@ -153,6 +154,7 @@ class WrittenFile:
     num_rows: int = 0
     columns: dict[str, ColumnCensus] = field(default_factory=dict)
     failure: str = ""
+    is_store_full: bool = False
 
     def to_json(self) -> str:
         """Return the report as JSON."""
@@ -201,7 +203,7 @@ def write_partition(
         report.path = writer.path
         report.row_group_bytes = writer.written_bytes
     except Exception as error:
-        report.failure = describe_failure(error)
+        report.failure, report.is_store_full = describe_failure(error), is_disk_full(error)
         if not report.failure:
             raise
     if report.num_rows or report.failure:
@@ -391,7 +393,7 @@ def _merge(paths: list[str], number: int, *, url: str, row_group_bytes: int) -> 
         failure = describe_failure(error)
         if not failure:
             raise
-        return WrittenFile(order=number, failure=failure)
+        return WrittenFile(order=number, failure=failure, is_store_full=is_disk_full(error))
     return WrittenFile(
         path=writer.path, order=number, num_rows=writer.num_rows, row_group_bytes=writer.written_bytes
     )

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkdl.data.dataset.dataset import MANIFEST_NAME
-from sparkdl.data.files.failures import explain_failure
+from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import StoreError
 
@@ -298,7 +298,7 @@ def remove_old_folders(url: str, older_than_s: float) -> list[str]:
     except StoreError:
         raise
     except Exception as error:
-        raise StoreError(f"The Store {url} cannot be cleaned up: {explain_failure(error)}") from error
+        raise store_error(f"The Store {url} cannot be cleaned up", error) from error
 
 
 def list_folders(location: Location) -> list[str]:
@@ -336,7 +336,7 @@ def remove_unless_used(url: str) -> bool:
             return False
         return _remove_if_old(url, store_time(location), 0.0)
     except Exception as error:
-        raise StoreError(f"{url} cannot be removed: {explain_failure(error)}") from error
+        raise store_error(f"{url} cannot be removed", error) from error
 
 
 def _remove_if_old(url: str, now: float, older_than_s: float) -> bool:

@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.dataset.dataset import MANIFEST_NAME, Column, ParquetDataset, RowGroup
-from sparkdl.data.files.failures import describe_failure, explain_failure, reading_from, store_error
+from sparkdl.data.files.failures import describe_failure, reading_from, store_error
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.store.housekeeping import (
     FolderUse,
@@ -208,8 +208,11 @@ class Store:
         """Return the error for a Store that cannot be written."""
         if isinstance(error, StoreError):
             return error
-        why = explain_failure(error, "Choose a URL that the driver and every executor can write.")
-        return store_error(f"The Store {self.url} cannot be written: {why}")
+        return store_error(
+            f"The Store {self.url} cannot be written",
+            error,
+            "Choose a URL that the driver and every executor can write.",
+        )
 
     @contextmanager
     def stage_dataset(self, name: str, key: str | None = None) -> Iterator[StagedDataset]:
@@ -310,7 +313,7 @@ class Store:
                 return []
             return [f"{self.url}/{each}" for each in list_folders(self.location) if each.startswith(prefix)]
         except Exception as error:
-            raise StoreError(f"The Store {self.url} cannot be listed: {explain_failure(error)}") from error
+            raise store_error(f"The Store {self.url} cannot be listed", error) from error
 
 
 class StagedDataset:
@@ -335,9 +338,7 @@ class StagedDataset:
         try:
             write_manifest(final, open_location(self.url))
         except Exception as error:
-            raise store_error(
-                f"The dataset {self.url} cannot be committed: {explain_failure(error)}"
-            ) from error
+            raise store_error(f"The dataset {self.url} cannot be committed", error) from error
         self._committed = True
         return final
 
@@ -368,7 +369,7 @@ def use_dataset(url: str) -> FolderUse:
     try:
         return FolderUse(open_location(url))
     except Exception as error:
-        raise store_error(f"{url} cannot be written: {explain_failure(error)}") from error
+        raise store_error(f"{url} cannot be written", error) from error
 
 
 def use_if_removable(url: str) -> FolderUse | None:

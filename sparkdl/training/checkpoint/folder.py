@@ -68,9 +68,7 @@ class CheckpointFolder:
                 return []
             return [name for name in list_folders(self._location) if is_checkpoint_name(name)]
         except Exception as error:
-            raise StoreError(
-                f"The checkpoints in {self.url} cannot be listed: {explain_failure(error)}"
-            ) from error
+            raise store_error(f"The checkpoints in {self.url} cannot be listed", error) from error
 
     def manifest(self, name: str) -> Manifest:
         """Return the manifest of a checkpoint.
@@ -91,7 +89,7 @@ class CheckpointFolder:
                 raise
             raise DamagedFileError(f"its {MANIFEST} is damaged: {error}") from error
         except OSError as error:
-            raise StoreError(f"{url} cannot be read: {explain_failure(error)}") from error
+            raise store_error(f"{url} cannot be read", error) from error
 
     def location(self, name: str) -> Location:
         """Return the location of a checkpoint's files."""
@@ -114,7 +112,7 @@ class CheckpointFolder:
         except CheckpointError as error:
             raise DamagedFileError(str(error)) from error
         except OSError as error:
-            raise StoreError(f"{self.url}/{name} cannot be read: {explain_failure(error)}") from error
+            raise store_error(f"{self.url}/{name} cannot be read", error) from error
 
     def newest_first(self) -> Iterator[tuple[str, Manifest | DamagedFileError]]:
         """Yield names and manifests, the newest first; for a damaged checkpoint the error instead of its manifest."""
@@ -144,10 +142,11 @@ class CheckpointFolder:
                 self._location.filesystem.rm(location.path, recursive=True)
             if isinstance(error, SparkdlError):  # from writing the parts
                 raise
-            why = explain_failure(
-                error, "Choose a checkpointDir that the driver and every executor can write."
-            )
-            raise store_error(f"The checkpoint {self.url}/{name} cannot be written: {why}") from error
+            raise store_error(
+                f"The checkpoint {self.url}/{name} cannot be written",
+                error,
+                "Choose a checkpointDir that the driver and every executor can write.",
+            ) from error
         return name
 
     def mark_best(self, name: str) -> None:
@@ -159,8 +158,8 @@ class CheckpointFolder:
         try:
             self._location.write_whole(_BEST, f"{json.dumps({'checkpoint': name})}\n".encode())
         except Exception as error:
-            raise StoreError(
-                f"{self.url}/{_BEST}, which names the best checkpoint, cannot be written: {explain_failure(error)}"
+            raise store_error(
+                f"{self.url}/{_BEST}, which names the best checkpoint, cannot be written", error
             ) from error
 
     def best(self) -> str | None:
@@ -175,7 +174,7 @@ class CheckpointFolder:
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
-            raise StoreError(f"{self.url}/{_BEST} cannot be read: {explain_failure(error)}") from error
+            raise store_error(f"{self.url}/{_BEST} cannot be read", error) from error
         return str(content["checkpoint"]) if isinstance(content, dict) and "checkpoint" in content else None
 
     def remove(self, name: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sparkdl.data.files.failures import explain_failure
+from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import SerializationError, StoreError
 from sparkdl.model.architecture import join_module, join_tensors, split_module, split_tensors
@@ -174,10 +174,8 @@ def _write(tensors: Mapping[str, Tensor], folder: str, name: str) -> dict[str, A
     except SerializationError:
         raise
     except Exception as error:
-        raise StoreError(
-            f"The model's weights cannot be written to {folder}: {explain_failure(error)}"
-        ) from error
+        raise store_error(f"The model's weights cannot be written to {folder}", error) from error
 
 
 def _unreadable(folder: str, error: Exception) -> StoreError:
-    return StoreError(f"The model's weights cannot be read from {folder}: {explain_failure(error)}")
+    return store_error(f"The model's weights cannot be read from {folder}", error)

@@ -94,18 +94,18 @@ def test_spark_error_about_a_file_that_the_driver_cannot_read_is_one_line(
 ) -> None:
     java = "\n".join(
         [
-            "An error occurred: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while "
+            "An error occurred: org.apache.spark.SparkException: [FAILED_READ_FILE.{hint}] Encountered error while "
             "reading file nosuch://there/a%20b.parquet. SQLSTATE: KD001",
             *["\tat org.apache.spark.Something"] * 100,
             "Caused by: java.lang.RuntimeException: java.io.IOException: {cause}",
         ]
     )
-    for cause, error in (
-        ("could not read page Page [1] in col [x]", CorruptFileError),
-        ("the wire is cut", DataError),
+    for hint, cause, error in (
+        ("CANNOT_READ_FILE_FOOTER", "no footer", CorruptFileError),
+        ("NO_HINT", "the wire is cut", DataError),
     ):
         with pytest.raises(error) as caught, spark_failures_named(spark):
-            raise RuntimeError(java.format(cause=cause))
+            raise RuntimeError(java.format(hint=hint, cause=cause))
         assert type(caught.value) is error
         assert str(caught.value).startswith(f"Spark cannot read nosuch://there/a b.parquet: {cause}. ")
         assert len(str(caught.value)) < LONGEST_MESSAGE

@@ -35,9 +35,11 @@ def of_s3(code: str, message: str) -> Exception:
     return found
 
 
-def of_azure(name: str, message: str) -> Exception:
+def of_azure(name: str, message: str, code: str | None = None) -> Exception:
     """Stand-in for an exception of Azure's packages, which are not installed for tests."""
-    return type(name, (Exception,), {"__module__": "azure.core.exceptions"})(message)
+    error = type(name, (Exception,), {"__module__": "azure.core.exceptions"})(message)
+    error.error_code = code
+    return error
 
 
 FAILURES: dict[str, tuple[Callable[[], Exception], str]] = {
@@ -77,7 +79,7 @@ FAILURES: dict[str, tuple[Callable[[], Exception], str]] = {
         MISSING,
     ),
     "refused by Azure": (
-        lambda: of_azure("HttpResponseError", "Not authorized. ErrorCode:AuthorizationPermissionMismatch"),
+        lambda: of_azure("HttpResponseError", "Not authorized.", "AuthorizationPermissionMismatch"),
         REFUSED,
     ),
     "wrong key of Azure": (lambda: of_azure("ClientAuthenticationError", "Server failed"), REFUSED),

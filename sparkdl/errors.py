@@ -11,9 +11,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from typing_extensions import Self
+
 
 class SparkdlError(Exception):
-    """Base of every exception that sparkdl raises on purpose."""
+    """Base of every exception that sparkdl raises on purpose.
+
+    Attributes:
+        position: epoch and step of a fit that the message names; empty if it names none.
+    """
+
+    position: str = ""
+
+    def at(self, position: str) -> Self:
+        """Return this error, after noting the epoch and step that its message names."""
+        self.position = position
+        return self
 
 
 class ParamError(SparkdlError, ValueError):

@@ -127,20 +127,21 @@ class _ErrorContext:
             raise
         except SystemExit as found:
             status = "" if found.code is None else repr(found.code)
-            raise TrainingError(
-                f"{self._failed()} failed: it called sys.exit({status}).{self._given()}"
-            ) from found
+            failure = TrainingError(f"{self._failed()} failed: it called sys.exit({status}).{self._given()}")
+            raise failure.at(self._where) from found
         except Exception as found:
             if is_consequence(found):
                 raise
             if isinstance(found, SparkdlError):
-                if type(found) not in _OF_USERS_CODE or ", step " in str(found):
+                if type(found) not in _OF_USERS_CODE or found.position:
                     raise
-                raise type(found)(f"In {self._where} on rank {self._rank}: {found}") from found
+                named = type(found)(f"In {self._where} on rank {self._rank}: {found}")
+                raise named.at(self._where) from found
             message = str(found).rstrip(".")
-            raise TrainingError(
+            failure = TrainingError(
                 f"{self._failed()} failed: {type(found).__name__}: {message}.{self._given()}"
-            ) from found
+            )
+            raise failure.at(self._where) from found
 
     def _failed(self) -> str:
         return f"In {self._where} on rank {self._rank} {self._what}"

@@ -60,8 +60,8 @@ class FiniteLossCheck:
             return
         value = float(loss_mean.detach())
         if not math.isfinite(value):
-            raise TrainingError(
-                _message(str(value), epoch, step, f" on rank {self._communicator.rank}", _bad_columns(batch))
+            raise _not_finite(
+                str(value), epoch, step, f" on rank {self._communicator.rank}", _bad_columns(batch)
             )
 
     def settle(self, *, epoch: int, step: int, steps: int) -> None:
@@ -76,16 +76,17 @@ class FiniteLossCheck:
         if self._communicator.world_size > 1:
             self._communicator.allreduce(first, op="min")
         if first[0] != _NEVER:
-            raise TrainingError(_message("NaN or infinite", epoch, int(first[0]), ""))
+            raise _not_finite("NaN or infinite", epoch, int(first[0]), "")
 
 
-def _message(value: str, epoch: int, step: int, where: str, bad_columns: str = "") -> str:
+def _not_finite(value: str, epoch: int, step: int, where: str, bad_columns: str = "") -> TrainingError:
     what_to_do = (
         f"In its batch {bad_columns}. Fill those values, or leave the rows out."
         if bad_columns
         else "Lower the learning rate, or look for NaN and extreme values in the data."
     )
-    return f"The loss became {value} in epoch {epoch}, step {step}{where}. {what_to_do}"
+    position = f"epoch {epoch}, step {step}"
+    return TrainingError(f"The loss became {value} in {position}{where}. {what_to_do}").at(position)
 
 
 def _bad_columns(batch: Batch) -> str:

@@ -129,7 +129,7 @@ def test_errors_of_the_model_are_reported_with_position_and_batch():
         (RankLostError("rank 1 is gone"), None),
         (RuntimeError("could not average"), RankLostError("rank 1 is gone")),
         (DataError("rank 1 read nothing"), RankLostError("rank 1 is gone")),
-        (TrainingError("The loss became nan in epoch 1, step 2 on rank 3."), None),
+        (TrainingError("The loss became nan in epoch 1, step 2 on rank 3.").at("epoch 1, step 2"), None),
         (CorruptFileError("part-0 is damaged"), None),
         (MemoryError(), None),
         (KeyboardInterrupt(), None),

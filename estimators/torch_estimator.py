@@ -23,8 +23,8 @@ from sparkdl.estimators.fit.fit import (
     with_param_maps,
 )
 from sparkdl.estimators.fit.inputs import check_columns, column_names
+from sparkdl.estimators.fit.nested_runs import nested_runs, options_of_single_run
 from sparkdl.estimators.fit.rows import share_rows
-from sparkdl.estimators.fit.runs import nested_runs, options_of_single_run
 from sparkdl.estimators.params.base import CheckedParams, check_param_map
 from sparkdl.estimators.params.estimator import ClassArguments, _TorchEstimatorParams
 from sparkdl.estimators.params.table import with_arguments
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from typing_extensions import Unpack
 
+    from sparkdl.estimators.fit.nested_runs import RunOptions
     from sparkdl.estimators.fit.rows import TrainingRows
-    from sparkdl.estimators.fit.runs import RunOptions
     from sparkdl.estimators.fit.split import RowCounts
     from sparkdl.estimators.summary import TrainingSummary
-    from sparkdl.model.heads import LossFunction
     from sparkdl.model.inputs import PrepareFunction
+    from sparkdl.model.losses import LossFunction
     from sparkdl.model.saved_model import SavedModel
     from sparkdl.training.objective import UserStep
     from sparkdl.training.spec import AugmentFunction, OptimizerFactory

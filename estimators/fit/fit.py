@@ -25,9 +25,9 @@ from sparkdl.estimators.fit.checkpoints import (
     with_checkpoints,
 )
 from sparkdl.estimators.fit.inputs import check_columns, check_picklable, prepare_fit
+from sparkdl.estimators.fit.nested_runs import ALONE, RunOptions
 from sparkdl.estimators.fit.progress import FitListener, ProgressLine
 from sparkdl.estimators.fit.rows import share_rows
-from sparkdl.estimators.fit.runs import ALONE, RunOptions
 from sparkdl.estimators.fit.tracking import describe_dataset, log_outcome, params_to_log, run_of_fit
 from sparkdl.estimators.params.base import check_param_map
 from sparkdl.estimators.summary import TrainingSummary
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from sparkdl.collective import WorldReport
     from sparkdl.data import ParquetDataset
+    from sparkdl.estimators.fit.nested_runs import NestedRuns
     from sparkdl.estimators.fit.rows import TrainingRows
-    from sparkdl.estimators.fit.runs import NestedRuns
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.estimators.torch_estimator import FittingEstimator
     from sparkdl.estimators.torch_model import TorchModel

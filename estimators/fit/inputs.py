@@ -28,16 +28,16 @@ from sparkdl.errors import (
     StoreError,
     did_you_mean,
 )
+from sparkdl.estimators.fit.dry_run import try_step
 from sparkdl.estimators.fit.labels import make_heads, stored_values, trial_labels, with_classes
 from sparkdl.estimators.fit.split import num_training_rows, split_rows, validation_column
-from sparkdl.estimators.fit.trials import try_step
 from sparkdl.estimators.params.inputs import labels_by_column, scored_columns_of
 from sparkdl.estimators.params.table import spec_fields
 from sparkdl.estimators.params.training import best_goal_of, patience_of
 from sparkdl.estimators.scoring.columns import check_scored_columns
 from sparkdl.model.architecture import split_module
-from sparkdl.model.heads import prediction_kind
 from sparkdl.model.inputs import MATRIX, ModelInputs, dtype_name
+from sparkdl.model.losses import prediction_kind
 from sparkdl.model.signature import ModelOutput, ModelSignature
 from sparkdl.training.learning_rate import make_scheduler
 from sparkdl.training.probe import ProbeResult, probe

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl import data
-from sparkdl.data.dataset.rows import RowFilter, draw_rows
+from sparkdl.data.dataset.row_choice import RowFilter, draw_rows
 from sparkdl.errors import DataError, ParamError, ShardingError
 
 if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import ParquetDataset
-    from sparkdl.data.dataset.rows import RowChoice, Values
+    from sparkdl.data.dataset.row_choice import RowChoice, Values
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.estimators.fit.inputs import column_names
-from sparkdl.estimators.fit.runs import UnsentRuns
+from sparkdl.estimators.fit.nested_runs import UnsentRuns
 from sparkdl.model.saved_model import modules_needed
 from sparkdl.model.served_model import DEFAULT_PARAMS, answer_names
 from sparkdl.tracking import (
@@ -31,7 +31,7 @@ from sparkdl.tracking import (
     open_run,
     without_credentials,
 )
-from sparkdl.tracking.flavor import DATA_FOLDER, MODULE_FOLDER
+from sparkdl.tracking.mlflow_model import DATA_FOLDER, MODULE_FOLDER
 from sparkdl.training.checkpoint.identity import dataset_digest
 
 if TYPE_CHECKING:

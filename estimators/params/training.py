@@ -13,7 +13,7 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.estimators.params.base import ParamsT, check_callable, check_optimizer, one_of
 from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, optional, param
-from sparkdl.model.heads import LossFunction
+from sparkdl.model.losses import LossFunction
 from sparkdl.training.callbacks import Callback, Patience
 from sparkdl.training.learning_rate import INTERVALS, SCALINGS, SchedulerFactory
 from sparkdl.training.metrics import Metric

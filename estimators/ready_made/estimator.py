@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkdl.data import Column, ParquetDataset
-    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.model.inputs import PrepareFunction
     from sparkdl.model.saved_model import SavedModel
     from sparkdl.training.spec import AugmentFunction

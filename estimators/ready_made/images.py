@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from sparkdl.data import Column, ParquetDataset
-    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.data.dataset.row_choice import RowChoice
 
 
 NORMALIZATIONS = ("learned", "imagenet", "none")

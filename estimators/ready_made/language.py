@@ -31,8 +31,8 @@ from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.fit import check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
 from sparkdl.estimators.fit.inputs import check_named_columns
+from sparkdl.estimators.fit.nested_runs import options_of_single_run
 from sparkdl.estimators.fit.rows import share_rows
-from sparkdl.estimators.fit.runs import options_of_single_run
 from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
 from sparkdl.estimators.params.table import check_entries, with_arguments
 from sparkdl.estimators.params.training import HasFunctions
@@ -59,6 +59,7 @@ from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.inputs import ModelInput, ModelInputs
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
+from sparkdl.networks.adapters import merged
 from sparkdl.networks.decoder import DecoderSizes
 from sparkdl.networks.generation import Generation
 from sparkdl.networks.language import (
@@ -71,7 +72,7 @@ from sparkdl.networks.language import (
     learn_tokenizer,
     num_tokens_of,
 )
-from sparkdl.networks.language_folder import merged, save_language_folder
+from sparkdl.networks.language_folder import save_language_folder
 from sparkdl.training.spec import DRAWN
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ if TYPE_CHECKING:
 
     from sparkdl.estimators.fit.split import RowCounts
     from sparkdl.estimators.summary import TrainingSummary
-    from sparkdl.model.heads import PredictionKind
+    from sparkdl.model.losses import PredictionKind
 
 _SAMPLE_TEXTS = 20_000
 """Number of texts from which a tokenizer is learned."""

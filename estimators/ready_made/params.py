@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.ml.param import Params, TypeConverters
 from pyspark.ml.param.shared import HasLabelCol
 
+from sparkdl.estimators.fit.labels import count_classes
 from sparkdl.estimators.params.base import ParamsT
 from sparkdl.estimators.params.estimator import _SharedParams
 from sparkdl.estimators.params.inputs import HasLabels, HasScoredColumns, labels_by_column
 from sparkdl.estimators.params.table import Entry, above, at_least, between, check_entries, param
 from sparkdl.estimators.params.training import HasFunctions
-from sparkdl.estimators.ready_made.classes import count_classes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from sparkdl.data import Column, ParquetDataset
-    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.data.dataset.row_choice import RowChoice
 
 
 MOST_CATEGORIES = 100_000

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.estimators.torch_estimator import TorchEstimator
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkdl.data.converter import SparkDatasetConverter, make_spark_converter
     from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup
     from sparkdl.data.dataset.footers import scan_dataset
-    from sparkdl.data.dataset.rows import RowFilter
+    from sparkdl.data.dataset.row_choice import RowFilter
     from sparkdl.data.feed.feed import ParquetFeed
     from sparkdl.data.feed.planned_feed import PlannedFeed
     from sparkdl.data.feed.shards import (

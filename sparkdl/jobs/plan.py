@@ -17,7 +17,7 @@ from sparkdl.data.feed.shards import rows_per_rank, steps_per_epoch
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.data.spark.columns import check_types, is_vector, quoted
 from sparkdl.data.spark.jobs import jobs_of, spark_job
-from sparkdl.data.spark.plan import lasting_key
+from sparkdl.data.spark.rows_key import lasting_key
 from sparkdl.errors import DataError, JobFileError
 from sparkdl.estimators.fit.split import RowCounts, validation_column
 from sparkdl.launch import run_on_ranks

@@ -17,7 +17,7 @@ from sparkdl.launch.run import run_on_ranks
 from sparkdl.launch.slots import check_cluster, wait_for_slots
 
 if TYPE_CHECKING:
-    from sparkdl.launch.forkserver.kept import prepare_in_task
+    from sparkdl.launch.forkserver.reuse import prepare_in_task
     from sparkdl.launch.local_launch import run_on_local_ranks
     from sparkdl.launch.rank.context import RankContext
 

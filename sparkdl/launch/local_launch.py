@@ -45,7 +45,7 @@ from sparkdl.collective.torchrun_variables import torchrun_variables
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.failures import find_culprit, rank_error, were_ranks_lost
 from sparkdl.launch.forkserver.guard import GuardedProcess, describe_exit
-from sparkdl.launch.forkserver.kept import end_idle_forkservers
+from sparkdl.launch.forkserver.reuse import end_idle_forkservers
 from sparkdl.launch.hangs.report import raise_hang
 from sparkdl.launch.hangs.watch import HangLimits, HangWatch, hang_limits
 from sparkdl.launch.rank.environment import ARROW_VARIABLES, rank_environment

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError, ParamTypeError, SavedModelError
 from sparkdl.tracking import Registration, SentRun, send_kept_runs
-from sparkdl.tracking.flavor import FLAVOR_NAME, MODULE_FOLDER, FlavorOptions, log_flavor, save_flavor
+from sparkdl.tracking.mlflow_model import FLAVOR_NAME, MODULE_FOLDER, FlavorOptions, log_flavor, save_flavor
 from sparkdl.tracking.start import INTEGRATION
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def send_kept(
     """
     from sparkdl.data import Store
     from sparkdl.data.store.store import as_store
-    from sparkdl.estimators.fit.runs import UnsentRuns
+    from sparkdl.estimators.fit.nested_runs import UnsentRuns
 
     return send_kept_runs(UnsentRuns(Store.default() if store is None else as_store(store)), tracking_uri)
 

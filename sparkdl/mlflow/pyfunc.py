@@ -15,7 +15,7 @@ import torch
 from sparkdl.errors import DataError, ParamError
 from sparkdl.model.saved_model import load_model
 from sparkdl.model.served_model import PyfuncModel
-from sparkdl.tracking.flavor import MODULE_FOLDER
+from sparkdl.tracking.mlflow_model import MODULE_FOLDER
 
 
 class ServedModel:

@@ -27,8 +27,8 @@ from sparkdl.model.inputs import MATRIX, dtype_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkdl.model.heads import PredictionKind
     from sparkdl.model.inputs import Arrays
+    from sparkdl.model.losses import PredictionKind
     from sparkdl.model.saved_model import SavedModel
     from sparkdl.model.signature import ModelOutput
 

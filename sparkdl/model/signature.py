@@ -10,7 +10,7 @@ from sparkdl.data import Column
 from sparkdl.model.inputs import GivenBy, ModelInput, ModelInputs
 
 if TYPE_CHECKING:
-    from sparkdl.model.heads import PredictionKind
+    from sparkdl.model.losses import PredictionKind
 
 _FROM_FOOTERS = ("value_range", "num_nulls", "object_bytes")
 

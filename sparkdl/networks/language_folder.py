@@ -1,21 +1,19 @@
 """Reads and writes Hugging Face folders with a causal language model and its tokenizer.
 
-transformers and peft are imported where they are needed. Runs on the *driver*.
+transformers is imported where it is needed. Runs on the *driver*.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
-from sparkdl.model.weights_file import map_weights, write_weights
+from sparkdl.networks.adapters import with_adapters
 from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.language import (
@@ -101,15 +99,8 @@ def load_language_folder(
             )
         # Most folders hold bfloat16, in which the small steps of an optimizer are lost.
         return found, model.float()
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ParamError(f"Param loraRank needs peft: {error}. Run pip install peft.") from error
     with seeded(seed), context():
-        adapted = get_peft_model(
-            model, LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear")
-        )
-    return found, adapted
+        return found, with_adapters(model, lora_rank)
 
 
 def why_converted(folder: str) -> str | None:
@@ -144,33 +135,6 @@ def why_converted(folder: str) -> str | None:
     if any(isinstance(each, WeightConverter) for each in conversions):
         return f"transformers joins or divides weights of a {config.model_type}"
     return None
-
-
-def merged(decoder: Any) -> nn.Module:
-    """Return the decoder with its adapters merged into its weights.
-
-    The merged weights are written to files one after the other and mapped from them. Thus weights that were mapped from
-    files do not all have to fit into the memory of this process.
-    """
-    if not hasattr(decoder, "merge_and_unload"):
-        found: nn.Module = decoder
-        return found
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder, torch.no_grad():
-        path = Path(folder) / "merged.safetensors"
-        for layer in decoder.modules():
-            if not hasattr(layer, "get_delta_weight"):
-                continue
-            # The weights of several experts are one parameter, whose name is not "weight".
-            owner, name = layer.get_base_layer(), getattr(layer, "parameter_name", "weight")
-            weight = getattr(owner, name)
-            for adapter in layer.active_adapters:
-                weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
-            with path.open("wb") as file:
-                write_weights({"weight": weight}, file)
-            setattr(owner, name, nn.Parameter(map_weights(path)["weight"], requires_grad=False))
-            path.unlink()  # the mapping stays valid without the name
-    plain: nn.Module = decoder.unload()
-    return plain
 
 
 def save_language_folder(

@@ -21,9 +21,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sparkdl.errors import ParamError
-from sparkdl.tracking.flavor import FlavorOptions, save_flavor
 from sparkdl.tracking.kept_runs import KeptRun, Shelf, keep_run
 from sparkdl.tracking.logged_model import Registration
+from sparkdl.tracking.mlflow_model import FlavorOptions, save_flavor
 from sparkdl.tracking.model_code import current_code
 from sparkdl.tracking.sender import (
     KINDS_OF_MODELS,

@@ -113,7 +113,7 @@ def deliver(client: MlflowClient, run_id: str, message: Message, model_uri: str 
     elif message.kind == "folder":
         client.log_artifacts(run_id, str(message.folder), content["path"])
     elif message.kind == "model":
-        from sparkdl.tracking.flavor import log_saved_flavor
+        from sparkdl.tracking.mlflow_model import log_saved_flavor
 
         assert message.folder is not None, "a model lies in a folder"
         return log_saved_flavor(client, message.folder, run_id=run_id, key=content["key"])

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sparkdl.model.architecture import join_module, split_module
-from sparkdl.model.heads import LossTerm
+from sparkdl.model.losses import LossTerm
 from sparkdl.torch import DataParallel, init_process_group, synchronized_batch_norms
 from sparkdl.training.objective import Evaluation, StepModule
 from sparkdl.training.spec import DRAWN

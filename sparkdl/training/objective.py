@@ -19,16 +19,9 @@ from torch import Tensor, nn
 
 from sparkdl.collective.failure_origin import is_consequence
 from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError
-from sparkdl.model.heads import (
-    Head,
-    LossTerm,
-    compute_loss,
-    match_targets,
-    needs_global_weight,
-    output_of_each,
-    reduction_of,
-)
+from sparkdl.model.heads import Head, output_of_each
 from sparkdl.model.inputs import Arrays, dtype_name, dtype_named, to_features, to_tensor
+from sparkdl.model.losses import LossTerm, compute_loss, match_targets, needs_global_weight, reduction_of
 from sparkdl.random_state import random_numbers_apart, rank_seed
 
 if TYPE_CHECKING:

@@ -35,18 +35,16 @@ from torch.overrides import TorchFunctionMode
 
 from sparkdl.data.dataset.dataset import listed
 from sparkdl.errors import DataError, ParamError
-from sparkdl.model.heads import (
-    Head,
+from sparkdl.model.heads import Head, first_output, output_of_each
+from sparkdl.model.inputs import Arrays, ModelInputs, candidate_dtypes, dtype_name, parameter_dtype, to_tensor
+from sparkdl.model.losses import (
     LossFunction,
     compute_loss,
-    first_output,
     is_class_loss,
     is_torch_loss,
     match_targets,
-    output_of_each,
     prediction_kind,
 )
-from sparkdl.model.inputs import Arrays, ModelInputs, candidate_dtypes, dtype_name, parameter_dtype, to_tensor
 from sparkdl.model.predictor import decide
 from sparkdl.training.update import make_optimizer
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
-    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.model.heads import Head
     from sparkdl.model.inputs import ModelInputs
     from sparkdl.parallel import Parallelism

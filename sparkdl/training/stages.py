@@ -15,7 +15,7 @@ from torch import nn
 
 from sparkdl.errors import ParamError
 from sparkdl.model.architecture import join_module
-from sparkdl.model.heads import LossTerm
+from sparkdl.model.losses import LossTerm
 from sparkdl.training.distribution import Parts, placed, whole_tensor
 from sparkdl.training.objective import Evaluation
 

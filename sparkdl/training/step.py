@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import TrainingError
-from sparkdl.model.heads import LossTerm
+from sparkdl.model.losses import LossTerm
 from sparkdl.torch import SyncBatchNorm
 from sparkdl.training.checkpoint.state import buffers_kept
 from sparkdl.training.objective import Batch, Objective

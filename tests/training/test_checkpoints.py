@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.data.dataset.rows import draw_rows
+from sparkdl.data.dataset.row_choice import draw_rows
 from sparkdl.training.checkpoint.folder import CheckpointFolder
 from tests.run_ranks import run_ranks
 from tests.training.scenes.checkpoint_scenes import (

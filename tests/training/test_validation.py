@@ -13,7 +13,7 @@ from torchmetrics import PearsonCorrCoef
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from sparkdl.data import ParquetFeed
-from sparkdl.data.dataset.rows import draw_rows
+from sparkdl.data.dataset.row_choice import draw_rows
 from sparkdl.estimators.fit.split import marked_rows
 from sparkdl.training.trainer import train
 from tests.run_ranks import run_ranks

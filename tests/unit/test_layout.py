@@ -41,11 +41,11 @@ LAYERS = {
     "wire",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",
-    "model": "served_model, predictor | saved_model, heads | served_columns | signature, "
+    "model": "served_model, predictor | saved_model, heads, losses | served_columns | signature, "
     "architecture | inputs | weights_file",
-    "networks": "language_folder, language, generation, logits | pretrained, backbones | decoder | images | "
+    "networks": "language_folder, language, generation, logits | adapters | pretrained, backbones | decoder | images | "
     "initial_weights | standardization | tabular | text",
-    "tracking": "run, kept_runs, sender, flavor, logged_model, model_code | model_loader | start",
+    "tracking": "run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | start",
     "mlflow": "flavor | pyfunc",
     "runner": "horovod_runner, runner, on_rank | packed_call, commit_folder | rank_logging | script | training_state",
     "jobs": "command, run_job, make_estimator, imports, job, identity | output | plan | yaml_tree",

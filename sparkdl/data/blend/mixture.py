@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.dataset.rows import random_bits
+from sparkdl.data.dataset.row_choice import random_bits
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sparkdl.data.dataset.rows import RowFilter
+    from sparkdl.data.dataset.row_choice import RowFilter
 
 
 MANIFEST_NAME = "_sparkdl_dataset.json"

@@ -25,9 +25,9 @@ from sparkdl.data.dataset.arrow import (
 from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup, missing_column_error
 from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.dataset.reading_errors import is_damage, reading_error
+from sparkdl.data.files.changed_files import version_of
 from sparkdl.data.files.failures import describe_reading_failure, reading_from
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
-from sparkdl.data.files.watched import version_of
 from sparkdl.errors import (
     ColumnMismatchError,
     CorruptFileError,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from sparkdl.data.dataset.rows import random_bits
+from sparkdl.data.dataset.row_choice import random_bits
 from sparkdl.data.feed.batches import Indices, ShuffleOrder, remaining_positions
 from sparkdl.data.feed.shards import divide_rows, divided_rows
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdl.data.dataset.rows import count_rows
+from sparkdl.data.dataset.row_choice import count_rows
 from sparkdl.data.feed.batches import rows_at_once, shuffled_blocks
 from sparkdl.data.feed.cache import BlockCache, FooterCache
 from sparkdl.data.feed.epoch_plan import taken_by
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator
     from sparkdl.data.dataset.blocks import Block, BlockLayout
     from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
-    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.data.feed.epoch_plan import Part
     from sparkdl.data.feed.state import EpochSlice
-    from sparkdl.data.files.watched import WatchedFiles
+    from sparkdl.data.files.changed_files import WatchedFiles
     from sparkdl.data.petastorm.reader import ShardReader
 
 _MAX_SHUFFLED_AHEAD = 16
@@ -186,7 +186,7 @@ class EpochReader:
         )
 
     def _watched_files(self) -> WatchedFiles:
-        from sparkdl.data.files.watched import WatchedFiles
+        from sparkdl.data.files.changed_files import WatchedFiles
 
         if self._files is None:
             location = open_location(self._dataset.url)

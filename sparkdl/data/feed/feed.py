@@ -21,7 +21,7 @@ import numpy.typing as npt
 from sparkdl.data.checks import check_counts, check_integer, check_seconds
 from sparkdl.data.dataset.blocks import BlockLayout
 from sparkdl.data.dataset.dataset import check_transform
-from sparkdl.data.dataset.rows import RowFilter, as_row_choice
+from sparkdl.data.dataset.row_choice import RowFilter, as_row_choice
 from sparkdl.data.feed.batches import cut_batches
 from sparkdl.data.feed.epoch_reader import EpochReader, ReadingOptions
 from sparkdl.data.feed.row_stream import no_map_of_rows
@@ -142,8 +142,8 @@ class ParquetFeed:
         read_ahead_bytes: upper bound of the memory of decoded row groups and shuffled rows that wait to be used, not
             counting the shuffle buffer itself and the cache. A single row group is read even if it takes more.
         row_filter: rows to yield: a :class:`sparkdl.data.RowFilter`, the result of
-            :func:`sparkdl.data.dataset.rows.draw_rows`, or a Petastorm predicate. If the number of rows that pass is
-            not known, they are counted when the feed is made.
+            :func:`sparkdl.data.dataset.row_choice.draw_rows`, or a Petastorm predicate. If the number of rows that
+            pass is not known, they are counted when the feed is made.
         transform: Petastorm's ``TransformSpec``, applied by the reader threads. A list of ``columns`` then names the
             columns that its function takes, as with Petastorm's ``schema_fields``; the columns that it returns follow
             from its ``edit_fields``, ``removed_fields`` and ``selected_fields``. A mapping of ``columns`` refers to

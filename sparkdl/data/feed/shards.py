@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparkdl.data.dataset.rows import random_bits
+from sparkdl.data.dataset.row_choice import random_bits
 from sparkdl.errors import ShardingError
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import numpy as np
 from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece, folder_values, with_folder_values
 from sparkdl.data.dataset.reading_errors import reading_error
 from sparkdl.data.files import threads
+from sparkdl.data.files.changed_files import WatchedFiles
 from sparkdl.data.files.filesystems import Location, open_location
-from sparkdl.data.files.watched import WatchedFiles
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.pool import OrderedThreadPool, results_in_order
 from sparkdl.data.petastorm.worker import ColumnsWorker, PlannedDataset
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data.dataset.blocks import Block, BlockLayout
     from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
-    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.data.feed.cache import BlockCache, FooterCache
     from sparkdl.data.feed.epoch_plan import Part
 

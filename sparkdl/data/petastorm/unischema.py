@@ -21,7 +21,7 @@ from sparkdl.data.dataset.arrow import bytes_of, to_arrow
 from sparkdl.data.dataset.dataset import Column, ParquetDataset, Preparation, missing_column_error
 from sparkdl.data.dataset.footers import find_parquet_files, scan_dataset
 from sparkdl.data.dataset.legacy_parquet import folder_values
-from sparkdl.data.dataset.rows import RowFilter, Values
+from sparkdl.data.dataset.row_choice import RowFilter, Values
 from sparkdl.data.files.failures import reading_from
 from sparkdl.data.files.filesystems import Location, open_location
 from sparkdl.data.petastorm.containment import install

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data.dataset.blocks import Block, BlockLayout
     from sparkdl.data.dataset.dataset import Preparation
-    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.data.feed.cache import BlockCache
     from sparkdl.data.feed.epoch_plan import Rows
     from sparkdl.data.files.filesystems import Location

@@ -14,7 +14,7 @@ from sparkdl.data.dataset.footers import scan_dataset
 from sparkdl.data.spark.columns import array_depth, is_vector, stored_type
 from sparkdl.data.spark.input_files import input_files
 from sparkdl.data.spark.jobs import spark_job
-from sparkdl.data.spark.plan import PlanText, plan_text
+from sparkdl.data.spark.rows_key import PlanText, plan_text
 from sparkdl.data.spark.validate import check_no_nulls, check_shapes
 from sparkdl.errors import DataError
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from sparkdl.data.files.changed_files import TAGS
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.data.files.watched import TAGS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

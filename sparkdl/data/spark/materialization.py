@@ -19,7 +19,7 @@ from sparkdl.data.spark.columns import array_depth, check_case, check_frame, che
 from sparkdl.data.spark.in_place import open_in_place
 from sparkdl.data.spark.input_files import InputFiles, input_files
 from sparkdl.data.spark.jobs import jobs_of, spark_job
-from sparkdl.data.spark.plan import plan_key
+from sparkdl.data.spark.rows_key import plan_key
 from sparkdl.data.spark.validate import check_census, common_length, no_rows_error
 from sparkdl.data.spark.writing import (
     REPORT_SCHEMA,
@@ -111,7 +111,7 @@ def materialize(
     """Return columns of a DataFrame as a Parquet dataset, after checking that ranks can be fed with them.
 
     The same rows are written only once: another call with the same rows, later or while they are being written,
-    returns the same dataset (see :mod:`sparkdl.data.spark.plan` for which rows are the same). A DataFrame that is a
+    returns the same dataset (see :mod:`sparkdl.data.spark.rows_key` for which rows are the same). A DataFrame that is a
     plain read of Parquet files is not written at all. Written rows become visible when all checks have passed;
     otherwise they are removed.
 

@@ -10,7 +10,7 @@ from typing import IO
 
 from sparkdl.errors import LaunchError
 from sparkdl.launch.forkserver.guard import KILL_TIMEOUT_S, end_process_group
-from sparkdl.launch.forkserver.kept import Kind, keep, request_rank
+from sparkdl.launch.forkserver.reuse import Kind, keep, request_rank
 from sparkdl.launch.rank.stacks import process_state
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.training.checkpoint.files import Manifest
     from sparkdl.training.spec import TrainingSpec
 

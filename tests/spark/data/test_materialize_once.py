@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetFeed, Store, materialize, use_materialized
-from sparkdl.data.spark.plan import lasting_key, plan_key
+from sparkdl.data.spark.rows_key import lasting_key, plan_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -311,7 +311,7 @@ def test_rows_are_not_shared_with_another_application(
 ) -> None:
     df = spark.range(100).selectExpr("id as x")
     first = materialize(df, ["x"], store)
-    monkeypatch.setattr("sparkdl.data.spark.plan._application", lambda df: "another")
+    monkeypatch.setattr("sparkdl.data.spark.rows_key._application", lambda df: "another")
     second = materialize(df, ["x"], store)
     assert second.url != first.url
     assert values(second) == values(first)

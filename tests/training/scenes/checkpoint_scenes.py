@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 from torchmetrics import PearsonCorrCoef
 
-from sparkdl.data.dataset.rows import draw_rows
+from sparkdl.data.dataset.row_choice import draw_rows
 from sparkdl.estimators import TorchClassifier, TorchEstimator
 from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.model.heads import Head, LabelColumn

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sparkdl.model.heads import prediction_kind
+from sparkdl.model.losses import prediction_kind
 from sparkdl.model.predictor import class_probabilities, class_scores, decide
 
 LOSSES_OF_CLASSES = (nn.CrossEntropyLoss(), nn.NLLLoss(), nn.BCEWithLogitsLoss(), nn.BCELoss())

@@ -8,10 +8,11 @@ import torch
 from sparkdl.errors import ParamError, SavedModelError
 from sparkdl.estimators.ready_made.language import LanguageModelModel, text_model
 from sparkdl.model.weights_file import map_weights, num_bytes, write_weights
+from sparkdl.networks.adapters import merged
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.generation import Generation
 from sparkdl.networks.language import LanguageNetwork, TokenNumbers, learn_tokenizer
-from sparkdl.networks.language_folder import load_language_folder, merged
+from sparkdl.networks.language_folder import load_language_folder
 from sparkdl.networks.logits import logits_of
 from sparkdl.parallel import load_weights, on_meta
 from tests.memory_watch import memory_watched

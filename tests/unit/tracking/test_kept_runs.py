@@ -14,12 +14,12 @@ import sparkdl.mlflow
 from sparkdl import tracking
 from sparkdl.data import Store
 from sparkdl.estimators import TorchModel
-from sparkdl.estimators.fit.runs import UnsentRuns
+from sparkdl.estimators.fit.nested_runs import UnsentRuns
 from sparkdl.estimators.fit.tracking import save_for_mlflow
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking import kept_runs
-from sparkdl.tracking.flavor import is_mlflow_2
 from sparkdl.tracking.logged_model import Registration, register
+from sparkdl.tracking.mlflow_model import is_mlflow_2
 from sparkdl.tracking.start import KEY_TAG, RunStart
 from tests.servers.fresh_mlflow import unset_tracking_uri
 from tests.training.signatures import make_signature

@@ -9,8 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError
-from sparkdl.model.heads import Head, LabelColumn, as_module, prediction_kind
+from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.model.inputs import ModelInputs
+from sparkdl.model.losses import as_module, prediction_kind
 from sparkdl.training.probe import TrialGradients, probe, step_without, trial_copy
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter, scan_dataset
 from sparkdl.data.dataset.arrow import ARE_CHECKED
-from sparkdl.data.files.watched import WatchedFiles, version_of
+from sparkdl.data.files.changed_files import WatchedFiles, version_of
 from sparkdl.errors import (
     ColumnMismatchError,
     CorruptFileError,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.data.dataset.rows import random_bits
+from sparkdl.data.dataset.row_choice import random_bits
 from sparkdl.data.feed.batches import ShuffleOrder, remaining_positions, rows_per_draw
 
 

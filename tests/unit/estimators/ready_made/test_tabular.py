@@ -12,11 +12,11 @@ import torch
 from pyspark.sql import Row
 
 from sparkdl.data import scan_dataset
-from sparkdl.data.dataset.rows import draw_rows
+from sparkdl.data.dataset.row_choice import draw_rows
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchClassifier, TorchRegressor
 from sparkdl.estimators.fit.inputs import prepare_fit
-from sparkdl.estimators.ready_made.classes import count_classes
+from sparkdl.estimators.fit.labels import count_classes
 from sparkdl.estimators.ready_made.estimator import TorchClassificationModel, answer_row
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel

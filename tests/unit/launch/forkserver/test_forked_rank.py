@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from sparkdl.launch.forkserver import client, kept
-from sparkdl.launch.forkserver.kept import prepare_in_task
+from sparkdl.launch.forkserver import client, reuse
+from sparkdl.launch.forkserver.reuse import prepare_in_task
 from sparkdl.launch.forkserver.start import connect_or_start
 from sparkdl.launch.task import supervisor as rank_supervisor
 from sparkdl.launch.wire.outcome import Failure, StopReason
@@ -227,31 +227,31 @@ def test_fork_of_the_worker_neither_ends_nor_keeps_the_forkserver() -> None:
     first = returned_by(look_around)
     child = os.fork()
     if child == 0:
-        kept._disconnect_idle()
-        os._exit(len(kept._idle))
+        reuse._disconnect_idle()
+        os._exit(len(reuse._idle))
     assert os.waitpid(child, 0)[1] == 0
     assert returned_by(look_around)["parent"] == first["parent"]
 
 
 def test_forkserver_that_a_task_prepares_is_used_and_later_partitions_prepare_none() -> None:
-    kept._disconnect_idle()
+    reuse._disconnect_idle()
     prepare_in_task(2, num_ranks=2, modules=("wave",))
-    assert kept._idle == []
+    assert reuse._idle == []
     prepare_in_task(1, num_ranks=2, modules=("wave",))
-    (prepared,) = kept._idle
+    (prepared,) = reuse._idle
     prepare_in_task(0, num_ranks=2, modules=("wave",))
-    assert kept._idle == [prepared]
+    assert reuse._idle == [prepared]
     assert returned_by(look_around, modules=("wave",))["parent"] == prepared.forkserver.pid
 
 
 def test_idle_forkserver_is_ended_unless_it_was_used_meanwhile() -> None:
     returned_by(look_around)
-    (idle,) = kept._idle
-    kept.end_idle_forkservers(3600.0)
-    waiting = kept._num_requests[0]
+    (idle,) = reuse._idle
+    reuse.end_idle_forkservers(3600.0)
+    waiting = reuse._num_requests[0]
     returned_by(look_around)
-    assert (kept._idle, kept._num_requests[0]) == ([idle], waiting + 1)
-    kept.end_idle_forkservers(0.0)
+    assert (reuse._idle, reuse._num_requests[0]) == ([idle], waiting + 1)
+    reuse.end_idle_forkservers(0.0)
     assert wait_until_gone([idle.forkserver.pid], 10) == []
     assert returned_by(look_around)["parent"] != idle.forkserver.pid
 

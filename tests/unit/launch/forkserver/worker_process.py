@@ -13,7 +13,7 @@ from typing import Any
 import pyspark
 
 from sparkdl.launch.forkserver.forked_rank import ForkedRank
-from sparkdl.launch.forkserver.kept import Kind, _disconnect_idle, prepare_rank
+from sparkdl.launch.forkserver.reuse import Kind, _disconnect_idle, prepare_rank
 from sparkdl.launch.rank.environment import rank_environment
 from sparkdl.launch.rank.stacks import StackFile
 

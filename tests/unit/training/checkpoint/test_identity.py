@@ -16,7 +16,7 @@ from torch import nn
 from torchmetrics.classification import BinaryAccuracy
 
 from sparkdl.data import scan_dataset
-from sparkdl.data.dataset.rows import RowFilter
+from sparkdl.data.dataset.row_choice import RowFilter
 from sparkdl.errors import CheckpointError
 from sparkdl.model.inputs import ModelInput
 from sparkdl.training.callbacks import Callback, Patience

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.data import ParquetFeed
-from sparkdl.data.dataset.rows import draw_rows
+from sparkdl.data.dataset.row_choice import draw_rows
 from sparkdl.errors import DataError
 from sparkdl.estimators.fit.split import marked_rows
 from tests.training.scenes.training_scenes import write_dataset

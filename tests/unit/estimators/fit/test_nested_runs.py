@@ -10,7 +10,7 @@ import pytest
 from pyspark.ml.tuning import CrossValidator
 
 from sparkdl.estimators import TorchEstimator
-from sparkdl.estimators.fit.runs import ALONE, nested_runs, options_of_single_run
+from sparkdl.estimators.fit.nested_runs import ALONE, nested_runs, options_of_single_run
 from tests.servers.fresh_mlflow import tracked
 
 __all__ = ["tracked"]

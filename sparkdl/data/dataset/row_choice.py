@@ -100,7 +100,7 @@ Values = Mapping[str, npt.NDArray[Any]]
 
 
 class RowChoice(Protocol):
-    """Rows of a dataset that a feed yields: a :class:`RowFilter` or :class:`sparkdl.data.dataset.rows.DrawnRows`."""
+    """Rows of a dataset that a feed yields: a :class:`RowFilter` or :class:`DrawnRows`."""
 
     @property
     def columns(self) -> Sequence[str]:

@@ -6,7 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from sparkdl.data.spark.plan import plan_text
+from sparkdl.data.spark.rows_key import plan_text
 
 SETTING = "spark.sql.debug.maxToStringFields"
 

@@ -66,7 +66,7 @@ class DividedExperts:
     Args:
         name: name of the module.
         group: process group of the tensor-parallel ranks.
-        alike: check of the tensors that every rank has whole; None if nothing is checked.
+        alike: check of the tensors that every rank has whole.
         compared: comparison of the outputs of divided modules with those of whole ones.
         in_parts: whether each rank has different tokens, those of its part of the sequences.
     """
@@ -75,7 +75,7 @@ class DividedExperts:
         self,
         name: str,
         group: dist.ProcessGroup,
-        alike: Alike | None,
+        alike: Alike,
         compared: ComparedOnce,
         *,
         in_parts: bool,
@@ -91,8 +91,7 @@ class DividedExperts:
         layer.forward = functools.partial(self._forward, layer, layer.forward)
         if hasattr(layer, "_is_expert_parallel"):
             layer._is_expert_parallel = True  # so that transformers skips the experts of other ranks
-        if self._alike is not None:
-            self._compared.watch(self._name, layer)
+        self._compared.watch(self._name, layer)
 
     def _forward(
         self,
@@ -114,8 +113,7 @@ class DividedExperts:
             top_k_weights = gather_summed(top_k_weights, self._group, _TOKENS)
             top_k_index = gather(top_k_index, self._group, _TOKENS)
         else:
-            if self._alike is not None:
-                self._alike.check_input(self._name, hidden_states)
+            self._alike.check_input(self._name, hidden_states)
             hidden_states = sum_gradient(hidden_states, self._group)
             top_k_weights = sum_gradient(top_k_weights, self._group)
         own_count = count // dist.get_world_size(self._group)

@@ -21,6 +21,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from sparkdl.errors import ParamError
+from sparkdl.parallel.tensor_checks import begin_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,6 +107,15 @@ def _check_microbatches(schedule: str, ranks: int, microbatches: int) -> None:
         )
 
 
+class _Stage(PipelineStage):
+    """A stage whose checks begin with its first microbatch."""
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        # Torch calls this for microbatches alone, and the module itself to learn shapes.
+        begin_checks(self.submod)
+        return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]  # of torch
+
+
 class Pipeline:
     """The stages of this rank under a schedule.
 
@@ -154,7 +164,7 @@ class Pipeline:
         self.rank_of_last = dist.get_global_rank(group, 0 if kind.is_v else ranks - 1)
         device = device or torch.device("cpu")
         wrapped = [
-            PipelineStage(stage, number, num_stages, device, group=group)
+            _Stage(stage, number, num_stages, device, group=group)
             for stage, number in zip(stages, numbers, strict=True)
         ]
         parts = 1 if sums else microbatches
@@ -185,13 +195,21 @@ class Pipeline:
     def run(self, *args: Any, target: Any, **kwargs: Any) -> Tensor:
         """Do the same as :meth:`step` without broadcasting the loss: it is 0 on ranks without the last stage."""
         losses: list[Tensor] | None = [] if self._has_last else None
-        self._schedule.step(
-            *(args if self._has_first else ()),
-            target=target if self._has_last else None,
-            losses=losses,
-            return_outputs=False,
-            **kwargs,
-        )
+        refusal = None
+        try:
+            self._schedule.step(
+                *(args if self._has_first else ()),
+                target=target if self._has_last else None,
+                losses=losses,
+                return_outputs=False,
+                **kwargs,
+            )
+        except RuntimeError as error:  # torch's wrapping of an error in the backward pass
+            if not isinstance(error.__cause__, ParamError):
+                raise
+            refusal = error.__cause__
+        if refusal is not None:
+            raise refusal
         return torch.stack(losses).sum().detach().float() if losses else torch.zeros(())
 
 

@@ -48,7 +48,7 @@ from sparkdl.parallel.collectives import (
     sum_scattered,
 )
 from sparkdl.parallel.experts import DividedExperts, check_experts
-from sparkdl.parallel.tensor_checks import Alike, ComparedOnce, check_heads
+from sparkdl.parallel.tensor_checks import Alike, ComparedOnce, check_heads, defer_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -126,9 +126,9 @@ def divide(
     blocks = _blocks_of(module, divided) if sequence else None
     group = mesh.get_group()
     tied = _tied_parameters(module, divided)
-    # Torch first calls pipeline stages with uninitialized memory, which need not be equal on all ranks.
-    alike = None if getattr(module, "is_pipeline_stage", False) else Alike(group)
-    inputs, compared = _SharedInputs(group), ComparedOnce()
+    inputs, alike, compared = _SharedInputs(group), Alike(group), ComparedOnce()
+    if getattr(module, "is_pipeline_stage", False):
+        defer_checks(module, alike, compared)
 
     def join(part: Tensor) -> Tensor:
         return gather(part, group, _positions_of(part)).contiguous()
@@ -154,7 +154,7 @@ def divide(
     )
     for name in parents:
         joined = {style for other, (_, style) in divided.items() if other.rpartition(".")[0] == name}
-        if alike is not None and name and any(style.startswith("rowwise") for style in joined):
+        if name and any(style.startswith("rowwise") for style in joined):
             compared.watch(name, module.get_submodule(name))
         module.get_submodule(name).register_forward_hook(inputs.forget, always_call=True)
         if blocks is not None and name.startswith(f"{blocks}."):
@@ -166,9 +166,8 @@ def divide(
             )
     if blocks is not None:
         _divide_sequences(module.get_submodule(blocks), group)
-        if alike is not None:
-            for number, block in enumerate(module.get_submodule(blocks).children()):
-                compared.watch_sequences(f"{blocks}.{number}", block, join, _on_sequence(join))
+        for number, block in enumerate(module.get_submodule(blocks).children()):
+            compared.watch_sequences(f"{blocks}.{number}", block, join, _on_sequence(join))
     return module
 
 
@@ -353,7 +352,7 @@ class _Divided:
         style: style in the plan, or ``whole`` for a layer that the plan does not name.
         group: process group of the tensor-parallel ranks.
         inputs: copies of inputs, shared by the layers that may take the same tensor.
-        alike: check of the tensors that every rank has whole; None if nothing is checked.
+        alike: check of the tensors that every rank has whole.
         compared: comparison of the outputs of divided layers with those of whole ones.
         in_parts: whether the layer lies where sequences are divided.
     """
@@ -364,7 +363,7 @@ class _Divided:
         style: str,
         group: dist.ProcessGroup,
         inputs: _SharedInputs,
-        alike: Alike | None,
+        alike: Alike,
         compared: ComparedOnce,
         *,
         in_parts: bool,
@@ -387,14 +386,14 @@ class _Divided:
         if self._compared.is_whole:
             return self._forward_whole(layer, forward, *args, **kwargs)
         parts = {name: self._part_of(parameter) for name, parameter in kept.items()}
-        if self._alike is not None and self._style == "whole":
+        if self._style == "whole":
             self._alike.watch_gradients(self._name, parts)
         bias = outside = None
         if self._style.startswith("rowwise"):
             bias, parts["bias"] = parts.get("bias"), None  # added once, after the sum over ranks
         if self._style not in ("whole", "replicated"):
             first, *others = args or (kwargs.pop(next(iter(kwargs))),)
-            if self._alike is not None and self._style != "rowwise":
+            if self._style != "rowwise":
                 self._alike.check_input(self._name, first)
             if self._style == "embedding_rowwise":
                 first, outside = self._own_rows(first, parts["weight"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -29,13 +29,18 @@ class Alike:
     These are the inputs of divided layers, and the gradients of parameters of layers that the plan does not name.
     Without the check, ranks would silently train different models if their rows or random numbers differ, or if a layer
     between divided ones is left out of the plan.
+
+    Attributes:
+        is_deferred: whether nothing is checked yet; see :func:`defer_checks`.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
+        self.is_deferred = False
         self._group = group
         self._sums: dict[str, Tensor] = {}
         self._inputs_of: set[str] = set()
-        self._has_gradients = False
+        self._watched: set[str] = set()
+        self._compared: set[str] = set()
 
     def check_input(self, layer: str, tensor: Tensor) -> None:
         """Compare a layer's input between the ranks, at its first call.
@@ -43,7 +48,7 @@ class Alike:
         Raises:
             ParamError: if the ranks have different inputs.
         """
-        if layer in self._inputs_of:
+        if self.is_deferred or layer in self._inputs_of:
             return
         self._inputs_of.add(layer)
         if self._differing(_sums_of(tensor.detach())[None])[0]:
@@ -53,17 +58,22 @@ class Alike:
             )
 
     def watch_gradients(self, layer: str, parameters: Mapping[str, Tensor | None]) -> None:
-        """Compare the gradients of a layer's parameters at the end of the first backward pass."""
-        if self._has_gradients:
+        """Compare the gradients of a layer's parameters at the end of the first backward pass that computes them.
+
+        A pipeline schedule may compute the gradients of different parameters in different passes.
+        """
+        if self.is_deferred or (self._compared and self._watched <= self._compared):
             return
         for name, parameter in parameters.items():
             if parameter is not None and parameter.requires_grad and not parameter.is_leaf:
+                full_name = f"{layer}.{name}" if layer else name
+                self._watched.add(full_name)
                 parameter.register_hook(  # type: ignore[no-untyped-call]  # of torch
-                    functools.partial(self._note, f"{layer}.{name}" if layer else name)
+                    functools.partial(self._note, full_name)
                 )
 
     def _note(self, name: str, gradient: Tensor) -> None:
-        if self._has_gradients:
+        if name in self._compared:
             return
         if not self._sums:
             engine: Any = torch.autograd.Variable._execution_engine
@@ -72,8 +82,8 @@ class Alike:
         self._sums[name] = self._sums[name] + sums if name in self._sums else sums
 
     def _compare_gradients(self) -> None:
-        self._has_gradients = True
         names = sorted(self._sums)
+        self._compared.update(names)
         differs = self._differing(torch.stack([self._sums.pop(name) for name in names]))
         wrong = [name for name, is_wrong in zip(names, differs, strict=True) if is_wrong]
         if wrong:
@@ -119,9 +129,11 @@ class ComparedOnce:
     Attributes:
         is_whole: whether divided layers compute with whole weights at the moment, as without a plan.
         is_joined: whether they also get whole sequences at the moment.
+        is_deferred: whether nothing is compared yet; see :func:`defer_checks`.
     """
 
     def __init__(self) -> None:
+        self.is_deferred = False
         self.is_whole = False
         self.is_joined = False
         self._seen: set[str] = set()
@@ -148,6 +160,8 @@ class ComparedOnce:
             join: function that joins the parts of all ranks.
             joined: pre-forward hook that joins the parts in the block's arguments.
         """
+        if getattr(block, "is_elsewhere", False):
+            return  # another pipeline stage has it
         kind = repr(block)
         if kind not in self._seen:
             self._seen.add(kind)
@@ -156,7 +170,7 @@ class ComparedOnce:
             )
 
     def _compare(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self.is_whole or not isinstance(_first_tensor(output), Tensor):
+        if self.is_whole or self.is_deferred or not isinstance(_first_tensor(output), Tensor):
             return
         self._handles.pop(name).remove()
         if _has_float8(module):
@@ -183,6 +197,8 @@ class ComparedOnce:
         args: Any,
         kwargs: Any,
     ) -> None:
+        if self.is_deferred:
+            return
         self._handles.pop(name).remove()
         if _has_float8(module):
             return
@@ -223,6 +239,21 @@ class ComparedOnce:
         with torch.no_grad(), torch.random.fork_rng(devices):
             torch.manual_seed(0)
             return _first_tensor(module.forward(*args, **kwargs))
+
+
+def defer_checks(stage: nn.Module, alike: Alike, compared: ComparedOnce) -> None:
+    """Check nothing until :func:`begin_checks` is called for this stage of a pipeline.
+
+    Torch first calls stages with uninitialized memory, to learn the shapes that they pass on.
+    """
+    alike.is_deferred = compared.is_deferred = True
+    cast("Any", stage).deferred_checks = (alike, compared)
+
+
+def begin_checks(stage: nn.Module) -> None:
+    """Begin the deferred checks of a stage, before its first call with data; later calls do nothing."""
+    for check in stage.__dict__.pop("deferred_checks", ()):
+        check.is_deferred = False
 
 
 _CACHES = ("past_key_values", "past_key_value", "layer_past")

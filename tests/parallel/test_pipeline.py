@@ -108,6 +108,51 @@ def check_a_llama_equals_one_process() -> None:
     check(Parallelism(pipeline=2, tensor=2), mixtral)
 
 
+class Fused(nn.Module):
+    """A block that computes something else when it is divided: each part has other features of either half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.output = nn.Linear(16, 64), nn.Linear(32, 16)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        gate, value = self.inner(hidden).chunk(2, -1)
+        return hidden + self.output(gate.tanh() * value)
+
+
+class Normed(nn.Module):
+    """A block with a layer between divided ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.output = nn.Linear(16, 32), nn.LayerNorm(8), nn.Linear(32, 16)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.output(self.norm(self.inner(hidden).unflatten(-1, (-1, 8))).flatten(-2))
+
+
+def check_wrong_plans_of_tensor_parallelism_are_refused_in_stages() -> None:
+    # All stages on one rank: if they were on several, the others would wait for the one that refuses.
+    layout = Parallelism(tensor=-1).lay_out()
+    group = layout.group("pipeline")
+    plan = {"*.inner": "colwise", "*.output": "rowwise"}
+    tokens, labels = (part.repeat(2, 1) for part in batch(0))
+    for kind, schedule, words in (
+        (Fused, "interleaved-1f1b", r"'1' computes something else than with whole ones"),
+        (Normed, "interleaved-1f1b", r"'\d\.norm\.(weight|bias)' whole.*'replicated'"),
+        (Normed, "zero-bubble", r"'\d\.norm\.(weight|bias)' whole.*'replicated'"),
+    ):
+        torch.manual_seed(4)
+        stages = cut(
+            nn.Sequential(nn.Embedding(32, 16), kind(), kind(), nn.Linear(16, 32)), group, schedule=schedule
+        )
+        for stage in stages:
+            divide(stage, layout.mesh["tensor"], plan)
+        pipeline = Pipeline(stages, group, schedule=schedule, microbatches=8, loss=loss_with(layout))
+        with pytest.raises(ParamError, match=words):
+            pipeline.step(tokens, target=labels)
+
+
 def check_models_whose_layers_are_not_all_alike_equal_one_process() -> None:
     """The kind of a layer's attention depends on its number; here each stage has another kind."""
     kinds = {"layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]}

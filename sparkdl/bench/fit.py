@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contenders.fit import CONTENDERS, NUM_READERS
-from sparkdl.bench.contenders.fit_job import PHASES, Fitted, Job, judged_rows, loss_of, make_frame
+from sparkdl.bench.contenders.fit_task import PHASES, FitSize, Fitted, judged_rows, loss_of, make_frame
 from sparkdl.bench.contest import Case, Contest, hold
 from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import check_output_arguments
@@ -87,18 +87,18 @@ def run(arguments: argparse.Namespace) -> int:
         RankError: if a rank failed.
         TrainingError: if the models of two contenders differ.
     """
-    job, wanted = check_arguments(arguments)
+    size, wanted = check_arguments(arguments)
     missing = missing_libraries([LIBRARIES[name] for name in wanted])
     if LIBRARIES["sparkdl"] in missing:
         raise ParamError(f"sparkdl bench fit: {missing[LIBRARIES['sparkdl']]}")
     present = [name for name in wanted if LIBRARIES[name] not in missing]
-    times = measure_arithmetic(job)
+    times = measure_arithmetic(size)
     with (
         tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder,
-        _local_session(job.num_ranks, Path(folder)) as spark,
+        _local_session(size.num_ranks, Path(folder)) as spark,
     ):
-        fits, losses = measure(spark, job, present, arguments.rounds, Path(folder), _announce)
-    rows = make_rows(job, times, fits, losses)
+        fits, losses = measure(spark, size, present, arguments.rounds, Path(folder), _announce)
+    rows = make_rows(size, times, fits, losses)
     print(format_rows(rows))
     print(_LEGEND)
     reasons = {name: missing[LIBRARIES[name]] for name in wanted if LIBRARIES[name] in missing}
@@ -109,8 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check_arguments(arguments: argparse.Namespace) -> tuple[Job, list[str]]:
-    """Return the job and the contenders that the options ask for.
+def check_arguments(arguments: argparse.Namespace) -> tuple[FitSize, list[str]]:
+    """Return the size and the contenders that the options ask for.
 
     Raises:
         ParamError: if an option has a value that cannot work.
@@ -118,35 +118,37 @@ def check_arguments(arguments: argparse.Namespace) -> tuple[Job, list[str]]:
     for option in ("ranks", "epochs", "rounds"):
         if getattr(arguments, option) < 1:
             raise ParamError(f"--{option} {getattr(arguments, option)} is too few; use 1 or more.")
-    job = Job(num_rows=round(NUM_ROWS * arguments.scale), num_ranks=arguments.ranks, epochs=arguments.epochs)
-    if job.num_rows < job.num_ranks * job.batch_size:
+    size = FitSize(
+        num_rows=round(NUM_ROWS * arguments.scale), num_ranks=arguments.ranks, epochs=arguments.epochs
+    )
+    if size.num_rows < size.num_ranks * size.batch_size:
         raise ParamError(
-            f"--scale {arguments.scale:g} leaves {job.num_rows} rows, and a step of {job.num_ranks} ranks takes "
-            f"{job.num_ranks * job.batch_size}; use more."
+            f"--scale {arguments.scale:g} leaves {size.num_rows} rows, and a step of {size.num_ranks} ranks takes "
+            f"{size.num_ranks * size.batch_size}; use more."
         )
     check_output_arguments(("--json", arguments.json))
     against = names_of(arguments.against, [name for name in LIBRARIES if name != "sparkdl"], "--against")
-    return job, ["sparkdl", *against]
+    return size, ["sparkdl", *against]
 
 
-def measure_arithmetic(job: Job) -> list[float]:
+def measure_arithmetic(size: FitSize) -> list[float]:
     """Return how many seconds the steps of a fit take on the ranks without reading and reducing, per repetition."""
-    case = Case(name=ARITHMETIC, settings={"steps": _STEPS_OF_OPERATION, "batch_size": job.batch_size})
+    case = Case(name=ARITHMETIC, settings={"steps": _STEPS_OF_OPERATION, "batch_size": size.batch_size})
     contest = Contest(
         benchmark="fit",
-        world_size=job.num_ranks,
+        world_size=size.num_ranks,
         libraries={ARITHMETIC: "torch"},
         cases=[case],
-        seconds=_ARITHMETIC_SECONDS * min(1.0, job.num_rows / NUM_ROWS),
+        seconds=_ARITHMETIC_SECONDS * min(1.0, size.num_rows / NUM_ROWS),
         num_rounds=2,
     )
     measured = hold(contest, announce=_announce)[ARITHMETIC][ARITHMETIC]
-    return [seconds * job.num_steps / _STEPS_OF_OPERATION for seconds in measured.times]
+    return [seconds * size.num_steps / _STEPS_OF_OPERATION for seconds in measured.times]
 
 
 def measure(
     spark: SparkSession,
-    job: Job,
+    size: FitSize,
     contenders: Sequence[str],
     num_rounds: int,
     folder: Path,
@@ -158,10 +160,10 @@ def measure(
         TrainingError: if the models of two contenders differ.
     """
     few = replace(
-        job, num_rows=max(job.num_ranks * job.batch_size, round(_WARM_UP_SHARE * job.num_rows)), epochs=1
+        size, num_rows=max(size.num_ranks * size.batch_size, round(_WARM_UP_SHARE * size.num_rows)), epochs=1
     )
     fit_in_turn(spark, few, contenders, 1, folder / "warm-up", announce)
-    fits, rows = fit_in_turn(spark, job, contenders, num_rounds, folder / "fits", announce)
+    fits, rows = fit_in_turn(spark, size, contenders, num_rounds, folder / "fits", announce)
     losses = {name: loss_of(each[-1].weights, rows) for name, each in fits.items()}
     check_losses(losses)
     return fits, losses
@@ -169,30 +171,30 @@ def measure(
 
 def fit_in_turn(
     spark: SparkSession,
-    job: Job,
+    size: FitSize,
     contenders: Sequence[str],
     num_rounds: int,
     folder: Path,
     announce: Callable[[str], None],
 ) -> tuple[dict[str, list[Fitted]], npt.NDArray[np.float32]]:
     """Fit the same frame with each contender in turn, and return the fits and the rows to evaluate the models on."""
-    frame = make_frame(spark, job)
+    frame = make_frame(spark, size)
     fits: dict[str, list[Fitted]] = {name: [] for name in contenders}
     try:
         for index in range(num_rounds):
             # No contender always follows the same one.
             start = index % len(contenders)
             for name in [*contenders[start:], *contenders[:start]]:
-                announce(f"fitting {job.num_rows:,} rows with {name}")
-                fits[name].append(_fit(name, job, frame, folder / f"{index}-{name}"))
+                announce(f"fitting {size.num_rows:,} rows with {name}")
+                fits[name].append(_fit(name, size, frame, folder / f"{index}-{name}"))
         return fits, judged_rows(frame)
     finally:
         frame.unpersist()
 
 
-def _fit(name: str, job: Job, frame: DataFrame, folder: Path) -> Fitted:
+def _fit(name: str, size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
     folder.mkdir(parents=True)
-    return CONTENDERS[name](job, frame, folder)
+    return CONTENDERS[name](size, frame, folder)
 
 
 def check_losses(losses: Mapping[str, float]) -> None:
@@ -211,7 +213,7 @@ def check_losses(losses: Mapping[str, float]) -> None:
 
 
 def make_rows(
-    job: Job,
+    size: FitSize,
     arithmetic_times: Sequence[float],
     fits: Mapping[str, Sequence[Fitted]],
     losses: Mapping[str, float],
@@ -226,14 +228,14 @@ def make_rows(
     medians = {name: statistics.median(each) for name, each in times.items()}
     return [
         {
-            "case": f"{job.num_rows:,} rows",
+            "case": f"{size.num_rows:,} rows",
             "contender": name,
             "repetitions": len(each),
             "median_s": medians[name],
             "p90_s": percentile(each, 0.9),
-            "rows": job.num_rows,
-            "epochs": job.epochs,
-            "rows_per_s": job.num_rows * job.epochs / medians[name],
+            "rows": size.num_rows,
+            "epochs": size.epochs,
+            "rows_per_s": size.num_rows * size.epochs / medians[name],
             "phases_s": {
                 phase: statistics.median(fit.phases[phase] for fit in fits.get(name, ()))
                 for phase in (PHASES if name in fits else ())

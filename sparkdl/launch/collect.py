@@ -17,7 +17,7 @@ from sparkdl.launch.hangs.watch import HangLimits
 from sparkdl.launch.spark_job import SparkJob
 from sparkdl.launch.wire.outcome import Failure
 
-SPOOL_BYTES = 64 << 20
+RESULTS_BYTES = 64 << 20
 """Results up to this size are assembled in memory, larger ones in a temporary file."""
 
 
@@ -98,7 +98,7 @@ class _Rows:
 
     @contextmanager
     def _fetched(self, kind: str, rank: int) -> Iterator[IO[bytes]]:
-        with tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES) as file:
+        with tempfile.SpooledTemporaryFile(max_size=RESULTS_BYTES) as file:
             self._job.fetch(rank, kind, self._num_chunks.get((kind, rank), 0), file)
             file.seek(0)
             yield file

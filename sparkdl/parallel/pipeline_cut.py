@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Parts:
+class PipelineParts:
     """The parts of a model in the order in which they compute.
 
     Attributes:
@@ -41,7 +41,7 @@ class Parts:
     after: tuple[str, ...]
 
 
-def parts_of(module: nn.Module) -> Parts:
+def parts_of(module: nn.Module) -> PipelineParts:
     """The parts of a model, from its ``pipeline_parts``, the plan of a Hugging Face model, or a ``Sequential``.
 
     Raises:
@@ -56,9 +56,9 @@ def parts_of(module: nn.Module) -> Parts:
             before = (*before, *(f"{blocks}.{name}" for name in own.before))
             after = (*(f"{blocks}.{name}" for name in own.after), *after)
             blocks = f"{blocks}.{own.blocks}"
-        return Parts(tuple(before), blocks, tuple(after))
+        return PipelineParts(tuple(before), blocks, tuple(after))
     if type(module) is nn.Sequential:
-        return Parts((), "", ())
+        return PipelineParts((), "", ())
     found = _of_hugging_face(module)
     if found is not None:
         outside, model = found
@@ -69,7 +69,7 @@ def parts_of(module: nn.Module) -> Parts:
             of_base = [name for name in plan if name.rpartition(".")[0] == prefix]
             at = of_base.index(lists[0])
             others = [name for name in plan if name not in of_base]
-            return Parts(tuple(of_base[:at]), lists[0], (*of_base[at + 1 :], *others))
+            return PipelineParts(tuple(of_base[:at]), lists[0], (*of_base[at + 1 :], *others))
     raise ParamError(
         f"{type(module).__name__} does not say how it can be cut into pipeline stages. Give it an attribute such as "
         "pipeline_parts = (['embedding'], 'blocks', ['norm', 'head']): modules before, the ModuleList of blocks, "
@@ -103,7 +103,7 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
     return ends[::-1]
 
 
-def costs_by_memory(module: nn.Module, parts: Parts | None = None) -> list[float]:
+def costs_by_memory(module: nn.Module, parts: PipelineParts | None = None) -> list[float]:
     """Number of weights of each block; those before and after the blocks count with the first and the last block."""
     parts = parts or parts_of(module)
     costs = [_weights(block) for block in _blocks(module, parts)]
@@ -116,7 +116,7 @@ def costs_by_time(
     module: nn.Module,
     *args: Any,
     group: dist.ProcessGroup,
-    parts: Parts | None = None,
+    parts: PipelineParts | None = None,
     repeats: int = 3,
     **kwargs: Any,
 ) -> list[float]:
@@ -134,7 +134,7 @@ def costs_by_time(
     blocks = list(_blocks(module, parts))
     measured: list[list[float]] = [[0.0] * len(blocks)]
     if dist.get_rank(group) == 0:
-        watch = _Watch()
+        watch = _Stopwatch()
         watched = [*(module.get_submodule(name) for name in parts.before), *blocks]
         watched += [module.get_submodule(name) for name in parts.after]
         handles = []
@@ -159,7 +159,7 @@ def costs_by_time(
     return measured[0]
 
 
-class _Watch:
+class _Stopwatch:
     """Times layers from their forward hooks.
 
     Attributes:
@@ -189,7 +189,7 @@ def cut(
     *,
     schedule: str = "1f1b",
     costs: Sequence[float] | None = None,
-    parts: Parts | None = None,
+    parts: PipelineParts | None = None,
 ) -> list[nn.Module]:
     """Keep this rank's stages of a model.
 
@@ -231,7 +231,7 @@ def check_cut(
     ranks: int,
     *,
     costs: Sequence[float] | None = None,
-    parts: Parts | None = None,
+    parts: PipelineParts | None = None,
 ) -> list[int]:
     """Check that a model can be cut into the stages of a schedule; needs no process group.
 
@@ -288,7 +288,7 @@ def check_trainable(module: nn.Module, schedule: str, ranks: int) -> None:
             )
 
 
-def _blocks(module: nn.Module, parts: Parts) -> nn.ModuleList | nn.Sequential:
+def _blocks(module: nn.Module, parts: PipelineParts) -> nn.ModuleList | nn.Sequential:
     blocks = module.get_submodule(parts.blocks)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential):
         raise ParamError(
@@ -302,7 +302,7 @@ def _weights(module: nn.Module) -> float:
     return float(sum(parameter.numel() for parameter in module.parameters()))
 
 
-def _check_tied(module: nn.Module, parts: Parts, firsts: Sequence[int]) -> None:
+def _check_tied(module: nn.Module, parts: PipelineParts, firsts: Sequence[int]) -> None:
     """Refuse parameters that several stages would have: each stage would train a copy of its own."""
     stage_of: dict[nn.Parameter, tuple[int, str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -316,7 +316,7 @@ def _check_tied(module: nn.Module, parts: Parts, firsts: Sequence[int]) -> None:
             )
 
 
-def _stage_of(name: str, parts: Parts, firsts: Sequence[int]) -> int:
+def _stage_of(name: str, parts: PipelineParts, firsts: Sequence[int]) -> int:
     prefix = f"{parts.blocks}." if parts.blocks else ""
     if name.startswith(prefix):
         number = name.removeprefix(prefix).partition(".")[0]
@@ -422,7 +422,7 @@ def _make_stage(
 
 
 @torch.no_grad()
-def _check_between_parts(module: nn.Module, parts: Parts) -> None:
+def _check_between_parts(module: nn.Module, parts: PipelineParts) -> None:
     """Refuse a Hugging Face model that computes something between its parts, as every stage would compute it again.
 
     Raises:
@@ -455,7 +455,7 @@ class _FirstCall:
     wrong silently. A model whose ``forward`` needs all of its blocks cannot be checked in this way.
     """
 
-    def __init__(self, stage: nn.Module, parts: Parts, number_of_first: int) -> None:
+    def __init__(self, stage: nn.Module, parts: PipelineParts, number_of_first: int) -> None:
         self._stage, self._parts, self._number_of_first = stage, parts, number_of_first
         self._handle = stage.register_forward_pre_hook(self._check, with_kwargs=True)
 
@@ -517,7 +517,9 @@ class _FirstCall:
             )
 
 
-def _keep(shell: nn.Module, parts: Parts, stage: int, num_stages: int, firsts: Sequence[int]) -> nn.Module:
+def _keep(
+    shell: nn.Module, parts: PipelineParts, stage: int, num_stages: int, firsts: Sequence[int]
+) -> nn.Module:
     layers = slice(firsts[stage], firsts[stage + 1])
     kept = {str(number): _blocks(shell, parts)[number] for number in range(layers.start, layers.stop)}
     if not parts.blocks:

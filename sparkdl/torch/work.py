@@ -535,7 +535,7 @@ def _set(source: torch.futures.Future[Any]) -> None:
         logger.exception("A callback of a future failed.")
 
 
-class _Watch:
+class _LineWatch:
     """The thread that watches all lines of this process, while there are any."""
 
     def __init__(self) -> None:
@@ -585,7 +585,7 @@ class _Watch:
                 self._news.set()
 
 
-_watch = _Watch()
+_watch = _LineWatch()
 
 
 def seconds(timeout: timedelta | None) -> float | None:

@@ -197,7 +197,7 @@ class Replicas(ModelDistribution):
         return module.eval()
 
 
-class Parts(ModelDistribution):
+class DividedModel(ModelDistribution):
     """A module that is divided among all ranks, or among the ranks of each of several groups.
 
     Args:

@@ -59,7 +59,7 @@ class LossSum:
         self.weight = weight
 
 
-Batch = TypeVar("Batch")
+AnyBatch = TypeVar("AnyBatch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ class EpochMeter:
         self._waited_s = 0.0
         self._started = time.perf_counter()
 
-    def time_waits(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def time_waits(self, batches: Iterable[AnyBatch]) -> Iterator[AnyBatch]:
         """Yield the batches, and count the time until each is available as time spent waiting for data."""
         iterator = iter(batches)
         nothing = object()
@@ -180,7 +180,7 @@ class EpochMeter:
             self._waited_s += time.perf_counter() - started
             if batch is nothing:
                 return
-            yield cast("Batch", batch)
+            yield cast("AnyBatch", batch)
 
     def add(self, loss_mean: Tensor, weight: float, rows: int) -> None:
         """Add one step: the detached mean loss of this rank's rows, their weight, and their number."""

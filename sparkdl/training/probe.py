@@ -72,14 +72,14 @@ def crosses_rows(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:
     """
     if outputs.shape != (1, 1) or targets.shape != (1,):
         return False
-    watch = _Watch()
+    watch = _ShapeObserver()
     # If the loss raises here, it raises again, and is reported, when it is tried on the actual outputs.
     with suppress(Exception), torch.no_grad(), watch:
         loss(outputs.detach().repeat(_NUM_ROWS, 1), targets.repeat(_NUM_ROWS))
     return watch.has_crossed
 
 
-class _Watch(TorchFunctionMode):
+class _ShapeObserver(TorchFunctionMode):
     """Observes every torch function that is called within this context."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.model.architecture import join_module
 from sparkdl.model.losses import LossTerm
-from sparkdl.training.distribution import Parts, placed, whole_tensor
+from sparkdl.training.distribution import DividedModel, placed, whole_tensor
 from sparkdl.training.objective import Evaluation
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparkdl.training.spec import TrainingSpec
 
 
-class Stages(Parts):
+class Stages(DividedModel):
     """Distribution in which each rank has some layers of the module, or a part of those layers.
 
     A batch goes through the pipeline in microbatches, which have to be of one shape for torch's schedules: the last

@@ -21,7 +21,7 @@ from sparkdl.training.batches import batches_for, read_timeout_s, single_rows_al
 from sparkdl.training.callbacks import FitControl
 from sparkdl.training.checkpoint.checkpointing import Checkpoints, Choice, agree_on_checkpoint
 from sparkdl.training.checkpoint.state import FitState
-from sparkdl.training.distribution import ModelDistribution, Parts, Replicas
+from sparkdl.training.distribution import DividedModel, ModelDistribution, Replicas
 from sparkdl.training.history import EpochMeter, EpochRecord, ProgressReporter, Report
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.metrics import EpochMetrics
@@ -73,7 +73,7 @@ def distribute(
         return Replicas(spec, communicator, device, resources)
     init_process_group(communicator, cuda=device.type == "cuda")
     layout = sizes.lay_out(device_type=device.type)
-    return (Parts if sizes.pipeline == 1 else Stages)(layout, spec, device)
+    return (DividedModel if sizes.pipeline == 1 else Stages)(layout, spec, device)
 
 
 def cores_per_rank(ranks_on_host: int) -> int:

@@ -14,7 +14,7 @@ import pytest
 from sparkdl.bench import fit
 from sparkdl.bench.contenders.arithmetic import ArithmeticTrial
 from sparkdl.bench.contenders.fit import CONTENDERS
-from sparkdl.bench.contenders.fit_job import Fitted, Job, loss_of, make_model, weights_of
+from sparkdl.bench.contenders.fit_task import FitSize, Fitted, loss_of, make_model, weights_of
 from sparkdl.errors import ParamError, TrainingError
 
 
@@ -51,8 +51,8 @@ def test_run_measures_every_contender(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_a_fit_of_sparkdl_is_timed_phase_by_phase_and_has_learned(spark, tmp_path: Path) -> None:
-    job = Job(num_rows=4096, epochs=1, batch_size=64)
-    fits, rows = fit.fit_in_turn(spark, job, ["sparkdl"], 1, tmp_path, lambda text: None)
+    size = FitSize(num_rows=4096, epochs=1, batch_size=64)
+    fits, rows = fit.fit_in_turn(spark, size, ["sparkdl"], 1, tmp_path, lambda text: None)
     (found,) = fits["sparkdl"]
     assert sum(found.phases.values()) == pytest.approx(found.seconds)
     assert all(seconds > 0 for seconds in found.phases.values())
@@ -70,8 +70,10 @@ def test_rows_contain_medians_phases_and_ratios() -> None:
         "sparkdl": [fitted(0.0, 1.0, 2.0, 9.0, 10.0), fitted(0.0, 1.0, 4.0, 9.0, 10.0)],
         "distributor": [fitted(0.0, 2.0, 8.0, 18.0, 20.0), fitted(0.0, 2.0, 8.0, 18.0, 20.0)],
     }
-    job = Job(num_rows=1000)
-    arithmetic, ours, theirs = fit.make_rows(job, [4.0, 5.0, 6.0], fits, {"sparkdl": 0.2, "distributor": 0.3})
+    size = FitSize(num_rows=1000)
+    arithmetic, ours, theirs = fit.make_rows(
+        size, [4.0, 5.0, 6.0], fits, {"sparkdl": 0.2, "distributor": 0.3}
+    )
     assert (arithmetic["contender"], arithmetic["median_s"], arithmetic["phases_s"]) == (
         "arithmetic",
         5.0,
@@ -114,7 +116,7 @@ def test_the_loss_is_the_mean_square_of_the_errors() -> None:
 
 
 def test_a_fit_has_as_many_steps_as_its_rows_need() -> None:
-    assert Job(num_rows=1_000_000).num_steps == 3 * 1954
+    assert FitSize(num_rows=1_000_000).num_steps == 3 * 1954
 
 
 def test_arithmetic_trial_updates_every_weight_of_the_model() -> None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contenders.fit_job import WIDTH, make_model, make_optimizer
+from sparkdl.bench.contenders.fit_task import WIDTH, make_model, make_optimizer
 
 if TYPE_CHECKING:
     from sparkdl.bench.contenders.sessions import Session

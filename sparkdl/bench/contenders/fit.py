@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contenders.fit_job import (
+from sparkdl.bench.contenders.fit_task import (
     LABEL,
     WIDTH,
+    FitSize,
     Fitted,
-    Job,
     column_names,
     make_model,
     make_optimizer,
@@ -35,7 +35,7 @@ NUM_READERS = 2
 _GROUPS_OF_PARTITION = 8
 
 
-def fit_with_sparkdl(job: Job, frame: DataFrame, folder: Path) -> Fitted:
+def fit_with_sparkdl(size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
     """Fit with sparkdl's ``TorchEstimator``, untracked, in a Store without the rows of an earlier fit."""
     import torch
     from pyspark.sql import functions as F
@@ -50,9 +50,9 @@ def fit_with_sparkdl(job: Job, frame: DataFrame, folder: Path) -> Fitted:
         loss=torch.nn.MSELoss(),
         featuresCol="features",
         labelCol=LABEL,
-        batchSize=job.batch_size,
-        epochs=job.epochs,
-        numWorkers=job.num_ranks,
+        batchSize=size.batch_size,
+        epochs=size.epochs,
+        numWorkers=size.num_ranks,
         callbacks=[FitClock(str(stamps), str(folder / "store"))],
         store=str(folder / "store"),
         tracking="off",
@@ -69,17 +69,17 @@ def fit_with_sparkdl(job: Job, frame: DataFrame, folder: Path) -> Fitted:
     )
 
 
-def fit_with_distributor(job: Job, frame: DataFrame, folder: Path) -> Fitted:
+def fit_with_distributor(size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
     """Fit with pyspark's ``TorchDistributor``, whose ranks run in a barrier stage, like those of sparkdl."""
-    return _distribute(job, frame, folder, local_mode=False)
+    return _distribute(size, frame, folder, local_mode=False)
 
 
-def fit_with_local_distributor(job: Job, frame: DataFrame, folder: Path) -> Fitted:
+def fit_with_local_distributor(size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
     """Fit with pyspark's ``TorchDistributor`` and ``local_mode=True``: ranks run beside the driver, without Spark."""
-    return _distribute(job, frame, folder, local_mode=True)
+    return _distribute(size, frame, folder, local_mode=True)
 
 
-def fit_with_horovod(job: Job, frame: DataFrame, folder: Path) -> Fitted:
+def fit_with_horovod(size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
     """Fit with Horovod's ``TorchEstimator``.
 
     It does not report when the training begins and ends, so all time after the writing counts as training.
@@ -97,7 +97,7 @@ def fit_with_horovod(job: Job, frame: DataFrame, folder: Path) -> Fitted:
     common, model = "horovod.spark.common", make_model()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     estimator = import_module("horovod.spark.torch").TorchEstimator(
-        backend=import_module(f"{common}.backend").SparkBackend(num_proc=job.num_ranks, env=environment),
+        backend=import_module(f"{common}.backend").SparkBackend(num_proc=size.num_ranks, env=environment),
         store=import_module(f"{common}.store").LocalStore(str(folder)),
         model=model,
         optimizer=make_optimizer(model.parameters()),
@@ -105,8 +105,8 @@ def fit_with_horovod(job: Job, frame: DataFrame, folder: Path) -> Fitted:
         input_shapes=[[-1, WIDTH]],
         feature_cols=["features"],
         label_cols=[LABEL],
-        batch_size=job.batch_size,
-        epochs=job.epochs,
+        batch_size=size.batch_size,
+        epochs=size.epochs,
         verbose=0,
     )
     started = now()
@@ -123,7 +123,7 @@ def fit_with_horovod(job: Job, frame: DataFrame, folder: Path) -> Fitted:
     )
 
 
-CONTENDERS: dict[str, Callable[[Job, Any, Path], Fitted]] = {
+CONTENDERS: dict[str, Callable[[FitSize, Any, Path], Fitted]] = {
     "sparkdl": fit_with_sparkdl,
     "distributor": fit_with_distributor,
     "distributor-local": fit_with_local_distributor,
@@ -131,18 +131,18 @@ CONTENDERS: dict[str, Callable[[Job, Any, Path], Fitted]] = {
 }
 
 
-def _distribute(job: Job, frame: DataFrame, folder: Path, *, local_mode: bool) -> Fitted:
+def _distribute(size: FitSize, frame: DataFrame, folder: Path, *, local_mode: bool) -> Fitted:
     from pyspark.ml.torch.distributor import TorchDistributor
 
     url = (folder / "rows").as_uri()
     started = now()
     # Row groups of equal size, as Petastorm has to give every rank the same number of rows.
-    rows_of_group = -(-job.num_rows // (job.num_ranks * _GROUPS_OF_PARTITION))
+    rows_of_group = -(-size.num_rows // (size.num_ranks * _GROUPS_OF_PARTITION))
     writer = frame.write.option("compression", "uncompressed").option("parquet.enable.dictionary", "false")
     writer.option("parquet.block.row.count.limit", rows_of_group).parquet(url)
     written = now()
-    distributor = TorchDistributor(num_processes=job.num_ranks, local_mode=local_mode, use_gpu=False)
-    results: Any = distributor.run(_train_on_petastorm, asdict(job), url)
+    distributor = TorchDistributor(num_processes=size.num_ranks, local_mode=local_mode, use_gpu=False)
+    results: Any = distributor.run(_train_on_petastorm, asdict(size), url)
     return Fitted(started=started, written=written, ended=now(), **results)
 
 
@@ -161,20 +161,20 @@ def _train_on_petastorm(settings: dict[str, Any], url: str) -> dict[str, Any]:
     from petastorm import make_batch_reader
     from petastorm.pytorch import BatchedDataLoader
 
-    job, names = Job(**settings), column_names()
+    size, names = FitSize(**settings), column_names()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(make_model(), gradient_as_bucket_view=True)
     optimizer = make_optimizer(model.parameters())
     reader = make_batch_reader(
         url,
-        num_epochs=job.epochs,
+        num_epochs=size.epochs,
         workers_count=NUM_READERS,
         cur_shard=dist.get_rank(),
         shard_count=dist.get_world_size(),
     )
-    steps = job.epochs * job.num_rows // (job.num_ranks * job.batch_size)
-    with BatchedDataLoader(reader, batch_size=job.batch_size) as loader:
+    steps = size.epochs * size.num_rows // (size.num_ranks * size.batch_size)
+    with BatchedDataLoader(reader, batch_size=size.batch_size) as loader:
         training = now()
         for batch in islice(loader, steps):
             optimizer.zero_grad()

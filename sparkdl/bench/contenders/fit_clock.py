@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sparkdl.bench.contenders.fit_job import now
+from sparkdl.bench.contenders.fit_task import now
 from sparkdl.training.callbacks import Callback, FitContext
 
 

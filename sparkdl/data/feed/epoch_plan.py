@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Rows: TypeAlias = range | Indices
 """Numbers of rows inside a row group, ascending."""
 
-Part: TypeAlias = tuple[int, Rows]
+RowGroupPart: TypeAlias = tuple[int, Rows]
 """Position of a row group in ``ParquetDataset.row_groups``, and rows of this row group."""
 
 Taken: TypeAlias = int | tuple[int, ...]
@@ -79,7 +79,7 @@ class EpochPlan:
         """Return how many rows each rank has; they differ by at most one."""
         return divided_rows(self.num_rows, self.world_size)
 
-    def shards(self) -> list[list[Part]]:
+    def shards(self) -> list[list[RowGroupPart]]:
         """Return the rows of every rank in the order in which it reads them."""
         counts = list(self.row_counts)
         for row_group, rows in self.left.items():
@@ -97,7 +97,9 @@ class EpochPlan:
         key = (self.seed, self.epoch, rank, *([self.stretch] if self.stretch else []))
         return ShuffleOrder(num_rows, buffer_rows, random_bits(*key))
 
-    def unread(self, rank: int, shard: Sequence[Part], *, buffer_rows: int, num_taken: int) -> list[Part]:
+    def unread(
+        self, rank: int, shard: Sequence[RowGroupPart], *, buffer_rows: int, num_taken: int
+    ) -> list[RowGroupPart]:
         """Return the rows that a rank still has to read of its shard after it has had ``num_taken`` of them."""
         num_rows = sum(len(rows) for _, rows in shard)
         num_taken = min(num_taken, num_rows)
@@ -147,9 +149,9 @@ def as_indices(rows: Rows) -> Indices:
     return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
-def _at_positions(shard: Sequence[Part], scattered: Indices, rest: int) -> list[Part]:
+def _at_positions(shard: Sequence[RowGroupPart], scattered: Indices, rest: int) -> list[RowGroupPart]:
     """Return the rows of a shard at the positions ``scattered``, and all rows from position ``rest`` on."""
-    parts: list[Part] = []
+    parts: list[RowGroupPart] = []
     start = 0
     for row_group, rows in shard:
         stop = start + len(rows)

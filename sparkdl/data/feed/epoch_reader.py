@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.blocks import Block, BlockLayout
     from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
     from sparkdl.data.dataset.row_choice import RowChoice
-    from sparkdl.data.feed.epoch_plan import Part
+    from sparkdl.data.feed.epoch_plan import RowGroupPart
     from sparkdl.data.feed.state import EpochSlice
     from sparkdl.data.files.changed_files import WatchedFiles
     from sparkdl.data.petastorm.reader import ShardReader
@@ -162,7 +162,7 @@ class EpochReader:
         if self._cache is not None:
             self._cache.close()
 
-    def _open(self, shard: list[Part], row_counts: Sequence[int]) -> ShardReader:
+    def _open(self, shard: list[RowGroupPart], row_counts: Sequence[int]) -> ShardReader:
         # Imported here, because planning or describing an epoch without reading it needs no Petastorm.
         from sparkdl.data.petastorm.reader import ShardReader
 

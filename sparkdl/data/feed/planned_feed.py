@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchPart:
     """The part of each batch of a planned rank that a rank takes.
 
     Attributes:
@@ -48,12 +48,12 @@ class Part:
         return range(num_rows * self.start // self.of, num_rows * self.stop // self.of)
 
 
-def parts_of_rank(rank: int, world_size: int, planned_ranks: int) -> list[Part]:
+def parts_of_rank(rank: int, world_size: int, planned_ranks: int) -> list[BatchPart]:
     """Return the parts that a rank takes of the planned ranks' batches, which are shared equally and in order."""
     # Each of planned_ranks batches has world_size units, and each of world_size ranks takes planned_ranks units.
     first, last = rank * planned_ranks, (rank + 1) * planned_ranks
     return [
-        Part(
+        BatchPart(
             planned,
             max(first - planned * world_size, 0),
             min(last - planned * world_size, world_size),
@@ -212,7 +212,7 @@ class PlannedFeed:
         self.close()
 
 
-def _part_of(batch: Batch, part: Part) -> Batch:
+def _part_of(batch: Batch, part: BatchPart) -> Batch:
     num_rows = len(next(iter(batch.values())))
     rows = part.rows(num_rows)
     if len(rows) == num_rows:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
     from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.data.feed.cache import BlockCache, FooterCache
-    from sparkdl.data.feed.epoch_plan import Part
+    from sparkdl.data.feed.epoch_plan import RowGroupPart
 
 
 class PlannedPiece(ParquetDatasetPiece):
@@ -109,7 +109,7 @@ class ShardReader(Reader):
         self,
         dataset: ParquetDataset,
         layout: BlockLayout,
-        shard: Sequence[Part],
+        shard: Sequence[RowGroupPart],
         *,
         row_counts: Sequence[int],
         num_threads: int,

@@ -105,7 +105,7 @@ RELAY_TIMEOUT_S = 30.0
 LAST_LINES_TIMEOUT_S = 2.0
 """How long after the end of a rank its output may stay open until it counts as held open by another process."""
 
-SPOOL_BYTES = 64 << 20
+RESULT_BYTES = 64 << 20
 """Results up to this size stay in the task's memory; larger ones wait in a temporary file."""
 
 
@@ -139,7 +139,7 @@ class RankSupervisor:
         on_line: Callable[[str], None],
         on_event: Callable[[dict[str, Any]], None],
     ) -> None:
-        self.result: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - outlives this
+        self.result: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=RESULT_BYTES)  # noqa: SIM115 - outlives this
         self._rank, self._payload = rank, payload
         self._environment, self._more_variables = environment, more_variables or {}
         self._modules, self._inherited = modules, inherited or {}

@@ -30,7 +30,7 @@ from sparkdl.rendezvous.listener import AuthenticatedListener
 
 PURPOSE = b"sparkdl driver"
 REACH_TIMEOUT_S = 10.0
-SPOOL_BYTES = 8 << 20
+UNSENT_BYTES = 8 << 20
 
 OnPeers = Callable[[list[dict[str, Any]] | None], None]
 
@@ -39,7 +39,7 @@ class DriverLink:
     """The barrier task's end of its connection to the driver, for one rank; a context manager."""
 
     def __init__(self, address: Address, secret: bytes, *, rank: int, host: str) -> None:
-        self.unsent: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - closed below
+        self.unsent: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=UNSENT_BYTES)  # noqa: SIM115 - closed below
         self._address, self._secret = address, secret
         self._hello = {"kind": "hello", "rank": rank, "host": host}
         self._connection: MessageConnection | None = None

@@ -160,7 +160,7 @@ class DeviceAcross:
         sent.wait()
 
 
-Parts = Sequence[torch.Tensor]
+FlatTensors = Sequence[torch.Tensor]
 
 _PART_BYTES = 4 << 20
 """Size of one part of a piece: large enough to use the full network, small enough to have several in progress."""
@@ -184,7 +184,9 @@ class HierarchicalSteps:
             kind = DeviceAcross if hierarchy.takes_device_memory else PinnedAcross
             self._across = kind(hierarchy.across, lane)
 
-    def allreduce(self, flats: Parts, *, op: str, prescale: float, stream: int, deadline: Deadline) -> None:
+    def allreduce(
+        self, flats: FlatTensors, *, op: str, prescale: float, stream: int, deadline: Deadline
+    ) -> None:
         """Reduce one-dimensional tensors in place, in pieces: one is copied while another is on the network."""
         under_way = []
         for piece in (piece for flat in flats for piece in self._pieces_of(flat)):
@@ -226,7 +228,7 @@ class HierarchicalSteps:
         self._run(self._inside.batch().allgather(described(own), described(by_place)), stream, deadline)
         blocks[self._order] = by_place
 
-    def _reduce_inside(self, piece: torch.Tensor, parts: Parts, op: str, prescale: float) -> NcclBatch:
+    def _reduce_inside(self, piece: torch.Tensor, parts: FlatTensors, op: str, prescale: float) -> NcclBatch:
         """Reduce each part to the rank of this host that carries it."""
         batch = self._inside.batch()
         if self._is_block_per_rank(piece):
@@ -237,7 +239,7 @@ class HierarchicalSteps:
                 batch.reduce(described(part), root=rank, op=op, prescale=prescale)
         return batch
 
-    def _spread_inside(self, piece: torch.Tensor, parts: Parts) -> NcclBatch:
+    def _spread_inside(self, piece: torch.Tensor, parts: FlatTensors) -> NcclBatch:
         """Send each part from the rank that carried it to all ranks of this host."""
         batch = self._inside.batch()
         if self._is_block_per_rank(piece):
@@ -255,7 +257,7 @@ class HierarchicalSteps:
         """The blocks for this local rank, one-dimensional, of blocks ordered by local rank and host."""
         return by_place.view(self._inside.world_size, -1)[self._inside.rank]
 
-    def _pieces_of(self, flat: torch.Tensor) -> Parts:
+    def _pieces_of(self, flat: torch.Tensor) -> FlatTensors:
         return flat.split(self._num_parts * (_PART_BYTES // flat.element_size())) if flat.numel() else []
 
     def _run(self, batch: NcclBatch, stream: int, deadline: Deadline) -> NcclHandle:

@@ -92,7 +92,7 @@ class _Copier:
         return self._copies[key]
 
 
-class Part(Protocol):
+class StatePart(Protocol):
     """An object whose state consists of numbers, strings, tensors, and dicts and lists of them, equal on all ranks."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -113,12 +113,12 @@ class FitState:
     """
 
     def __init__(
-        self, module: nn.Module, optimizer: Optimizer, learning_rate: LearningRate, **parts: Part
+        self, module: nn.Module, optimizer: Optimizer, learning_rate: LearningRate, **parts: StatePart
     ) -> None:
         self.module = module
         self.optimizer = optimizer
         self._learning_rate = learning_rate
-        self._parts: dict[str, Part] = dict(parts)
+        self._parts: dict[str, StatePart] = dict(parts)
 
     def capture(self, *, whole: bool = True, **others: Any) -> dict[str, Any]:
         """Return copies of the states in host memory, by the names of their files.

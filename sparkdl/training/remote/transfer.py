@@ -117,9 +117,9 @@ def store_trained(
     before()
     if distribution.is_divided:
         from sparkdl.parallel.weights import saved_files  # imported on ranks only, like the training loop
-        from sparkdl.training.distribution import Parts
+        from sparkdl.training.distribution import DividedModel
 
-        assert isinstance(distribution, Parts), "the only ones that are divided"
+        assert isinstance(distribution, DividedModel), "the only ones that are divided"
         distribution.save_parameters(f"{folder}/{_PARTS}")
         tensors = distribution.other_tensors()
         if distribution.rank != 0:

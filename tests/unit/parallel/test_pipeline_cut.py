@@ -9,7 +9,7 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.parallel.pipeline import stages_of_rank
-from sparkdl.parallel.pipeline_cut import Parts, balance, check_trainable, costs_by_memory, parts_of
+from sparkdl.parallel.pipeline_cut import PipelineParts, balance, check_trainable, costs_by_memory, parts_of
 
 
 def costliest(costs: list[float], firsts: list[int]) -> float:
@@ -51,6 +51,6 @@ def test_stages_of_a_v_schedule_begin_and_end_on_the_first_rank() -> None:
 
 
 def test_parts_of_a_pipeline_come_from_the_model() -> None:
-    assert parts_of(nn.Sequential(nn.Linear(2, 2))) == Parts((), "", ())
+    assert parts_of(nn.Sequential(nn.Linear(2, 2))) == PipelineParts((), "", ())
     with pytest.raises(ParamError, match="pipeline_parts"):
         parts_of(nn.Linear(2, 2))

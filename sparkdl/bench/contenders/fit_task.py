@@ -34,7 +34,7 @@ Weights = Mapping[str, "npt.NDArray[np.float32]"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class FitSize:
     """Settings of one fit.
 
     Attributes:
@@ -94,12 +94,12 @@ def column_names() -> list[str]:
     return [f"f{index}" for index in range(WIDTH)]
 
 
-def make_frame(spark: SparkSession, job: Job) -> DataFrame:
+def make_frame(spark: SparkSession, size: FitSize) -> DataFrame:
     """Return a cached frame of random features, with a label that a model can learn from some of them."""
     from pyspark.sql import functions as F
 
     names = column_names()
-    rows = spark.range(0, job.num_rows, 1, job.num_ranks).select(
+    rows = spark.range(0, size.num_rows, 1, size.num_ranks).select(
         *[F.rand(seed=index).cast("float").alias(name) for index, name in enumerate(names)]
     )
     label = F.sin(F.lit(3.0) * (F.col("f0") + F.col("f1"))) + F.col("f2") * F.col("f3")

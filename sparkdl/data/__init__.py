@@ -41,7 +41,7 @@ _MODULES = {
     "ParquetDataset": "dataset.dataset",
     "ParquetFeed": "feed.feed",
     "PlannedFeed": "feed.planned_feed",
-    "RowFilter": "dataset.rows",
+    "RowFilter": "dataset.row_choice",
     "RowGroup": "dataset.dataset",
     "RowRange": "feed.shards",
     "SequencePacker": "blend.packing",

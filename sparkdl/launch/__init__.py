@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Loaded on first use: a driver that uses Spark does not need them.
 _MODULES = {
     "RankContext": "rank.context",
-    "prepare_in_task": "forkserver.kept",
+    "prepare_in_task": "forkserver.reuse",
     "run_on_local_ranks": "local_launch",
 }
 

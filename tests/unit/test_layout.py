@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from pathlib import Path
 
@@ -129,6 +130,14 @@ def part_of(module: str, package: str) -> str:
 
 def test_old_names_hide_no_current_module(graph: grimp.ImportGraph) -> None:
     assert set(OLD_NAMES) & graph.modules == set()
+
+
+@pytest.mark.parametrize("package", ["sparkdl", "sparkdl.data", "sparkdl.launch", "sparkdl.estimators"])
+def test_names_that_a_package_loads_on_first_use_are_in_current_modules(
+    graph: grimp.ImportGraph, package: str
+) -> None:
+    modules = set(importlib.import_module(package)._MODULES.values())
+    assert {each if each.startswith("sparkdl.") else f"{package}.{each}" for each in modules} <= graph.modules
 
 
 def circles(imports: dict[str, set[str]]) -> list[set[str]]:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -37,7 +38,7 @@ from sparkdl.training.remote.fit_on_rank import IMPORTED_FIRST, FitOutcome, fit_
 from sparkdl.training.remote.transfer import fetch_module, store_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -62,8 +63,18 @@ def fit_on_rows(
     make_model: Callable[[SavedModel, TrainingSummary], M],
     *,
     run_options: RunOptions = ALONE,
+    first_input: Callable[[], Mapping[str, Any]] | None = None,
 ) -> M:
     """Run a fit whose Params have been checked, on rows that other fits may share, and return its model.
+
+    Args:
+        params: Params of the fit.
+        spark: session.
+        rows: training rows.
+        make_model: function that makes the model from what was trained.
+        run_options: the MLflow run to which the fit belongs.
+        first_input: function that returns the input example for MLflow, columns of shape ``(1, *shape)``; None for the
+            first training row.
 
     Raises:
         SparkdlError: as :meth:`sparkdl.estimators.TorchEstimator.fit`.
@@ -106,7 +117,7 @@ def fit_on_rows(
                     params,
                     model,
                     communication,
-                    example=inputs.example,
+                    example=first_input or partial(dict, inputs.example),
                     folder=Path(folder),
                     checkpoints=params.getCheckpointDir(),
                 )

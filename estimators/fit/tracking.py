@@ -36,7 +36,7 @@ from sparkdl.training.checkpoint.identity import dataset_digest
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from sparkdl.collective import WorldReport
@@ -195,7 +195,7 @@ def log_outcome(
     model: TorchModel,
     communication: WorldReport | None,
     *,
-    example: Mapping[str, Any],
+    example: Callable[[], Mapping[str, Any]],
     folder: Path,
     checkpoints: str | None,
 ) -> None:
@@ -206,7 +206,7 @@ def log_outcome(
         params: Params of the fit.
         model: model of the fit.
         communication: communication report of the ranks; None if the fit did not train.
-        example: one row as input example, columns of shape ``(1, *shape)``.
+        example: function that returns one row as input example, columns of shape ``(1, *shape)``.
         folder: local folder that exists until the run is closed.
         checkpoints: URL of the checkpoints; None for no checkpointDir.
     """
@@ -217,7 +217,7 @@ def log_outcome(
         log_picture(run, model)
         if params.getLogCheckpoints() and checkpoints is not None:
             run.log_folder("checkpoints", _fetched(checkpoints, folder / "checkpoints"))
-        run.log_model(save_for_mlflow(model, folder, example), folder, _registration(params))
+        run.log_model(save_for_mlflow(model, folder, example()), folder, _registration(params))
         run.flush()
     except Exception as error:
         _logger.log(

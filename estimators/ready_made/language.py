@@ -45,6 +45,7 @@ from sparkdl.estimators.ready_made.language_rows import (
     Texts,
     blended_rows,
     estimated_rows,
+    first_text,
     holds_tokens,
     packed,
 )
@@ -447,6 +448,7 @@ class LanguageModel(
                     rows,
                     partial(self._text_model, tokenizer=tokenizer),
                     run_options=options,
+                    first_input=partial(first_text, dataset, self.getFeaturesCols()[0]),
                 )
 
     @contextmanager

@@ -29,6 +29,9 @@ PACKED_TYPE = "tokens array<bigint>, documents array<bigint>, labels array<bigin
 _PARTITION_BYTES = 128 << 20
 """Approximate size of a partition of blended rows."""
 
+_EXAMPLE_LENGTH = 1000
+"""Characters or tokens of an input example."""
+
 Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
@@ -49,6 +52,13 @@ def holds_tokens(dataset: DataFrame, name: str) -> bool:
         f"Column {name!r} holds {dataset.schema[name].dataType.simpleString()}, and LanguageModel takes strings, or "
         "arrays of integers, which are the tokens of texts."
     )
+
+
+def first_text(dataset: DataFrame, name: str) -> dict[str, list[Any]]:
+    """Return the beginning of the first text or token array of a column, as an input of the model: one row by name."""
+    with spark_job(dataset.sparkSession, "reading the input example", columns=[name]):
+        row = dataset.select(quoted(name)).first()
+    return {} if row is None else {name: [row[0][:_EXAMPLE_LENGTH]]}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,9 @@ def test_language_model_continues_texts_and_is_saved_and_served(spark, texts, tm
     served = mlflow.pyfunc.load_model(model.summary.model_uri)
     logged = mlflow.get_run(model.summary.run_id).data.params
     assert (logged["embeddingSize"], logged["maxLength"], logged["epochs"]) == ("64", "64", "5")
+    example = served.metadata.load_input_example(mlflow.artifacts.download_artifacts(model.summary.model_uri))
+    assert example["text"].tolist() == [texts.first()["text"]]
+    assert len(served.predict(example)) == 1
     answer = served.predict({"text": [start]})
     assert list(answer.iloc[0]) == [continued]
     assert "string" in str(served.metadata.signature.outputs)

@@ -145,4 +145,32 @@ def restore(buffer: torch.Tensor, tensor: torch.Tensor) -> None:
         return
     if buffer.dtype != tensor.dtype:
         buffer = buffer.view(tensor.dtype)
-    tensor.detach().copy_(buffer.view(tensor.shape))
+    target, source = tensor.detach(), buffer.view(tensor.shape)
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride == 0:  # expanded: all elements along it are one
+            target, source = target.narrow(dim, 0, 1), _single(source, dim)
+    target.copy_(source)
+
+
+def _single(values: torch.Tensor, dim: int) -> torch.Tensor:
+    first = values.narrow(dim, 0, 1)
+    if not torch.equal(first.expand_as(values), values):
+        raise ParamError(
+            f"Different values arrived for elements of an expanded tensor that are one in memory (dimension {dim} of "
+            f"{tuple(values.shape)}). Pass a tensor of its own, as tensor.contiguous() makes it."
+        )
+    return first
+
+
+def check_dtypes(name: str, *tensors: torch.Tensor) -> None:
+    """Check that the tensors of a rank that data are copied between have one dtype.
+
+    Raises:
+        ParamError: if they do not: the bytes of one type would be taken for values of the other.
+    """
+    dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors))
+    if len(dtypes) > 1:
+        raise ParamError(
+            f"{name} copies values between tensors of one dtype, and these have {', '.join(map(str, dtypes))}. "
+            "Make outputs of the dtype of the inputs."
+        )

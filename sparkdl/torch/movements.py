@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
 )
 
 from sparkdl.errors import ParamError
-from sparkdl.torch.buffers import elements_per_element, export, movable, restore
+from sparkdl.torch.buffers import check_dtypes, elements_per_element, export, movable, restore
 from sparkdl.torch.submission import Finish, Submission, as_list, called_as_it_is, recorded, restoring
 from sparkdl.torch.work import CollectiveWork, FutureCompleter
 
@@ -90,6 +90,8 @@ class Movements(Submission):
         self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
         """Copy the input of every rank to that rank's tensor of the list; sizes may differ between ranks."""
+        for outputs, tensor in zip(output_lists, inputs, strict=True):
+            check_dtypes("allgather", tensor, *outputs)
         if (other := self._group_of(inputs[0])) is not None:
             return other.allgather(output_lists, inputs, opts)
         opts = AllgatherOptions() if opts is None else opts
@@ -115,9 +117,6 @@ class Movements(Submission):
         self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
         """Copy the inputs of every rank to that rank's list: ``output_lists[r][i]`` becomes input i of rank r."""
-        if (other := self._group_of(inputs[0])) is not None:
-            return other.allgather_coalesced(output_lists, inputs, opts)
-        opts = AllgatherOptions() if opts is None else opts
         world_size = self._communicator.world_size
         sizes = [[output.numel() for output in outputs] for outputs in output_lists]
         own = [tensor.numel() for tensor in inputs]
@@ -126,6 +125,11 @@ class Movements(Submission):
                 f"allgather_coalesced of inputs of {own} elements over {world_size} ranks needs as many such lists of"
                 f" outputs, got lists of {sizes} elements."
             )
+        for tensor, *outputs in zip(inputs, *output_lists, strict=True):
+            check_dtypes("allgather_coalesced", tensor, *outputs)
+        if (other := self._group_of(inputs[0])) is not None:
+            return other.allgather_coalesced(output_lists, inputs, opts)
+        opts = AllgatherOptions() if opts is None else opts
         handles: list[Handle] = []
         finishes: list[Finish] = []
         groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -183,6 +187,7 @@ class Exchanges(Submission):
     ) -> Any:
         """Copy the input of every rank to the root's list of tensors, all of one size."""
         tensor = inputs[0]
+        check_dtypes("gather", tensor, *(output for outputs in output_lists for output in outputs))
         if (other := self._group_of(tensor)) is not None:
             return other.gather(output_lists, inputs, opts)
         opts = GatherOptions() if opts is None else opts
@@ -201,6 +206,7 @@ class Exchanges(Submission):
     ) -> Any:
         """Give every rank its entry of the root's list of tensors, all of one size."""
         output = outputs[0]
+        check_dtypes("scatter", output, *(tensor for inputs in input_lists for tensor in inputs))
         if (other := self._group_of(output)) is not None:
             return other.scatter(outputs, input_lists, opts)
         opts = ScatterOptions() if opts is None else opts
@@ -222,6 +228,7 @@ class Exchanges(Submission):
         opts: Any = None,
     ) -> Any:
         """Send block r of a tensor to rank r; split sizes count rows, and are equal if none are given."""
+        check_dtypes("all_to_all_single", tensor, output)
         if (other := self._group_of(tensor)) is not None:
             return other.alltoall_base(output, tensor, output_split_sizes, input_split_sizes, opts)
         world_size = self._communicator.world_size
@@ -244,6 +251,7 @@ class Exchanges(Submission):
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
         """Send ``inputs[r]`` to rank r and receive ``outputs[r]`` from it."""
+        check_dtypes("alltoall", *inputs, *outputs)
         if (other := self._group_of(inputs[0])) is not None:
             return other.alltoall(outputs, inputs, opts)
         sources = [movable(tensor) for tensor in inputs]

@@ -27,6 +27,7 @@ from sparkdl.torch.buffers import (
     ELEMENT_DTYPES,
     PLAIN_OPS,
     Reduction,
+    check_dtypes,
     elements_per_element,
     export,
     flatten,
@@ -255,6 +256,8 @@ class Reductions(Submission):
         self, outputs: Sequence[torch.Tensor], input_lists: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> Any:
         """Reduce the ranks' lists and keep this rank's entry in ``outputs``; entries may differ in size."""
+        for output, inputs in zip(outputs, input_lists, strict=True):
+            check_dtypes("reduce_scatter", output, *inputs)
         if (other := self._group_of(outputs[0])) is not None:
             return other.reduce_scatter(outputs, input_lists, opts)
         opts = ReduceScatterOptions() if opts is None else opts

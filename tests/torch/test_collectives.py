@@ -35,6 +35,38 @@ def check_allgather_takes_a_slice_of_its_output_as_input() -> None:
     torch.testing.assert_close(output, torch.arange(1.0, size + 1).repeat_interleave(4))
 
 
+def check_tensors_of_differing_dtypes_are_refused_before_anything_is_sent() -> None:
+    rank, size = rank_and_size()
+    group, own = dist.group.WORLD, torch.arange(4.0)
+    others = [torch.zeros(4, dtype=torch.int32) for _ in range(size)]
+    own_blocks, other_blocks = list(own.chunk(size)), list(others[0].chunk(size))
+    calls = [
+        lambda: group.allgather_coalesced([[each] for each in others], [own]),
+        lambda: group.allgather([others], [own]),
+        lambda: group.alltoall(other_blocks, own_blocks),
+        lambda: group.all_to_all_single(others[0], own),
+        lambda: group.reduce_scatter([other_blocks[0]], [own_blocks]),
+    ]
+    if rank == 0:  # the root alone has both
+        calls += [lambda: group.gather([others], [own]), lambda: group.scatter([own], [others])]
+    for call in calls:
+        with pytest.raises(ParamError, match=r"of one dtype, and these have torch\."):
+            call()
+    dist.barrier()
+
+
+def check_expanded_tensors_get_the_value_that_they_hold_once() -> None:
+    rank, size = rank_and_size()
+    held = torch.full((3, 1), rank + 1.0)
+    dist.all_reduce(held.expand(3, 4))
+    assert held.flatten().tolist() == [size * (size + 1) / 2] * 3
+    if rank == 0:
+        dist.broadcast(torch.arange(12.0).view(3, 4), 0)
+    else:
+        with pytest.raises(ParamError, match="one in memory"):
+            dist.broadcast(held.expand(3, 4), 0)
+
+
 def check_allgather_of_differing_sizes_fills_lists() -> None:
     rank, size = rank_and_size()
     parts = [torch.empty(r, 2) for r in range(size)]

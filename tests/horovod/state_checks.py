@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from typing import Any
 
@@ -39,9 +40,16 @@ def check_parameters_become_the_roots() -> None:
 
 
 def check_what_cannot_be_sent_is_named() -> None:
-    if hvd.rank() == 0:  # only the root pickles
-        with pytest.raises(ParamError, match="The state's lock is a lock, which cannot be pickled"):
-            hvd.elastic.TorchState(epoch=1, lock=threading.Lock()).sync()
+    with pytest.raises(ParamError, match="The state's lock is a lock, which cannot be pickled"):
+        hvd.elastic.TorchState(epoch=1, lock=threading.Lock()).sync()
+    own = threading.Lock() if hvd.rank() == 1 else 1
+    for send in (lambda: hvd.broadcast_object(own, root_rank=1), lambda: hvd.allgather_object(own)):
+        with pytest.raises(
+            TypeError if hvd.rank() == 1 else pickle.PicklingError,
+            match="cannot pickle" if hvd.rank() == 1 else "Rank 1 .*could not pickle its object",
+        ):
+            send()
+    assert hvd.allgather_object(hvd.rank()) == [0, 1]
 
 
 def check_optimizer_state_becomes_the_roots() -> None:

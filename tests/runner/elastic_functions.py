@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import sparkdl.horovod.torch as hvd
+from sparkdl.errors import ParamError
 from sparkdl.parallel import Parallelism, Pipeline, ShardedCheckpoints, cut, divide, shard
 from sparkdl.runner import TrainingState
 
@@ -73,6 +75,25 @@ def train_for_horovod(marker: str | None) -> dict[str, Any]:
 
     run(hvd.elastic.TorchState(model, optimizer, epoch=0))
     return {"began_with": began_with[0], "weight": model.weight.detach()}
+
+
+def keep_shards_as_values() -> None:
+    model = torch.nn.Linear(4, 2)
+    fully_shard(model)
+    hvd.init()
+    for values in ({"sd": model.state_dict()}, {"w": model.weight}, {"all": [{"w": (model.weight,)}]}):
+        with pytest.raises(
+            ParamError, match=f"The state's {next(iter(values))} is .*each rank has another part"
+        ):
+            TrainingState(**values)
+    with pytest.raises(
+        ParamError if hvd.rank() == 0 else PicklingError, match="each rank has another part|Rank 0"
+    ):
+        hvd.broadcast_object(model.state_dict())
+    state = TrainingState(sd=None)
+    state.sd = model.state_dict()
+    with pytest.raises(ParamError, match="each rank has another part"):
+        state.commit()
 
 
 def train_sharded(marker: str | None, mesh_name: str = "ranks") -> dict[str, Any]:

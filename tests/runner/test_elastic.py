@@ -33,6 +33,10 @@ def test_run_restarts_from_its_last_commit_after_a_killed_rank_and_ends_with_the
     assert "continues with 2 of 2 ranks from commit 3 of its state: restart 1 of 1." in caplog.text
 
 
+def test_shards_are_refused_as_values_of_a_state(tmp_path):
+    make_runner(checkpoint_dir=tmp_path).run(functions.keep_shards_as_values)
+
+
 def test_sharded_commits_are_loaded_only_by_ranks_with_the_same_sharding(tmp_path):
     folder, marker = tmp_path / "commits", str(tmp_path / "killed")
     with pytest.raises(RankDiedError, match="Rank 1"):

@@ -6,6 +6,8 @@ only between ranks that have proved that they know the job's secret.
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import cloudpickle
 import torch
 
+from sparkdl.errors import ParamError
 from sparkdl.horovod.torch.basics import rank
 from sparkdl.horovod.torch.handles import synchronize
 from sparkdl.horovod.torch.operations.allgather import allgather
@@ -34,12 +37,21 @@ def broadcast_object(
         root_rank: rank that sends, by its number among all ranks.
         name: name by which the ranks match the operation.
         process_set: ranks that take part.
+
+    Raises:
+        ParamError: on the root, if the object holds DTensors, of which each rank has another part.
+        pickle.PicklingError: on the other ranks, if the root cannot pickle the object; on the root its own error.
     """
-    pickled = _as_tensor(obj) if rank() == root_rank else torch.empty(0, dtype=torch.uint8)
+    pickled, failure = _pickled(obj) if rank() == root_rank else (torch.empty(0, dtype=torch.uint8), None)
     name = name or "broadcast_object"
-    num_bytes = broadcast_(torch.tensor([pickled.numel()]), root_rank, f"{name}.sz", process_set)
+    num_bytes = _FAILED if failure is not None else pickled.numel()
+    num_bytes = int(broadcast_(torch.tensor([num_bytes]), root_rank, f"{name}.sz", process_set))
+    if failure is not None:
+        raise failure
+    if num_bytes == _FAILED:
+        raise pickle.PicklingError(f"Rank {root_rank} could not pickle its object; its error says why.")
     if rank() != root_rank:
-        pickled = torch.empty(int(num_bytes), dtype=torch.uint8)
+        pickled = torch.empty(num_bytes, dtype=torch.uint8)
     broadcast_(pickled, root_rank, f"{name}.t", process_set)
     return obj if rank() == root_rank else cloudpickle.loads(pickled.numpy().tobytes())
 
@@ -47,16 +59,67 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return the objects of all ranks, in rank order; they may differ in type and size."""
-    pickled = _as_tensor(obj)
+    """Return the objects of all ranks, in rank order; they may differ in type and size.
+
+    Raises:
+        ParamError: on a rank whose object holds DTensors, of which each rank has another part.
+        pickle.PicklingError: on the other ranks, if some rank cannot pickle its object; on that rank its own error.
+    """
+    pickled, failure = _pickled(obj)
     name = name or "allgather_object"
-    sizes = allgather(torch.tensor([pickled.numel()]), f"{name}.sz", process_set).tolist()
+    num_bytes = pickled.numel() if failure is None else _FAILED
+    sizes = allgather(torch.tensor([num_bytes]), f"{name}.sz", process_set).tolist()
+    if failure is not None:
+        raise failure
+    if _FAILED in sizes:
+        raise pickle.PicklingError(
+            f"Rank {sizes.index(_FAILED)} of the process set could not pickle its object; its error says why."
+        )
     parts = allgather(pickled, f"{name}.t", process_set).split(sizes)
     return [cloudpickle.loads(part.numpy().tobytes()) for part in parts]
 
 
-def _as_tensor(obj: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
+_FAILED = -1
+"""What a rank says in place of the size of an object that it cannot pickle, so that no other rank waits for it."""
+
+
+def _pickled(obj: Any) -> tuple[torch.Tensor, Exception | None]:
+    try:
+        return torch.frombuffer(bytearray(pickle_for_others(obj)), dtype=torch.uint8), None
+    except Exception as error:
+        return torch.empty(0, dtype=torch.uint8), error
+
+
+def pickle_for_others(obj: Any) -> bytes:
+    """Pickle an object for other ranks.
+
+    Raises:
+        ParamError: if it holds DTensors: their pickle has this rank's part alone, and another rank would take it for
+            its own part.
+    """
+    file = io.BytesIO()
+    _Pickler(file, protocol=cloudpickle.DEFAULT_PROTOCOL).dump(obj)
+    return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
+    def reducer_override(self, obj: Any) -> Any:
+        refuse_shards(obj)
+        return super().reducer_override(obj)
+
+
+def refuse_shards(value: Any) -> None:
+    """Refuse a tensor of which each rank has another part: a DTensor, or a ShardedTensor of FSDP1.
+
+    Raises:
+        ParamError: if it is one.
+    """
+    if isinstance(value, torch.Tensor) and type(value).__name__ in ("DTensor", "ShardedTensor"):
+        raise ParamError(
+            f"A {type(value).__name__} of shape {tuple(value.shape)} cannot be sent to other ranks as an object: each "
+            "rank has another part of it. Send value.full_tensor(), or keep the module and the optimizer themselves in "
+            "a state, not their state_dict()."
+        )
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any, Protocol
 
-import cloudpickle
+from torch.utils._pytree import tree_map
 
 from sparkdl.errors import CheckpointError, ParamError
 from sparkdl.horovod.torch.basics import size
-from sparkdl.horovod.torch.functions import broadcast_object
+from sparkdl.horovod.torch.functions import broadcast_object, pickle_for_others, refuse_shards
 from sparkdl.horovod.torch.operations.barrier_and_join import barrier
 
 logger = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def _unpicklable(values: dict[str, Any], error: Exception) -> Exception:
     """An error that names the value which cannot be sent to other ranks; ``error`` itself if all can be."""
     for name, value in values.items():
         try:
-            cloudpickle.dumps(value)
+            pickle_for_others(value)
         except Exception as reason:
             return ParamError(
                 f"The state's {name} is a {type(value).__name__}, which cannot be pickled to be sent to the other "
@@ -229,8 +229,15 @@ class ObjectState(State):
         super().__init__(bcast_object, get_rank)
 
     def save(self) -> None:
-        """See :class:`State`."""
-        self._saved_state = {name: getattr(self, name) for name in self._saved_state}
+        """See :class:`State`.
+
+        Raises:
+            ParamError: if a value is or holds a DTensor: a commit would have rank 0's part of it alone.
+        """
+        values = {name: getattr(self, name) for name in self._saved_state}
+        for value in values.values():
+            tree_map(refuse_shards, value)
+        self._saved_state = values
 
     def restore(self) -> None:
         """See :class:`State`."""
@@ -241,7 +248,7 @@ class ObjectState(State):
         if self._saved_state:
             try:
                 self._saved_state = self._bcast_object(self._saved_state)
-            except (TypeError, AttributeError, pickle.PicklingError) as error:
+            except (TypeError, AttributeError, pickle.PicklingError, ParamError) as error:
                 raise _unpicklable(self._saved_state, error) from error
             self._set_attributes()
 

@@ -24,10 +24,10 @@ When a rank fails, all are ended, and its exit status is that of this command.
 """
 
 _UNCONNECTED = (
-    "sparkdl: warning: no rank opened the communicator or initialized torch.distributed. If this program trains a "
-    "model and does not connect its ranks itself, as by a TCPStore of its own, its {0} ranks trained {0} unconnected "
-    "models: call torch.distributed.init_process_group() in it, or another of the functions that `sparkdl run --help` "
-    "names."
+    "sparkdl: warning: no rank opened the communicator or initialized torch.distributed with other ranks. If this "
+    "program trains a model and does not connect its ranks itself, as by a TCPStore of its own, its {0} ranks trained "
+    "{0} unconnected models: call torch.distributed.init_process_group() in it, or another of the functions that "
+    "`sparkdl run --help` names."
 )
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"

@@ -189,9 +189,9 @@ class Runner:
                 )
         if len(returned) > 1 and not any(each.has_met for each in returned):
             logger.warning(
-                "No rank opened the communicator or initialized torch.distributed. If the function trains a model, its "
-                "%d ranks trained %d unconnected models: call torch.distributed.init_process_group() in it, or leave "
-                "out init_torch=False.",
+                "No rank opened the communicator or initialized torch.distributed with other ranks. If the function "
+                "trains a model, its %d ranks trained %d unconnected models: call "
+                "torch.distributed.init_process_group() in it, or leave out init_torch=False.",
                 len(returned),
                 len(returned),
             )

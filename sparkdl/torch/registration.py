@@ -27,7 +27,7 @@ from urllib.parse import parse_qsl, urlparse
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import (
     _env_rendezvous_handler,
     _file_rendezvous_handler,
@@ -217,7 +217,7 @@ _KEY = "sparkdl/invitation"
 _stores: list[Store] = []
 
 _met = [False]
-"""Whether this rank has opened a store."""
+"""Whether this rank has opened a store together with other ranks."""
 
 
 class JobStore(RendezvousStore):
@@ -263,14 +263,14 @@ def rendezvous_by_environment(
     Otherwise, also if a program has set another address, use torch's own handler.
     """
     job = current_job()
+    given = dict(parse_qsl(urlparse(url).query))
+    named_size = given.get("world_size") or os.environ.get("WORLD_SIZE")
     if job is None or not names_job(os.environ, job):
-        if job is not None:
-            _note_elsewhere(job)
+        _note_elsewhere(job, named_size)
         yield from _env_rendezvous_handler(url, timeout=timeout, **kwargs)
         return
-    given = dict(parse_qsl(urlparse(url).query))
     rank = int(given.get("rank") or os.environ.get("RANK") or job.rank)
-    world_size = int(given.get("world_size") or os.environ.get("WORLD_SIZE") or job.world_size)
+    world_size = int(named_size or job.world_size)
     yield _job_store(job, rank, world_size, timeout), rank, world_size
 
 
@@ -284,8 +284,7 @@ def rendezvous_by_address(
     job, parts = current_job(), urlparse(url)
     given = dict(parse_qsl(parts.query))
     if job is None or not job.is_at(parts.hostname, parts.port) or not {"rank", "world_size"} <= given.keys():
-        if job is not None:
-            _note_elsewhere(job)
+        _note_elsewhere(job, given.get("world_size"))
         yield from _tcp_rendezvous_handler(url, timeout=timeout, **kwargs)
         return
     rank, world_size = int(given["rank"]), int(given["world_size"])
@@ -294,9 +293,7 @@ def rendezvous_by_address(
 
 def rendezvous_by_file(url: str, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
     """Handle torch's ``file://`` by its own handler."""
-    job = current_job()
-    if job is not None:
-        _note_elsewhere(job)
+    _note_elsewhere(current_job(), dict(parse_qsl(urlparse(url).query)).get("world_size"))
     yield from _file_rendezvous_handler(url, **kwargs)
 
 
@@ -308,7 +305,9 @@ HANDLERS = {
 """The handlers, by the scheme of torch's URLs."""
 
 
-def _job_store(job: Job, rank: int, world_size: int, timeout: timedelta) -> JobStore:
+def _job_store(job: Job, rank: int, world_size: int, timeout: timedelta) -> Store:
+    if world_size == 1 < job.world_size:
+        return HashStore()  # this rank meets no other
     _met[0] = True
     store = JobStore(job, rank, world_size, timeout_s=to_seconds(timeout))
     _stores.append(store)  # C++ keeps only its half
@@ -316,7 +315,7 @@ def _job_store(job: Job, rank: int, world_size: int, timeout: timedelta) -> JobS
 
 
 def has_met() -> bool:
-    """Whether this rank has run a rendezvous of torch.distributed."""
+    """Whether this rank has run a rendezvous of torch.distributed with other ranks."""
     return _met[0]
 
 
@@ -327,8 +326,13 @@ def job_of(store: Any) -> Job | None:
     return store.job if isinstance(store, JobStore) else None
 
 
-def _note_elsewhere(job: Job) -> None:
-    """Report to the launcher that the ranks meet at an address that the program has chosen."""
+def _note_elsewhere(job: Job | None, world_size: int | str | None) -> None:
+    """Report to the launcher, if there is one, that ranks meet at an address that the program has chosen.
+
+    A rank that makes a world of its own meets no other.
+    """
+    if job is None or str(world_size) == "1":
+        return
     _met[0] = True
     if is_own_run(os.environ):
         with suppress(SparkdlError, ConnectionError):  # the ranks now meet without our coordinator
@@ -469,7 +473,7 @@ def _is_whole_job(options: Any, timeout_s: float) -> bool:
     """
     job, own = job_of(options.store), current_job()
     if job is None and own is not None and _world() is None:
-        _note_elsewhere(own)  # the ranks meet in a store that the program has chosen
+        _note_elsewhere(own, options.group_size)  # the ranks meet in a store that the program has chosen
     if job is None or options.global_ranks_in_group or options.group_size != job.world_size:
         return False
     numbers = all_gather_bytes(

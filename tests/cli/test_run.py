@@ -117,7 +117,7 @@ def test_ranks_that_never_looked_for_each_other_end_with_a_warning_and_status_ze
     done = sparkdl_run(tmp_path, "", "-n", "3")
     assert done.returncode == 0
     assert done.stderr.startswith(
-        "sparkdl: warning: no rank opened the communicator or initialized torch.distributed."
+        "sparkdl: warning: no rank opened the communicator or initialized torch.distributed with other ranks."
     )
     assert "its 3 ranks trained 3 unconnected models" in done.stderr
     done = sparkdl_run(tmp_path, REDUCE, "-n", "2")

@@ -64,6 +64,10 @@ def rank_in_accelerate() -> list[Any]:
     return [state.process_index, state.num_processes, state.backend, dist.get_backend()]
 
 
+def make_worlds_of_one_rank() -> None:
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+
+
 def do_nothing() -> bool:
     return dist.is_initialized()
 

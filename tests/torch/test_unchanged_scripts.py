@@ -296,6 +296,25 @@ def test_every_spelling_of_the_backend_finds_the_other_ranks(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    "init",
+    [
+        "dist.init_process_group('gloo', rank=0, world_size=1)",
+        "dist.init_process_group('sparkdl', rank=0, world_size=1)",
+        "os.environ.update(RANK='0', WORLD_SIZE='1')\ndist.init_process_group('gloo')",
+        "os.environ.update(RANK='0', WORLD_SIZE='1', MASTER_PORT='0')\ndist.init_process_group('gloo')",
+        "dist.init_process_group(init_method=f'file://{os.getcwd()}/{rank}', rank=0, world_size=1)",
+        "dist.init_process_group('sparkdl', store=dist.HashStore(), rank=0, world_size=1)",
+    ],
+)
+def test_ranks_that_each_make_a_world_of_their_own_are_warned_of(tmp_path: Path, init: str) -> None:
+    source = f"import os\nimport torch.distributed as dist\nrank = int(os.environ['RANK'])\n{init}\n"
+    done = sparkdl_run(tmp_path, f"{source}tell(rank, dist.get_world_size())")
+    assert done.returncode == 0, done.stderr
+    assert told(tmp_path) == {0: 1, 1: 1}
+    assert "its 2 ranks trained 2 unconnected models" in done.stderr
+
+
+@pytest.mark.parametrize(
     "urls", [("env://", "tcp://{MASTER_ADDR}:{MASTER_PORT}"), ("file://{PWD}/{backend}",)], ids=str
 )
 def test_ranks_meet_at_any_kind_of_address_with_any_timeout(tmp_path: Path, urls: tuple[str, ...]) -> None:

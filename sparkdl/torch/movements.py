@@ -25,8 +25,9 @@ from torch._C._distributed_c10d import (
 
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import check_dtypes, elements_per_element, export, movable, restore
+from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.submission import Finish, Submission, as_list, called_as_it_is, recorded, restoring
-from sparkdl.torch.work import CollectiveWork, FutureCompleter
+from sparkdl.torch.work import CollectiveWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,10 +20,11 @@ import torch.distributed as dist
 
 from sparkdl.errors import CommunicatorError
 from sparkdl.rendezvous.deadline import to_seconds
+from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.movements import Exchanges, Messages, Movements
 from sparkdl.torch.reductions import Reductions
 from sparkdl.torch.submission import called_as_it_is
-from sparkdl.torch.work import CollectiveWork, FutureCompleter, joined
+from sparkdl.torch.work import CollectiveWork, joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,8 +81,10 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         self._timeout_s = timeout_s
         self._owns_communicator = owns_communicator
         self._accelerator = accelerator
-        self._completer = FutureCompleter(f"sparkdl-futures-{communicator.name}")
-        self._message_completer = FutureCompleter(f"sparkdl-messages-{communicator.name}", in_order=False)
+        self._completer = FutureCompleter(f"sparkdl-futures-{communicator.name}", timeout_s=timeout_s)
+        self._message_completer = FutureCompleter(
+            f"sparkdl-messages-{communicator.name}", timeout_s=timeout_s, in_order=False
+        )
         self._coalesced: list[CollectiveWork] | None = None
         self._group_name = ""
         self._group_description = "undefined"

@@ -20,7 +20,8 @@ from torch.autograd import profiler
 
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import export, restore
-from sparkdl.torch.work import CollectiveWork, CompletedWork, FutureCompleter, seconds
+from sparkdl.torch.futures import FutureCompleter
+from sparkdl.torch.work import CollectiveWork, CompletedWork, seconds
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator, Handle

@@ -316,6 +316,7 @@ def check_the_group_can_be_made_again() -> None:
 MODULES = [
     "tests.torch.scenes.reduction_checks",
     "tests.torch.scenes.message_checks",
+    "tests.torch.scenes.future_checks",
     "tests.torch.scenes.tensors_as_arrays_checks",
     __name__,
 ]

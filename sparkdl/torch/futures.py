@@ -1,0 +1,393 @@
+"""Completes the futures of works, and runs their callbacks, on threads of the process group. Runs on the *rank*."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.torch.work import CollectiveWork, UnawaitedWorks
+
+if TYPE_CHECKING:
+    pass
+
+logger = logging.getLogger(__name__)
+
+
+class Awaitable(Protocol):
+    """The methods of a work that :class:`FutureCompleter` uses."""
+
+    def wait(self) -> bool:
+        """Wait until the work is complete; raise its error if it has failed."""
+
+    def is_completed(self) -> bool:
+        """Whether ``wait`` would not block."""
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+
+
+class FutureCompleter:
+    """Completes futures of works, and thereby runs their callbacks, on threads that start with the first future.
+
+    Futures complete in the order in which they were requested, which is that of the collectives of one process group.
+    Their callbacks run one after another, so that collectives which they start begin in the same order on all ranks.
+
+    * A callback may request further futures and wait for them. Another thread completes the futures that are requested
+      on a thread that runs callbacks, before that thread's next callback begins.
+    * A callback may wait for anything else, such as a future that comes later, also by polling it with pauses. If it
+      has slept for a while, or has not returned within the timeout of the process group, another thread continues with
+      the futures that follow; only then do two callbacks run at the same time.
+
+    A callback runs on the thread that attaches it if the future is already complete, else on a thread of this class.
+    The order of its collectives among those of other threads therefore differs between ranks: a program whose callbacks
+    start collectives on this process group must not start others meanwhile.
+
+    Args:
+        name: name of the threads.
+        timeout_s: seconds after which no callback is waited for any longer: the timeout of the process group.
+        in_order: whether the works complete in the order in which their futures are requested. Otherwise a future
+            completes as soon as its own work does.
+
+    Attributes:
+        failure: first error of any work of the process group, or None.
+        unawaited: works that were dropped before anything waited for them.
+    """
+
+    def __init__(self, name: str, *, timeout_s: float, in_order: bool = True) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._in_order = in_order
+        self._lock = threading.RLock()  # works are dropped anywhere; see UnawaitedWorks
+        self._line: _Line | None = None
+        self._lines: set[_Line] = set()
+        self._is_closed = False
+        self.failure: Exception | None = None
+        self.unawaited = UnawaitedWorks()
+
+    def future_of(
+        self, work: Awaitable, source: torch.futures.Future[Any] | None = None
+    ) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future that takes the outputs or the error of ``work`` as soon as it has them.
+
+        Args:
+            work: work that is complete or in progress.
+            source: new future from which to derive it; None for one whose values are on the CPU.
+        """
+        source = torch.futures.Future() if source is None else source
+
+        def outputs_of_work(_: torch.futures.Future[Any]) -> list[torch.Tensor]:
+            work.wait()
+            return work.result()
+
+        # Only a callback of `then` can give C++ waiters an error: `set_exception` is seen by Python waiters
+        # alone, and the reducer of DistributedDataParallel would take the exception object for its tensors.
+        future = source.then(outputs_of_work)
+        if work.is_completed():
+            source.set_result(None)
+        else:
+            self._submit(work, source)
+        return future
+
+    def finish_alone(self, work: Awaitable) -> None:
+        """Complete a work that the caller has dropped, so that its results are written."""
+        self._submit(work, torch.futures.Future())
+
+    def close(self, timeout_s: float) -> None:
+        """End the threads once every requested future is complete.
+
+        Args:
+            timeout_s: longest time for callbacks, in seconds; a thread that is still in a callback then is left behind.
+        """
+        with self._lock:
+            self._is_closed = True
+            lines, self._lines, self._line = self._lines, set(), None
+        self.unawaited.close()
+        deadline = Deadline(timeout_s)
+        for line in lines:
+            line.close()
+        for line in lines:
+            line.join(deadline)
+
+    def _submit(self, work: Awaitable, source: torch.futures.Future[Any]) -> None:
+        line = self._line_of_this_thread()
+        if line is None:
+            _complete(work, source)
+        elif self._in_order:
+            line.put(work, source)
+        else:
+            assert isinstance(work, CollectiveWork), "only messages complete in no order"
+            work.when_done(lambda: line.put(work, source))
+
+    def _line_of_this_thread(self) -> _Line | None:
+        """The line that completes the futures that this thread requests; None once this completer is closed."""
+        below: dict[FutureCompleter, _Line] | None = getattr(_running, "lines", None)
+        line = self._line if below is None else below.get(self)
+        if line is None:
+            with self._lock:
+                line = None if below is not None or self._is_closed else self._line
+                if line is None and not self._is_closed:
+                    line = _Line(self._name, self._timeout_s)
+                    self._lines.add(line)
+                    if below is None:
+                        self._line = line
+                    else:
+                        below[self] = line
+        return line
+
+    def _forget(self, line: _Line) -> None:
+        with self._lock:
+            self._lines.discard(line)
+
+
+_running = threading.local()
+"""Has ``lines`` on a thread that runs callbacks: by completer, the line for futures that the callbacks request."""
+
+_LOOK_S = 0.2
+"""A callback whose thread has used no processor time for so long counts as waiting."""
+
+_DROWSY_LOOKS = 5
+"""Likewise one whose thread has slept for more than half of the time at so many looks, as between polls."""
+
+_DRAINED_S = 10.0
+"""How long to wait for the end of a thread that has no more work."""
+
+_MAX_THREADS = 1000
+"""Limit of the callbacks per line that wait for later futures."""
+
+
+class _ThreadTimes(NamedTuple):
+    """Times at a look, in seconds."""
+
+    wall_s: float
+    busy_s: float
+    """Time in which the thread has run, or has waited for a processor where Linux reports that."""
+
+
+class _ThreadClock:
+    """Reads the times of the thread that made it, from any thread."""
+
+    def __init__(self) -> None:
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._statistics = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+
+    def read(self) -> _ThreadTimes:
+        """Return the times.
+
+        Raises:
+            OSError: if the thread has ended.
+        """
+        wall_s, busy_s = time.monotonic(), time.clock_gettime(self._clock)
+        with contextlib.suppress(FileNotFoundError):
+            waited_ns = Path(self._statistics).read_text().split()[1]
+            busy_s += int(waited_ns) * 1e-9
+        return _ThreadTimes(wall_s, busy_s)
+
+
+class _Line:
+    """Futures that complete one after another, and the thread that completes them."""
+
+    def __init__(self, name: str, timeout_s: float) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._queue: SimpleQueue[tuple[Awaitable, torch.futures.Future[Any]] | threading.Event | None] = (
+            SimpleQueue()
+        )
+        self._lock = threading.RLock()
+        self._threads: list[threading.Thread] = []
+        self._owner: threading.Thread | None = None
+        self._is_closed = False
+        self._num_callbacks = 0
+        self._clock: _ThreadClock | None = None
+        """Clock of the owner, while it runs callbacks."""
+        self._seen: tuple[int, _ThreadTimes] | None = None
+        self._first_seen_s = 0.0
+        self._num_drowsy = 0
+        self.is_drained = True
+
+    def put(self, work: Awaitable, source: torch.futures.Future[Any]) -> None:
+        """Complete ``source`` after ``work``; at once, on this thread, if the line is closed."""
+        with self._lock:
+            if not self._is_closed:
+                self.is_drained = False
+                self._queue.put((work, source))
+                if self._owner is None:
+                    self._start()
+                    _watch.add(self)
+                _watch.notify()
+                return
+        _complete(work, source)
+
+    def drain(self) -> None:
+        """Wait until all futures that were put are complete."""
+        if not self.is_drained:
+            self.is_drained = True
+            done = threading.Event()
+            self._queue.put(done)
+            done.wait()
+
+    def close(self) -> None:
+        """End the thread once all futures that were put are complete; returns at once."""
+        with self._lock:
+            self._is_closed = True
+            if self._owner is not None:
+                self._queue.put(None)
+
+    def join(self, deadline: Deadline) -> None:
+        """Wait until the threads have ended."""
+        while True:
+            with self._lock:
+                threads = [
+                    thread
+                    for thread in self._threads
+                    if thread.is_alive() and thread is not threading.current_thread()
+                ]
+            if not threads or deadline.expired:
+                break
+            threads[0].join(deadline.remaining_s())
+        _watch.remove(self)
+        if threads:
+            logger.warning(
+                "A callback of a future of %s has not returned within %g s: its thread is left behind. Look at"
+                " what it waits for.",
+                self._name,
+                deadline.timeout_s,
+            )
+
+    def look(self) -> bool:
+        """Let another thread take over from one that waits in a callback; return whether the line is in use."""
+        with self._lock:
+            clock = self._clock
+            if clock is None or self._queue.empty():
+                self._seen = None
+                return clock is not None or not self._queue.empty()
+            try:
+                now = clock.read()
+            except OSError:  # the thread has ended meanwhile
+                return True
+            if self._is_waiting(now) and len(self._threads) < _MAX_THREADS:
+                self._seen = self._clock = None
+                self._start()
+            return True
+
+    def _is_waiting(self, now: _ThreadTimes) -> bool:
+        """Whether the callback that runs is not to be waited for, by the times of its thread at this look."""
+        before, self._seen = self._seen, (self._num_callbacks, now)
+        if before is None or before[0] != self._num_callbacks:
+            self._first_seen_s, self._num_drowsy = now.wall_s, 0
+            return False
+        busy_s, elapsed_s = now.busy_s - before[1].busy_s, now.wall_s - before[1].wall_s
+        self._num_drowsy = self._num_drowsy + 1 if busy_s < elapsed_s / 2 else 0
+        return (
+            busy_s == 0
+            or self._num_drowsy >= _DROWSY_LOOKS
+            or now.wall_s - self._first_seen_s > self._timeout_s
+        )
+
+    def _start(self) -> None:
+        self._owner = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(self._owner)
+        self._owner.start()
+
+    def _run(self) -> None:
+        lines: dict[FutureCompleter, _Line] = {}
+        _running.lines = lines
+        me = threading.current_thread()
+        clock = _ThreadClock()
+        while (task := self._queue.get()) is not None:
+            if isinstance(task, threading.Event):
+                task.set()
+                continue
+            work, source = task
+            with contextlib.suppress(Exception):  # the future's callback raises it again
+                work.wait()
+            self._num_callbacks += 1
+            self._clock = clock
+            _set(source)
+            for line in lines.values():
+                line.drain()
+            del task, work, source
+            with self._lock:
+                if self._owner is not me:
+                    break
+                self._clock = None
+        for completer, line in lines.items():
+            completer._forget(line)
+            line.close()
+            line.join(Deadline(_DRAINED_S))
+
+
+def _complete(work: Awaitable, source: torch.futures.Future[Any]) -> None:
+    """Complete a future on this thread."""
+    with contextlib.suppress(Exception):
+        work.wait()
+    _set(source)
+
+
+def _set(source: torch.futures.Future[Any]) -> None:
+    """Set a future and run its callbacks; their errors are in the futures that `then` returned."""
+    try:
+        source.set_result(None)
+    except Exception:  # the thread has other futures to complete
+        logger.exception("A callback of a future failed.")
+
+
+class _LineWatch:
+    """The thread that watches all lines of this process, while there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._lines: set[_Line] = set()
+        self._thread: threading.Thread | None = None
+        self._news = threading.Event()
+        self._end = threading.Event()
+
+    def add(self, line: _Line) -> None:
+        """Watch a line."""
+        with self._lock:
+            self._lines.add(line)
+            if self._thread is None:
+                self._end = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._end,), name="sparkdl-futures-watch", daemon=True
+                )
+                self._thread.start()
+
+    def notify(self) -> None:
+        """Wake the thread: a line has work."""
+        if not self._news.is_set():
+            self._news.set()
+
+    def remove(self, line: _Line) -> None:
+        """Stop watching a line."""
+        with self._lock:
+            self._lines.discard(line)
+            if self._lines or self._thread is None:
+                return
+            thread, self._thread = self._thread, None
+            self._end.set()
+            self._news.set()
+        thread.join()
+
+    def _run(self, end: threading.Event) -> None:
+        while not end.wait(_LOOK_S):
+            self._news.wait()
+            self._news.clear()
+            with self._lock:
+                lines = list(self._lines)
+            busy = [
+                line.look() for line in lines
+            ]  # all of them: ``any`` over a generator would stop at the first
+            if any(busy):
+                self._news.set()
+
+
+_watch = _LineWatch()

@@ -1,0 +1,88 @@
+"""Futures and their callbacks, and works that are dropped while C++ waits for them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from sparkdl.torch.work import UnawaitedWorks
+from tests.torch.scenes.rank_tensors import rank_and_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ENOUGH_S = 100.0
+
+
+def _start(size: int = 1) -> dist.Work:
+    return dist.all_reduce(torch.ones(size), async_op=True)
+
+
+def check_callbacks_may_wait_for_a_later_future_in_any_way() -> None:
+    def poll(later: torch.futures.Future[Any]) -> None:
+        deadline = time.monotonic() + _ENOUGH_S
+        while not later.done() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert later.done()
+
+    _, size = rank_and_size()
+    ways: list[Callable[[torch.futures.Future[Any]], Any]] = [
+        poll,
+        lambda later: later.wait(),
+        lambda later: later.then(lambda done: done.value()).wait(),
+        lambda later: torch.futures.collect_all([later]).wait(),
+    ]
+    for wait in ways:
+        first, second = (
+            _start(4 << 20),
+            _start(),
+        )  # so large that the callback is there before its work is complete
+        waiting, later = first.get_future(), second.get_future()
+        waiting.then(lambda _, wait=wait, later=later: wait(later)).wait()
+        assert later.value()[0].item() == size
+
+
+def check_several_callbacks_may_wait_for_one_later_future() -> None:
+    _, size = rank_and_size()
+    works = [_start(1 << 20) for _ in range(6)]
+    last = _start()
+    futures, later = [work.get_future() for work in works], last.get_future()
+    waiting = [future.then(lambda _: later.wait()[0].item()) for future in futures]
+    assert [future.wait() for future in waiting] == [size] * 6
+
+
+class _Dropping(torch.nn.Module):
+    """A module that starts collectives in its forward pass and drops them."""
+
+    def __init__(self, count: int, elements: int) -> None:
+        super().__init__()
+        self.count, self.elements, self.layer = count, elements, torch.nn.Linear(4, 1)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.count):
+            dist.all_reduce(torch.ones(self.elements), async_op=True)
+        return self.layer(rows)  # type: ignore[no-any-return]
+
+
+def check_the_reducer_gets_its_work_although_others_are_dropped_after_it() -> None:
+    rank, size = rank_and_size()
+    for count, elements in ((1, 5 << 20), (1500, 1)):
+        module = DistributedDataParallel(_Dropping(count, elements))
+        with module.join(divide_by_initial_world_size=False):
+            for _ in range(2):
+                module(torch.full((2, 4), rank + 1.0)).sum().backward()
+        mean = 2 * 2 * sum(range(1, size + 1)) / size  # 2 rows in 2 passes
+        torch.testing.assert_close(module.module.layer.weight.grad, torch.full((1, 4), mean))
+
+
+def check_large_outputs_of_dropped_works_are_released() -> None:
+    works = dist.group.WORLD._completer.unawaited
+    for _ in range(20):
+        dist.all_reduce(torch.ones(1 << 20), async_op=True)
+    dist.barrier()
+    dist.all_reduce(torch.ones(1 << 20), async_op=True)
+    assert works._num_bytes <= UnawaitedWorks.MAX_BYTES + (4 << 20)

@@ -50,7 +50,7 @@ class SyncBatchNorm(_BatchNorm):
         variance: the running statistics normalize it and are not updated.
         """
         self._check_input_dim(input)
-        if self._num_ranks() == 1 or not self.training:
+        if not self.training or self._num_ranks() == 1:
             return super().forward(input)
         running = (self.running_mean, self.running_var) if self.track_running_stats else None
         normalized, mean, variance, count = _Normalize.apply(

@@ -35,7 +35,10 @@ LOADER_MODULE = "sparkdl_model_loader"
 """Module name of the copy of :mod:`sparkdl.tracking.model_loader` in the model; MLflow imports it before sparkdl."""
 
 _LEFT_OUT = frozenset({"bench", "cli", "doctor", "estimators", "jobs", "launch", "runner"})
-"""Packages for training, which need Spark or the native extension; the wheel has neither."""
+"""Packages for training, which need Spark."""
+
+_NATIVE = "sparkdl/_native.py"
+"""In a wheel, a copy of :mod:`sparkdl.tracking.carried_native`."""
 
 _WRITTEN_AT = (1980, 1, 1, 0, 0, 0)
 """Modification time of all files in the wheel, the earliest that zip allows: the same modules give the same bytes."""
@@ -77,6 +80,7 @@ def _wheel() -> bytes:
     info = f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info"
     files = {
         **dict(_modules(resources.files("sparkdl"), "sparkdl")),
+        _NATIVE: (resources.files("sparkdl.tracking") / "carried_native.py").read_bytes(),
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {__version__}\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: sparkdl\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -95,7 +99,7 @@ def _modules(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
     """Yield path in the wheel and content of each Python file below a folder, which may itself be in a wheel."""
     for entry in sorted(folder.iterdir(), key=lambda each: each.name):
         there = f"{path}/{entry.name}"
-        if entry.is_file() and entry.name.endswith(".py"):
+        if entry.is_file() and entry.name.endswith(".py") and there != _NATIVE:
             yield there, entry.read_bytes()
         elif entry.is_dir() and not (path == "sparkdl" and entry.name in _LEFT_OUT):
             yield from _modules(entry, there)

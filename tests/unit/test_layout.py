@@ -21,6 +21,7 @@ SMALL_FOR_A_REASON = {
     "sparkdl.horovod.torch.mpi_ops": "Horovod's own module name",
     "sparkdl.horovod.torch.sync_batch_norm": "Horovod's own module name",
     "sparkdl.runner.training_state": "sparkdl.runner imports it on first use: it needs torch",
+    "sparkdl.tracking.carried_native": "copied into every logged model",
     "sparkdl.tracking.model_loader": "copied into every logged model",
 }
 """Modules of less than 60 lines with only one importer, and the reason why each is a separate file."""
@@ -46,7 +47,8 @@ LAYERS = {
     "architecture | inputs | weights_file",
     "networks": "language_folder, language, generation, logits | adapters | pretrained, backbones | decoder | images | "
     "initial_weights | standardization | tabular | text",
-    "tracking": "run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | start",
+    "tracking": "run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | carried_native | "
+    "start",
     "mlflow": "flavor | pyfunc",
     "runner": "horovod_runner, runner, on_rank | packed_call, commit_folder | rank_logging | script | training_state",
     "jobs": "command, run_job, make_estimator, imports, job, identity | output | plan | yaml_tree",

@@ -24,6 +24,7 @@ from mlflow.exceptions import MlflowException
 from packaging.version import Version
 from torch import nn
 
+import sparkdl.horovod.torch as hvd
 import sparkdl.mlflow
 from sparkdl.data import Column
 from sparkdl.errors import ParamTypeError, SavedModelError
@@ -393,6 +394,28 @@ def test_a_model_predicts_in_a_process_without_sparkdl(carried, tmp_path):
     assert where.startswith(str(path / "code" / "sparkdl_torch-"))
     assert loaded == f"{sparkdl.__version__} ManyIntoMany"
     assert is_same == "True", "what is logged there carries the same modules"
+
+
+OF_TRAINING = """
+import sys
+import mlflow, pandas
+print(mlflow.pyfunc.load_model(sys.argv[1]).predict(pandas.DataFrame({"x": [[1.0, 2.0, 3.0]]}))["prediction"][0])
+from sparkdl._native import Communicator
+try:
+    Communicator()
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_model_with_layers_of_training_predicts_in_a_process_without_sparkdl(carried, tmp_path):
+    _, python = carried
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), hvd.SyncBatchNorm(4), torch.nn.Linear(4, 1)).eval()
+    sparkdl.mlflow.save_model(TorchModel(SavedModel(module, make_signature((3,)))), tmp_path / "model")
+    predicted, missing = run_python(python, OF_TRAINING, tmp_path / "model")
+    expected = module(torch.tensor([[1.0, 2.0, 3.0]])).item()
+    assert float(predicted) == pytest.approx(expected, rel=1e-5)
+    assert "part of an installed sparkdl" in missing
 
 
 STRANGER = """

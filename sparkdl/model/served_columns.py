@@ -88,7 +88,17 @@ def _row(value: Any, column: Column, index: int, allow_nan: bool = False) -> npt
             f"Row {index} of column {column.name!r} has {row.size} values, and the model takes "
             f"{math.prod(column.shape)}."
         )
+    if row.ndim > 1 and _long_sides(row.shape) != _long_sides(column.shape):
+        raise DataError(
+            f"Row {index} of column {column.name!r} has the shape {row.shape}, and the model takes {column.shape}, or "
+            f"one list of {row.size} values."
+        )
     return row.reshape(column.shape)
+
+
+def _long_sides(shape: Sequence[int]) -> list[int]:
+    """The lengths of the dimensions that say how values are arranged."""
+    return [length for length in shape if length != 1]
 
 
 def _ragged(value: Any, lengths: Sequence[int | None], column: Column, index: int, allow_nan: bool) -> Any:

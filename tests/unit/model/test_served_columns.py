@@ -71,6 +71,21 @@ def test_numbers_are_converted_exactly_or_refused(values, dtype):
     np.testing.assert_array_equal(found, [np.dtype(dtype).type(value) for value in values])
 
 
+@pytest.mark.parametrize(
+    ("shape", "given"),
+    [((2, 3), [1, 2, 3, 4, 5, 6]), ((2, 3), [[1, 2, 3], [4, 5, 6]]), ((1, 2, 3), [[1, 2, 3], [4, 5, 6]])],
+)
+def test_rows_have_the_shape_of_training_or_are_flat(shape, given):
+    for rows in ([given, given], np.array([given, given], np.float32)):
+        np.testing.assert_array_equal(
+            as_trained(rows, number("float32", shape))[1], np.arange(1, 7).reshape(shape)
+        )
+    turned = np.transpose(np.reshape(given, (2, 3))).tolist()
+    for rows in ([given, turned], np.array([turned], np.float32)):
+        with pytest.raises(DataError, match=r"has the shape \(3, 2\), and the model takes"):
+            as_trained(rows, number("float32", shape))
+
+
 def ragged(*lengths, element=("number", "float32")):
     return Column(name="x", dtype="object", kind="ragged", lengths=lengths, element=element)
 

@@ -7,6 +7,7 @@ that ``torchrun`` started.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ TORCHRUN_VARIABLES = (
 )
 """Variables that describe the position of a rank; set by ``torchrun`` and by :func:`torchrun_variables`."""
 
-_OWN_RUN = "sparkdl-"
-"""Prefix of the run ids of sparkdl's jobs, which distinguishes them from the run ids of ``torchrun``."""
+_OWN_RUN = re.compile(r"sparkdl:\d+")
+"""The run ids of sparkdl's jobs; users choose those of ``torchrun``, such as ``sparkdl-7``."""
 
 
 def torchrun_variables(
@@ -68,7 +69,7 @@ def torchrun_variables(
         "default",
         job.coordinator.hosts[0],
         job.coordinator.port,
-        f"{_OWN_RUN}{job.coordinator.port}",
+        f"sparkdl:{job.coordinator.port}",
         restart_count,
         max_restarts,
         # If a program sets another MASTER_PORT, its rank 0 has to serve the store there.
@@ -90,4 +91,4 @@ def is_torchruns(environ: Mapping[str, str]) -> bool:
 
 def is_own_run(environ: Mapping[str, str]) -> bool:
     """Whether sparkdl set the variables of ``torchrun``, for one of its ranks."""
-    return environ.get(TORCHRUN_RUN_ID, "").startswith(_OWN_RUN)
+    return _OWN_RUN.fullmatch(environ.get(TORCHRUN_RUN_ID, "")) is not None

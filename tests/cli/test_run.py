@@ -207,7 +207,7 @@ print("done")
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["[rank 0] done", "[rank 1] done"]
     assert "A process that rank 1 has started still holds its output open" in done.stderr
-    assert seconds < 20.0
+    assert seconds < 100.0
 
 
 @pytest.mark.parametrize(

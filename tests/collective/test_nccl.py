@@ -229,7 +229,7 @@ def test_invalid_argument_is_named_and_leaves_the_group_usable(argument: str) ->
 
 def test_idle_group_uses_no_processor_time() -> None:
     for outcome in seen("idle"):
-        assert outcome["cpu seconds"] < 0.05
+        assert outcome["cpu seconds"] < 0.25  # of half a second
 
 
 def test_opening_and_closing_leaks_neither_descriptors_nor_threads() -> None:

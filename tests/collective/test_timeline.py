@@ -202,7 +202,7 @@ def test_timeline_of_the_survivors_names_the_killed_rank(transport: str, tmp_pat
     for rank in (0, 2):
         assert trace.operations(rank, "killed")[0]["args"]["name"] == "all alive"
         assert f"rank {LATE_RANK}" in outcomes[rank]["error"]
-        assert outcomes[rank]["seconds"] < 15.0
+        assert outcomes[rank]["seconds"] < 45.0
     assert f"rank {LATE_RANK}" in trace.about["missing"][f"rank {LATE_RANK}"]
     (warning,) = outcomes[0]["warnings"]
     assert f"is without rank {LATE_RANK}" in warning

@@ -21,7 +21,7 @@ QUICK = (
     "frozen in an operation",
 )
 
-GRACE_S = 10.0
+GRACE_S = 30.0
 """Time to find out who is missing: a second if ranks are silent, more on a busy machine."""
 
 
@@ -142,7 +142,7 @@ def test_host_that_is_silent_for_fifteen_seconds_is_lost(world: str) -> None:
         assert "RankLostError" in outcome["kinds"], outcome
         others = stage.survivors if rank in stage.victims else stage.victims
         assert any(f"rank {other} was lost" in outcome["message"] for other in others), outcome
-        assert outcome["seconds"] < 25.0
+        assert outcome["seconds"] < 15.0 + GRACE_S
         assert outcome["total"] == network.world_size
 
 

@@ -127,14 +127,14 @@ def test_a_loss_that_is_no_longer_finite_ends_the_fit_and_names_epoch_and_step(f
 
 
 @pytest.mark.any_spark_will_do
-def test_killed_rank_ends_the_fit_within_ten_seconds_and_leaves_nothing(frame, tmp_path):
+def test_killed_rank_ends_the_fit_long_before_any_deadline_and_leaves_nothing(frame, tmp_path):
     estimator = make_estimator(tmp_path, loss=LossThatKillsRankOne(tmp_path), epochs=500)
     with pytest.raises(RankError, match=r"SIGKILL \(out of memory\?\) in epoch \d+, step \d+") as caught:
         estimator.fit(frame)
-    assert time.time() - (tmp_path / "killed").stat().st_mtime < 10
+    assert time.time() - (tmp_path / "killed").stat().st_mtime < 60  # operations wait for 300 s
     assert caught.value.rank == 1
     pids = [int((tmp_path / f"{rank}.pid").read_text()) for rank in (0, 1)]
-    assert wait_until_gone(pids, 5) == []
+    assert wait_until_gone(pids, 30) == []
     assert store_is_empty(tmp_path)
 
 

@@ -168,12 +168,12 @@ def test_operations_that_differ_between_ranks_are_no_loss(
 
 
 @pytest.mark.parametrize("culprit", [pytest.param(0, marks=pytest.mark.any_spark_will_do), 1])
-def test_killed_rank_ends_all_within_ten_seconds(spark: SparkSession, culprit: int) -> None:
+def test_killed_rank_ends_all_long_before_any_deadline(spark: SparkSession, culprit: int) -> None:
     started = time.monotonic()
     with pytest.raises(RankDiedError, match="SIGKILL") as caught:
         run_on_ranks(functions.kill_on, culprit, num_ranks=2, spark=spark)
     assert caught.value.rank == culprit
-    assert time.monotonic() - started < 20  # ten for the end, the rest for startup
+    assert time.monotonic() - started < 100  # operations wait for 300 s
 
 
 def test_lost_python_worker_is_named_and_nothing_runs_twice(spark: SparkSession, tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ def test_torchrun_variables_describe_the_place_of_a_rank() -> None:
 
 def test_job_of_a_rank_is_ignored_when_torchrun_starts_ranks_inside_it() -> None:
     assert find_own_job(VARIABLES) == JOB
-    assert find_own_job({**VARIABLES, "TORCHELASTIC_RUN_ID": "none"}) is None
+    for run_id in ("none", "sparkdl-7", "sparkdl:7b"):  # as --rdzv-id names it
+        assert find_own_job({**VARIABLES, "TORCHELASTIC_RUN_ID": run_id}) is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ TEST_PARTS := test-ranks test-spark-local test-unit test-spark-connect test-spar
 ALL_PARTS := $(TEST_PARTS) test-native
 COMMANDS := tests/cli tests/notebooks tests/packaging
 
-.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-gpu test-spark35 wheel test-native-sanitizers bench lint hooks format clean requirements
+.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-processors test-gpu test-spark35 wheel test-native-sanitizers bench lint hooks format clean requirements
 
 setup: requirements $(STAMP)
 
@@ -88,6 +88,16 @@ test-runtime-%: .venv-%/.installed
 		.venv-$*/bin/python -m pytest -m 'not slow and not gpu' tests/spark --spark $$mode || exit 1; \
 	done
 	@.venv-$*/bin/python -m pytest -m 'not slow and not gpu' $(OF_RUNTIMES)
+
+# The kernels of other processors, each beside a busy loop per core: nothing may depend on the processor or on the clock.
+test-processors: setup
+	@trap 'kill $$loops' EXIT; trap 'exit 130' INT TERM; \
+	for core in $$(seq $$(nproc)); do ( while :; do :; done ) & loops="$$loops $$!"; done; \
+	for processor in avx512/AVX512_CORE avx2/AVX2 default/SSE41; do \
+		echo "tests on $$processor"; \
+		ATEN_CPU_CAPABILITY=$${processor%/*} DNNL_MAX_CPU_ISA=$${processor#*/} \
+			$(MAKE) --no-print-directory test || exit; \
+	done
 
 test-native-sanitizers: setup
 	@$(BIN)/python tests/native.py --sanitize address

@@ -88,6 +88,14 @@ def save_for_mlflow(
     )
 
 
+def _made(example: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    try:
+        return example()
+    except Exception as error:
+        _logger.warning("The model is logged without an input example: %s: %s", type(error).__name__, error)
+        return None
+
+
 def _example(example: Mapping[str, Any] | None, columns: Sequence[Column]) -> dict[str, Any] | None:
     """Return a row with the model's columns; None if the row lacks them, as rows of packed texts do."""
     if example is None or any(column.name not in example for column in columns):
@@ -217,7 +225,7 @@ def log_outcome(
         log_picture(run, model)
         if params.getLogCheckpoints() and checkpoints is not None:
             run.log_folder("checkpoints", _fetched(checkpoints, folder / "checkpoints"))
-        run.log_model(save_for_mlflow(model, folder, example()), folder, _registration(params))
+        run.log_model(save_for_mlflow(model, folder, _made(example)), folder, _registration(params))
         run.flush()
     except Exception as error:
         _logger.log(

@@ -80,8 +80,8 @@ class Head:
 
     Attributes:
         label: label column.
-        loss: loss function, called with ``(output, labels)``; see :mod:`sparkdl.model.heads`. None where the user's own
-            training step computes the loss.
+        loss: loss function, called with ``(output, labels)``; see :mod:`sparkdl.model.losses`. None where the user's
+            own training step computes the loss.
         weight: weight of this head's loss in the sum of all heads' losses.
     """
 

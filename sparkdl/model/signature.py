@@ -21,7 +21,7 @@ class ModelOutput:
 
     Attributes:
         name: name of the label column on which it was trained.
-        kind: meaning of the numbers, see :func:`sparkdl.model.heads.prediction_kind`.
+        kind: meaning of the numbers, see :func:`sparkdl.model.losses.prediction_kind`.
         shape: shape of one row's prediction; ``()`` for a number.
         num_classes: number of classes; None if the output does not distinguish classes.
         classes: value of each class in the label column; None where the column holds the numbers of the classes.

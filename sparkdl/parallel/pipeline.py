@@ -110,9 +110,13 @@ def _check_microbatches(schedule: str, ranks: int, microbatches: int) -> None:
 class _Stage(PipelineStage):
     """A stage whose checks begin with its first microbatch."""
 
+    _is_checked = False
+
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         # Torch calls this for microbatches alone, and the module itself to learn shapes.
-        begin_checks(self.submod)
+        if not self._is_checked:
+            begin_checks(self.submod)
+            self._is_checked = True
         return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]  # of torch
 
 

@@ -67,6 +67,8 @@ class Alike:
         for name, parameter in parameters.items():
             if parameter is not None and parameter.requires_grad and not parameter.is_leaf:
                 full_name = f"{layer}.{name}" if layer else name
+                if full_name in self._compared:
+                    continue
                 self._watched.add(full_name)
                 parameter.register_hook(  # type: ignore[no-untyped-call]  # of torch
                     functools.partial(self._note, full_name)
@@ -252,8 +254,9 @@ def defer_checks(stage: nn.Module, alike: Alike, compared: ComparedOnce) -> None
 
 def begin_checks(stage: nn.Module) -> None:
     """Begin the deferred checks of a stage, before its first call with data; later calls do nothing."""
-    for check in stage.__dict__.pop("deferred_checks", ()):
-        check.is_deferred = False
+    for module in stage.modules():  # a wrapper may be around the stage
+        for check in module.__dict__.pop("deferred_checks", ()):
+            check.is_deferred = False
 
 
 _CACHES = ("past_key_values", "past_key_value", "layer_past")

@@ -154,7 +154,7 @@ def restore(buffer: torch.Tensor, tensor: torch.Tensor) -> None:
 
 def _single(values: torch.Tensor, dim: int) -> torch.Tensor:
     first = values.narrow(dim, 0, 1)
-    if not torch.equal(first.expand_as(values), values):
+    if not torch.equal(as_bytes(first.expand_as(values)), as_bytes(values)):  # NaN equals itself
         raise ParamError(
             f"Different values arrived for elements of an expanded tensor that are one in memory (dimension {dim} of "
             f"{tuple(values.shape)}). Pass a tensor of its own, as tensor.contiguous() makes it."

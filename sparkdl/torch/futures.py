@@ -8,15 +8,12 @@ import threading
 import time
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.torch.work import CollectiveWork, UnawaitedWorks
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 

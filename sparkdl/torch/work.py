@@ -1,4 +1,4 @@
-"""The ``Work`` that a collective returns to torch, over the communicator's handles, and its futures.
+"""The ``Work`` that a collective returns to torch, over the communicator's handles.
 
 Runs on the *rank*. Waiting on a ``Work`` waits on the handle on the caller's own thread. Futures are often waited for
 in C++, as in the reducer of ``DistributedDataParallel``, so threads of the process group complete them; see
@@ -7,7 +7,6 @@ in C++, as in the reducer of ``DistributedDataParallel``, so threads of the proc
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from datetime import timedelta
@@ -21,7 +20,7 @@ from torch.autograd import profiler
 from sparkdl.rendezvous.deadline import to_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sparkdl.collective import Handle
     from sparkdl.torch.futures import FutureCompleter
@@ -50,6 +49,7 @@ class UnawaitedWorks:
         self._works: deque[CollectiveWork] = deque()
         self._large: deque[tuple[CollectiveWork, int]] = deque()
         self._num_bytes = 0
+        self._is_releasing = False
         self._is_closed = False
 
     def keep(self, work: CollectiveWork) -> None:
@@ -63,10 +63,35 @@ class UnawaitedWorks:
             if num_bytes > self.SMALL_BYTES:
                 self._large.append((work, num_bytes))
                 self._num_bytes += num_bytes
-            while self._num_bytes > self.MAX_BYTES and self._large[0][0].release():
-                self._num_bytes -= self._large.popleft()[1]
             while len(self._works) > self.MAX_WORKS:
                 given_up.append(self._works.popleft())
+        self._release_outputs()
+
+    def _release_outputs(self) -> None:
+        """Release the outputs of the oldest works that are complete, until there is room."""
+        with self._lock:
+            # Not twice at a time: the garbage collector may drop other works while one is finished here.
+            if self._is_releasing or self._num_bytes <= self.MAX_BYTES:
+                return
+            self._is_releasing = True
+            candidates = list(self._large)
+        released = {id(work) for work, _ in self._as_long_as_needed(candidates)}
+        with self._lock:
+            self._is_releasing = False
+            self._large = deque(entry for entry in self._large if id(entry[0]) not in released)
+            self._num_bytes = sum(num_bytes for _, num_bytes in self._large)
+
+    def _as_long_as_needed(
+        self, candidates: Sequence[tuple[CollectiveWork, int]]
+    ) -> Iterator[tuple[CollectiveWork, int]]:
+        """Release works and yield those that were complete, until the others fit."""
+        excess = sum(num_bytes for _, num_bytes in candidates) - self.MAX_BYTES
+        for work, num_bytes in candidates:
+            if excess <= 0:
+                return
+            if work.release():
+                excess -= num_bytes
+                yield work, num_bytes
 
     def close(self) -> None:
         """Drop all works, and keep no more."""
@@ -213,12 +238,25 @@ class CollectiveWork(Work):
         return list(self._outputs)
 
     def release(self) -> bool:
-        """Drop the outputs of a work that is complete, which can still be waited for; return whether it is complete."""
-        if not self.is_completed():
+        """Drop the outputs if the work is complete and nobody finishes it just now; return whether they are dropped.
+
+        The work can still be waited for; ``result`` is empty then.
+        """
+        if not self.is_completed() or not (
+            self._finish_lock is None or self._finish_lock.acquire(blocking=False)
+        ):
             return False
-        with contextlib.suppress(Exception):  # `wait` raises it again
-            self.wait()
-        self._outputs = self._handles = ()
+        try:
+            for handle in self._handles:
+                handle.wait()
+            for finish in self._finishes:
+                finish()
+        except Exception as error:  # `wait` raises it again
+            self._failure = error
+        finally:
+            self._outputs = self._handles = self._finishes = ()
+            if self._finish_lock is not None:
+                self._finish_lock.release()
         return True
 
     def synchronize(self) -> None:

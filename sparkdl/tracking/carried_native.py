@@ -18,7 +18,9 @@ class _Missing:
     def __call__(self, *_: Any, **__: Any) -> Any:
         self._fail()
 
-    def __getattr__(self, _: str) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
         self._fail()
 
     def _fail(self) -> Any:

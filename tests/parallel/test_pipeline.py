@@ -148,6 +148,8 @@ def check_wrong_plans_of_tensor_parallelism_are_refused_in_stages() -> None:
         )
         for stage in stages:
             divide(stage, layout.mesh["tensor"], plan)
+        if kind is Fused:
+            stages = [nn.Sequential(stage) for stage in stages]  # as WholeSequences wraps them
         pipeline = Pipeline(stages, group, schedule=schedule, microbatches=8, loss=loss_with(layout))
         with pytest.raises(ParamError, match=words):
             pipeline.step(tokens, target=labels)

@@ -71,6 +71,12 @@ MEANINGS = (
         "(for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role).",
     ),
     Meaning(
+        frozenset({"401"}),
+        "the credentials are missing or not valid",
+        "Set valid ones in the environment of the driver and of the executors, as the plugin of that filesystem reads "
+        "them.",
+    ),
+    Meaning(
         frozenset(
             {
                 "ExpiredToken",
@@ -97,7 +103,6 @@ MEANINGS = (
     Meaning(
         frozenset(
             {
-                "401",
                 "403",
                 "AccessDenied",
                 "AllAccessDisabled",
@@ -123,6 +128,7 @@ MEANINGS = (
         frozenset(
             {
                 "ConnectionError",
+                "ConnectionRefusedError",
                 "ConnectTimeoutError",
                 "ConnectTimeout",
                 "EndpointConnectionError",
@@ -155,6 +161,9 @@ MEANINGS = (
                 "TimeoutError",
                 "ReadTimeoutError",
                 "ReadTimeout",
+                "ConnectionResetError",
+                "ConnectionAbortedError",
+                "BrokenPipeError",
                 "RequestTimeout",
                 "ConnectionClosedError",
                 "ServerDisconnectedError",
@@ -197,6 +206,8 @@ _ERRNO_IN_TEXT = re.compile(r"\b(?:[Ee]rrno|os error) (\d+)\b")
 """How libraries in Rust and C++ write an errno value that their exceptions do not have as an attribute."""
 
 _JAVA_CLASS = re.compile(r"\b(?:[a-z]\w*\.)+([A-Z]\w*)(?=[:\s]|$)")
+_SERVERS_CODE = re.compile(r"(?<![\w/.:-])([A-Z][A-Za-z]{5,}|\d{3})(?![\w/.-])")
+"""A code of a server, in the text of a Java exception; no part of a path or URL."""
 
 
 def describe_failure(error: BaseException) -> str:
@@ -246,7 +257,7 @@ def describe_reading_failure(error: BaseException) -> str:
 def describe_java_reading_failure(text: str) -> str:
     """Return the same as :func:`describe_reading_failure`, for a Java exception as text: its classes and message."""
     # The last class is that of the innermost exception, whose name says most.
-    meaning = _first_meaning(reversed(_JAVA_CLASS.findall(text)))
+    meaning = _first_meaning([*reversed(_JAVA_CLASS.findall(text)), *_SERVERS_CODE.findall(text)])
     if meaning is None:
         return ""
     return f"{meaning.text}: {_one_line(text)} {meaning.reading_remedy or meaning.remedy}"
@@ -272,12 +283,14 @@ def reading_from(url: str) -> Iterator[None]:
 
 def _find_meaning(error: BaseException) -> tuple[Meaning, BaseException] | None:
     """Return the meaning of the first error in the chain of causes that has one, and that error."""
-    seen: BaseException | None = error
-    while seen is not None:
-        meaning = _first_meaning(_names_of(seen))
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        meaning = _first_meaning(_names_of(cause))
         if meaning is not None:
-            return meaning, seen
-        seen = seen.__cause__ or seen.__context__
+            return meaning, cause
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
@@ -287,10 +300,13 @@ def _first_meaning(names: Iterable[str]) -> Meaning | None:
 
 def _names_of(error: BaseException) -> Iterator[str]:
     """Yield the names that an error can be recognized by: codes first, then classes from the most special one on."""
-    response = getattr(error, "response", None)  # of botocore
-    said = response.get("Error") if isinstance(response, dict) else None
+    if isinstance(error, SparkdlError):
+        return  # a lost rank is a ConnectionError, and no failure of a Store
+    response = getattr(error, "response", None)
+    said = response.get("Error") if isinstance(response, dict) else None  # of botocore
     if isinstance(said, dict):
         yield str(said.get("Code", ""))
+    yield str(getattr(response, "status_code", ""))  # of requests
     for attribute in ("error_code", "status_code", "status", "code"):  # of azure, aiohttp and gcsfs
         code = getattr(error, attribute, None)
         if isinstance(code, (str, int)):

@@ -49,8 +49,19 @@ _GONE = re.compile(r"SparkFileNotFoundException: File (.+?) does not exist")  # 
 _OWN_ERROR = re.compile(r"^sparkdl\.errors\.(\w+): (.+?)\s*$", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _JAVA_CLASSES = re.compile(r"^(?:[\w.$]+: )*")
-_NOT_FOUND = "FAILED_READ_FILE.FILE_NOT_EXIST"
-_DAMAGED = ("FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER", "org.apache.parquet.io.ParquetDecodingException")
+# Classes with a colon, as at the head of an exception: the stack frames below it may name them for any failure.
+_NOT_FOUND = re.compile(
+    r"FAILED_READ_FILE\.FILE_NOT_EXIST|SparkFileNotFoundException:|java\.io\.FileNotFoundException:(?!.*\(Permission)"
+)
+_DAMAGED = (
+    "FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER",
+    "org.apache.parquet.io.ParquetDecodingException:",
+    # Parquet's and Snappy's words, for which they have no classes.
+    "is not a Parquet file",
+    "could not read page",
+    "FAILED_TO_UNCOMPRESS",
+    "CRC checksum",
+)
 
 # Exceptions whose class says nothing; all others of pyspark are conditions of the query that users know.
 _RAW_OF_CONNECT = frozenset(
@@ -168,18 +179,17 @@ def _read_again(url: str, columns: Sequence[str] | None) -> DataError | None:
 
 
 def _from_words(url: str, text: str) -> DataError:
-    if _NOT_FOUND in text or _GONE.search(text):
+    causes = _CAUSE.findall(text)
+    cause = causes[-1].strip() if causes else text.strip().splitlines()[0]
+    if _NOT_FOUND.search(text):
         return FileVanishedError(
             f"Spark cannot read {url}: the file is no longer there. Make the DataFrame anew."
         )
-    # Only the classes at the head of a cause; the stack frames below it contain such names for any failure.
-    causes = _CAUSE.findall(text)
-    cause = causes[-1].strip() if causes else text.strip().splitlines()[0]
     of_store = describe_java_reading_failure(cause)
     if of_store:
         return StoreAccessError(f"Spark cannot read {url}: {of_store}")
     why = _JAVA_CLASSES.sub("", cause)
-    if any(sign in head for sign in _DAMAGED for head in (text.partition("\n")[0], *causes)):
+    if any(sign in text for sign in _DAMAGED):
         return CorruptFileError(f"Spark cannot read {url}: {why}. The file is damaged; write it again.")
     return DataError(
         f"Spark cannot read {url}: {why}. See whether every executor can read it; if so, the file may be damaged."

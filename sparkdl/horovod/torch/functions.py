@@ -44,15 +44,15 @@ def broadcast_object(
     """
     pickled, failure = _pickled(obj) if rank() == root_rank else (torch.empty(0, dtype=torch.uint8), None)
     name = name or "broadcast_object"
-    num_bytes = _FAILED if failure is not None else pickled.numel()
-    num_bytes = int(broadcast_(torch.tensor([num_bytes]), root_rank, f"{name}.sz", process_set))
+    size = torch.tensor([pickled.numel() if failure is None else -pickled.numel()])
+    size = broadcast_(size, root_rank, f"{name}.sz", process_set)
+    if rank() != root_rank:
+        pickled = torch.empty(abs(int(size)), dtype=torch.uint8)
+    broadcast_(pickled, root_rank, f"{name}.t", process_set)
     if failure is not None:
         raise failure
-    if num_bytes == _FAILED:
-        raise pickle.PicklingError(f"Rank {root_rank} could not pickle its object; its error says why.")
-    if rank() != root_rank:
-        pickled = torch.empty(num_bytes, dtype=torch.uint8)
-    broadcast_(pickled, root_rank, f"{name}.t", process_set)
+    if size < 0:
+        raise _unpicklable(root_rank, pickled)
     return obj if rank() == root_rank else cloudpickle.loads(pickled.numpy().tobytes())
 
 
@@ -67,27 +67,30 @@ def allgather_object(
     """
     pickled, failure = _pickled(obj)
     name = name or "allgather_object"
-    num_bytes = pickled.numel() if failure is None else _FAILED
-    sizes = allgather(torch.tensor([num_bytes]), f"{name}.sz", process_set).tolist()
+    size = pickled.numel() if failure is None else -pickled.numel()
+    sizes = allgather(torch.tensor([size]), f"{name}.sz", process_set).tolist()
+    parts = allgather(pickled, f"{name}.t", process_set).split([abs(size) for size in sizes])
     if failure is not None:
         raise failure
-    if _FAILED in sizes:
-        raise pickle.PicklingError(
-            f"Rank {sizes.index(_FAILED)} of the process set could not pickle its object; its error says why."
-        )
-    parts = allgather(pickled, f"{name}.t", process_set).split(sizes)
+    for number, (size, part) in enumerate(zip(sizes, parts, strict=True)):
+        if size < 0:
+            raise _unpicklable(number, part)
     return [cloudpickle.loads(part.numpy().tobytes()) for part in parts]
 
 
-_FAILED = -1
-"""What a rank says in place of the size of an object that it cannot pickle, so that no other rank waits for it."""
-
-
 def _pickled(obj: Any) -> tuple[torch.Tensor, Exception | None]:
+    """The pickle of an object as a tensor; if it cannot be pickled, the text of the error, and the error."""
+    failure = None
     try:
-        return torch.frombuffer(bytearray(pickle_for_others(obj)), dtype=torch.uint8), None
+        content = pickle_for_others(obj)
     except Exception as error:
-        return torch.empty(0, dtype=torch.uint8), error
+        content, failure = f"{type(error).__name__}: {error}".encode(), error
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8), failure
+
+
+def _unpicklable(number: int, text: torch.Tensor) -> pickle.PicklingError:
+    said = text.numpy().tobytes().decode()
+    return pickle.PicklingError(f"Rank {number} could not pickle its object: {said}")
 
 
 def pickle_for_others(obj: Any) -> bytes:
@@ -109,7 +112,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unt
 
 
 def refuse_shards(value: Any) -> None:
-    """Refuse a tensor of which each rank has another part: a DTensor, or a ShardedTensor of FSDP1.
+    """Refuse a tensor of which each rank has another part: a sharded DTensor, or a ShardedTensor of FSDP1.
 
     Raises:
         ParamError: if it is one.

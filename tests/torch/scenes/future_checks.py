@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from sparkdl.torch.work import UnawaitedWorks
+from sparkdl.torch.futures import FutureCompleter
+from sparkdl.torch.work import CollectiveWork, UnawaitedWorks
 from tests.torch.scenes.rank_tensors import rank_and_size
 
 if TYPE_CHECKING:
@@ -77,6 +78,51 @@ def check_the_reducer_gets_its_work_although_others_are_dropped_after_it() -> No
                 module(torch.full((2, 4), rank + 1.0)).sum().backward()
         mean = 2 * 2 * sum(range(1, size + 1)) / size  # 2 rows in 2 passes
         torch.testing.assert_close(module.module.layer.weight.grad, torch.full((1, 4), mean))
+
+
+def check_expanded_outputs_may_be_nan() -> None:
+    held = torch.full((3, 1), float("nan"))
+    dist.all_reduce(held.expand(3, 4))
+    assert held.isnan().all()
+
+
+class _Handle:
+    """A handle of an operation that is done, or never is."""
+
+    def __init__(self, *, is_done: bool) -> None:
+        self.is_done = is_done
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        assert self.is_done, timeout_s
+
+
+def check_outputs_are_released_behind_an_incomplete_work_and_while_others_are_dropped() -> None:
+    completer = FutureCompleter("checks", timeout_s=10.0)
+    works, finished = completer.unawaited, []
+
+    def work_of(number: int, *, is_done: bool = True) -> CollectiveWork:
+        def finish() -> None:
+            finished.append(number)
+            works.keep(work_of(number + 100))  # as the garbage collector may call it anywhere
+
+        outputs, handles = (torch.empty(1 << 20),), (_Handle(is_done=is_done),)
+        return CollectiveWork(outputs, handles, completer, [finish] if number < 100 else ())
+
+    works.keep(work_of(0, is_done=False))
+    kept = [work_of(number) for number in range(1, 7)]
+    for work in kept:
+        works.keep(work)
+    assert finished[:2] == [1, 2]
+    assert len(set(finished)) == len(finished)
+    assert kept[0].wait()
+    assert (kept[0].result(), len(kept[5].result())) == ([], 1)
+    assert works._num_bytes <= UnawaitedWorks.MAX_BYTES + (8 << 20)
+    for work in (*kept, *works._works):
+        work.is_awaited = True
+    works.close()
 
 
 def check_large_outputs_of_dropped_works_are_released() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any, Protocol
 
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves
 
 from sparkdl.errors import CheckpointError, ParamError
 from sparkdl.horovod.torch.basics import size
@@ -235,8 +235,8 @@ class ObjectState(State):
             ParamError: if a value is or holds a DTensor: a commit would have rank 0's part of it alone.
         """
         values = {name: getattr(self, name) for name in self._saved_state}
-        for value in values.values():
-            tree_map(refuse_shards, value)
+        for tensor in tree_leaves(values):
+            refuse_shards(tensor)
         self._saved_state = values
 
     def restore(self) -> None:
@@ -249,7 +249,10 @@ class ObjectState(State):
             try:
                 self._saved_state = self._bcast_object(self._saved_state)
             except (TypeError, AttributeError, pickle.PicklingError, ParamError) as error:
-                raise _unpicklable(self._saved_state, error) from error
+                named = _unpicklable(self._saved_state, error)
+                if named is error:
+                    raise
+                raise named from error
             self._set_attributes()
 
     def _committed(self) -> dict[str, dict[str, Any]] | None:

@@ -10,9 +10,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from sparkdl.data import ParquetFeed
-from sparkdl.data.files.failures import describe_failure, describe_reading_failure
+from sparkdl.data.files.failures import describe_failure, describe_reading_failure, explain_failure
 from sparkdl.data.spark.failures import _from_words
-from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, StoreAccessError
+from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, RankLostError, StoreAccessError
 
 MISLEADING = (
     "forbidden",
@@ -68,11 +68,17 @@ def test_errors_are_classified_by_class_errno_or_code():
         (ClientError({"Error": {"Code": "NoSuchBucket", "Message": "?"}}, "GetObject"), "no such bucket"),
         (ClientError({"Error": {"Code": "AccessDenied", "Message": "?"}}, "GetObject"), "do not allow it"),
         (missing, "no such bucket"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "No"), "cannot be reached"),
+        (BrokenPipeError(errno.EPIPE, "No"), "does not answer in time"),
+        (type("HttpError", (Exception,), {"code": 401})("Anonymous caller"), "missing or not valid"),
         (head, "do not allow it"),
         (OSError('Forbidden: "https://server/bucket/x"'), "do not allow it"),
         (OSError(f"Can't write '/tmp/{MISLEADING[0]}/x': [Errno 28] No space left"), "its disk is full"),
     ):
-        assert meaning in describe_failure(error), repr(error)
+        assert meaning in explain_failure(error), repr(error)
+    lost = RankLostError("rank 1 is gone")
+    lost.__cause__ = lost
+    assert describe_failure(lost) == ""
 
 
 @pytest.mark.parametrize(
@@ -87,6 +93,18 @@ def test_errors_are_classified_by_class_errno_or_code():
         ("java.net.SocketException: the wire is cut", DataError),
         ("java.io.IOException: cannot read file:/data/java.net.ConnectException/x", DataError),
         ("org.apache.parquet.io.ParquetDecodingException: x", CorruptFileError),
+        (
+            "java.lang.RuntimeException: s3a://b/x is not a Parquet file. Expected magic number",
+            CorruptFileError,
+        ),
+        ("java.io.IOException: FAILED_TO_UNCOMPRESS(5)", CorruptFileError),
+        ("java.io.FileNotFoundException: File does not exist: /b/x", FileVanishedError),
+        ("java.io.FileNotFoundException: /b/x (Permission denied)", DataError),
+        (
+            'a.b.AbfsRestOperationException: Operation failed: "No", 403, GET, https://x/y, AuthenticationFailed, "z"',
+            StoreAccessError,
+        ),
+        ("com.google.GoogleJsonResponseException: 403 Forbidden", StoreAccessError),
     ],
 )
 def test_java_trace_is_classified_by_its_last_cause_and_not_by_its_frames(cause, error):

@@ -8,7 +8,7 @@ from sparkdl.errors import ParamError
 from sparkdl.parallel.context import WholeSequences, name_of_positions, share_sequences
 from sparkdl.parallel.pipeline import SCHEDULES, num_microbatches
 from sparkdl.parallel.pipeline_cut import check_trainable
-from sparkdl.parallel.sharding import blocks_of, recompute_activations, shard
+from sparkdl.parallel.sharding import blocks_of, check_shardable, recompute_activations, shard
 from sparkdl.parallel.tensor import divide, divided_layers
 from sparkdl.parallel.tensor_checks import check_heads_shared
 
@@ -90,6 +90,9 @@ def check_parts(module: nn.Module, sizes: Parallelism, rows: int) -> None:
             )
     if sizes.tensor > 1:
         divided_layers(module, sizes.tensor)
+    is_divided = sizes.tensor * sizes.pipeline > 1
+    if sizes.shard * sizes.context > 1 or ((sizes.data or 1) > 1 and is_divided):
+        check_shardable(module)
     if sizes.context > 1:
         name_of_positions(module)
         check_heads_shared(module, sizes.attention, sizes.context)

@@ -108,16 +108,48 @@ def _check_microbatches(schedule: str, ranks: int, microbatches: int) -> None:
 
 
 class _Stage(PipelineStage):
-    """A stage whose checks begin with its first microbatch."""
+    """A stage that tells when its first microbatch comes."""
 
-    _is_checked = False
+    on_first_microbatch: Callable[[], None] | None = None
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         # Torch calls this for microbatches alone, and the module itself to learn shapes.
-        if not self._is_checked:
-            begin_checks(self.submod)
-            self._is_checked = True
+        if self.on_first_microbatch is not None:
+            self.on_first_microbatch()
+            self.on_first_microbatch = None
         return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]  # of torch
+
+
+class _Trial:
+    """Undoes what a trial of stages with uninitialized memory changes: buffers and the state of random numbers."""
+
+    def __init__(self, stages: Sequence[nn.Module]) -> None:
+        self._stages = stages
+        self._buffers = [
+            (module, name, buffer, buffer.detach().clone())
+            for stage in stages
+            for module in stage.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._random = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        self._is_undone = False
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Undo it before the first microbatch of any stage, when all stages have been tried."""
+        if self._is_undone:
+            return
+        self._is_undone = True
+        for module, name, buffer, value in self._buffers:
+            module._buffers[name] = buffer.copy_(value)
+        self._buffers.clear()
+        torch.set_rng_state(self._random)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda)
+        for stage in self._stages:
+            begin_checks(stage)
 
 
 class Pipeline:
@@ -171,6 +203,7 @@ class Pipeline:
             _Stage(stage, number, num_stages, device, group=group)
             for stage, number in zip(stages, numbers, strict=True)
         ]
+        self._wrapped, self._is_tried = wrapped, False
         parts = 1 if sums else microbatches
         made: Any = get_schedule_class(kind.name)
         # torch's own scaling would divide gradients accumulated by earlier steps once more.
@@ -200,6 +233,11 @@ class Pipeline:
         """Do the same as :meth:`step` without broadcasting the loss: it is 0 on ranks without the last stage."""
         losses: list[Tensor] | None = [] if self._has_last else None
         refusal = None
+        if not self._is_tried:
+            trial = _Trial([stage.submod for stage in self._wrapped])
+            for stage in self._wrapped:
+                stage.on_first_microbatch = trial.undo
+            self._is_tried = True
         try:
             self._schedule.step(
                 *(args if self._has_first else ()),

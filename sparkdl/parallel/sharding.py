@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from sparkdl.errors import ParamError
@@ -80,12 +81,94 @@ def shard(
         "reshard_after_forward": stage == 3,
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
-    for block in _without_shared(module, blocks_of(module) if blocks is None else blocks):
+    check_shardable(module)
+    own = _without_shared(module, blocks_of(module) if blocks is None else blocks)
+    for block in own:
         fully_shard(block, **arguments)
     fully_shard(module, **arguments)
+    for dimension in mesh.mesh_dim_names or ():
+        _SameUse(module, own, mesh[dimension].get_group())
     cast("Any", module)._accumulates_whole_gradients = stage == 1
     cast("Any", module).is_offloaded = offload
     return module
+
+
+def check_shardable(module: nn.Module) -> None:
+    """Check that all parameters of a module can be divided.
+
+    Raises:
+        ParamError: if one is a single number without dimensions.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.ndim == 0:
+            raise ParamError(
+                f"{name!r} is a parameter without dimensions, which cannot be sharded. Give it the shape (1,)."
+            )
+
+
+class _SameUse:
+    """Checks that ranks which share the weights of blocks call the same blocks and get the same gradients.
+
+    FSDP2 gathers a block when a rank calls it, and reduces the gradients that a rank has. If ranks called different
+    blocks, or a parameter had a gradient on some of them only, weights and gradients of different parameters would be
+    mixed wherever their sizes agree. Ranks compare what they have done after each backward pass, and after each forward
+    pass without gradients.
+
+    Args:
+        module: the sharded module.
+        blocks: its sharded blocks.
+        group: process group of ranks that share weights or replicate them.
+    """
+
+    def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], group: dist.ProcessGroup) -> None:
+        self._group = group
+        names = {each: name for name, each in module.named_modules()}
+        self._blocks = [names[block] for block in blocks]
+        self._calls = [0] * len(blocks)
+        self._parameters = dict(module.named_parameters())
+        self._is_queued = False
+        for number, block in enumerate(blocks):
+            block.register_forward_pre_hook(functools.partial(self._note, number))
+        module.register_forward_hook(self._after_forward)
+
+    def _note(self, number: int, *_: object) -> None:
+        self._calls[number] += 1
+
+    def _after_forward(self, _module: nn.Module, _args: object, output: object) -> None:
+        tensors = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.requires_grad]
+        if not torch.is_grad_enabled() or not tensors:
+            self._compare(self._calls, self._blocks, "called different blocks")
+            self._calls = [0] * len(self._blocks)
+            return
+        for tensor in tensors:
+            tensor.register_hook(self._queue)  # type: ignore[no-untyped-call]  # of torch
+
+    def _queue(self, _: Tensor) -> None:
+        if not self._is_queued:
+            self._is_queued = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            # Twice, so that it runs after FSDP's own callback, which is queued later than this one.
+            engine.queue_callback(lambda: engine.queue_callback(self._after_backward))
+
+    def _after_backward(self) -> None:
+        self._is_queued = False
+        has_gradient = [int(each.grad is not None) for each in self._parameters.values()]
+        names = [*self._blocks, *self._parameters]
+        self._compare([*self._calls, *has_gradient], names, "used different blocks or parameters")
+        self._calls = [0] * len(self._blocks)
+
+    def _compare(self, counts: Sequence[int], names: Sequence[str], what: str) -> None:
+        device = next(iter(self._parameters.values())).device
+        own = torch.tensor(counts, dtype=torch.int32, device=device)
+        extremes = torch.stack([own, -own])
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
+        differs = (extremes[0] != -extremes[1]).nonzero().flatten().tolist()
+        if differs:
+            raise ParamError(
+                f"The ranks of a sharded model {what} in one step, the first of them {names[differs[0]]!r}: their "
+                "weights would be mixed. Have forward use the same layers for all rows, or train replicas (data in "
+                "place of shard)."
+            )
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -232,15 +315,26 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
     For modules that :func:`shard` does not support: stages of a pipeline whose schedule splits the backward pass.
 
     Args:
-        parameters: parameters, in the same order on all ranks of the group; those without a gradient are skipped.
+        parameters: parameters, in the same order on all ranks of the group; those without a gradient on any of them are
+            skipped, and a missing gradient counts as zero.
         group: process group of the ranks that train on different rows.
     """
+    parameters = list(parameters)
+    if not parameters:
+        return
+    has_gradient = torch.tensor(
+        [each.grad is not None for each in parameters], dtype=torch.uint8, device=parameters[0].device
+    )
+    dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
+    for parameter, is_there in zip(parameters, has_gradient.tolist(), strict=True):
+        if is_there and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
     gradients = [
         parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
         for parameter in parameters
         if parameter.grad is not None
     ]
-    for dtype in {gradient.dtype for gradient in gradients}:
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):  # the same order on all ranks
         alike = [gradient for gradient in gradients if gradient.dtype == dtype]
         flat = torch.cat([gradient.flatten() for gradient in alike])
         dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group)

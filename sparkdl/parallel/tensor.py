@@ -133,7 +133,7 @@ def divide(
     def join(part: Tensor) -> Tensor:
         return gather(part, group, _positions_of(part)).contiguous()
 
-    with_whole_features = _modules_with_whole_features(divided)
+    with_whole_features = _modules_with_whole_features(divided, blocks)
     for name, layer in list(module.named_modules()):
         if not layer._parameters and name not in divided:
             continue
@@ -472,15 +472,17 @@ class _Divided:
             layer.padding_idx = whole
 
 
-def _modules_with_whole_features(divided: Mapping[str, tuple[nn.Module, str]]) -> list[str]:
-    """Name prefixes of modules that gather their layers' outputs, so that the rest of them is the same on all ranks."""
+def _modules_with_whole_features(
+    divided: Mapping[str, tuple[nn.Module, str]], blocks: str | None
+) -> list[str]:
+    """Name prefixes of modules in blocks that gather outputs: the rest of each is the same on all ranks."""
     styles: dict[str, set[str]] = {}
     for name, (_, style) in divided.items():
         styles.setdefault(name.rpartition(".")[0], set()).add(style)
     return [
         f"{parent}."
         for parent, found in styles.items()
-        if parent and "colwise_gather_output" in found and "colwise" not in found
+        if parent.startswith(f"{blocks}.") and "colwise_gather_output" in found and "colwise" not in found
     ]
 
 

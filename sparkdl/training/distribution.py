@@ -204,6 +204,7 @@ class DividedModel(ModelDistribution):
         layout: layout of the ranks.
         spec: spec of the fit.
         device: device of this rank.
+        resources: exit stack that gives the module its own BatchNorms back.
 
     Attributes:
         structure: pickle of the module without its tensors, as it was before the fit.
@@ -211,7 +212,9 @@ class DividedModel(ModelDistribution):
 
     is_divided = True
 
-    def __init__(self, layout: RankLayout, spec: TrainingSpec, device: torch.device) -> None:
+    def __init__(
+        self, layout: RankLayout, spec: TrainingSpec, device: torch.device, resources: ExitStack
+    ) -> None:
         self._layout, self._device = layout, device
         self.name = repr(layout)
         self.structure, self._others = _take_apart(spec.model)
@@ -222,6 +225,8 @@ class DividedModel(ModelDistribution):
         self.num_averaged = layout.size("data", "shard", "context")
         self.num_generator = layout.rank("pipeline", "data", "shard", "context")
         self.counts_rows = self.counts_outputs = layout.rank("tensor", "context") == 0
+        if spec.sync_batch_norm:
+            resources.enter_context(synchronized_batch_norms(spec.model))
         self._divide(spec)
 
     def _divide(self, spec: TrainingSpec) -> None:

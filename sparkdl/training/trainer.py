@@ -73,7 +73,7 @@ def distribute(
         return Replicas(spec, communicator, device, resources)
     init_process_group(communicator, cuda=device.type == "cuda")
     layout = sizes.lay_out(device_type=device.type)
-    return (DividedModel if sizes.pipeline == 1 else Stages)(layout, spec, device)
+    return (DividedModel if sizes.pipeline == 1 else Stages)(layout, spec, device, resources)
 
 
 def cores_per_rank(ranks_on_host: int) -> int:

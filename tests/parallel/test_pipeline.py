@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -191,6 +192,46 @@ def check_packed_rows_of_a_language_model_equal_one_process() -> None:
             # Each rank of a context group has the gradients of its positions, and FSDP2 averages them.
             found = found * layout.size("context")
             torch.testing.assert_close(found, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+class Peak(nn.Module):
+    """Keeps the largest output that it has seen, and drops values at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+        self.register_buffer("peak", torch.zeros(()))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = self.inner(hidden).tanh()
+        self.peak = torch.maximum(self.peak, hidden.detach().abs().max())
+        return F.dropout(hidden, 0.5)
+
+
+def check_trials_of_stages_change_neither_buffers_nor_random_numbers() -> None:
+    group = Parallelism(pipeline=-1).lay_out().group("pipeline")
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Embedding(32, 16), *(Peak() for _ in range(8)), nn.Linear(16, 32))
+    tokens, labels = (part.repeat(2, 1) for part in batch(0))
+    for schedule in ("1f1b", "interleaved-1f1b", "zero-bubble"):
+        stages = cut(copy.deepcopy(model), group, schedule=schedule)
+        peaks = [each for stage in stages for each in stage.modules() if isinstance(each, Peak)]
+        pipeline = Pipeline(stages, group, schedule=schedule, microbatches=8, loss=cross_entropy_of)
+        torch.manual_seed(7)
+        pipeline.step(tokens, target=labels)
+        drawn = torch.rand(1).item()
+        first = [each.peak.item() for each in peaks]
+        assert all(0 < peak < 1 for peak in first)
+        for each in peaks:
+            each.peak = torch.zeros(())
+        torch.manual_seed(7)
+        pipeline.step(tokens, target=labels)
+        assert torch.rand(1).item() == drawn, schedule
+        assert [each.peak.item() for each in peaks] == first, schedule
+
+
+def cross_entropy_of(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 class Blocked(nn.Module):

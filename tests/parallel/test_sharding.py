@@ -16,7 +16,14 @@ from torch.distributed.tensor import DTensor
 from sparkdl.errors import ParamError
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.parallelize import check_parts
-from sparkdl.parallel.sharding import accumulated, blocks_of, clip_gradients, recompute_activations, shard
+from sparkdl.parallel.sharding import (
+    accumulated,
+    average_gradients,
+    blocks_of,
+    clip_gradients,
+    recompute_activations,
+    shard,
+)
 from sparkdl.parallel.tensor import cross_entropy, divide
 from tests.checks import checks_in
 from tests.parallel.models import (
@@ -197,7 +204,49 @@ def check_a_rank_holds_its_share_of_weights_and_optimizer_state() -> None:
     assert held == moments == whole // 4
 
 
+class Choice(nn.Module):
+    """A model in which the number of rows decides which of two equally large experts computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.last(self.experts[len(rows) % 2](rows))
+
+
+def check_ranks_that_use_different_layers_are_told() -> None:
+    layout = Parallelism(shard=-1).lay_out()
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    module = shard(Choice(), layout)
+    for number in (2, 3):  # all ranks use one expert, which may change
+        module(torch.ones(number, 4)).sum().backward()
+        module.zero_grad()
+        with torch.no_grad():
+            module(torch.ones(number, 4))
+    with pytest.raises(ParamError, match=r"used different blocks or parameters .*'experts\.0'"):
+        module(torch.ones(2 + (rank == 1), 4)).sum().backward()
+    with pytest.raises(ParamError, match=r"called different blocks .*'experts\.0'"), torch.no_grad():
+        module(torch.ones(2 + (rank == 1), 4))
+
+
+def check_a_missing_gradient_counts_as_zero_in_an_average() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    parameters[rank % 2].grad = torch.ones(2)
+    parameters[2].grad = torch.full((2,), float(rank), dtype=torch.float32)
+    average_gradients(parameters, dist.group.WORLD)
+    assert [each.grad.tolist() for each in parameters[:3]] == [[0.5] * 2, [0.5] * 2, [(size - 1) / 2] * 2]
+    assert parameters[3].grad is None
+
+
 def check_what_cannot_be_sharded_so_is_refused() -> None:
+    scaled = nn.Sequential(nn.Linear(2, 2))
+    scaled.scale = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(ParamError, match="'scale' is a parameter without dimensions"):
+        check_parts(scaled, Parallelism(shard=4).resolve(4), 8)
     layout = Parallelism(shard=4).lay_out()
     with pytest.raises(ParamError, match="stage"):
         shard(decoder(), layout, stage=4)

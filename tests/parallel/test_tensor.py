@@ -61,6 +61,18 @@ def check_a_decoder_with_divided_sequences_equals_one_process() -> None:
     check(decoder, sequence=True)
 
 
+def check_a_language_network_with_whole_outputs_divides_sequences() -> None:
+    layout = Parallelism(tensor=-1).lay_out()
+    tokens, labels = batch(0)
+    for make in (decoder, lambda: decoder(replace(SIZES, is_tied=False)), llama):
+        whole = LanguageNetwork(make())
+        divided = divide(LanguageNetwork(make()), layout.mesh["tensor"], sequence=True, whole_outputs=True)
+        for module in (whole, divided):
+            F.cross_entropy(module(tokens, torch.zeros_like(tokens)), labels).backward()
+        for (name, one), other in zip(whole.named_parameters(), divided.parameters(), strict=True):
+            torch.testing.assert_close(other.grad.full_tensor(), one.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
 def check_a_llama_equals_one_process() -> None:
     check(llama)
 

@@ -133,6 +133,20 @@ def test_recomputed_activations_change_no_bit_and_a_plain_module_is_returned(row
         np.testing.assert_array_equal(value, plain.weights[key], err_msg=key)
 
 
+def test_batch_norms_of_a_sharded_module_are_synchronized(rows):
+    spec = make_spec(model=make_model(norm=True), sync_batch_norm=True, batch_size=4, optimizer=adamw)
+    (replicas, *_), *_ = run_ranks(2, train_all, [(spec, rows)])
+    (sharded, *_), *_ = run_ranks(
+        2, train_all, [(dataclasses.replace(spec, parallelism=Parallelism(shard=2)), rows)]
+    )
+    (apart, *_), *_ = run_ranks(2, train_all, [(dataclasses.replace(spec, sync_batch_norm=False), rows)])
+    for name, weight in replicas.weights.items():
+        np.testing.assert_allclose(sharded.weights[name], weight, rtol=1e-4, atol=1e-6, err_msg=name)
+    assert any(
+        not np.allclose(apart.weights[name], weight, rtol=1e-3) for name, weight in replicas.weights.items()
+    )
+
+
 def next_token_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs.flatten(0, 1), labels.flatten())
 

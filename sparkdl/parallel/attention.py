@@ -116,18 +116,35 @@ def all_to_all_attention(
     if repeats > 1:
         key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
     query, key, value = (apply(_HeadsForPositions, x, group) for x in (query, key, value))
-    length = query.shape[2]
-    window = _narrowed(window, length, is_causal)
     whole = None
     if documents is not None:
         gathered = [torch.empty_like(documents) for _ in range(size)]
         dist.all_gather(gathered, documents.contiguous(), group=group)
         whole = from_chunks(torch.stack(gathered), 1)
+    output = whole_attention(
+        query, key, value, is_causal=is_causal, scale=scale, documents=whole, window=window
+    )
+    return apply(_PositionsForHeads, output, group)
+
+
+def whole_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    documents: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Attend over whole sequences on this rank alone; arguments and result are those of :func:`ring_attention`."""
+    length = query.shape[2]
+    window = _narrowed(window, length, is_causal)
     mask = None
-    if whole is not None or window is not None:
+    if documents is not None or window is not None:
         positions = torch.arange(length, dtype=torch.int32, device=query.device)
-        mask = _pairs(whole, whole, positions[:, None], positions, is_causal=is_causal, window=window)
-    output = F.scaled_dot_product_attention(
+        mask = _pairs(documents, documents, positions[:, None], positions, is_causal=is_causal, window=window)
+    return F.scaled_dot_product_attention(
         query,
         key,
         value,
@@ -136,7 +153,6 @@ def all_to_all_attention(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    return apply(_PositionsForHeads, output, group)
 
 
 def _narrowed(window: int | None, length: int, is_causal: bool) -> int | None:

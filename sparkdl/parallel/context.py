@@ -9,23 +9,25 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sparkdl.errors import ParamError
 from sparkdl.model.inputs import positions_in
 from sparkdl.parallel import sequence
-from sparkdl.parallel.attention import all_to_all_attention, ring_attention
+from sparkdl.parallel.attention import all_to_all_attention, ring_attention, whole_attention
 from sparkdl.parallel.collectives import apply
 from sparkdl.parallel.parallelism import METHODS
+from sparkdl.parallel.tensor_checks import MOST_ROUNDING, MOST_ROUNDING_OF_16_BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 _ATTENTION = dict(zip(METHODS, (ring_attention, all_to_all_attention), strict=True))
 
@@ -70,9 +72,7 @@ def share_sequences(module: nn.Module, group: dist.ProcessGroup, *, method: str 
         for layer in with_attend:
             layer.attend = _causal(calls.attention)
     elif of_hugging_face is not None:
-        _HuggingFaceAttention(calls.attention, group).attach(
-            of_hugging_face, f"sparkdl-{method}-{group.group_name}"
-        )
+        _HuggingFaceAttention(calls, group).attach(of_hugging_face, f"sparkdl-{method}-{group.group_name}")
     else:
         replaced = _Replaced(calls.attention)
         for layer in module.modules():
@@ -81,6 +81,7 @@ def share_sequences(module: nn.Module, group: dist.ProcessGroup, *, method: str 
                 functools.partial(replaced.call, layer.forward), layer.forward
             )
     calls.watch()
+    cast("Any", module).shared_calls = calls
     return module
 
 
@@ -88,6 +89,9 @@ class _Calls:
     """Checks that a model gets the numbers of its positions, and that its attention is computed over shared sequences.
 
     Without these checks, each rank could count positions from 0, or attend only to its own part of sequences, silently.
+
+    Attributes:
+        are_whole: whether attention is computed over whole sequences on this rank alone at the moment.
     """
 
     def __init__(self, module: nn.Module, attention: Callable[..., Tensor]) -> None:
@@ -97,6 +101,7 @@ class _Calls:
             (name for name in _NAMES_OF_POSITIONS if name in self._signature.parameters), None
         )
         self._are_any = False
+        self.are_whole = False
 
     def __reduce__(self) -> Any:
         return _Unchecked, ()
@@ -104,7 +109,7 @@ class _Calls:
     def attention(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute attention over shared sequences."""
         self._are_any = True
-        return self._compute(*args, **kwargs)
+        return (whole_attention if self.are_whole else self._compute)(*args, **kwargs)
 
     def watch(self) -> None:
         """Check every call of the module."""
@@ -151,8 +156,8 @@ class _HuggingFaceAttention:
     _changes = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "indices", "block_indices")
     """Arguments of an implementation that change what it computes, and that are not supported here."""
 
-    def __init__(self, attention: Callable[..., Tensor], group: dist.ProcessGroup) -> None:
-        self._attention, self._group = attention, group
+    def __init__(self, calls: _Calls, group: dist.ProcessGroup) -> None:
+        self._calls, self._attention, self._group = calls, calls.attention, group
         self._has_documents = False
 
     def __reduce__(self) -> Any:
@@ -185,6 +190,8 @@ class _HuggingFaceAttention:
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         documents, given = kwargs.get("documents"), kwargs.get("position_ids")
         self._has_documents = documents is not None
+        if self._calls.are_whole:
+            return None if documents is None else (args, {**kwargs, "position_ids": positions_in(documents)})
         if documents is not None:
             # The positions of each text are counted from 0, as they are without context parallelism.
             whole = positions_in(sequence.unshard(documents, 1, self._group))
@@ -345,6 +352,8 @@ class WholeSequences(nn.Module):
         super().__init__()
         self.module, self._group = module, group
         self._positions = name_of_positions(module)
+        # The trial of a pipeline's stages is with uninitialized memory.
+        self._is_compared = getattr(module, "is_pipeline_stage", False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output for whole sequences, joined along ``module.positions_dim``, 1 by default."""
@@ -354,13 +363,63 @@ class WholeSequences(nn.Module):
                 f"Context parallelism needs inputs (batch, positions, ...) of one length, got {sorted(lengths)}."
             )
         (length,) = lengths
-        device = next(each.device for each in (*args, *kwargs.values()) if _is_sequence(each))
-        numbers = sequence.positions(length, self._group, device)
-        if self._positions == "position_ids":
-            numbers = numbers[None]
+        if not self._is_compared and torch.is_grad_enabled():
+            self._is_compared = True
+            self._compare(length, args, kwargs)
+        return self._shared(length, args, kwargs)
+
+    def _shared(self, length: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the module with this rank's parts, and join its outputs."""
         parts = [self._part(each) for each in args]
-        named = {self._positions: numbers, **{name: self._part(each) for name, each in kwargs.items()}}
-        return self._joined(self.module(*parts, **named), numbers.shape[-1])
+        named = {name: self._part(each) for name, each in kwargs.items()}
+        numbers = self._numbers(sequence.positions(length, self._group, _device_of(args, kwargs)))
+        return self._joined(self.module(*parts, **{self._positions: numbers, **named}), numbers.shape[-1])
+
+    def _numbers(self, positions: Tensor) -> Tensor:
+        return positions[None] if self._positions == "position_ids" else positions
+
+    def _compare(self, length: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Compare the outputs for the beginning of a row with those of the whole beginning on each rank.
+
+        Raises:
+            ParamError: if they differ at more than a few positions, as rounding may decide between experts: something
+                else than the shared attention works on several positions.
+        """
+        calls = getattr(self.module, "shared_calls", None)
+        if not isinstance(calls, _Calls):
+            return  # a copy, or a module that shares sequences by itself
+        length = min(length, _COMPARED * 2 * dist.get_world_size(self._group))
+        args, kwargs = tree_map(
+            lambda each: each[:1, :length].clone() if _is_sequence(each) else each, (list(args), dict(kwargs))
+        )
+        numbers = self._numbers(torch.arange(length, device=_device_of(args, kwargs)))
+        modes = {each: each.training for each in self.modules()}
+        self.module.eval()  # dropout draws other numbers for a part
+        try:
+            with torch.no_grad():
+                shared = self._shared(length, args, kwargs)
+                calls.are_whole = True
+                whole = self.module(*args, **{self._positions: numbers, **kwargs})
+        finally:
+            calls.are_whole = False
+            for each, is_training in modes.items():
+                each.training = is_training
+        pairs = zip(tree_leaves(shared), tree_leaves(whole), strict=True)
+        if any(isinstance(one, Tensor) and self._differ(one, other) for one, other in pairs):
+            raise ParamError(
+                f"{type(self.module).__name__} computes something else on sequences that ranks share than on whole "
+                "ones: a layer works on several positions in another way than by attention that can be shared, such as "
+                "a convolution, a sum over positions, or attention written by hand. Use no context parallelism for it."
+            )
+
+    def _differ(self, shared: Tensor, whole: Tensor) -> bool:
+        if not whole.is_floating_point() or not whole.numel():
+            return False
+        dim = getattr(self.module, "positions_dim", 1)
+        difference = (shared - whole).abs().transpose(0, dim).flatten(1).amax(1)
+        is_wide = whole.dtype in (torch.float32, torch.float64)
+        rounding, share = (MOST_ROUNDING, 0.05) if is_wide else (MOST_ROUNDING_OF_16_BITS, 0.25)
+        return bool((difference > rounding * whole.abs().max()).double().mean() > share)
 
     def _part(self, value: Any) -> Any:
         return sequence.shard(value, 1, self._group) if _is_sequence(value) else value
@@ -383,6 +442,15 @@ class WholeSequences(nn.Module):
         if isinstance(output, tuple | list):
             return type(output)(self._joined(each, length) for each in output)
         return output
+
+
+_COMPARED = 8
+"""Positions per chunk of the comparison: each rank has two chunks."""
+
+
+def _device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
+    found: Tensor = next(each for each in (*args, *kwargs.values()) if _is_sequence(each))
+    return found.device
 
 
 def _is_sequence(value: object) -> bool:

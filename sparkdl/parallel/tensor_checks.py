@@ -262,8 +262,8 @@ def begin_checks(stage: nn.Module) -> None:
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
 """Arguments of Hugging Face layers that a call changes."""
 
-_MOST_ROUNDING = 0.01
-_MOST_ROUNDING_OF_16_BITS = 0.1
+MOST_ROUNDING = 0.01
+MOST_ROUNDING_OF_16_BITS = 0.1
 """Largest difference between the outputs of divided and of whole layers, as a share of the largest output; bfloat16
 has 8 bits of mantissa."""
 
@@ -282,7 +282,7 @@ def _are_close(divided: Any, whole: Any) -> bool:
         return False
     difference, largest = (each.abs().max().item() for each in (divided - whole, whole))
     is_wide = whole.dtype in (torch.float32, torch.float64)
-    return not difference > (_MOST_ROUNDING if is_wide else _MOST_ROUNDING_OF_16_BITS) * largest
+    return not difference > (MOST_ROUNDING if is_wide else MOST_ROUNDING_OF_16_BITS) * largest
 
 
 def _first_tensor(output: Any) -> Any:

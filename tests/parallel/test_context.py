@@ -181,8 +181,34 @@ def check_models_of_users_take_whole_sequences_and_return_a_value_of_each_positi
     found = WholeSequences(share_sequences(copy.deepcopy(whole), group), group)(tokens)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     averaged = WholeSequences(share_sequences(Positioned(is_mean=True), group), group)
-    with pytest.raises(ParamError, match=r"shape \(4, 32\) for a part of 4 positions"):
+    with pytest.raises(ParamError, match=r"shape \(1, 32\) for a part of 4 positions"):
         averaged(tokens)
+
+
+class Mixing(Positioned):
+    """A model with another layer that works on several positions, beside attention that can be shared."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.other = nn.MultiheadAttention(self.head.in_features, 2, batch_first=True)
+        self.embedding.register_forward_hook(self.mix)
+
+    def mix(self, _module: nn.Module, _args: object, hidden: Tensor) -> Tensor:
+        if self.kind == "attention of torch":
+            return hidden + self.other(hidden, hidden, hidden, need_weights=False)[0]
+        if self.kind == "attention by hand":
+            return hidden + (hidden @ hidden.transpose(1, 2)).softmax(-1) @ hidden
+        return hidden + hidden.cumsum(1)
+
+
+def check_layers_that_work_on_several_positions_beside_attention_are_refused() -> None:
+    group, (tokens, _) = dist.group.WORLD, batch(0)
+    for kind in ("attention of torch", "attention by hand", "sum"):
+        torch.manual_seed(2)
+        shared = WholeSequences(share_sequences(Mixing(kind), group), group)
+        with pytest.raises(ParamError, match="computes something else on sequences that ranks share"):
+            shared(tokens)
 
 
 class Averaged(nn.Module):

@@ -121,11 +121,10 @@ class _SameUse:
     """
 
     def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], group: dist.ProcessGroup) -> None:
-        self._group = group
+        self._module, self._group = module, group
         names = {each: name for name, each in module.named_modules()}
         self._blocks = [names[block] for block in blocks]
         self._calls = [0] * len(blocks)
-        self._parameters = dict(module.named_parameters())
         self._is_queued = False
         for number, block in enumerate(blocks):
             block.register_forward_pre_hook(functools.partial(self._note, number))
@@ -152,13 +151,14 @@ class _SameUse:
 
     def _after_backward(self) -> None:
         self._is_queued = False
-        has_gradient = [int(each.grad is not None) for each in self._parameters.values()]
-        names = [*self._blocks, *self._parameters]
-        self._compare([*self._calls, *has_gradient], names, "used different blocks or parameters")
+        # Not kept: weights that are drawn or loaded later are other parameters.
+        has_gradient = {name: int(each.grad is not None) for name, each in self._module.named_parameters()}
+        names = [*self._blocks, *has_gradient]
+        self._compare([*self._calls, *has_gradient.values()], names, "used different blocks or parameters")
         self._calls = [0] * len(self._blocks)
 
     def _compare(self, counts: Sequence[int], names: Sequence[str], what: str) -> None:
-        device = next(iter(self._parameters.values())).device
+        device = next(self._module.parameters()).device
         own = torch.tensor(counts, dtype=torch.int32, device=device)
         extremes = torch.stack([own, -own])
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)

@@ -86,6 +86,16 @@ def load_language_folder(
             f"The model in {folder!r} is a {type(model).__name__}, which takes no position_ids, so that texts in a "
             "packed row would not be counted from 0 each. Choose another model."
         )
+    if any(getattr(each, "is_decoder", None) is False for each in model.modules()):
+        raise ParamError(
+            f"The model in {folder!r} is a {type(model).__name__} that sees later tokens as well: its config.json has "
+            "is_decoder false. Choose a model that was trained to continue texts."
+        )
+    if any(hasattr(each, "create_position_ids_from_input_ids") for each in model.modules()):
+        raise ParamError(
+            f"The model in {folder!r} is a {type(model).__name__}, whose positions begin behind its padding token, so "
+            "that texts in a packed row cannot be counted from 0 each. Choose another model."
+        )
     others = set(getattr(model.config, "layer_types", None) or ()) - set(ATTENTION_TYPES)
     if others:
         raise ParamError(

@@ -12,7 +12,7 @@ from sparkdl.networks.adapters import merged
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.generation import Generation
 from sparkdl.networks.language import LanguageNetwork, TokenNumbers, learn_tokenizer
-from sparkdl.networks.language_folder import load_language_folder
+from sparkdl.networks.language_folder import load_language_folder, save_language_folder
 from sparkdl.networks.logits import logits_of
 from sparkdl.parallel import load_weights, on_meta
 from tests.memory_watch import memory_watched
@@ -180,3 +180,28 @@ def test_several_texts_for_generate_are_refused(tokenizer):
     decoder = Decoder(DecoderSizes(vocabulary=tokenizer.num_tokens, width=16, layers=1, heads=2))
     with pytest.raises(ParamError, match="continues one text"):
         model_of(decoder, tokenizer).generate(["the cat", "the dog"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_decoder", "words"),
+    [
+        ("Bert", False, "BertLMHeadModel that sees later tokens .*is_decoder"),
+        ("Roberta", True, "RobertaForCausalLM, whose positions begin behind its padding token"),
+    ],
+)
+def test_models_that_do_not_count_texts_from_zero_or_see_later_tokens_are_refused(
+    tokenizer, tmp_path, kind, is_decoder, words
+):
+    save_language_folder(
+        Decoder(DecoderSizes(vocabulary=290, width=16, layers=1, heads=2)),
+        tokenizer,
+        str(tmp_path),
+        max_length=16,
+    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=290, max_position_embeddings=32, is_decoder=is_decoder, **sizes
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ParamError, match=words):
+        load_language_folder(str(tmp_path), lora_rank=None, seed=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from sparkdl.data import Column, scan_dataset
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.parallel import Parallelism
+from sparkdl.training.callbacks import Callback, FitContext
 from sparkdl.training.spec import CheckpointPlan, Goal, TrainingSpec
 from tests.run_ranks import run_ranks
 from tests.training.scenes.training_scenes import make_model, make_spec, train_all, write_dataset
@@ -249,6 +251,48 @@ def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
             np.testing.assert_allclose(
                 value, expected.weights[key], rtol=TOLERANCE, atol=TOLERANCE, err_msg=where
             )
+
+
+class Peak(nn.Module):
+    """Keeps the largest input that it has seen, in a buffer that no state_dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("peak", torch.zeros(()), persistent=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.peak = torch.maximum(self.peak, values.detach().abs().max())
+        return values
+
+
+class PeakAtStart(Callback):
+    """Writes the largest input that the module had seen when the fit began."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_fit_start(self, context: FitContext) -> None:
+        peaks = [each.item() for name, each in context.module.named_buffers() if name.endswith("peak")]
+        if peaks:
+            self.file.with_name(f"{self.file.name}-{context.rank}").write_text(str(peaks[0]))
+
+
+def test_buffers_of_later_stages_are_kept_when_a_fit_resumes_without_a_pipeline(tmp_path, rows):
+    plan = CheckpointPlan(url=str(tmp_path / "checkpoints"), every_updates=None, num_kept=2)
+
+    def run(epochs: int, parallelism: Parallelism | None, name: str) -> None:
+        model = nn.Sequential(*make_model(), Peak())
+        spec = make_spec(model=model, batch_size=4, epochs=epochs, optimizer=adamw)
+        spec = dataclasses.replace(
+            spec, parallelism=parallelism, checkpoints=plan, callbacks=(PeakAtStart(tmp_path / name),)
+        )
+        run_ranks(2, train_all, [(spec, rows)])
+
+    run(1, Parallelism(pipeline=2), "first")
+    assert (tmp_path / "first-1").read_text() == "0.0"
+    run(2, None, "second")
+    resumed = [float((tmp_path / f"second-{rank}").read_text()) for rank in (0, 1)]
+    assert resumed[0] == resumed[1] > 0
 
 
 @pytest.mark.parametrize("is_lost", [True, False])

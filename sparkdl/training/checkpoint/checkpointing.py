@@ -287,6 +287,9 @@ class Checkpoints:
         set_buffers(loss_buffers(self._spec.losses, module), own["loss_buffers"])
         self._control.wants_to_stop = any(state["wants_to_stop"] for state in states)
         if not is_alike:
+            # Each pipeline stage had its own; of those that several ranks had, rank 0's count.
+            for state in reversed(states):
+                set_buffers(dict(module.named_buffers()), state["buffers"])
             seed_rank(self._spec.seed, self._distribution.num_generator, *position)
             meters = [state.get("meter") for state in states]
             return join_meter_states([meter for meter in meters if meter], rank) if all(meters) else {}

@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.parallelism import STAGES
+from sparkdl.torch.submission import called_as_it_is
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -106,6 +107,7 @@ def check_shardable(module: nn.Module) -> None:
             )
 
 
+@called_as_it_is
 class _SameUse:
     """Checks that ranks which share the weights of blocks call the same blocks and get the same gradients.
 

@@ -6,7 +6,9 @@ import threading
 from typing import Any
 
 import fsspec
+from botocore.exceptions import ClientError
 from fsspec.implementations.local import LocalFileSystem
+from s3fs.errors import translate_boto_error
 
 BAD_FILE = "part-1.parquet"
 
@@ -22,7 +24,8 @@ class FaultyFiles(LocalFileSystem):
         if path.endswith(BAD_FILE):
             if FaultyFiles.fault == "silent":
                 threading.Event().wait()
-            raise PermissionError("The provided token has expired.")
+            said = {"Error": {"Code": "ExpiredToken", "Message": "The provided token has expired."}}
+            raise translate_boto_error(ClientError(said, "GetObject"))
         return super().open(path, mode, **options)
 
     @classmethod

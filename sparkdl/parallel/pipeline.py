@@ -133,7 +133,9 @@ class _Trial:
             if buffer is not None
         ]
         self._random = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        # Reading it would initialize CUDA in a rank that computes on the CPU.
+        is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # of torch
+        self._cuda = torch.cuda.get_rng_state() if is_used else None
         self._is_undone = False
 
     @torch.no_grad()

@@ -141,6 +141,7 @@ class _SameUse:
             self._compare(self._calls, self._blocks, "called different blocks")
             self._calls = [0] * len(self._blocks)
             return
+        self._is_queued = False  # also if an error has ended the last backward pass
         for tensor in tensors:
             tensor.register_hook(self._queue)  # type: ignore[no-untyped-call]  # of torch
 
@@ -160,8 +161,9 @@ class _SameUse:
         self._calls = [0] * len(self._blocks)
 
     def _compare(self, counts: Sequence[int], names: Sequence[str], what: str) -> None:
-        device = next(self._module.parameters()).device
-        own = torch.tensor(counts, dtype=torch.int32, device=device)
+        own = torch.tensor(
+            counts, dtype=torch.int32, device=_device_of_counts(next(self._module.parameters()), self._group)
+        )
         extremes = torch.stack([own, -own])
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
         differs = (extremes[0] != -extremes[1]).nonzero().flatten().tolist()
@@ -171,6 +173,11 @@ class _SameUse:
                 "weights would be mixed. Have forward use the same layers for all rows, or train replicas (data in "
                 "place of shard)."
             )
+
+
+def _device_of_counts(parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.device:
+    """The CPU if the group takes its tensors: reading counts from a GPU would wait for all that it has to do."""
+    return parameter.device if dist.get_backend(group) == "nccl" else torch.device("cpu")
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -325,7 +332,9 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
     if not parameters:
         return
     has_gradient = torch.tensor(
-        [each.grad is not None for each in parameters], dtype=torch.uint8, device=parameters[0].device
+        [each.grad is not None for each in parameters],
+        dtype=torch.uint8,
+        device=_device_of_counts(parameters[0], group),
     )
     dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
     for parameter, is_there in zip(parameters, has_gradient.tolist(), strict=True):

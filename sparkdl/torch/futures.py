@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from pathlib import Path
@@ -150,8 +151,11 @@ _running = threading.local()
 _LOOK_S = 0.2
 """A callback whose thread has used no processor time for so long counts as waiting."""
 
-_DROWSY_LOOKS = 5
-"""Likewise one whose thread has slept for more than half of the time at so many looks, as between polls."""
+_DROWSY_LOOKS = 10
+_DROWSY_SHARE = 0.1
+"""Likewise one whose thread, at so many looks, has used less than this share of the time and slept for more than it, as
+between polls. A thread that computes on a busy machine waits for a processor and does not sleep; one that computes in
+Python beside others gets a larger share."""
 
 _DRAINED_S = 10.0
 """How long to wait for the end of a thread that has no more work."""
@@ -164,8 +168,10 @@ class _ThreadTimes(NamedTuple):
     """Times at a look, in seconds."""
 
     wall_s: float
-    busy_s: float
-    """Time in which the thread has run, or has waited for a processor where Linux reports that."""
+    used_s: float
+    """Time in which the thread has run."""
+    queued_s: float
+    """Time in which it has waited for a processor; NaN where the system does not report it."""
 
 
 class _ThreadClock:
@@ -181,11 +187,10 @@ class _ThreadClock:
         Raises:
             OSError: if the thread has ended.
         """
-        wall_s, busy_s = time.monotonic(), time.clock_gettime(self._clock)
+        wall_s, used_s, queued_s = time.monotonic(), time.clock_gettime(self._clock), math.nan
         with contextlib.suppress(FileNotFoundError):
-            waited_ns = Path(self._statistics).read_text().split()[1]
-            busy_s += int(waited_ns) * 1e-9
-        return _ThreadTimes(wall_s, busy_s)
+            queued_s = int(Path(self._statistics).read_text().split()[1]) * 1e-9
+        return _ThreadTimes(wall_s, used_s, queued_s)
 
 
 class _Line:
@@ -280,10 +285,12 @@ class _Line:
         if before is None or before[0] != self._num_callbacks:
             self._first_seen_s, self._num_drowsy = now.wall_s, 0
             return False
-        busy_s, elapsed_s = now.busy_s - before[1].busy_s, now.wall_s - before[1].wall_s
-        self._num_drowsy = self._num_drowsy + 1 if busy_s < elapsed_s / 2 else 0
+        elapsed_s, used_s, queued_s = (new - old for new, old in zip(now, before[1], strict=True))
+        slept_s = elapsed_s - used_s - queued_s
+        is_drowsy = used_s < _DROWSY_SHARE * elapsed_s < slept_s  # false if queued_s is NaN
+        self._num_drowsy = self._num_drowsy + 1 if is_drowsy else 0
         return (
-            busy_s == 0
+            used_s == 0
             or self._num_drowsy >= _DROWSY_LOOKS
             or now.wall_s - self._first_seen_s > self._timeout_s
         )

@@ -20,7 +20,7 @@ from torch.autograd import profiler
 from sparkdl.rendezvous.deadline import to_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from sparkdl.collective import Handle
     from sparkdl.torch.futures import FutureCompleter
@@ -75,23 +75,16 @@ class UnawaitedWorks:
                 return
             self._is_releasing = True
             candidates = list(self._large)
-        released = {id(work) for work, _ in self._as_long_as_needed(candidates)}
+        released = set()
+        excess = sum(num_bytes for _, num_bytes in candidates) - self.MAX_BYTES
+        for work, num_bytes in candidates:
+            if excess > 0 and work.release():
+                released.add(id(work))
+                excess -= num_bytes
         with self._lock:
             self._is_releasing = False
             self._large = deque(entry for entry in self._large if id(entry[0]) not in released)
             self._num_bytes = sum(num_bytes for _, num_bytes in self._large)
-
-    def _as_long_as_needed(
-        self, candidates: Sequence[tuple[CollectiveWork, int]]
-    ) -> Iterator[tuple[CollectiveWork, int]]:
-        """Release works and yield those that were complete, until the others fit."""
-        excess = sum(num_bytes for _, num_bytes in candidates) - self.MAX_BYTES
-        for work, num_bytes in candidates:
-            if excess <= 0:
-                return
-            if work.release():
-                excess -= num_bytes
-                yield work, num_bytes
 
     def close(self) -> None:
         """Drop all works, and keep no more."""

@@ -206,8 +206,10 @@ _ERRNO_IN_TEXT = re.compile(r"\b(?:[Ee]rrno|os error) (\d+)\b")
 """How libraries in Rust and C++ write an errno value that their exceptions do not have as an attribute."""
 
 _JAVA_CLASS = re.compile(r"\b(?:[a-z]\w*\.)+([A-Z]\w*)(?=[:\s]|$)")
-_SERVERS_CODE = re.compile(r"(?<![\w/.:-])([A-Z][A-Za-z]{5,}|\d{3})(?![\w/.-])")
-"""A code of a server, in the text of a Java exception; no part of a path or URL."""
+_SERVERS_CODE = re.compile(r"(?<![\w/.:-])([A-Z][A-Za-z]{5,})(?![\w/.-])")
+_STATUS = re.compile(r"(?:[Ss]tatus [Cc]ode:? |Exception: |\", )(\d{3})\b")
+"""Codes and statuses of servers in the text of a Java exception, as Hadoop's filesystems write them; the former are no
+part of a path or URL."""
 
 
 def describe_failure(error: BaseException) -> str:
@@ -257,7 +259,9 @@ def describe_reading_failure(error: BaseException) -> str:
 def describe_java_reading_failure(text: str) -> str:
     """Return the same as :func:`describe_reading_failure`, for a Java exception as text: its classes and message."""
     # The last class is that of the innermost exception, whose name says most.
-    meaning = _first_meaning([*reversed(_JAVA_CLASS.findall(text)), *_SERVERS_CODE.findall(text)])
+    meaning = _first_meaning(
+        [*reversed(_JAVA_CLASS.findall(text)), *_SERVERS_CODE.findall(text), *_STATUS.findall(text)]
+    )
     if meaning is None:
         return ""
     return f"{meaning.text}: {_one_line(text)} {meaning.reading_remedy or meaning.remedy}"

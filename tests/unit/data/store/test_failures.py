@@ -105,6 +105,8 @@ def test_errors_are_classified_by_class_errno_or_code():
             StoreAccessError,
         ),
         ("com.google.GoogleJsonResponseException: 403 Forbidden", StoreAccessError),
+        ("a.b.AmazonS3Exception: No (Service: S3, Status Code: 403)", StoreAccessError),
+        ("java.io.IOException: read 403 of 503 bytes", DataError),
     ],
 )
 def test_java_trace_is_classified_by_its_last_cause_and_not_by_its_frames(cause, error):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ipaddress
 import socket
 from contextlib import ExitStack
 
@@ -13,6 +12,7 @@ from sparkdl.rendezvous.addresses import (
     hosts_of_name,
     interface_addresses,
     is_local,
+    is_loopback,
     reachable_hosts,
     resolve,
 )
@@ -22,7 +22,7 @@ OTHERS = "198.51.100.77"
 
 
 def test_loopback_comes_last() -> None:
-    loopback = [ipaddress.ip_address(host).is_loopback for host in local_addresses()]
+    loopback = list(map(is_loopback, local_addresses()))
     assert loopback
     assert loopback == sorted(loopback)
 
@@ -45,11 +45,6 @@ def test_listener_on_one_address_announces_only_that_address(host: str) -> None:
     with sock:
         assert address.hosts == (host,)
         connect_any(address, timeout_s=5.0).close()
-
-
-def test_listening_on_an_address_of_another_machine_fails() -> None:
-    with pytest.raises(OSError):
-        listen("198.51.100.77")
 
 
 def test_address_survives_the_way_through_bytes() -> None:
@@ -80,10 +75,6 @@ def test_listening_socket_keeps_its_port() -> None:
     (sock,), address = listen("127.0.0.1")
     with sock, socket.socket() as rival, pytest.raises(OSError):
         rival.bind(("127.0.0.1", address.port))
-
-
-def is_loopback(host: str) -> bool:
-    return ipaddress.ip_address(host).is_loopback
 
 
 def test_loopback_is_announced_only_if_there_is_no_other_address() -> None:

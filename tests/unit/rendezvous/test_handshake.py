@@ -3,6 +3,7 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,39 +24,29 @@ if TYPE_CHECKING:
 
 SECRET = new_secret()
 
+Pair = tuple[socket.socket, socket.socket]
+
 
 @pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+def pair() -> Iterator[Pair]:
     left, right = socket.socketpair()
     with left, right:
         yield left, right
 
 
-def at_the_same_time(left: Callable[[], None], right: Callable[[], None]) -> list[Exception | None]:
+def at_the_same_time(left: Callable[[], None], right: Callable[[], None]) -> list[BaseException | None]:
     """Run both ends in threads; return the exception of each."""
-    raised: list[Exception | None] = [None, None]
-
-    def run(position: int, end: Callable[[], None]) -> None:
-        try:
-            end()
-        except AuthenticationError as error:
-            raised[position] = error
-
-    threads = [threading.Thread(target=run, args=item) for item in enumerate((left, right))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
+    with ThreadPoolExecutor() as pool:
+        return [end.exception() for end in [pool.submit(left), pool.submit(right)]]
 
 
 def shake_hands(
-    pair: tuple[socket.socket, socket.socket],
+    pair: Pair,
     *,
     client_secret: bytes = SECRET,
     server_secret: bytes = SECRET,
     client_purpose: bytes = b"test",
-) -> list[Exception | None]:
+) -> list[BaseException | None]:
     client, server = pair
     return at_the_same_time(
         lambda: authenticate_client(client, client_secret, purpose=client_purpose, timeout_s=5.0),
@@ -74,9 +65,7 @@ def test_secret_that_could_be_guessed_is_refused(secret: bytes) -> None:
         Coordinator(secret=secret, world_size=1)
 
 
-def test_same_secret_and_purpose_are_accepted_and_leave_no_bytes_behind(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_same_secret_and_purpose_are_accepted_and_leave_no_bytes_behind(pair: Pair) -> None:
     assert shake_hands(pair) == [None, None]
     client, server = pair
     client.sendall(b"first")
@@ -85,19 +74,19 @@ def test_same_secret_and_purpose_are_accepted_and_leave_no_bytes_behind(
     assert client.recv(100) == b"second"
 
 
-def test_other_secret_is_refused_on_both_ends(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_other_secret_is_refused_on_both_ends(pair: Pair) -> None:
     client, server = shake_hands(pair, client_secret=new_secret())
     assert "does not know the job's secret" in str(server)
     assert "refused our proof" in str(client)
 
 
-def test_other_purpose_is_refused(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_other_purpose_is_refused(pair: Pair) -> None:
     client, server = shake_hands(pair, client_purpose=b"something else")
     assert isinstance(client, AuthenticationError)
     assert isinstance(server, AuthenticationError)
 
 
-def test_client_refuses_a_server_that_reflects_its_proof(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_client_refuses_a_server_that_reflects_its_proof(pair: Pair) -> None:
     client, server = pair
 
     def reflect() -> None:
@@ -109,7 +98,7 @@ def test_client_refuses_a_server_that_reflects_its_proof(pair: tuple[socket.sock
     assert "does not know the job's secret" in str(raised)
 
 
-def record(pair: tuple[socket.socket, socket.socket]) -> bytes:
+def record(pair: Pair) -> bytes:
     """The bytes that a client sends to a listener whose messages look valid."""
     client, server = pair
     recorded: list[bytes] = []
@@ -125,7 +114,7 @@ def record(pair: tuple[socket.socket, socket.socket]) -> bytes:
     return b"".join(recorded)
 
 
-def test_server_refuses_a_proof_that_was_recorded_before(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_server_refuses_a_proof_that_was_recorded_before(pair: Pair) -> None:
     recorded = record(pair)
     replaying, attacked = socket.socketpair()
     with replaying, attacked:
@@ -150,18 +139,14 @@ def test_listener_refuses_a_knock_that_it_has_heard_before() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_other_version_of_the_listener_is_named(
-    pair: tuple[socket.socket, socket.socket], version: int
-) -> None:
+def test_other_version_of_the_listener_is_named(pair: Pair, version: int) -> None:
     client, server = pair
     server.sendall(b"sparkdl" + bytes([version]) + secrets.token_bytes(32))
     with pytest.raises(AuthenticationError, match=f"version {version} of sparkdl's handshake.*version 2"):
         authenticate_client(client, SECRET, timeout_s=5.0)
 
 
-def test_client_of_another_version_is_named_and_receives_the_version_of_the_listener(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_client_of_another_version_is_named_and_receives_the_version_of_the_listener(pair: Pair) -> None:
     client, server = pair
     client.sendall(b"sparkdl\x03" + secrets.token_bytes(10))
     with pytest.raises(AuthenticationError, match="version 3 of sparkdl's handshake.*version 2"):
@@ -179,7 +164,7 @@ def test_client_of_the_first_version_receives_the_version_of_the_listener() -> N
 
 
 @pytest.mark.parametrize("garbage", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 1000, b"\x80\x04\x95"])
-def test_server_refuses_garbage(pair: tuple[socket.socket, socket.socket], garbage: bytes) -> None:
+def test_server_refuses_garbage(pair: Pair, garbage: bytes) -> None:
     client, server = pair
     client.sendall(garbage)
     client.shutdown(socket.SHUT_WR)
@@ -187,9 +172,7 @@ def test_server_refuses_garbage(pair: tuple[socket.socket, socket.socket], garba
         authenticate_server(server, SECRET, timeout_s=5.0)
 
 
-def test_server_gives_a_dripping_client_one_deadline_for_all_bytes(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_server_gives_a_dripping_client_one_deadline_for_all_bytes(pair: Pair) -> None:
     client, server = pair
     over = threading.Event()
 
@@ -209,21 +192,19 @@ def test_server_gives_a_dripping_client_one_deadline_for_all_bytes(
     assert "within 0.3 s" in str(raised)
 
 
-def test_client_does_not_wait_for_a_silent_server_for_ever(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_client_does_not_wait_for_a_silent_server_for_ever(pair: Pair) -> None:
     with pytest.raises(AuthenticationError, match=r"within 0\.1 s"):
         authenticate_client(pair[0], SECRET, timeout_s=0.1)
 
 
-def test_client_says_that_it_was_cut_off(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_client_says_that_it_was_cut_off(pair: Pair) -> None:
     client, server = pair
     server.close()
     with pytest.raises(HandshakeCutError):
         authenticate_client(client, SECRET, timeout_s=5.0)
 
 
-def test_client_refuses_a_listener_of_another_program(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_client_refuses_a_listener_of_another_program(pair: Pair) -> None:
     client, server = pair
     server.sendall(b"SSH-2.0-OpenSSH_9.9\r\n" + b"x" * 50)
     with pytest.raises(AuthenticationError, match="no listener of sparkdl"):

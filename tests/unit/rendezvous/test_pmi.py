@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,10 +67,11 @@ def talks(client: RendezvousClient) -> Iterator[list[Talk]]:
         yield spoken
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_plain_child_processes_form_an_mpi_world_without_mpirun(
-    client: RendezvousClient, world_size: int
-) -> None:
+@contextmanager
+def mpi_ranks(
+    client: RendezvousClient, program: str, world_size: int
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start a program on ranks of this host as plain child processes."""
     pytest.importorskip("mpi4py", reason="needs the extra mpi")
     processes = []
     with ExitStack() as stack:
@@ -79,22 +80,23 @@ def test_plain_child_processes_form_an_mpi_world_without_mpirun(
             stack.enter_context(
                 PmiServer(ours, client, rank, world_size, host_of_rank=[0] * world_size, timeout_s=30.0)
             )
-            environment = {**os.environ, **pmi_environment(theirs.fileno(), rank, world_size)}
             process = subprocess.Popen(
-                [sys.executable, "-c", HELLO],
+                [sys.executable, "-c", program],
                 pass_fds=[theirs.fileno()],
-                env=environment,
+                env={**os.environ, **pmi_environment(theirs.fileno(), rank, world_size)},
                 stdout=subprocess.PIPE,
                 text=True,
             )
             theirs.close()
             stack.callback(process.kill)
             processes.append(process)
+        yield processes
+
+
+def test_plain_child_processes_form_an_mpi_world_without_mpirun(client: RendezvousClient) -> None:
+    with mpi_ranks(client, HELLO, 3) as processes:
         answers = [process.communicate(timeout=500)[0].split() for process in processes]
-    total = float(sum(range(1, world_size + 1)))
-    assert answers == [
-        [str(rank), str(world_size), str(total), str(world_size)] for rank in range(world_size)
-    ]
+    assert answers == [[str(rank), "3", "6.0", "3"] for rank in range(3)]
 
 
 def test_put_of_one_rank_is_read_by_the_other_after_the_barrier(talks: list[Talk]) -> None:
@@ -137,25 +139,17 @@ def test_mpi_abort_is_reported(client: RendezvousClient) -> None:
     with theirs, PmiServer(ours, client, 0, 1) as server:
         talk = Talk(theirs)
         talk.say("cmd=abort exitcode=7")
-        server._thread.join(5.0)
+        assert eventually(lambda: server.failure is not None)
         assert server.failure == "rank 0 called MPI_Abort with exit code 7"
         talk.lines.close()
 
 
 def test_shared_memory_of_a_killed_mpi_rank_is_removed(client: RendezvousClient) -> None:
-    pytest.importorskip("mpi4py", reason="needs the extra mpi")
     die = "import os, signal; from mpi4py import MPI; os.kill(os.getpid(), signal.SIGKILL)"
     before = set(Path("/dev/shm").glob("mpich_*"))
-    with ExitStack() as stack:
-        for rank in range(2):
-            ours, theirs = socket.socketpair()
-            stack.enter_context(PmiServer(ours, client, rank, 2, host_of_rank=[0, 0], timeout_s=30.0))
-            environment = {**os.environ, **pmi_environment(theirs.fileno(), rank, 2)}
-            process = subprocess.Popen(
-                [sys.executable, "-c", die], pass_fds=[theirs.fileno()], env=environment
-            )
-            theirs.close()
-            stack.callback(process.wait, 60)
+    with mpi_ranks(client, die, 2) as processes:
+        for process in processes:
+            process.communicate(timeout=60)
     assert eventually(lambda: set(Path("/dev/shm").glob("mpich_*")) <= before)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdl.collective import PrefixRendezvous
+from sparkdl.collective import PrefixRendezvous, open_communicator
 from sparkdl.rendezvous.hosts import FOLDER, folder_identity, nameless_file
 from tests.collective.eventually import eventually
 from tests.run_ranks import run_ranks
@@ -34,8 +34,13 @@ class Deadly(PrefixRendezvous):
 
 
 def open_and_die(environment: RankEnvironment, key: str) -> str:
-    environment._rendezvous = Deadly(environment, key)  # it replaces the client
-    environment.open()
+    open_communicator(
+        rendezvous=Deadly(environment, key),
+        rank=environment.rank,
+        world_size=environment.world_size,
+        secret=environment.secret,
+        timeout_s=20.0,
+    )
     return "was not killed"
 
 

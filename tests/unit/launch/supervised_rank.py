@@ -13,7 +13,7 @@ import cloudpickle
 from sparkdl.collective import Coordinator
 from sparkdl.launch.rank.environment import rank_environment
 from sparkdl.launch.task.supervisor import RankSupervisor
-from sparkdl.launch.wire.outcome import StopReason
+from sparkdl.launch.wire.outcome import Failure, StopReason
 from sparkdl.rendezvous.handshake import new_secret
 
 
@@ -70,9 +70,17 @@ def value_of(supervisor: RankSupervisor) -> Any:
     return pickle.load(supervisor.result)
 
 
-def returned_by(function: Callable[[Any], Any], **options: Any) -> Any:
+def returned_by(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Run a function on a rank; return its return value."""
-    with supervised(function, **options) as (supervisor, _, _):
+    with supervised(function, *args, **options) as (supervisor, _, _):
         failure = supervisor.wait()
         assert failure is None, failure
         return value_of(supervisor)
+
+
+def failure_of(function: Callable[..., Any], *args: Any, **options: Any) -> Failure:
+    """Run a function on a rank that fails; return its failure."""
+    with supervised(function, *args, **options) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    return failure

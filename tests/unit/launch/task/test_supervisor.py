@@ -22,7 +22,7 @@ from sparkdl.launch.wire.messages import unpack_error
 from sparkdl.launch.wire.outcome import RankHealth, StopReason
 from tests.collective.eventually import eventually
 from tests.processes import wait_until_gone
-from tests.unit.launch.supervised_rank import supervised, value_of
+from tests.unit.launch.supervised_rank import failure_of, returned_by, supervised, value_of
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +44,7 @@ def test_rank_has_no_credentials_of_the_process_that_starts_it(monkeypatch: pyte
         with open("/proc/self/environ", "rb") as file:
             return [name for name in names if name in os.environ], b"a secret" in file.read()
 
-    with supervised(look) as (supervisor, _, _):
-        assert supervisor.wait() is None
-        assert value_of(supervisor) == ([], False)
+    assert returned_by(look) == ([], False)
 
 
 def test_value_lines_and_events_of_a_rank_arrive() -> None:
@@ -87,21 +85,13 @@ def test_function_is_unpickled_before_the_assignment_and_called_after_it() -> No
 
 def test_rank_that_was_stopped_before_its_assignment_runs_nothing(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    with supervised(lambda context: ran.touch(), stop_before_begin=StopReason("enough")) as (
-        supervisor,
-        _,
-        _,
-    ):
-        failure = supervisor.wait()
-    assert failure is not None
+    failure = failure_of(lambda context: ran.touch(), stop_before_begin=StopReason("enough"))
     assert failure.error == "enough"
     assert not ran.exists()
 
 
 def test_function_that_cannot_be_unpickled_fails_the_rank() -> None:
-    with supervised(lambda context, _: None, CannotBeUnpickled()) as (supervisor, _, _):
-        failure = supervisor.wait()
-    assert failure is not None
+    failure = failure_of(lambda context, _: None, CannotBeUnpickled())
     assert failure.error.startswith("ValueError: invalid literal")
 
 
@@ -111,43 +101,29 @@ def test_garbage_is_collected_while_the_function_runs() -> None:
 
         return gc.isenabled()
 
-    with supervised(look) as (supervisor, _, _):
-        assert supervisor.wait() is None
-        assert value_of(supervisor)
+    assert returned_by(look)
 
 
 def test_function_of_many_chunks_arrives_whole() -> None:
     data = os.urandom((9 << 20) + 3)
 
-    with supervised(lambda context, sent: len(sent), data) as (supervisor, _, _):
-        assert supervisor.wait() is None
-        assert value_of(supervisor) == len(data)
+    assert returned_by(lambda context, sent: len(sent), data) == len(data)
 
 
-def test_exception_is_reported_with_its_traceback() -> None:
-    def fail(context: Any) -> None:
-        raise LookupError("in vain")
-
-    with supervised(fail) as (supervisor, _, _):
-        failure = supervisor.wait()
-    assert failure is not None
-    assert failure.error == "LookupError: in vain"
-    assert "in fail" in failure.traceback
-    assert isinstance(unpack_error(failure.pickled), LookupError)
-    assert not failure.is_consequence
-
-
-def test_exception_with_a_large_pickle_keeps_its_traceback() -> None:
+@pytest.mark.parametrize("num_bytes", [0, 70 << 20])
+def test_exception_of_any_size_is_reported_with_its_traceback(num_bytes: int) -> None:
     def fail(context: Any) -> None:
         error = LookupError("in vain")
-        error.data = bytes(70 << 20)
+        error.data = bytes(num_bytes)
         raise error
 
-    with supervised(fail) as (supervisor, _, _):
-        failure = supervisor.wait()
-    assert failure is not None
+    failure = failure_of(fail)
+    assert failure.error == "LookupError: in vain"
     assert "in fail" in failure.traceback
-    assert len(unpack_error(failure.pickled).data) == 70 << 20
+    assert not failure.is_consequence
+    error = unpack_error(failure.pickled)
+    assert isinstance(error, LookupError)
+    assert len(error.data) == num_bytes
 
 
 def test_error_raised_from_a_failed_collective_is_a_consequence() -> None:
@@ -157,9 +133,7 @@ def test_error_raised_from_a_failed_collective_is_a_consequence() -> None:
         except RankLostError as error:
             raise ValueError("no gradients") from error
 
-    with supervised(fail) as (supervisor, _, _):
-        failure = supervisor.wait()
-    assert failure is not None
+    failure = failure_of(fail)
     assert failure.error == "ValueError: no gradients"
     assert failure.is_consequence
 
@@ -173,9 +147,7 @@ def test_thread_that_never_ends_does_not_block_a_rank_that_returned(
         threading.Thread(target=threading.Event().wait).start()
         return 7
 
-    with supervised(leave_a_thread) as (supervisor, _, _):
-        assert supervisor.wait() is None
-        assert value_of(supervisor) == 7
+    assert returned_by(leave_a_thread) == 7
 
 
 def test_task_that_cannot_process_the_output_of_a_rank_ends_it() -> None:
@@ -186,9 +158,7 @@ def test_task_that_cannot_process_the_output_of_a_rank_ends_it() -> None:
     def refuse(event: dict[str, Any]) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with supervised(speak, on_event=refuse) as (supervisor, _, _):
-        failure = supervisor.wait()
-    assert failure is not None
+    failure = failure_of(speak, on_event=refuse)
     assert "No space left on device" in failure.error
 
 
@@ -199,9 +169,7 @@ def test_line_without_an_end_arrives_in_parts() -> None:
 
 
 def test_value_that_cannot_be_pickled_is_a_failure() -> None:
-    with supervised(lambda context: threading.Lock()) as (supervisor, _, _):
-        failure = supervisor.wait()
-    assert failure is not None
+    failure = failure_of(lambda context: threading.Lock())
     assert "cannot pickle" in failure.error
 
 
@@ -210,33 +178,22 @@ def test_exit_without_a_value_is_a_failure_with_the_last_lines_and_no_loss() -> 
         print("last words", flush=True)
         os._exit(3)
 
-    with supervised(leave) as (supervisor, _, _):
-        failure = supervisor.wait()
-    assert failure is not None
+    failure = failure_of(leave)
     assert "exited with status 3" in failure.error
     assert failure.traceback == "last words\n"
     assert not failure.is_loss
 
 
-def test_native_crash_is_a_loss_with_its_signal_and_python_stack() -> None:
-    with supervised(lambda context: os.kill(os.getpid(), signal.SIGSEGV)) as (supervisor, _, _):
-        failure = supervisor.wait()
-    assert failure is not None
-    assert "SIGSEGV" in failure.error
-    assert "Segmentation fault" in failure.traceback
-    assert failure.is_loss
-
-
-def test_death_of_a_process_is_reported_with_its_last_position() -> None:
+def test_native_crash_is_a_loss_with_its_signal_last_position_and_python_stack() -> None:
     def crash(context: Any) -> None:
         context.note_position("epoch 12, step 345")
         context.note_position("epoch 2, step 5")
         os.kill(os.getpid(), signal.SIGSEGV)
 
-    with supervised(crash) as (supervisor, _, _):
-        failure = supervisor.wait()
-    assert failure is not None
+    failure = failure_of(crash)
     assert failure.error == "its process was ended by SIGSEGV in epoch 2, step 5"
+    assert "Segmentation fault" in failure.traceback
+    assert failure.is_loss
 
 
 @pytest.mark.parametrize(
@@ -247,9 +204,7 @@ def test_death_of_a_process_is_reported_with_its_last_position() -> None:
     ],
 )
 def test_sys_exit_is_reported_as_system_exit(code: int, said: str) -> None:
-    with supervised(lambda context: sys.exit(code)) as (supervisor, _, _):
-        failure = supervisor.wait()
-    assert failure is not None
+    failure = failure_of(lambda context: sys.exit(code))
     assert re.search(said, failure.error)
 
 
@@ -261,12 +216,9 @@ def test_stopped_rank_ends_with_its_children_and_the_reason() -> None:
         threading.Event().wait(600)
 
     with supervised(hang) as (supervisor, _, events):
-        reported = threading.Event()
-        while not events:
-            reported.wait(0.02)
+        assert eventually(lambda: bool(events), timeout_s=30)
         supervisor.stop(StopReason("rank 1 failed"))
         failure = supervisor.wait()
-    assert failure is not None
     assert failure.error == "rank 1 failed"
     assert failure.is_consequence
     assert wait_until_gone([supervisor.pid, events[0]["child"]], 5) == []
@@ -281,7 +233,6 @@ def test_rank_that_does_not_end_after_a_failure_is_reported_with_its_stack() -> 
         assert eventually(lambda: bool(events) and supervisor.health().silent_s < 60, timeout_s=30)
         supervisor.stop(StopReason("rank 1 failed"))
         failure = supervisor.wait()
-    assert failure is not None
     assert "in wait_long" in failure.stack
     assert not failure.is_hang
 
@@ -303,25 +254,9 @@ def test_rank_that_cannot_be_reaped_in_time_is_abandoned(monkeypatch: pytest.Mon
             failure = supervisor.wait()
         finally:
             os.kill(parent, signal.SIGCONT)
-    assert failure is not None
     assert failure.error == "rank 1 failed"
     assert "could not be ended" in lines[-1]
     assert wait_until_gone([parent], 20) == []
-
-
-def test_rank_that_is_done_with_its_steps_is_not_idle(tmp_path: Path) -> None:
-    def train_and_write(context: Any) -> None:
-        context.progress()
-        while not (tmp_path / "trained").exists():
-            threading.Event().wait(0.02)
-        context.progress(done=True)
-        threading.Event().wait(600)
-
-    with supervised(train_and_write) as (supervisor, _, _):
-        assert eventually(lambda: supervisor.health().idle_s is not None, timeout_s=30)
-        (tmp_path / "trained").touch()
-        assert eventually(lambda: supervisor.health().idle_s is None, timeout_s=30)
-        assert not supervisor.health().state, "it lives"
 
 
 def sleep_in_python(context: Any) -> None:
@@ -356,7 +291,6 @@ def test_rank_that_hangs_anywhere_is_ended_with_its_python_stack(function: Any) 
             assert eventually(lambda: supervisor.health().state == "is stopped, as by SIGSTOP", timeout_s=30)
         supervisor.stop(StopReason("rank 0 hangs", is_hang=True))
         failure = supervisor.wait()
-    assert failure is not None
     assert failure.is_hang
     assert failure.is_consequence
     head, frame = failure.stack.splitlines()[:2]
@@ -365,23 +299,27 @@ def test_rank_that_hangs_anywhere_is_ended_with_its_python_stack(function: Any) 
     assert wait_until_gone([supervisor.pid], 5) == []
 
 
-def test_health_has_the_time_since_the_last_progress(
-    tmp_path: Path,
-) -> None:
-    def go_on(context: Any) -> None:
+def test_rank_is_idle_between_its_first_progress_and_the_end_of_its_steps(tmp_path: Path) -> None:
+    def train_and_write(context: Any) -> None:
         context.report({"here": 1})
         while not (tmp_path / "seen").exists():
             threading.Event().wait(0.02)
         context.progress()
+        while not (tmp_path / "trained").exists():
+            threading.Event().wait(0.02)
+        context.progress(done=True)
         threading.Event().wait(600)
 
-    with supervised(go_on) as (supervisor, _, events):
+    with supervised(train_and_write) as (supervisor, _, events):
         assert eventually(lambda: bool(events), timeout_s=30)
         assert supervisor.health().idle_s is None
         (tmp_path / "seen").touch()
         assert eventually(lambda: (supervisor.health().idle_s or 0.0) > 0.6, timeout_s=30)
         assert supervisor.health().state == ""
         assert supervisor.health().waits == ()
+        (tmp_path / "trained").touch()
+        assert eventually(lambda: supervisor.health().idle_s is None, timeout_s=30)
+        assert not supervisor.health().state, "it lives"
 
 
 def test_rank_that_has_returned_needs_no_heartbeat() -> None:
@@ -417,20 +355,19 @@ def pipe() -> tuple[BinaryIO, int]:
     return os.fdopen(read_fd, "rb"), write_fd
 
 
-def test_paused_reader_gets_its_line_and_an_open_stream_is_reported(
-    pipe: tuple[BinaryIO, int],
-) -> None:
+def test_paused_reader_gets_its_line_and_an_open_stream_is_reported(pipe: tuple[BinaryIO, int]) -> None:
     output, write_fd = pipe
     lines: list[bytes] = []
-    gate = threading.Event()
+    taken, gate = threading.Event(), threading.Event()
 
     def take(line: bytes) -> None:
+        taken.set()
         gate.wait(10.0)
         lines.append(line)
 
     relay = OutputRelay(output, on_line=take, on_error=_raise, name="relay")
     os.write(write_fd, b"first\n")
-    assert eventually(lambda: not relay._awaits_line)
+    assert taken.wait(10.0)
     threading.Timer(0.2, gate.set).start()
     assert not relay.finish(Deadline(0.0), is_patient=True), "the stream is still open"
     assert lines == [b"first\n"]
@@ -439,11 +376,16 @@ def test_paused_reader_gets_its_line_and_an_open_stream_is_reported(
 
 def test_impatient_finish_does_not_wait_for_a_stopped_reader(pipe: tuple[BinaryIO, int]) -> None:
     output, write_fd = pipe
-    gate = threading.Event()
-    relay = OutputRelay(output, on_line=lambda _: gate.wait(10.0) and None, on_error=_raise, name="relay")
+    taken, gate = threading.Event(), threading.Event()
+
+    def take(line: bytes) -> None:
+        taken.set()
+        gate.wait(10.0)
+
+    relay = OutputRelay(output, on_line=take, on_error=_raise, name="relay")
     os.write(write_fd, b"first\n")
     os.close(write_fd)
-    assert eventually(lambda: not relay._awaits_line)
+    assert taken.wait(10.0)
     assert relay.finish(Deadline(0.0), is_patient=False)
     assert not gate.is_set()
     gate.set()

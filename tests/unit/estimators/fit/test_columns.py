@@ -34,12 +34,6 @@ from tests.unit.estimators.fit_examples import (
 )
 
 
-class BufferOnMeta(nn.Linear):
-    def __init__(self):
-        super().__init__(4, 3)
-        self.register_buffer("mean", torch.zeros(4, device="meta"))
-
-
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     return write_rows(tmp_path_factory.mktemp("rows") / "rows")
@@ -305,32 +299,6 @@ def test_columns_and_functions_that_do_not_fit_are_refused(dataset, name):
     changes, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         prepare_fit(make_estimator(**changes), dataset)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"trainStep": loss_alone}, "Params loss and trainStep are both set"),
-        ({"lossWeights": [0.0]}, "Param lossWeights must be above 0"),
-        (
-            {"loss": None, "trainStep": loss_alone, "lossWeights": [2.0]},
-            "Params lossWeights and trainStep are both set. Weigh the losses in trainStep",
-        ),
-        ({"loss": [nn.MSELoss(), 3]}, "Param loss is int"),
-        ({"loss": None}, "Param loss is not set"),
-        (
-            {"model": nn.Linear(4, 3, device="meta")},
-            r"Param model: 'weight' and 1 more of the Linear is on the device meta",
-        ),
-        ({"model": BufferOnMeta()}, r"Param model: 'mean' of the BufferOnMeta is on .*meta.*to_empty"),
-        ({"metrics": [nn.L1Loss()]}, r"Param metrics must be a dict, such as .*; got a list\.$"),
-        ({"metrics": {"mae": "mae"}}, r"Metric 'mae' must be a function .*; got a str\.$"),
-        ({"callbacks": print}, r"Param callbacks must be a list of sparkdl\.estimators\.Callback; got a "),
-    ],
-)
-def test_invalid_values_are_refused_without_data(changes, message):
-    with pytest.raises(ParamError, match=message):
-        make_estimator(**changes).check_values()
 
 
 def test_prepared_inputs_take_their_dtypes_from_what_the_function_returns(dataset):

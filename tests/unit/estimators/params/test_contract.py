@@ -13,11 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.ml.tuning import ParamGridBuilder
 from torch import nn
 
 from sparkdl.data import Store
-from sparkdl.errors import DataError, ParamError, ParamTypeError, SavedModelError, SparkdlError
+from sparkdl.errors import DataError, ParamError, ParamTypeError, SavedModelError
 from sparkdl.estimators import Callback, TorchEstimator
 from sparkdl.estimators.params.base import OneOf
 from sparkdl.parallel import Parallelism
@@ -46,17 +45,7 @@ OTHER_VALUES = {
 }
 """A value other than the default for each Param for which none can be derived from its default or converter."""
 
-OBJECTS = frozenset(OTHER_VALUES) - {
-    "store",
-    "parallelism",
-    "corpusWeights",
-    "labels",
-    "hiddenSizes",
-    "imageSize",
-    "imageShape",
-    "stageWidths",
-    "augmentation",
-}
+OBJECTS = {"model", "loss", "optimizer", "scheduler", "metrics", "callbacks"}
 """Params whose values are objects; a copy of such a value does not compare equal."""
 
 
@@ -142,6 +131,8 @@ def test_the_constructor_takes_every_param_by_keyword_only(estimator):
     values = {param.name: other_value(estimator, param) for param in estimator.params}
     made = type(estimator)(**values)
     assert {param.name: made.getOrDefault(param) for param in made.params} == values
+    with pytest.raises(TypeError, match="forces keyword arguments"):
+        type(estimator)("features")
 
 
 def test_the_class_documents_every_argument_with_its_default(estimator):
@@ -167,11 +158,8 @@ def test_set_params_refuses_unknown_params_with_suggestions(instance):
 
 
 def test_constructor_refuses_unknown_params_with_suggestions(estimator):
-    for other, meant in {
-        "classWeights": "weightCol",
-        "num_epochs": "epochs",
-        "batchsize": "batchSize",
-    }.items():
+    others = {"classWeights": "weightCol", "num_epochs": "epochs", "batchsize": "batchSize"}
+    for other, meant in others.items():
         with pytest.raises(ParamTypeError, match=f"has no Param '{other}'. Did you mean {meant}\\?$"):
             type(estimator)(**{other: 3})
 
@@ -188,25 +176,16 @@ def test_setting_none_clears_a_param(instance):
 
 WRONG_TYPES = {
     "a text for a whole number": ("batchSize", "x", "Param batchSize takes a whole number, got 'x'"),
-    "a fraction for a whole number": ("epochs", 1.5, "Param epochs takes a whole number, got 1.5"),
-    "a boolean for a whole number": ("seed", True, "Param seed takes a whole number, got True"),
-    "a list for a number": ("maxGradNorm", [1.0], r"Param maxGradNorm takes a number, got \[1.0\]"),
-    "a number for a boolean": ("shuffle", 1, "Param shuffle takes True or False, got 1"),
+    "a fraction for a whole number": ("epochs", 1.5, "epochs takes a whole number, got 1.5"),
+    "a boolean for a whole number": ("seed", True, "seed takes a whole number, got True"),
+    "a list for a number": ("maxGradNorm", [1.0], r"maxGradNorm takes a number, got \[1.0\]"),
+    "a number for a boolean": ("shuffle", 1, "shuffle takes True or False, got 1"),
     "a number for a name": (
         "featuresCol",
         3,
-        "Param featuresCol cannot be 3: 3 is neither a column's name nor a list",
+        "featuresCol cannot be 3: .*neither a column's name nor a list",
     ),
-    "a column twice": (
-        "featuresCol",
-        ["a", "b", "a"],
-        r"Param featuresCol cannot be \['a', 'b', 'a'\]: the list names 'a' more than once; name each column once\.",
-    ),
-    "another of a few texts": (
-        "cache",
-        "yes",
-        "Param cache cannot be 'yes': 'yes' is none of 'off', 'memory'",
-    ),
+    "a column twice": ("featuresCol", ["a", "b", "a"], r"featuresCol cannot be \[.*names 'a' more than once"),
 }
 
 
@@ -223,9 +202,21 @@ def test_value_of_a_wrong_type_is_refused_by_every_way_to_set_a_param(estimator,
         lambda: estimator.fitMultiple(FRAME, [{estimator.getParam(param): value}]),
     ]
     for way in ways:
-        with pytest.raises(ParamTypeError, match=message):
+        with pytest.raises(ParamTypeError, match=message) as caught:
             way()
+        assert isinstance(caught.value, TypeError)
+        assert isinstance(caught.value, ValueError)
     assert estimator.extractParamMap() == before
+
+
+def test_text_that_is_none_of_the_choices_is_refused_with_the_choices(instance):
+    for param in instance.params:
+        if isinstance(param.typeConverter, OneOf):
+            choices = ", ".join(map(repr, param.typeConverter.choices))
+            with pytest.raises(
+                ParamTypeError, match=f"{param.name} cannot be 'zzz': 'zzz' is none of {choices}"
+            ):
+                instance.set(param, "zzz")
 
 
 @given(value=st.integers(1, 2**15 - 1))
@@ -253,21 +244,12 @@ def test_a_copy_has_values_of_its_own_and_shares_the_module(instance):
 
 def test_extract_param_map_lets_extra_values_win(instance):
     param = instance.getParam("epochs")
+    assert (instance.isSet(param), instance.isDefined(param)) == (False, True)
     assert instance.extractParamMap()[param] == default_of(instance, "epochs")
     instance.setEpochs(3)
     assert instance.extractParamMap()[param] == 3
     assert instance.extractParamMap({param: 4})[param] == 4
     assert instance.getEpochs() == 3
-
-
-def test_has_param_is_set_and_is_defined_describe_the_params(instance):
-    assert instance.hasParam("featuresCol")
-    assert not instance.hasParam("uid")
-    assert not instance.isSet("featuresCol")
-    assert instance.isDefined("featuresCol")
-    assert instance.setFeaturesCol("x").isSet("featuresCol")
-    instance.clear(instance.featuresCol)
-    assert instance.getFeaturesCol() == "features"
 
 
 def test_every_param_survives_saving(instance, tmp_path):
@@ -314,19 +296,14 @@ FRAME = SimpleNamespace(sparkSession=None, schema=None, isStreaming=False)
 
 def test_fit_refuses_anything_but_a_spark_dataframe(estimator):
     for fit in (estimator.fit, lambda rows: estimator.fitMultiple(rows, [{}])):
-        with pytest.raises(
-            DataError, match=r"fit takes a Spark DataFrame, got builtins.dict.*createDataFrame"
-        ):
+        with pytest.raises(DataError, match=r"takes a Spark DataFrame, got builtins.dict.*createDataFrame"):
             fit({"features": [1.0]})
 
 
 BAD_MAPS = {
     "a name instead of a Param": (lambda e, o: {"epochs": 3}, "keys of a Param map are Params.*got 'epochs'"),
-    "a Param of another estimator": (
-        lambda e, o: {o.epochs: 3},
-        "sets epochs of .*, and this is .*no effect",
-    ),
-    "a value out of range": (lambda e, o: {e.epochs: 0}, "Param epochs must be at least 1, got 0"),
+    "a Param of another estimator": (lambda e, o: {o.epochs: 3}, "sets epochs of .* this is .*no effect"),
+    "a value out of range": (lambda e, o: {e.epochs: 0}, "epochs must be at least 1, got 0"),
 }
 
 
@@ -352,12 +329,6 @@ def test_empty_list_of_param_maps_gives_no_models(estimator):
     assert estimator.fit(FRAME, []) == []
 
 
-def test_a_grid_is_made_of_params(estimator):
-    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 2]).addGrid(estimator.batchSize, [8, 16]).build()
-    found = {(estimator.copy(each).getEpochs(), estimator.copy(each).getBatchSize()) for each in grid}
-    assert found == {(1, 8), (1, 16), (2, 8), (2, 16)}
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_copies_of_a_model_are_packed_once_for_a_batch_size(name):
     model, session = MODELS[name](), object()  # of classic Spark, so that Connect is not checked
@@ -371,9 +342,3 @@ def test_copies_of_a_model_are_packed_once_for_a_batch_size(name):
 def test_pickled_instance_keeps_its_uid_and_params(instance):
     loaded = pickle.loads(cloudpickle.dumps(instance.setEpochs(9)))
     assert (loaded.uid, loaded.getEpochs()) == (instance.uid, 9)
-
-
-def test_param_type_error_is_a_sparkdl_error_a_type_error_and_a_value_error():
-    assert issubclass(ParamTypeError, SparkdlError)
-    assert issubclass(ParamTypeError, TypeError)
-    assert issubclass(ParamTypeError, ValueError)

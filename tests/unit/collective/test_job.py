@@ -3,76 +3,75 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from sparkdl.collective import Coordinator, RendezvousClient, StallCheck, new_secret, open_communicator
-from sparkdl.collective.job import _DEPARTURES, Job, _Membership
+from sparkdl.collective import Coordinator, RendezvousClient, connect_authenticated, new_secret
+from sparkdl.collective import job as job_module
+from sparkdl.collective.job import Job, enter_job
+from sparkdl.rendezvous.coordinator import PURPOSE
 
 SECRET = new_secret()
+DEPARTURES = "job/departures"
 
 
 @pytest.fixture
-def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Membership]]:
-    """Two ranks in this process; the first one runs the coordinator."""
+def coordinator() -> Iterator[Coordinator]:
+    with Coordinator(secret=SECRET, world_size=2, host="127.0.0.1") as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def leaves(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """The functions that this process would call at its end, by which the ranks leave that it has entered."""
     monkeypatch.delattr(sys, "last_value", raising=False)  # set by pytest after failed tests
-    coordinator = Coordinator(secret=SECRET, world_size=2, host="127.0.0.1")
-    clients = [RendezvousClient.connect(coordinator.address, SECRET, 10.0) for _ in range(2)]
+    found: list[Callable[[], None]] = []
+    monkeypatch.setattr(job_module, "atexit", SimpleNamespace(register=found.append))
+    return found
 
-    def join(rank: int) -> _Membership:
-        clients[rank].post_if_lost(_DEPARTURES, str(rank).encode())
-        job = Job(rank=rank, world_size=2, coordinator=coordinator.address, secret=SECRET, timeout_s=20.0)
-        membership = _Membership(job, clients[rank], coordinator if rank == 0 else None)
-        membership.communicator = open_communicator(
-            rendezvous=clients[rank],
-            rank=rank,
-            world_size=2,
-            secret=SECRET,
-            transport="tcp",
-            timeout_s=20.0,
-            stall_check=StallCheck(warn_after_s=None),  # starts no thread that would outlive the test
-        )
-        return membership
 
+def job_of(rank: int, coordinator: Coordinator, timeout_s: float = 20.0) -> Job:
+    return Job(rank=rank, world_size=2, coordinator=coordinator.address, secret=SECRET, timeout_s=timeout_s)
+
+
+def test_coordinator_outlives_the_last_rank(
+    coordinator: Coordinator, leaves: list[Callable[[], None]]
+) -> None:
+    enter_job(job_of(0, coordinator), coordinator)
+    client = enter_job(job_of(1, coordinator))
     with ThreadPoolExecutor() as pool:
-        yield list(pool.map(join, range(2)))
-    for client in clients:
-        client.close()
-    coordinator.close()
-
-
-def test_coordinator_outlives_the_last_rank(members: list[_Membership]) -> None:
-    first, last = members
-    with ThreadPoolExecutor() as pool:
-        leaving = pool.submit(first.leave)
-        last.client.get(f"{_DEPARTURES}/1", 10.0)
-        assert last.client.add("still served", 1) == 1
+        leaving = pool.submit(leaves[0])
+        client.get(f"{DEPARTURES}/1", 10.0)
+        assert client.add("still served", 1) == 1
         assert not leaving.done()
-        last.leave()
+        leaves[1]()
         leaving.result(10.0)
 
 
 def test_coordinator_that_leaves_first_names_the_rank_that_has_not_left(
-    members: list[_Membership], caplog: pytest.LogCaptureFixture
+    coordinator: Coordinator, leaves: list[Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, last = members
-    first._job = replace(first._job, timeout_s=0.2)
+    enter_job(job_of(0, coordinator, timeout_s=2.0), coordinator)
+    enter_job(job_of(1, coordinator))
     with caplog.at_level(logging.WARNING):
-        first.leave()
+        leaves[0]()
     (record,) = caplog.records
     assert "rank 1 had not left the job" in record.getMessage()
-    last.leave()
+    leaves[1]()
 
 
 def test_rank_that_died_is_not_waited_for(
-    members: list[_Membership], caplog: pytest.LogCaptureFixture
+    coordinator: Coordinator, leaves: list[Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, last = members
-    last.client._sock.shutdown(2)  # as if the process had died
-    first.leave()
+    enter_job(job_of(0, coordinator), coordinator)
+    sock = connect_authenticated(coordinator.address, SECRET, purpose=PURPOSE, timeout_s=10.0)
+    with RendezvousClient(sock, coordinator.address) as last:
+        last.post_if_lost(DEPARTURES, b"1")
+        sock.shutdown(socket.SHUT_RDWR)  # as if the process had died
+        leaves[0]()
     assert not [record for record in caplog.records if "had not left" in record.getMessage()]
-    last.leave()

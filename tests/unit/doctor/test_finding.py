@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding, as_table
 
 FINDINGS = [
@@ -30,8 +32,6 @@ def test_no_line_is_wider_than_the_terminal() -> None:
 
 
 def test_colours_change_nothing_else() -> None:
-    import re
-
     coloured = as_table(FINDINGS, width=80, has_colours=True)
     assert "\033[31mFAIL\033[0m" in coloured
     assert re.sub(r"\033\[\d+m", "", coloured) == as_table(FINDINGS, width=80, has_colours=False)

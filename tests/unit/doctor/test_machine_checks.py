@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -30,27 +31,9 @@ def test_healthy_machine_has_only_good_findings() -> None:
     [
         (machine(python="3.9.1"), "Python", BAD, "3.9.1", "3.10 or later"),
         (machine(java=(False, "java: No such file or directory")), "Java", BAD, "none", "Install Java 17"),
-        (
-            machine(java=(True, "11.0.2 at /usr/bin/java")),
-            "Java",
-            BAD,
-            "too old for pyspark 4.0.1",
-            "Java 17",
-        ),
-        (
-            machine(packages=without("torch")),
-            "packages",
-            BAD,
-            "missing: torch",
-            r"pip install torch",
-        ),
-        (
-            machine(packages=without("mlflow")),
-            "packages",
-            NOTE,
-            "fits are not tracked",
-            r"pip install mlflow",
-        ),
+        (machine(java=(True, "11.0.2 at /x")), "Java", BAD, "too old for pyspark 4.0.1", "Java 17"),
+        (machine(packages=without("torch")), "packages", BAD, "missing: torch", "pip install torch"),
+        (machine(packages=without("mlflow")), "packages", NOTE, "not tracked", "pip install mlflow"),
         (machine(native=(False, "GLIBC_2.34 not found")), "native core", BAD, "GLIBC_2.34", "wheel"),
         (machine(shm_bytes=None), "shared memory", NOTE, "no /dev/shm", "shm-size"),
         (
@@ -65,16 +48,10 @@ def test_healthy_machine_has_only_good_findings() -> None:
             "MPI",
             NOTE,
             "no module mpi4py",
-            r"pip install mpi4py mpich",
+            "pip install mpi4py mpich",
         ),
         (machine(gpus=("H100",)), "GPUs", BAD, "torch cannot use them", "built for CUDA"),
-        (
-            machine(gpus=("H100",), torch_cuda=(True, "none")),
-            "GPUs",
-            BAD,
-            "torch cannot use them: none",
-            "CUDA",
-        ),
+        (machine(gpus=("H100",), torch_cuda=(True, "none")), "GPUs", BAD, "cannot use them: none", "CUDA"),
         (machine(gpus=("H100", "H100")), "NCCL", BAD, "not to be loaded", "nvidia-nccl-cu12"),
         (
             machine(torchvision=(False, "0.28.0, beside torch 2.13.0+cpu: libc10_cuda.so: cannot open")),
@@ -88,8 +65,6 @@ def test_healthy_machine_has_only_good_findings() -> None:
 def test_finding_about_a_fault_says_how_to_fix_it(
     facts: MachineFacts, check: str, status: str, found: str, advice: str
 ) -> None:
-    import re
-
     finding = judged(facts)[check]
     assert finding.status == status
     assert re.search(found, finding.found), finding.found
@@ -147,10 +122,5 @@ def test_facts_survive_json() -> None:
 
 
 def test_sizes_are_readable() -> None:
-    assert [size(n) for n in (12, 65536, 64 << 20, 24 << 30, 3 << 40)] == [
-        "12 B",
-        "64.0 KiB",
-        "64.0 MiB",
-        "24.0 GiB",
-        "3.0 TiB",
-    ]
+    sizes = [size(n) for n in (12, 65536, 64 << 20, 24 << 30, 3 << 40)]
+    assert sizes == ["12 B", "64.0 KiB", "64.0 MiB", "24.0 GiB", "3.0 TiB"]

@@ -16,38 +16,43 @@ from sparkdl.doctor.machine_facts import ask, ask_python, look_around
 from tests.unkillable import HOLD
 
 
-def test_hidden_libraries_are_reported_as_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def torchvision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The library of an installed torchvision's operators, which is to be loaded without importing torchvision."""
+    folder = tmp_path / "torchvision"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('is not to be imported')\n")
+    (tmp_path / "torchvision-0.1.dist-info").mkdir()
+    (tmp_path / "torchvision-0.1.dist-info" / "METADATA").write_text("Name: torchvision\nVersion: 0.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return folder / "_C.so"
+
+
+def test_hidden_and_damaged_libraries_are_reported_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, torchvision: Path
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     monkeypatch.setenv("SPARKDL_NCCL_LIBRARY", str(tmp_path / "libnccl.so"))
     # An import of mpi4py finds this module instead.
     (tmp_path / "mpi4py.py").write_text("raise ImportError('hidden by a test')\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    torchvision.write_text("for another torch")
     facts = look_around(timeout_s=60)
     assert facts.java == (False, f"{tmp_path}/nowhere/bin/java: No such file or directory")
     assert not facts.nccl[0]
     assert "NCCL is not available" in facts.nccl[1]
     assert not facts.mpi[0]
     assert "hidden by a test" in facts.mpi[1]
+    could_load, said = facts.torchvision or (None, "")
+    assert could_load is False
+    assert said.startswith(f"0.1, beside torch {metadata.version('torch')}: {torchvision}: ")
     assert facts.native == (True, "loaded")
     assert facts.executable == sys.executable
     assert "sparkdl" in facts.packages
 
 
-def test_torchvision_is_checked_by_loading_the_library_of_its_operators(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    torch = metadata.version("torch")
-    (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('is not to be imported')\n")
-    (tmp_path / "torchvision-0.1.dist-info").mkdir()
-    (tmp_path / "torchvision-0.1.dist-info" / "METADATA").write_text("Name: torchvision\nVersion: 0.1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    shutil.copyfile(sparkdl._native.__file__, tmp_path / "torchvision" / "_C.so")
+def test_torchvision_is_checked_by_loading_the_library_of_its_operators(torchvision: Path) -> None:
+    shutil.copyfile(sparkdl._native.__file__, torchvision)
     assert look_around(timeout_s=60).torchvision == (True, "0.1")
-    (tmp_path / "torchvision" / "_C.so").write_text("for another torch")
-    could_load, said = look_around(timeout_s=60).torchvision or (None, "")
-    assert could_load is False
-    assert said.startswith(f"0.1, beside torch {torch}: {tmp_path}/torchvision/_C.so: ")
 
 
 def test_question_that_hangs_or_crashes_has_an_answer() -> None:

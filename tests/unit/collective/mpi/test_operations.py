@@ -49,10 +49,6 @@ def test_signature_survives_its_way_to_other_ranks(signature: Signature) -> None
     assert Signature.from_bytes(signature.to_bytes()) == signature
 
 
-def test_equal_signatures_of_ranks_agree() -> None:
-    assert agree([GRAD, GRAD], 0) == GRAD
-
-
 def test_disagreement_says_which_ranks_said_what() -> None:
     other = Signature(kind="allreduce", name="grad", dtype="float32", size=11, op="sum")
     with pytest.raises(MismatchError) as caught:

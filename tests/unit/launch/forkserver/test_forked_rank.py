@@ -8,25 +8,43 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparkdl.launch.forkserver import client, reuse
-from sparkdl.launch.forkserver.reuse import prepare_in_task
+from sparkdl.launch.forkserver import client
+from sparkdl.launch.forkserver.reuse import end_idle_forkservers, prepare_in_task
 from sparkdl.launch.forkserver.start import connect_or_start
 from sparkdl.launch.task import supervisor as rank_supervisor
 from sparkdl.launch.wire.outcome import Failure, StopReason
 from tests.collective.eventually import eventually
 from tests.processes import wait_until_gone
-from tests.unit.launch.supervised_rank import returned_by, supervised, value_of
+from tests.unit.launch.forkserver.test_guard import children
+from tests.unit.launch.supervised_rank import failure_of, returned_by, supervised, value_of
 from tests.unkillable import unseen_end
 
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_supervisor, "ABORT_GRACE_S", 0.2)
+
+
+def importing(folder: Path, source: str) -> dict[str, Any]:
+    """Write a library; return the options of a rank whose forkserver imports it."""
+    (folder / "own_library.py").write_text(source)
+    return {"modules": ("own_library",), "environment": {"PYTHONPATH": f"{folder}:{Path.cwd()}"}}
+
+
+def imported_forever(folder: Path) -> str:
+    """The source of a library whose import does not end, and which writes the process id of its importer."""
+    return f"import os, time\nopen({str(folder / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+
+
+def pid_of_importer(folder: Path) -> int:
+    assert eventually(lambda: (folder / "pid").exists() and (folder / "pid").read_text(), timeout_s=60)
+    return int((folder / "pid").read_text())
 
 
 def look_around(context: Any) -> dict[str, Any]:
@@ -118,20 +136,17 @@ def test_rank_ends_with_its_forkserver_and_counts_as_lost() -> None:
     assert wait_until_gone([pid], 10) == []
 
 
-def test_rank_that_is_ended_during_imports_leaves_no_process(tmp_path: Path) -> None:
-    (tmp_path / "slow_library.py").write_text(
-        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
-    )
-    with supervised(
-        look_around, modules=("slow_library",), environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
-    ) as (supervisor, _, _):
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            threading.Event().wait(0.02)
+def test_rank_with_a_large_function_that_is_ended_during_imports_leaves_no_process(tmp_path: Path) -> None:
+    ballast = os.urandom(16 << 20)  # nothing receives it before the imports end
+    with supervised(lambda context: len(ballast), **importing(tmp_path, imported_forever(tmp_path))) as (
+        supervisor,
+        *_,
+    ):
+        importer = pid_of_importer(tmp_path)
         supervisor.stop(StopReason("another rank failed"))
         failure = supervisor.wait()
-    assert failure is not None
     assert failure.error == "another rank failed"
-    assert wait_until_gone([int((tmp_path / "pid").read_text())], 10) == []
+    assert wait_until_gone([importer], 10) == []
 
 
 def test_process_that_holds_the_output_of_an_ended_rank_does_not_block_the_task(
@@ -151,32 +166,12 @@ def test_process_that_holds_the_output_of_an_ended_rank_does_not_block_the_task(
     assert "still holds its output open" in lines[-1]
 
 
-def test_large_function_and_stopping_do_not_wait_for_imports(tmp_path: Path) -> None:
-    (tmp_path / "slow_library.py").write_text("import time\ntime.sleep(600)\n")
-    ballast = os.urandom(16 << 20)
-    with supervised(
-        lambda context: len(ballast),
-        modules=("slow_library",),
-        environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
-    ) as (supervisor, _, _):  # the rank would never call it
-        supervisor.stop(StopReason("another rank failed"))
-        failure = supervisor.wait()
-    assert failure is not None
-    assert failure.error == "another rank failed"
-
-
 def test_forkserver_that_dies_during_imports_is_a_failure_with_its_output_and_no_loss(tmp_path: Path) -> None:
-    (tmp_path / "bad_library.py").write_text(
-        "import os\nprint('no such processor', flush=True)\nos.abort()\n"
-    )
-    with supervised(
-        look_around, modules=("bad_library",), environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
-    ) as (supervisor, _, _):
-        failure = supervisor.wait()
-    assert failure is not None
+    source = "import os\nprint('no such processor', flush=True)\nos.abort()\n"
+    failure = failure_of(look_around, **importing(tmp_path, source))
     assert "could not be started: the forkserver was ended by SIGABRT" in failure.error
     assert "no such processor" in failure.traceback
-    assert "bad_library" in failure.traceback, "where it was"
+    assert "own_library" in failure.traceback, "where it was"
     assert not failure.is_loss
 
 
@@ -184,29 +179,18 @@ def test_endless_import_is_a_failure_with_the_stack_of_the_forkserver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_supervisor, "START_TIMEOUT_S", 0.2)
-    began = tmp_path / "began"
-    (tmp_path / "endless_library.py").write_text(
-        f"import threading\nopen({str(began)!r}, 'w').close()\nthreading.Event().wait()\n"
-    )
-    with supervised(
-        look_around, modules=("endless_library",), environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
-    ) as (supervisor, _, _):
-        assert eventually(began.exists, timeout_s=60)
+    with supervised(look_around, **importing(tmp_path, imported_forever(tmp_path))) as (supervisor, *_):
+        pid_of_importer(tmp_path)
         failure = supervisor.wait()
-    assert failure is not None
     assert "had not started after 0.2 s, as its forkserver still imports" in failure.error
-    assert "endless_library" in failure.traceback
+    assert "own_library" in failure.traceback
 
 
-def test_stopped_forkserver_is_a_failure_and_is_killed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_stopped_forkserver_is_a_failure_and_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    forkserver = returned_by(look_around)["parent"]
+    os.kill(forkserver, signal.SIGSTOP)
     monkeypatch.setattr(rank_supervisor, "START_TIMEOUT_S", 0.5)
-    with supervised(look_around, modules=("wave",), environment={"OF_ALL": "stopped"}) as (supervisor, _, _):
-        forkserver = supervisor._process._forkserver.pid
-        os.kill(forkserver, signal.SIGSTOP)
-        failure = supervisor.wait()
-    assert failure is not None
+    failure = failure_of(look_around)
     assert "as its forkserver is stopped, as by SIGSTOP" in failure.error
     assert wait_until_gone([forkserver], 10) == []
 
@@ -224,82 +208,68 @@ def test_worker_with_many_descriptors_starts_ranks() -> None:
 
 
 def test_fork_of_the_worker_neither_ends_nor_keeps_the_forkserver() -> None:
-    first = returned_by(look_around)
+    forkserver = returned_by(look_around)["parent"]
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        reuse._disconnect_idle()
-        os._exit(len(reuse._idle))
-    assert os.waitpid(child, 0)[1] == 0
-    assert returned_by(look_around)["parent"] == first["parent"]
+        try:
+            end_idle_forkservers(0.0)
+            for thread in set(threading.enumerate()) - {threading.current_thread()}:
+                thread.join()
+            os.write(writing, b"done")
+            signal.pause()
+        finally:
+            os._exit(1)  # the fork must not return into the tests
+    assert os.read(reading, 4) == b"done"
+    assert returned_by(look_around)["parent"] == forkserver
+    end_idle_forkservers(0.0)
+    assert wait_until_gone([forkserver], 10) == []
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reading)
+    os.close(writing)
 
 
 def test_forkserver_that_a_task_prepares_is_used_and_later_partitions_prepare_none() -> None:
-    reuse._disconnect_idle()
+    before = children()
     prepare_in_task(2, num_ranks=2, modules=("wave",))
-    assert reuse._idle == []
+    assert children() <= before
     prepare_in_task(1, num_ranks=2, modules=("wave",))
-    (prepared,) = reuse._idle
     prepare_in_task(0, num_ranks=2, modules=("wave",))
-    assert reuse._idle == [prepared]
-    assert returned_by(look_around, modules=("wave",))["parent"] == prepared.forkserver.pid
+    (prepared,) = children() - before
+    assert returned_by(look_around, modules=("wave",))["parent"] == prepared
 
 
-def test_idle_forkserver_is_ended_unless_it_was_used_meanwhile() -> None:
-    returned_by(look_around)
-    (idle,) = reuse._idle
-    reuse.end_idle_forkservers(3600.0)
-    waiting = reuse._num_requests[0]
-    returned_by(look_around)
-    assert (reuse._idle, reuse._num_requests[0]) == ([idle], waiting + 1)
-    reuse.end_idle_forkservers(0.0)
-    assert wait_until_gone([idle.forkserver.pid], 10) == []
-    assert returned_by(look_around)["parent"] != idle.forkserver.pid
+def test_idle_forkserver_is_ended_unless_it_was_used_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Callable[[], None]] = []
 
+    def timer(_: float, call: Callable[[], None]) -> threading.Thread:
+        calls.append(call)
+        return threading.Thread()
 
-def test_rank_and_forkserver_end_when_the_worker_is_killed(tmp_path: Path) -> None:
-    worker = tmp_path / "worker.py"
-    worker.write_text(
-        "import os, sys, time\n"
-        "from sparkdl.launch.rank.environment import rank_environment\n"
-        "from sparkdl.launch.forkserver.forked_rank import ForkedRank\n"
-        "from sparkdl.launch.rank.stacks import StackFile\n"
-        "import socket\n"
-        "ours, theirs = socket.socketpair()\n"
-        "rank = ForkedRank(environment=rank_environment({}, gpus=None), more_variables={}, modules=(),\n"
-        "    name='rank', task=theirs.fileno(), stacks=StackFile().fd, inherited={},\n"
-        "    on_start=lambda: None, on_exit=lambda: None)\n"
-        "print(rank.pid, rank._forkserver.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    with subprocess.Popen(
-        [sys.executable, str(worker)], stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        pids = [int(pid) for pid in process.stdout.readline().split()]
-        process.kill()
-    assert len(pids) == 2
-    assert wait_until_gone(pids, 10) == []
+    monkeypatch.setattr(threading, "Timer", timer)
+    idle = returned_by(look_around)["parent"]
+    end_idle_forkservers(3600.0)
+    assert returned_by(look_around)["parent"] == idle
+    calls.pop()()
+    assert returned_by(look_around)["parent"] == idle
+    end_idle_forkservers(3600.0)
+    calls.pop()()
+    assert wait_until_gone([idle], 10) == []
+    assert returned_by(look_around)["parent"] != idle
 
 
 def test_forkserver_that_imports_ends_when_the_worker_is_killed(tmp_path: Path) -> None:
-    (tmp_path / "slow_library.py").write_text(
-        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
-    )
     worker = (
         "import os, time; from sparkdl.launch.forkserver.start import connect_or_start\n"
-        "forkserver = connect_or_start(dict(os.environ), ['slow_library'])\n"
-        f"while not os.path.exists({str(tmp_path / 'pid')!r}): time.sleep(0.01)\n"
-        "os.kill(os.getpid(), 9)"
+        "forkserver = connect_or_start(dict(os.environ), ['own_library'])\n"
+        "time.sleep(600)"
     )
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
-    assert (
-        subprocess.run([sys.executable, "-c", worker], env=environment, timeout=500, check=False).returncode
-        == -9
-    )
-    while not (tmp_path / "pid").read_text():
-        threading.Event().wait(0.02)
-    assert wait_until_gone([int((tmp_path / "pid").read_text())], 10) == []
+    variables = {**os.environ, **importing(tmp_path, imported_forever(tmp_path))["environment"]}
+    with subprocess.Popen([sys.executable, "-c", worker], env=variables) as process:
+        importer = pid_of_importer(tmp_path)
+        process.kill()
+    assert wait_until_gone([importer], 10) == []
 
 
 def test_disconnecting_does_not_wait_for_a_forkserver_that_cannot_be_reaped(

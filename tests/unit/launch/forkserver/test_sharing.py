@@ -8,16 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sparkdl.launch.forkserver import start
 from sparkdl.launch.forkserver.client import ForkserverClients
+from tests.collective.eventually import eventually
 from tests.processes import is_running, wait_until_gone
 
 
@@ -62,6 +63,25 @@ def workers(*all_modules: tuple[str, ...], **variables: str) -> Iterator[list[Wo
             worker.process.communicate()
 
 
+@contextmanager
+def two_importers(folder: Path, source: str) -> Iterator[list[Worker]]:
+    """Two workers, whose forkserver imports a library with this source."""
+    (folder / "late_library.py").write_text(source)
+    with workers(("late_library",), ("late_library",), PYTHONPATH=f"{folder}:{Path.cwd()}") as both:
+        yield both
+
+
+def forkserver_of(both: list[Worker]) -> int:
+    """The process id of the only forkserver that two workers have started."""
+    (child,) = [child for worker in both for child in psutil.Process(worker.process.pid).children()]
+    return child.pid
+
+
+def until(event: Path) -> str:
+    """The source of a library whose import lasts until a file exists."""
+    return f"import os, time\nwhile not os.path.exists({str(event)!r}): time.sleep(0.01)\n"
+
+
 def test_workers_of_an_executor_share_a_forkserver_which_ends_with_the_last_of_them() -> None:
     with workers(("wave",), ("wave",)) as (first, second):
         mine, other = first.do("start"), second.do("start")
@@ -79,13 +99,12 @@ def test_forkserver_that_one_worker_prepares_is_used_by_the_others() -> None:
     with workers(("colorsys",), ("colorsys",)) as (first, second):
         first.do("prepare")
         second.do("prepare")
-        children = Path(f"/proc/{second.process.pid}/task/{second.process.pid}/children").read_text()
-        assert children == ""
+        assert psutil.Process(second.process.pid).children() == []
         assert first.do("start")["forkserver"] == second.do("start")["forkserver"]
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["at once", "with unread messages"])
-def test_only_the_rank_of_a_killed_worker_ends(is_stopped: bool) -> None:
+def test_rank_of_a_killed_worker_ends_and_the_forkserver_ends_with_the_last_worker(is_stopped: bool) -> None:
     with workers(("wave",), ("wave",)) as (first, second):
         lost, kept = first.do("start"), second.do("start")
         if is_stopped:
@@ -97,7 +116,10 @@ def test_only_the_rank_of_a_killed_worker_ends(is_stopped: bool) -> None:
         os.kill(kept["rank"], signal.SIGTERM)
         assert second.do("status") == -signal.SIGTERM
         second.do("end")
-        assert second.do("start")["forkserver"] == lost["forkserver"]
+        again = second.do("start")
+        assert again["forkserver"] == lost["forkserver"]
+        second.process.kill()
+        assert wait_until_gone([again["rank"], again["forkserver"]], 10) == []
 
 
 def test_ranks_of_all_workers_end_with_their_forkserver() -> None:
@@ -117,15 +139,11 @@ def test_worker_with_other_values_of_variables_has_its_own_forkserver() -> None:
 
 
 def test_every_worker_gets_the_last_output_of_a_forkserver_that_died_during_imports(tmp_path: Path) -> None:
-    (tmp_path / "late_library.py").write_text(
-        "import os, time\n"
-        f"while not os.path.exists({str(tmp_path / 'both')!r}): time.sleep(0.01)\n"
-        "print('no such processor', flush=True)\nos.abort()\n"
-    )
-    path = f"{tmp_path}:{Path.cwd()}"
-    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as both:
-        asked = [worker.do("request") for worker in both]
-        assert asked[0] == asked[1]
+    source = f"{until(tmp_path / 'both')}print('no such processor', flush=True)\nos.abort()\n"
+    with two_importers(tmp_path, source) as both:
+        for worker in both:
+            worker.do("request")
+        assert is_running(forkserver_of(both))
         (tmp_path / "both").touch()
         refusals = [worker.do("started") for worker in both]
     assert sorted(why for why, _ in refusals) == [
@@ -135,14 +153,11 @@ def test_every_worker_gets_the_last_output_of_a_forkserver_that_died_during_impo
     assert all("no such processor" in said and "late_library" in said for _, said in refusals)
 
 
-def test_every_worker_learns_that_a_killed_forkserver_may_have_lacked_memory(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "late_library.py").write_text("import time\ntime.sleep(600)\n")
-    path = f"{tmp_path}:{Path.cwd()}"
-    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as both:
-        (forkserver,) = {worker.do("request") for worker in both}
-        os.kill(forkserver, signal.SIGKILL)
+def test_every_worker_learns_that_a_killed_forkserver_may_have_lacked_memory(tmp_path: Path) -> None:
+    with two_importers(tmp_path, "import time\ntime.sleep(600)\n") as both:
+        for worker in both:
+            worker.do("request")
+        os.kill(forkserver_of(both), signal.SIGKILL)
         assert sorted(worker.do("started")[0] for worker in both) == [
             "the forkserver ended without output (out of memory?)",
             "the forkserver was ended by SIGKILL (out of memory?)",
@@ -150,13 +165,10 @@ def test_every_worker_learns_that_a_killed_forkserver_may_have_lacked_memory(
 
 
 def test_worker_that_is_killed_during_imports_does_not_end_the_forkserver_of_others(tmp_path: Path) -> None:
-    (tmp_path / "late_library.py").write_text(
-        f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"
-    )
-    path = f"{tmp_path}:{Path.cwd()}"
-    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as (first, second):
+    with two_importers(tmp_path, until(tmp_path / "go")) as (first, second):
         first.do("prepare")
-        forkserver = second.do("request")
+        second.do("request")
+        forkserver = forkserver_of([first, second])
         first.process.kill()
         first.process.wait()
         (tmp_path / "go").touch()
@@ -165,17 +177,14 @@ def test_worker_that_is_killed_during_imports_does_not_end_the_forkserver_of_oth
         assert second.do("start")["forkserver"] == forkserver
 
 
-def test_forkserver_with_a_held_interpreter_is_killed_only_by_the_last_worker(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "late_library.py").write_text(
-        f"import ctypes\nopen({str(tmp_path / 'began')!r}, 'w').close()\nctypes.PyDLL(None).sleep(60)\n"
-    )
-    path = f"{tmp_path}:{Path.cwd()}"
-    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as both:
-        (forkserver,) = {worker.do("request") for worker in both}
-        while not (tmp_path / "began").exists():
-            threading.Event().wait(0.02)
+def test_forkserver_with_a_held_interpreter_is_killed_only_by_the_last_worker(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    source = f"import ctypes\nopen({str(began)!r}, 'w').close()\nctypes.PyDLL(None).sleep(60)\n"
+    with two_importers(tmp_path, source) as both:
+        for worker in both:
+            worker.do("request")
+        forkserver = forkserver_of(both)
+        assert eventually(began.exists, timeout_s=60)
         both[0].do("end")
         assert is_running(forkserver)
         both[1].do("end")
@@ -183,25 +192,22 @@ def test_forkserver_with_a_held_interpreter_is_killed_only_by_the_last_worker(
 
 
 def test_worker_that_stops_waiting_gets_the_stack_and_the_others_get_their_ranks(tmp_path: Path) -> None:
-    (tmp_path / "late_library.py").write_text(
-        f"import os, time\nopen({str(tmp_path / 'began')!r}, 'w').close()\n"
-        f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"
-    )
-    path = f"{tmp_path}:{Path.cwd()}"
-    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as (first, second):
-        assert first.do("request") == second.do("request")
-        while not (tmp_path / "began").exists():
-            threading.Event().wait(0.02)
+    began, go = tmp_path / "began", tmp_path / "go"
+    with two_importers(tmp_path, f"open({str(began)!r}, 'w').close()\n{until(go)}") as (first, second):
+        first.do("request")
+        second.do("request")
+        assert is_running(forkserver_of([first, second]))
+        assert eventually(began.exists, timeout_s=60)
         state, said = first.do("examine")
         assert state == ""
         assert "late_library.py" in said
         first.do("end")
-        (tmp_path / "go").touch()
+        go.touch()
         assert is_running(second.do("started"))
 
 
 def test_rank_that_hangs_in_its_fork_does_not_block_others(tmp_path: Path) -> None:
-    (tmp_path / "late_library.py").write_text(
+    source = (
         "import os, time\n"
         "def hang_in_first():\n"
         f"    try: os.mkdir({str(tmp_path / 'first')!r})\n"
@@ -209,8 +215,7 @@ def test_rank_that_hangs_in_its_fork_does_not_block_others(tmp_path: Path) -> No
         "    time.sleep(600)\n"
         "os.register_at_fork(after_in_child=hang_in_first)\n"
     )
-    path = f"{tmp_path}:{Path.cwd()}"
-    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as (first, second):
+    with two_importers(tmp_path, source) as (first, second):
         stuck = first.do("start")["rank"]
         assert is_running(second.do("start")["rank"])
         assert first.do("end") == -signal.SIGTERM
@@ -218,8 +223,12 @@ def test_rank_that_hangs_in_its_fork_does_not_block_others(tmp_path: Path) -> No
 
 
 def test_ranks_with_different_gpus_have_different_forkservers() -> None:
-    names = {start._name({"CUDA_VISIBLE_DEVICES": gpu}, ()) for gpu in ("0", "1")}
-    assert len(names) == 2
+    started = [
+        start.start_if_first({**os.environ, "CUDA_VISIBLE_DEVICES": gpu}, ()) for gpu in ("0", "1", "1")
+    ]
+    assert [forkserver is not None for forkserver in started] == [True, True, False]
+    for forkserver in started[:2]:
+        forkserver.disconnect()
 
 
 def test_socket_name_whose_owner_accepts_no_connection_is_waited_for_with_a_limit(
@@ -246,12 +255,9 @@ def test_worker_that_cannot_bind_names_starts_a_forkserver_at_once(
     monkeypatch.setattr(start, "_JOIN_TIMEOUT_S", 600.0)
     # Binding a name in a missing folder fails, as a sandbox may refuse all names.
     monkeypatch.setattr(start, "_name", lambda environment, modules: "/nonexistent/name")
-    both = [
-        start.start_if_first(dict(os.environ), ()),
-        start.connect_or_start(dict(os.environ), ()),
-    ]
-    for forkserver in both:
-        assert forkserver is not None
+    for begin in (start.start_if_first, start.connect_or_start):
+        forkserver = begin(dict(os.environ), ())
+        assert is_running(forkserver.pid)
         forkserver.disconnect()
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import threading
 from typing import Any
 
+import psutil
 import pyspark
 
+from sparkdl.errors import LaunchError
 from sparkdl.launch.forkserver.forked_rank import ForkedRank
-from sparkdl.launch.forkserver.reuse import Kind, _disconnect_idle, prepare_rank
+from sparkdl.launch.forkserver.reuse import Kind, end_idle_forkservers, prepare_rank
 from sparkdl.launch.rank.environment import rank_environment
 from sparkdl.launch.rank.stacks import StackFile
 
@@ -24,14 +27,13 @@ class Worker:
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._modules = modules
         self._environment = rank_environment({}, gpus=None)
-        self._rank: ForkedRank | None = None
 
     def prepare(self) -> None:
         """Start the forkserver for the next rank."""
         prepare_rank(Kind(self._environment, self._modules))
 
-    def request(self) -> int:
-        """Request a rank; return the process id of the forkserver."""
+    def request(self) -> None:
+        """Request a rank."""
         self._task, theirs = socket.socketpair()
         self._stacks = StackFile()
         with theirs:
@@ -46,32 +48,31 @@ class Worker:
                 on_start=lambda: None,
                 on_exit=lambda: None,
             )
-        return self._rank._forkserver.pid
 
     def started(self) -> int | tuple[str, str]:
         """Wait for the rank; return its process id, or why it could not start and the forkserver's output."""
-        assert self._rank is not None
-        self._rank._is_settled.wait()
-        return self._rank.refusal or self._rank.pid
+        try:
+            return self._rank.pid
+        except LaunchError:
+            return self._rank.refusal
 
     def examine(self) -> tuple[str, str]:
         """Return the reason why the forkserver cannot continue, and its output with its stacks."""
-        assert self._rank is not None
         return self._rank.examine_forkserver()
 
     def start(self) -> dict[str, Any]:
         """Start a rank; return the process ids of its forkserver and of the rank."""
-        return {"forkserver": self.request(), "rank": self.started()}
+        self.request()
+        rank = self.started()
+        return {"forkserver": psutil.Process(rank).ppid(), "rank": rank}
 
     def status(self) -> int | None:
         """Wait for the rank's end and return its exit status."""
-        assert self._rank is not None
         self._rank.exited.wait(30)
         return self._rank.status
 
     def end(self) -> int | None:
         """End the rank and keep its forkserver; return the rank's exit status."""
-        assert self._rank is not None
         self._rank.end(grace_s=5.0)
         self._task.close()
         self._stacks.close()
@@ -79,7 +80,10 @@ class Worker:
 
     def disconnect(self) -> None:
         """Disconnect from the kept forkserver."""
-        _disconnect_idle()
+        end_idle_forkservers(0.0)
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join()
 
 
 def main() -> None:

@@ -3,13 +3,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetDataset, check_labels, scan_dataset
-from sparkdl.errors import ColumnMismatchError, DataError
+from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,44 +30,6 @@ def test_range_of_integers_comes_from_the_footers(write_dataset: WriteDataset) -
     dataset = write_dataset([[10, 3], [20]])
     assert dataset.column("twice").value_range == (0, 64)
     assert dataset.column("half").value_range is None
-
-
-def test_a_folder_without_files_or_without_rows_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no Parquet files"):
-        scan_dataset(str(tmp_path))
-    pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="have no rows"):
-        scan_dataset(str(tmp_path))
-
-
-def test_a_truncated_file_is_named(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": np.arange(1000)}), tmp_path / "a.parquet")
-    content = (tmp_path / "a.parquet").read_bytes()
-    (tmp_path / "a.parquet").write_bytes(content[:-20])
-    with pytest.raises(DataError, match=r"a\.parquet cannot be read"):
-        scan_dataset(str(tmp_path))
-
-
-def test_a_type_that_differs_between_files_is_named(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"x": [1.0, 2.0]}), tmp_path / "b.parquet")
-    with pytest.raises(
-        ColumnMismatchError, match=r"'x' has the type int64 in /\S+/a\.parquet and double in /\S+/b\.parquet"
-    ):
-        scan_dataset(str(tmp_path))
-
-
-def test_a_type_that_the_feed_has_no_form_for_is_named(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [{"a": 1}], "y": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="'x' has the Arrow type struct"):
-        scan_dataset(str(tmp_path))
-    assert scan_dataset(str(tmp_path), ["y"]).columns[0].name == "y"
-
-
-def test_missing_column_error_lists_the_existing_columns(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [1], "y": [2]}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"no column 'z'. The columns are: x, y"):
-        scan_dataset(str(tmp_path), ["z"])
 
 
 def test_error_about_labels_out_of_range_says_what_to_do(tmp_path: Path) -> None:

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
-from sparkdl.collective import Coordinator, RendezvousClient
+from sparkdl.collective import Address, Coordinator, RendezvousClient
 from sparkdl.errors import LaunchError
 from sparkdl.launch.task import meeting as meeting_module
 from sparkdl.launch.task.meeting import FailureBoard, Meeting, Peer
 from sparkdl.launch.wire import channel as driver_channel
 from sparkdl.launch.wire.channel import DriverChannel, DriverLink
+from sparkdl.launch.wire.messages import MessageConnection
 from sparkdl.launch.wire.outcome import Failure, StopReason
+from sparkdl.rendezvous.dialing import connect_authenticated
 from sparkdl.rendezvous.handshake import new_secret
 from tests.collective.eventually import eventually
 
@@ -46,81 +48,78 @@ class SlowSpark:
         return sorted(self.told)
 
 
+SECRET = new_secret()
+
+
 @pytest.fixture
 def spark() -> Any:
     return SlowSpark()
 
 
-def test_tasks_that_reach_the_driver_meet_without_spark(spark: Any) -> None:
-    secret = new_secret()
+@pytest.fixture
+def channel() -> Iterator[DriverChannel]:
+    with DriverChannel(SECRET, 2) as channel:
+        yield channel
+
+
+@pytest.fixture
+def unreachable() -> Address:
+    """The address of a driver that is gone."""
+    with DriverChannel(SECRET, 2) as gone:
+        return gone.address
+
+
+@contextmanager
+def task(rank: int, driver: Address, spark: Any) -> Iterator[Meeting]:
     with (
-        DriverChannel(secret, 2) as channel,
-        DriverLink(channel.address, secret, rank=1, host="b") as other,
-        DriverLink(channel.address, secret, rank=0, host="a") as link,
-        Meeting(spark, other, PEERS[1]) as of_other,
-        Meeting(spark, link, PEERS[0]) as meeting,
+        DriverLink(driver, SECRET, rank=rank, host="ab"[rank]) as link,
+        Meeting(spark, link, PEERS[rank]) as meeting,
     ):
+        yield meeting
+
+
+def test_tasks_that_reach_the_driver_meet_without_spark(spark: Any, channel: DriverChannel) -> None:
+    with task(1, channel.address, spark) as of_other, task(0, channel.address, spark) as meeting:
         assert meeting.peers(30) == of_other.peers(30) == PEERS
     assert spark.told == [], "a task that Spark kills in its allGather takes the executor along"
 
 
 def test_tasks_meet_by_spark_if_one_cannot_reach_the_driver(
-    spark: Any, monkeypatch: pytest.MonkeyPatch
+    spark: Any, channel: DriverChannel, unreachable: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_channel, "MEETING_TIMEOUT_S", 0.1)
-    secret = new_secret()
-    with DriverChannel(secret, 2) as gone:
-        unreachable = gone.address
-    with (
-        DriverChannel(secret, 2) as channel,
-        DriverLink(unreachable, secret, rank=1, host="b") as other,
-        DriverLink(channel.address, secret, rank=0, host="a") as link,
-        Meeting(spark, other, PEERS[1]) as of_other,
-        Meeting(spark, link, PEERS[0]) as meeting,
-    ):
+    with task(1, unreachable, spark) as of_other, task(0, channel.address, spark) as meeting:
         spark.answers.set()
         assert meeting.peers(30) == of_other.peers(30) == PEERS
         assert sorted(json.loads(text)["host"] for text in spark.told) == ["host-0", "host-1"]
     assert not any(thread.name == "sparkdl-meeting" for thread in threading.enumerate())
 
 
-def test_late_task_meets_by_spark_as_the_others_do(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_task_meets_by_spark_as_the_others_do(
+    spark: Any, channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(driver_channel, "MEETING_TIMEOUT_S", 0.1)
-    secret = new_secret()
     spark.answers.set()
-    with (
-        DriverChannel(secret, 2) as channel,
-        DriverLink(channel.address, secret, rank=0, host="a") as link,
-        Meeting(spark, link, PEERS[0]) as meeting,
-    ):
+    with task(0, channel.address, spark) as meeting:
         assert eventually(lambda: len(spark.told) == 1, timeout_s=30)
-        with (
-            DriverLink(channel.address, secret, rank=1, host="b") as late,
-            Meeting(spark, late, PEERS[1]) as of_late,
-        ):
+        with task(1, channel.address, spark) as of_late:
             assert meeting.peers(30) == of_late.peers(30) == PEERS
 
 
-def test_exception_of_a_cancelled_stage_is_raised() -> None:
-    secret, spark = new_secret(), SlowSpark(num_tasks=1)
+def test_exception_of_a_cancelled_stage_is_raised(unreachable: Address) -> None:
+    spark = SlowSpark(num_tasks=1)
     spark.error = RuntimeError("the stage was cancelled")
-    with DriverChannel(secret, 2) as gone:
-        unreachable = gone.address
-    with (
-        DriverLink(unreachable, secret, rank=0, host="a") as link,
-        Meeting(spark, link, PEERS[0]) as meeting,  # type: ignore[arg-type]
-    ):
-        spark.answers.set()
-        with pytest.raises(RuntimeError, match="cancelled"):
-            meeting.peers(30)
+    spark.answers.set()
+    with task(0, unreachable, spark) as meeting, pytest.raises(RuntimeError, match="cancelled"):
+        meeting.peers(30)
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_meeting_fails_if_the_driver_cancels_or_ends(spark: Any, is_gone: bool) -> None:
-    secret = new_secret()
+def test_meeting_fails_if_the_driver_cancels_or_ends(
+    spark: Any, channel: DriverChannel, is_gone: bool
+) -> None:
     with (
-        DriverChannel(secret, 2) as channel,
-        DriverLink(channel.address, secret, rank=0, host="a") as link,
+        DriverLink(channel.address, SECRET, rank=0, host="a") as link,
         pytest.raises(
             LaunchError, match="did not meet: the driver is gone" if is_gone else "did not meet: enough"
         ),
@@ -136,45 +135,41 @@ def test_meeting_fails_if_the_driver_cancels_or_ends(spark: Any, is_gone: bool) 
 
 
 @pytest.mark.parametrize("first_is_gone", [False, True])
-def test_tasks_of_several_attempts_meet_by_spark(first_is_gone: bool) -> None:
-    secret = new_secret()
+def test_tasks_of_several_attempts_meet_by_spark(channel: DriverChannel, first_is_gone: bool) -> None:
     heard: list[Any] = []
-    with DriverChannel(secret, 2) as channel, ExitStack() as links:
+    with ExitStack() as links:
 
         def meet(rank: int) -> DriverLink:
-            link = links.enter_context(DriverLink(channel.address, secret, rank=rank, host="here"))
+            link = links.enter_context(DriverLink(channel.address, SECRET, rank=rank, host="here"))
             link.meet({"rank": rank}, heard.append)
             # A thread serves each connection: the line shows that earlier messages were processed.
             link.line("said")
             assert channel.next_message(10) is not None
             return link
 
-        first = meet(0)
         if first_is_gone:
-            assert first._connection is not None
-            first._connection.close()
+            sock = connect_authenticated(
+                channel.address, SECRET, purpose=driver_channel.PURPOSE, timeout_s=10
+            )
+            first = MessageConnection(sock)
+            first.send({"kind": "hello", "rank": 0, "host": "here"})
+            first.send({"kind": "meet", "peer": {"rank": 0}})
+            first.close()
             assert eventually(lambda: bool(channel.failures))
         else:
             meet(0)
+            meet(0)
         last = meet(1)
         last.line("and is heard on")
-        message = channel.next_message(10)
-        assert message is not None
-        assert message.line == "and is heard on"
+        assert channel.next_message(10).line == "and is heard on"
         assert eventually(lambda: None in heard, timeout_s=30)
-    assert heard
     assert set(heard) == {None}, "they are told to meet by Spark"
 
 
-def test_meeting_has_a_deadline(spark: Any) -> None:
-    secret = new_secret()
+def test_meeting_has_a_deadline(spark: Any, channel: DriverChannel) -> None:
     with (
-        pytest.raises(
-            LaunchError, match="did not meet within 0.05 s: one of them has not started its function"
-        ),
-        DriverChannel(secret, 2) as channel,
-        DriverLink(channel.address, secret, rank=0, host="a") as link,
-        Meeting(spark, link, PEERS[0]) as meeting,
+        pytest.raises(LaunchError, match=r"within 0\.05 s: one of them has not started"),
+        task(0, channel.address, spark) as meeting,
     ):
         meeting.peers(0.05)
 
@@ -195,19 +190,15 @@ class Barrier:
         return self._answer
 
 
-def test_tasks_that_have_met_can_meet_again() -> None:
-    secret, spark = new_secret(), Barrier(2)
-    with DriverChannel(secret, 2) as channel, ThreadPoolExecutor() as pool:
+def test_tasks_that_have_met_can_meet_again(channel: DriverChannel) -> None:
+    spark = Barrier(2)
 
-        def meet_twice(rank: int) -> list[Peer]:
-            context: Any = spark
-            with (
-                DriverLink(channel.address, secret, rank=rank, host="a") as link,
-                Meeting(context, link, PEERS[rank]) as meeting,
-            ):
-                assert meeting.peers(30) == PEERS
-                return meeting.meet_again(replace(PEERS[rank], coordinator="there" * (rank == 0)))
+    def meet_twice(rank: int) -> list[Peer]:
+        with task(rank, channel.address, spark) as meeting:
+            assert meeting.peers(30) == PEERS
+            return meeting.meet_again(replace(PEERS[rank], coordinator="there" * (rank == 0)))
 
+    with ThreadPoolExecutor() as pool:
         first, second = pool.map(meet_twice, range(2))
     assert first == second == [replace(PEERS[0], coordinator="there"), PEERS[1]]
 

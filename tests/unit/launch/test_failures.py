@@ -9,22 +9,23 @@ CAUSE = Failure(rank=2, host="a", error="LookupError: none", traceback="...", pi
 CONSEQUENCE = Failure(rank=0, host="b", error="RankLostError: rank 2", traceback="...", is_consequence=True)
 
 
-def test_cause_is_the_culprit_although_a_consequence_came_first() -> None:
-    assert find_culprit([CONSEQUENCE, CAUSE]) is CAUSE
+SHARED = Failure(rank=0, error="MismatchError: all", traceback="", origin="shared")
 
 
-def test_first_consequence_is_the_culprit_when_no_cause_is_known() -> None:
-    assert find_culprit([CONSEQUENCE]) is CONSEQUENCE
-
-
-def test_no_failure_has_no_culprit() -> None:
-    assert find_culprit([]) is None
-
-
-def test_error_of_one_rank_is_the_culprit_although_an_error_of_all_ranks_came_first() -> None:
-    shared = Failure(rank=0, error="MismatchError: all", traceback="", origin="shared")
-    assert find_culprit([CONSEQUENCE, shared, CAUSE]) is CAUSE
-    assert find_culprit([CONSEQUENCE, shared]) is shared
+@pytest.mark.parametrize(
+    ("failures", "culprit"),
+    [
+        ([CONSEQUENCE, CAUSE], CAUSE),
+        ([CONSEQUENCE, SHARED, CAUSE], CAUSE),
+        ([CONSEQUENCE, SHARED], SHARED),
+        ([CONSEQUENCE], CONSEQUENCE),
+        ([], None),
+    ],
+)
+def test_culprit_is_the_cause_on_one_rank_or_else_an_error_of_all_or_else_a_consequence(
+    failures: list[Failure], culprit: Failure | None
+) -> None:
+    assert find_culprit(failures) is culprit
 
 
 @pytest.mark.parametrize(

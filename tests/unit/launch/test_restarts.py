@@ -35,12 +35,7 @@ def run_through(endings, restarts: Restarts) -> list[int]:
 def test_restarts_for_losses_and_retries_for_exceptions_are_counted_separately(caplog):
     restarts = Restarts(max_restarts=2, max_retries=1, min_ranks=3, what="run")
     with caplog.at_level(logging.WARNING, logger="sparkdl"):
-        assert run_through([LOST, RAISED, ExecutorsLostError("Executors were lost")], restarts) == [
-            3,
-            3,
-            3,
-            3,
-        ]
+        assert run_through([LOST, RAISED, ExecutorsLostError("Executors were lost")], restarts) == [3] * 4
     assert [record.getMessage() for record in caplog.records] == [
         "Rank 1 on there was lost. The run continues with 3 of 3 ranks from commit 7: restart 1 of 2.",
         "Rank 0 on here failed: ValueError. The run continues with 3 of 3 ranks from commit 7: retry 1 of 1.",
@@ -56,13 +51,18 @@ def test_one_loss_or_failure_too_many_is_raised():
     assert caught.value is RAISED
 
 
-def test_failure_to_start_ranks_is_not_retried():
-    with pytest.raises(ClusterLostError):
-        run_through(
-            [ClusterLostError("the application ended")], Restarts(max_restarts=5, max_retries=5, min_ranks=3)
-        )
-    with pytest.raises(LaunchError, match="no slots"):
-        run_through([LaunchError("no slots")], Restarts(max_restarts=5, max_retries=5, min_ranks=3))
+@pytest.mark.parametrize(
+    "error",
+    [
+        ClusterLostError("the application ended"),
+        LaunchError("no such option"),
+        SlotsMissingError("none free"),
+    ],
+)
+def test_failure_to_start_the_first_ranks_is_not_retried_and_does_not_try_fewer(error):
+    with pytest.raises(type(error)) as caught:
+        run_through([error], Restarts(max_restarts=5, max_retries=5, min_ranks=1))
+    assert caught.value is error
 
 
 def test_restart_without_free_slots_tries_fewer_ranks(caplog):
@@ -77,8 +77,3 @@ def test_restart_without_free_slots_tries_fewer_ranks(caplog):
     )
     with pytest.raises(SlotsMissingError):
         run_through([LOST, none_free, none_free], Restarts(max_restarts=1, min_ranks=2))
-
-
-def test_first_start_without_free_slots_does_not_try_fewer_ranks():
-    with pytest.raises(SlotsMissingError):
-        run_through([SlotsMissingError("none free")], Restarts(max_restarts=5, min_ranks=1))

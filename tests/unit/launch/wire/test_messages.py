@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sparkdl.errors import TrainingError
 from sparkdl.launch.wire.messages import FOR_DRIVER, mark_lines, pack_error, split_mark, unpack_error
+from sparkdl.launch.wire.outcome import Failure
 
 
 @given(st.one_of(st.integers(0, 100), st.just(FOR_DRIVER)), st.text())
@@ -63,3 +64,8 @@ def test_circular_causes_are_unpacked_once():
     first, second = ValueError(), KeyError()
     first.__cause__, second.__cause__ = second, first
     assert unpacked(first) == [ValueError, KeyError]
+
+
+def test_failure_survives_json():
+    failure = Failure(rank=2, host="a", error="LookupError: none", traceback="...", pickled=b"x")
+    assert Failure.from_json(failure.to_json(), pickled=b"x") == failure

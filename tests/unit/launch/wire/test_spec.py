@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pickle
 
+import pytest
+
 from sparkdl.launch.wire.spec import LaunchSpec, installed_versions, version_conflicts
 from sparkdl.rendezvous.addresses import Address
 
@@ -14,27 +16,24 @@ DRIVER = {
 }
 
 
-def test_equal_versions_do_not_conflict() -> None:
-    assert version_conflicts(DRIVER, DRIVER) == []
-
-
-def test_patch_releases_and_builds_of_torch_may_differ() -> None:
-    assert version_conflicts(DRIVER, {**DRIVER, "torch": "2.13.1+cu130", "numpy": "2.4.0"}) == []
-
-
-def test_other_sparkdl_on_an_executor_is_named_with_both_versions() -> None:
-    conflicts = version_conflicts(DRIVER, {**DRIVER, "sparkdl": "0.0.9"})
-    assert conflicts == ["sparkdl is 0.1.0 on the driver and 0.0.9 on the executor"]
-
-
-def test_package_that_only_the_driver_has_is_a_conflict() -> None:
-    assert version_conflicts(DRIVER, {**DRIVER, "torch": "not installed"}) == [
-        "torch is 2.13.0+cpu on the driver and not installed on the executor"
-    ]
-
-
-def test_package_that_only_an_executor_has_is_no_conflict() -> None:
-    assert version_conflicts({**DRIVER, "torch": "not installed"}, DRIVER) == []
+@pytest.mark.parametrize(
+    ("driver", "executor", "conflicts"),
+    [
+        ({}, {}, []),
+        ({}, {"torch": "2.13.1+cu130", "numpy": "2.4.0"}, []),
+        ({}, {"sparkdl": "0.0.9"}, ["sparkdl is 0.1.0 on the driver and 0.0.9 on the executor"]),
+        (
+            {},
+            {"torch": "not installed"},
+            ["torch is 2.13.0+cpu on the driver and not installed on the executor"],
+        ),
+        ({"torch": "not installed"}, {}, []),
+    ],
+)
+def test_packages_of_the_driver_conflict_with_other_releases_but_not_with_patches_or_builds(
+    driver: dict[str, str], executor: dict[str, str], conflicts: list[str]
+) -> None:
+    assert version_conflicts({**DRIVER, **driver}, {**DRIVER, **executor}) == conflicts
 
 
 def test_versions_of_this_process_are_found_without_importing() -> None:

@@ -10,7 +10,6 @@ from torch import nn
 from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
-from tests.training.scenes.input_scenes import write_rows
 from tests.unit.estimators.fit_examples import (
     HEADS,
     Encoder,
@@ -19,11 +18,6 @@ from tests.unit.estimators.fit_examples import (
     loss_by_gradients,
     make_estimator,
 )
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    return write_rows(tmp_path_factory.mktemp("rows") / "rows")
 
 
 def test_a_step_may_do_without_labels(dataset):

@@ -16,12 +16,13 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from sparkdl.errors import DataError, ParamError, ShardingError
-from sparkdl.estimators import Callback, TorchEstimator
+from sparkdl.estimators import Callback
 from sparkdl.estimators.fit.checkpoints import with_checkpoints
 from sparkdl.estimators.fit.inputs import check_picklable, prepare_fit
 from sparkdl.training.callbacks import Patience
 from sparkdl.training.spec import Goal
 from tests.training.scenes.training_scenes import make_model, write_dataset
+from tests.unit.estimators import fit_examples
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +31,25 @@ def dataset(tmp_path_factory):
 
 
 def make_estimator(**changes):
-    params = {
-        "model": make_model(),
-        "loss": nn.CrossEntropyLoss(),
-        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        "featuresCol": "x",
-        "labelCol": "y",
-    }
-    return TorchEstimator(**{**params, **changes})
+    return fit_examples.make_estimator(
+        **{"model": make_model(), "featuresCol": "x", "labelCol": "y", **changes}
+    )
 
 
 def make_scheduler(optimizer, num_steps):
     return OneCycleLR(optimizer, max_lr=1.0, total_steps=num_steps)
+
+
+@pytest.fixture
+def noted():
+    """Params with a scheduler, and the numbers of steps that it is given."""
+    told = []
+
+    def scheduler(optimizer, num_steps):
+        told.append(num_steps)
+        return make_scheduler(optimizer, num_steps)
+
+    return {"scheduler": scheduler, "batchSize": 4}, told
 
 
 def is_right(outputs, labels):
@@ -97,14 +105,9 @@ def test_without_a_checkpoint_the_rows_are_planned_for_all_workers(dataset, tmp_
     assert spec.checkpoints.num_ranks == 3
 
 
-def test_scheduler_gets_the_number_of_its_steps(dataset):
-    told = []
-
-    def scheduler(optimizer, num_steps):
-        told.append(num_steps)
-        return make_scheduler(optimizer, num_steps)
-
-    settings = {"scheduler": scheduler, "batchSize": 4, "epochs": 3, "numWorkers": 2}
+def test_scheduler_gets_the_number_of_its_steps(dataset, noted):
+    params, told = noted
+    settings = {**params, "epochs": 3, "numWorkers": 2}
     prepare_fit(make_estimator(**settings), dataset)
     prepare_fit(make_estimator(**settings, schedulerInterval="step"), dataset)
     prepare_fit(make_estimator(**settings, schedulerInterval="step", gradientAccumulationSteps=2), dataset)
@@ -123,19 +126,16 @@ class Embedded(nn.Module):
 REFUSED = {
     "a plateau per step": (
         {"scheduler": lambda optimizer, _: ReduceLROnPlateau(optimizer), "schedulerInterval": "step"},
-        "ReduceLROnPlateau, which looks at the loss of an epoch. Set schedulerInterval to 'epoch'",
+        "ReduceLROnPlateau, .* Set schedulerInterval to 'epoch'",
     ),
     "an optimizer that wants a closure": (
         {"optimizer": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1)},
-        "Param optimizer makes LBFGS, which cannot step by gradients alone: .*closure",
+        "Param optimizer makes LBFGS, .*closure",
     ),
-    "float8 without a GPU": (
-        {"precision": "float8"},
-        "Param precision is 'float8', which CPUs do not have",
-    ),
+    "float8 without a GPU": ({"precision": "float8"}, "precision is 'float8', which CPUs do not have"),
     "weights of another precision": (
         {"model": make_model().double(), "precision": "bfloat16"},
-        "Param precision is bfloat16, which needs trained weights of float32; the model has float64",
+        "precision is bfloat16, .* weights of float32; the model has float64",
     ),
     "sparse gradients on several workers": (
         {"model": Embedded(), "numWorkers": 2},
@@ -176,14 +176,9 @@ def test_module_with_computed_weights_is_tried_unchanged(dataset):
     assert torch.equal(copy.deepcopy(model)(torch.ones(2, 4)), model(torch.ones(2, 4)))
 
 
-def test_validation_rows_are_excluded_from_training_and_from_the_schedule(dataset):
-    told = []
-
-    def scheduler(optimizer, num_steps):
-        told.append(num_steps)
-        return make_scheduler(optimizer, num_steps)
-
-    settings = {"scheduler": scheduler, "schedulerInterval": "step", "batchSize": 4, "seed": 5}
+def test_validation_rows_are_excluded_from_training_and_from_the_schedule(dataset, noted):
+    params, told = noted
+    settings = {**params, "schedulerInterval": "step", "seed": 5}
     spec = prepare_fit(make_estimator(**settings, validationFraction=0.5), dataset).spec
     assert (sum(spec.training_rows.counts), sum(spec.validation_rows.counts)) == (18, 19)
     assert spec.validation_rows == spec.training_rows.rest()
@@ -200,40 +195,19 @@ def test_validation_rows_are_excluded_from_training_and_from_the_schedule(datase
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        (
-            {"validationFraction": 0.01},
-            ParamError,
-            "0.01, which leaves none of 37 rows to validate on. Raise it",
-        ),
-        (
-            {"validationFraction": 0.99},
-            ParamError,
-            "0.99, which leaves none of 37 rows to train on. Lower it",
-        ),
+        ({"validationFraction": 0.01}, ParamError, "0.01, which leaves none of 37 .*validate on. Raise it"),
+        ({"validationFraction": 0.99}, ParamError, "0.99, which leaves none of 37 .*train on. Lower it"),
         (
             {"validationFraction": 0.9, "numWorkers": 5},
             ShardingError,
-            "4 rows beside 33 to validate on cannot be shared by 5 ranks: .* Lower numWorkers to 4",
+            "4 rows beside 33 to validate .* by 5 ranks: .* Lower numWorkers to 4",
         ),
-        ({"validationIndicatorCol": "y"}, DataError, "Column 'y' holds int64, but has to say true or false"),
-        (
-            {"validationIndicatorCol": "never"},
-            DataError,
-            "'never' of validationIndicatorCol is false in each of",
-        ),
-        (
-            {"validationIndicatorCol": "always"},
-            DataError,
-            "is true in each of the 37 rows, which leaves none to train",
-        ),
-        (
-            {"metrics": {"mse": lambda outputs, labels: outputs[:, 7]}},
-            ParamError,
-            "Metric 'mse' failed: IndexError",
-        ),
+        ({"validationIndicatorCol": "y"}, DataError, "'y' holds int64, .* true or false"),
+        ({"validationIndicatorCol": "never"}, DataError, "'never' .* is false in each of"),
+        ({"validationIndicatorCol": "always"}, DataError, "'always' .* is true in each of the 37 rows"),
     ],
 )
-def test_a_split_or_a_metric_that_cannot_work_is_refused(dataset, settings, error, message):
+def test_a_split_that_cannot_work_is_refused(dataset, settings, error, message):
     with pytest.raises(error, match=message):
         prepare_fit(make_estimator(**settings), dataset)
 
@@ -273,28 +247,24 @@ class WantsRows(Metric):
         return self.rows
 
 
-WRONG = "Param metrics cannot be used with this model and its labels, tried on the first "
+def as_seventh(outputs, labels):
+    return outputs[:, 7]
 
 
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (
-            partial(WantsRows, 9999, KeyError),
-            f"{WRONG}16 rows. Metric 'm' failed: KeyError: '16 rows are too",
-        ),
+        (partial(WantsRows, 9999, KeyError), "16 rows. Metric 'm' failed: KeyError: '16 rows are too"),
         (
             partial(WantsRows, 0, KeyError, at_once=5),
-            f"{WRONG}16 rows. Metric 'm' failed: KeyError: 'a batch of 4 rows is too small",
+            "16 rows. Metric 'm' failed: KeyError: 'a batch of 4 rows",
         ),
-        (
-            partial(MulticlassAccuracy, 3, average=None),
-            f"{WRONG}rows. Metric 'm' is not one number but .3,.. Choose an average over the classes",
-        ),
+        (partial(MulticlassAccuracy, 3, average=None), "Metric 'm' is not one number but .3,.. Choose"),
+        (as_seventh, "Metric 'm' failed: IndexError"),
     ],
 )
 def test_a_metric_that_cannot_be_computed_is_refused(dataset, metric, message):
-    with pytest.raises(ParamError, match=message):
+    with pytest.raises(ParamError, match=f"Param metrics cannot be used .* on the first .*{message}"):
         prepare_fit(make_estimator(metrics={"m": metric}, batchSize=4), dataset)
 
 
@@ -318,7 +288,5 @@ def test_value_error_of_a_metric_is_a_warning_unless_all_rows_were_tried(dataset
         "After the first 16 of 37 rows: Metric 'm' failed: ValueError: 16 rows are too few. The fit starts "
         "nevertheless, and fails in its first epoch where that is so for all rows."
     ]
-    with pytest.raises(
-        ParamError, match=f"{WRONG}37 rows. Metric 'm' failed: ValueError: 37 rows are too few"
-    ):
+    with pytest.raises(ParamError, match="first 37 rows. Metric 'm' failed: ValueError: 37 rows are too few"):
         prepare_fit(make_estimator(metrics=metrics), dataset)

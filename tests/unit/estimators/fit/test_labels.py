@@ -11,13 +11,8 @@ from torch import nn
 from sparkdl.data import scan_dataset
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.inputs import prepare_fit
-from tests.training.scenes.input_scenes import CODES, KINDS, write_rows
+from tests.training.scenes.input_scenes import CODES, KINDS
 from tests.unit.estimators.fit_examples import make_estimator
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    return write_rows(tmp_path_factory.mktemp("rows") / "rows")
 
 
 @pytest.mark.parametrize(
@@ -38,9 +33,7 @@ def test_labels_are_indexed_unless_they_are_numbers_from_0(dataset, label, chang
 
 def test_label_that_no_row_had_is_named_on_the_rank(dataset):
     label = prepare_fit(make_estimator(labelCol="kind"), dataset).spec.heads[0].label
-    with pytest.raises(
-        DataError, match="'kind' holds 'quince', which is none of the 3 classes .*'apple', 'pear'"
-    ):
+    with pytest.raises(DataError, match="'kind' holds 'quince', .* 3 classes .*'apple', 'pear'"):
         label.encoded(np.array(["pear", "quince"], dtype=object))
 
 
@@ -75,18 +68,12 @@ def test_labels_param_encodes_a_column_of_doubles(tmp_path):
         head.label.encoded(np.array([10.0, 30.0]))
 
 
-def test_labels_param_of_numbers_from_0_in_order_needs_no_encoding(dataset):
-    (head,) = prepare_fit(make_estimator(labels=[0, 1, 2]), dataset).spec.heads
-    assert head.label.classes is None
-
-
-def test_labels_param_of_numbers_from_0_allows_an_ignore_index_outside_of_them(tmp_path):
+def test_labels_param_of_numbers_from_0_needs_no_encoding_and_allows_an_ignore_index(tmp_path):
     rows = pa.table({"dense": [[1.0] * 4] * 4, "number": [0, 2, -1, 2]})
     pq.write_table(rows, tmp_path / "part-0.parquet")
     dataset = scan_dataset(str(tmp_path))
-    (head,) = prepare_fit(
-        make_estimator(labels=[0, 1, 2], loss=nn.CrossEntropyLoss(ignore_index=-1)), dataset
-    ).spec.heads
+    ignoring = make_estimator(labels=[0, 1, 2], loss=nn.CrossEntropyLoss(ignore_index=-1))
+    (head,) = prepare_fit(ignoring, dataset).spec.heads
     assert head.label.classes is None
     with pytest.raises(DataError, match=r"in \[0, 3\), but column 'number' holds -1"):
         prepare_fit(make_estimator(labels=[0, 1, 2], loss=nn.CrossEntropyLoss(ignore_index=-2)), dataset)
@@ -95,29 +82,20 @@ def test_labels_param_of_numbers_from_0_allows_an_ignore_index_outside_of_them(t
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        (
-            {"labels": [3, 7, 5], "labelCol": "code"},
-            DataError,
-            "'code' holds 9, which is none of the 3 labels",
-        ),
+        ({"labels": [3, 7, 5], "labelCol": "code"}, DataError, "'code' holds 9, .* none of the 3 labels"),
         (
             {"labels": [3, 9, 5], "labelCol": "code", "loss": nn.CrossEntropyLoss(ignore_index=-1)},
             ParamError,
-            "other labels of column 'code' than 0 to 2 in their order, and its loss has ignore_index -1.* Number the "
-            "classes so in the column and in labels, or leave out the rows that hold -1 and give a loss without ignore",
+            "labels of column 'code' than 0 to 2 .* ignore_index -1.* Number the classes",
         ),
         ({"labels": [0, 1], "model": nn.Linear(4, 2)}, DataError, r"lie in \[0, 2\).* 'number' holds 0 to 2"),
-        ({"labels": [0, 1]}, DataError, "names 2 labels of column 'number', and the model has 3 classes"),
+        ({"labels": [0, 1]}, DataError, "2 labels of column 'number', and the model has 3 classes"),
         ({"labels": ["a", "b", "c"]}, DataError, "names strings, and column 'number' holds numbers"),
-        (
-            {"labels": [0, 1, 2], "labelCol": "kind"},
-            DataError,
-            "names numbers, and column 'kind' holds strings",
-        ),
+        ({"labels": [0, 1, 2], "labelCol": "kind"}, DataError, "names numbers, .*'kind' holds strings"),
         (
             {"labels": [0, 1, 2], "labelCol": "target", "loss": nn.MSELoss(), "model": nn.Linear(4, 1)},
             ParamError,
-            "labels of column 'target', which holds labels for a loss that is not over classes",
+            "labels of column 'target', .* not over classes",
         ),
     ],
 )

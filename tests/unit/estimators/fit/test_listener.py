@@ -25,68 +25,59 @@ class NotedRun(NoRun):
         self.epochs.append((epoch, dict(metrics)))
 
 
-def record(epoch):
-    return EpochRecord(
-        epoch=epoch,
-        loss=1 / epoch,
-        rows=9,
-        seconds=2.0,
-        rows_per_s=4.5,
-        data_wait_share=0.5,
-        metrics={"val_loss": 0.25},
-        validation_s=0.125,
-    )
+TIMES = {"seconds": 2.0, "rows_per_s": 4.5, "data_wait_share": 0.5, "validation_s": 0.125}
+
+
+def record(epoch, **metrics):
+    return EpochRecord(epoch=epoch, loss=1 / epoch, rows=9, metrics={"val_loss": 0.25, **metrics}, **TIMES)
 
 
 def told(epoch):
-    return (
-        epoch,
-        {
-            "loss": 1 / epoch,
-            "rows_per_s": 4.5,
-            "seconds": 2.0,
-            "data_wait_share": 0.5,
-            "validation_s": 0.125,
-            "val_loss": 0.25,
-        },
-    )
+    return epoch, {"loss": 1 / epoch, "val_loss": 0.25, **TIMES}
+
+
+def listening(run, stream=None):
+    return FitListener(run, ProgressLine(stream or io.StringIO()), list)
+
+
+def reporting(listener):
+    return ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
 
 
 def test_the_run_has_each_epoch_once_whether_restored_or_trained():
     run, stream = NotedRun(), io.StringIO()
-    listener = FitListener(run, ProgressLine(stream), list)
-    first = ProgressReporter(lambda event: listener.hear(0, event), epochs=3, steps_per_epoch=2)
+    listener = listening(run, stream)
+    first = reporting(listener)
     first.resume(epoch=2, steps=1, history=[record(1)])
     assert run.epochs == [told(1)]
     first.epoch(record(2))
-    again = ProgressReporter(lambda event: listener.hear(0, event), epochs=3, steps_per_epoch=2)
+    again = reporting(listener)
     again.resume(epoch=3, steps=0, history=[record(1), record(2)])
     again.epoch(record(3))
     assert run.epochs == [told(1), told(2), told(3)]
     shown = stream.getvalue().splitlines()
     assert [line.split("  ")[0] for line in shown] == [
-        "continuing from a checkpoint: epoch 2/3 after step 1",
-        "epoch 2/3",
-        "continuing from a checkpoint: epoch 3/3",
-        "epoch 3/3",
+        "continuing from a checkpoint: epoch 2/4 after step 1",
+        "epoch 2/4",
+        "continuing from a checkpoint: epoch 3/4",
+        "epoch 3/4",
     ]
 
 
 def test_repeated_epochs_after_a_checkpoint_are_reported_only_where_they_differ():
     run = NotedRun()
-    listener = FitListener(run, ProgressLine(io.StringIO()), list)
-    first = ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
+    listener = listening(run)
+    first = reporting(listener)
     for epoch in (1, 2, 3):
-        first.epoch(replace(record(epoch), metrics={"val_loss": 0.25, "nothing": math.nan}))
+        first.epoch(record(epoch, nothing=math.nan))
     assert len(run.epochs) == 3
-    again = ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
-    again.resume(
-        epoch=2, steps=0, history=[replace(record(1), metrics={"val_loss": 0.25, "nothing": math.nan})]
-    )
-    again.epoch(replace(record(2), seconds=7.0, metrics={"val_loss": 0.25, "nothing": math.nan}))
-    again.epoch(replace(record(3), loss=0.5, metrics={"val_loss": 0.125, "nothing": math.nan}))
+    again = reporting(listener)
+    again.resume(epoch=2, steps=0, history=[record(1, nothing=math.nan)])
+    again.epoch(replace(record(2, nothing=math.nan), seconds=7.0))
+    changed = replace(record(3, nothing=math.nan, val_loss=0.125), loss=0.5)
+    again.epoch(changed)
     assert run.epochs[3:] == [(3, {"loss": 0.5, "val_loss": 0.125})]
-    again.epoch(replace(record(3), loss=0.5, metrics={"val_loss": 0.125, "nothing": math.nan}))
+    again.epoch(changed)
     assert len(run.epochs) == 4
 
 
@@ -94,15 +85,14 @@ def test_an_event_ends_a_fit_that_no_longer_holds_its_folder():
     def check():
         raise CheckpointsInUseError("taken")
 
-    listener = FitListener(NotedRun(), ProgressLine(io.StringIO()), check)
-    reporter = ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
+    reporter = reporting(FitListener(NotedRun(), ProgressLine(io.StringIO()), check))
     with pytest.raises(CheckpointsInUseError, match="taken"):
         reporter.epoch(record(1))
 
 
 def test_steps_are_numbered_within_the_fit_and_system_metrics_by_host():
     run = NotedRun()
-    listener = FitListener(run, ProgressLine(io.StringIO()), list)
+    listener = listening(run)
     step = {"kind": "step", "epoch": 3, "epochs": 4, "step": 2, "steps": 5, "loss": 0.5, "rows_per_s": 9.0}
     listener.hear(0, {**step, "eta_s": None})
     for sample, host in ((0, "here"), (0, "there"), (1, "here"), (0, "here")):  # the last after a restart
@@ -119,8 +109,7 @@ def test_steps_are_numbered_within_the_fit_and_system_metrics_by_host():
 def test_every_n_iter_leaves_epochs_out():
     run = NotedRun()
     run.switches = Switches(every_n_iter=2)
-    listener = FitListener(run, ProgressLine(io.StringIO()), list)
-    reporter = ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
+    reporter = reporting(listening(run))
     for epoch in (1, 2, 3, 4):
         reporter.epoch(record(epoch))
     assert run.epochs == [told(2), told(4)]

@@ -18,17 +18,21 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_one_line_that_moves():
-    stream = Terminal()
+def shown(stream, *events):
     line = ProgressLine(stream)
-    line.update({**STEP, "eta_s": 75.2})
-    line.update({**STEP, "step": 4, "eta_s": 8.4})
-    line.update(EPOCH)
+    for event in events:
+        line.update(event)
     line.close()
-    first, second, third = stream.getvalue().split("\r")[1:]
+    return stream.getvalue()
+
+
+def test_a_terminal_gets_one_line_that_moves_and_is_ended():
+    steps = {**STEP, "eta_s": 75.2}, {**STEP, "step": 4, "eta_s": 8.4}
+    first, second, third = shown(Terminal(), *steps, EPOCH).split("\r")[1:]
     assert first == "epoch 1/2  step 3/9  loss 0.5123  1,234 rows/s  ETA 1 min 15 s\x1b[K"
     assert second == "epoch 1/2  step 4/9  loss 0.5123  1,234 rows/s  ETA 8 s\x1b[K"
     assert third == "epoch 1/2  loss 0.2500  1,000 rows/s  2.5 s\x1b[K\n"
+    assert shown(Terminal(), {**STEP, "eta_s": 7300.0}).endswith("ETA 2 h 01 min\x1b[K\n")
 
 
 def test_a_narrow_terminal_gets_no_line_that_wraps():
@@ -49,27 +53,8 @@ def test_other_lines_replace_the_progress_line():
     assert stream.getvalue().endswith("ETA 8 s\x1b[K\r[rank 1] hello\x1b[K\n")
 
 
-def test_a_file_gets_a_line_per_epoch():
-    stream = io.StringIO()
-    line = ProgressLine(stream)
-    line.update({**STEP, "eta_s": 7300.0})
-    line.update(EPOCH)
-    line.update({"kind": "something else"})
-    line.close()
-    assert stream.getvalue() == "epoch 1/2  loss 0.2500  1,000 rows/s  2.5 s\n"
-
-
-def test_metrics_stand_in_the_line_of_an_epoch():
-    stream = io.StringIO()
-    ProgressLine(stream).update({**EPOCH, "metrics": {"right": 0.75, "val_loss": 0.51234}})
-    assert stream.getvalue() == (
-        "epoch 1/2  loss 0.2500  1,000 rows/s  2.5 s  right 0.7500  val_loss 0.5123\n"
-    )
-
-
-def test_an_interrupted_line_is_ended():
-    stream = Terminal()
-    line = ProgressLine(stream)
-    line.update({**STEP, "eta_s": 7300.0})
-    line.close()
-    assert stream.getvalue().endswith("ETA 2 h 01 min\x1b[K\n")
+def test_a_file_gets_a_line_per_epoch_with_its_metrics():
+    line = "epoch 1/2  loss 0.2500  1,000 rows/s  2.5 s"
+    assert shown(io.StringIO(), {**STEP, "eta_s": 7.0}, EPOCH, {"kind": "something else"}) == f"{line}\n"
+    metrics = {"right": 0.75, "val_loss": 0.51234}
+    assert shown(io.StringIO(), {**EPOCH, "metrics": metrics}) == f"{line}  right 0.7500  val_loss 0.5123\n"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,13 +19,26 @@ def read(cache: FooterCache, path: Path, row_group: int) -> list[int]:
         return file.read_row_group(row_group).column("x").to_pylist()
 
 
-def test_a_footer_is_parsed_once_for_all_row_groups(tmp_path: Path) -> None:
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The open files whose footers pyarrow has parsed since the beginning of the test."""
+    sources, open_file = [], pq.ParquetFile
+
+    def recorded(source: Any, metadata: pq.FileMetaData | None = None, **options: Any) -> pq.ParquetFile:
+        if metadata is None:
+            sources.append(source)
+        return open_file(source, metadata=metadata, **options)
+
+    monkeypatch.setattr(pq, "ParquetFile", recorded)
+    return sources
+
+
+def test_a_footer_is_parsed_once_for_all_row_groups(tmp_path: Path, parsed: list[Any]) -> None:
     cache, path = FooterCache(), tmp_path / "a.parquet"
     write(path, [1, 2, 3, 4])
     assert read(cache, path, 0) == [1, 2]
-    parsed = cache._footers[str(path)][1]
     assert read(cache, path, 1) == [3, 4]
-    assert cache._footers[str(path)][1] is parsed
+    assert len(parsed) == 1
 
 
 def test_replaced_file_is_read_with_its_new_footer(tmp_path: Path) -> None:
@@ -35,16 +49,17 @@ def test_replaced_file_is_read_with_its_new_footer(tmp_path: Path) -> None:
     assert [read(cache, path, 0), read(cache, path, 2)] == [[5], [7]]
 
 
-def test_footers_are_forgotten_beyond_the_limit(tmp_path: Path) -> None:
+def test_least_recently_used_footers_are_forgotten_beyond_the_limit(
+    tmp_path: Path, parsed: list[Any]
+) -> None:
     paths = [tmp_path / f"{index}.parquet" for index in range(3)]
     for path in paths:
         write(path, [1, 2])
     size = int.from_bytes(paths[0].read_bytes()[-8:-4], "little")
     cache = FooterCache(max_bytes=2 * size)
-    for path in (paths[0], paths[1], paths[0], paths[2]):
-        assert read(cache, path, 0) == [1, 2]
-    assert list(cache._footers) == [str(paths[0]), str(paths[2])]
-    assert cache._num_bytes == 2 * size
+    for index, num_parsed in ((0, 1), (1, 2), (0, 2), (2, 3), (0, 3), (2, 3), (1, 4)):
+        assert read(cache, paths[index], 0) == [1, 2]
+        assert len(parsed) == num_parsed
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"no Parquet at all", b"PAR1\xff\xff\xff\x7fPAR1"])

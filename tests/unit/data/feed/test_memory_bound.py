@@ -21,15 +21,16 @@ ROWS_PER_GROUP = 2048  # 8 MiB
 NUM_GROUPS = 16
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """128 MiB of rows whose first float is 1."""
     values = np.random.default_rng(0).random((ROWS_PER_GROUP * NUM_GROUPS, FLOATS), dtype=np.float32)
     values[:, 0] = 1
     offsets = np.arange(len(values) + 1, dtype=np.int32) * FLOATS
     table = pa.table({"x": pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=ROWS_PER_GROUP, compression="none")
-    return tmp_path
+    path = tmp_path_factory.mktemp("rows") / "a.parquet"
+    pq.write_table(table, path, row_group_size=ROWS_PER_GROUP, compression="none")
+    return path.parent
 
 
 @pytest.mark.timeout(600)
@@ -49,13 +50,9 @@ def test_memory_of_reading_stays_within_its_bound_for_any_size_of_dataset(
 ) -> None:
     repeats = int(gib * 8)
     buffer_rows = 8192  # 32 MiB
-    options = {
-        "batch_size": 256,
-        "shuffle": shuffle,
-        "shuffle_buffer_rows": buffer_rows,
-        "read_ahead_bytes": 64 * MIB,
-    }
-    found = read_through(folder, repeats, options, {"ARROW_DEFAULT_MEMORY_POOL": allocator})
+    options = {"batch_size": 256, "shuffle_buffer_rows": buffer_rows, "read_ahead_bytes": 64 * MIB}
+    variables = {"ARROW_DEFAULT_MEMORY_POOL": allocator}
+    found = read_through(folder, repeats, {"shuffle": shuffle, **options}, variables)
     num_rows = ROWS_PER_GROUP * NUM_GROUPS * repeats
     assert found["rows"] == num_rows
     assert found["sum"] == num_rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,45 +17,10 @@ from hypothesis import strategies as st
 from sparkdl.data import ParquetDataset, ParquetFeed, PlannedFeed, RowFilter
 from sparkdl.data.feed.planned_feed import parts_of_rank
 from sparkdl.errors import ParamError
-from tests.unit.data.feed.test_resume import buffers, dataset_of, layouts
+from tests.unit.data.feed.test_resume import buffers, dataset_of, layouts, take_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-State = dict[str, Any]
-
-
-def take(
-    dataset: ParquetDataset,
-    world_size: int,
-    planned_ranks: int,
-    state: State | None,
-    steps: int | None,
-    **options: Any,
-) -> tuple[list[list[np.ndarray]], State]:
-    """The ids of each rank by step, and the state afterwards, which must be the same on all ranks."""
-    steps_of_ranks, states = [], []
-    for rank in range(world_size):
-        with PlannedFeed(
-            dataset, rank=rank, world_size=world_size, planned_ranks=planned_ranks, **options
-        ) as feed:
-            if state is not None:
-                feed.resume(json.loads(json.dumps(state)))
-            is_over = feed.state()["epoch"] > 0  # earlier ranks have read all rows
-            planned = (
-                [] if is_over else [feed.rows_in_step(step, 0)[rank] for step in range(feed.steps_in(0))]
-            )
-            batches: list[np.ndarray] = []
-            if planned and steps != 0:
-                for batch in feed.epoch(0):
-                    batches.append(batch["id"])
-                    if len(batches) == steps:
-                        break
-            states.append(feed.state())
-        assert [len(batch) for batch in batches] == planned[: len(batches)]
-        steps_of_ranks.append(batches)
-    assert all(found == states[0] for found in states)
-    return [list(ranks) for ranks in zip(*steps_of_ranks, strict=True)], states[0]
 
 
 @settings(max_examples=30, deadline=None)
@@ -89,8 +53,12 @@ def test_step_has_the_rows_of_the_planned_ranks_after_any_changes_of_ranks(
         ]
         seen, state = [], None
         for world_size, steps in [*groups, (1 + sum(row_counts) % 5, None)]:
-            taken, state = take(dataset, world_size, planned_ranks, state, steps, **options)
-            seen += taken
+            planned = [
+                PlannedFeed(dataset, rank=rank, world_size=world_size, planned_ranks=planned_ranks, **options)
+                for rank in range(world_size)
+            ]
+            taken, state = take_steps(planned, state, steps)
+            seen += zip(*taken, strict=True)
         assert state["epoch"] == 1
         assert len(seen) == len(expected)
         for ranks, rows in zip(seen, expected, strict=True):

@@ -74,29 +74,5 @@ def test_a_row_stays_for_eight_draws_on_average() -> None:
 
 
 def test_the_order_stays_the_same_in_every_release() -> None:
-    assert positions_in_order(24, 16, 5).tolist() == [
-        12,
-        8,
-        4,
-        0,
-        6,
-        19,
-        21,
-        15,
-        9,
-        13,
-        1,
-        11,
-        20,
-        2,
-        7,
-        10,
-        22,
-        17,
-        14,
-        5,
-        23,
-        16,
-        18,
-        3,
-    ]
+    order = [12, 8, 4, 0, 6, 19, 21, 15, 9, 13, 1, 11, 20, 2, 7, 10, 22, 17, 14, 5, 23, 16, 18, 3]
+    assert positions_in_order(24, 16, 5).tolist() == order

@@ -69,15 +69,6 @@ def test_a_cache_folder_that_cannot_be_used_is_named(folder: Path, name: str) ->
         ParquetFeed(folder, batch_size=4, cache="disk", cache_folder=f"{folder.parent}/{name}")
 
 
-def test_error_about_nulls_in_files_says_what_to_do_about_them(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [1, None]}), tmp_path / "a.parquet")
-    with (
-        ParquetFeed(tmp_path, batch_size=4) as feed,
-        pytest.raises(DataError, match=r"a\.parquet, row group 0.*'x' has 1 nulls\..*leave their rows out"),
-    ):
-        list(feed)
-
-
 @pytest.mark.parametrize("source", [["a.parquet"], 3, None])
 def test_unsupported_source_is_refused_with_its_type(source: object) -> None:
     with pytest.raises(ParamError, match=rf"got {type(source).__name__}\. .*paths="):

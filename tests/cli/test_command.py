@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import sparkdl as package
+from sparkdl.cli import main
 from tests.cli.sparkdl_command import sparkdl
 
 
@@ -13,11 +14,13 @@ def test_version_is_the_package_s(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, f"sparkdl {package.__version__}")
 
 
-def test_help_lists_the_commands(tmp_path: Path) -> None:
-    done = sparkdl("--help", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "demo" in done.stdout
-    assert "bench" in done.stdout
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "demo" in shown
+    assert "bench" in shown
 
 
 @pytest.mark.parametrize(
@@ -25,22 +28,16 @@ def test_help_lists_the_commands(tmp_path: Path) -> None:
     [(), ("nonsense",), ("bench",), ("demo", "--ranks", "0"), ("demo", "--epochs", "many")],
     ids=" ".join,
 )
-def test_wrong_usage_ends_with_2_and_the_usage(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    done = sparkdl(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: sparkdl")
-    assert "Traceback" not in done.stderr
+def test_wrong_usage_ends_with_2_and_the_usage(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: sparkdl")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--sizes", "nonsense"), "size 'nonsense' is not understood; write it as 512, 16KiB, 4MiB or 1GiB"),
-        (("--ranks", "1"), "--ranks 1 is too few to reduce; use 2 or more."),
-        (("--against", "rumour"), "--against rumour is unknown; it may be any of gloo, mpi."),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_wrong_benchmark_option_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = sparkdl("bench", "allreduce", *arguments, cwd=tmp_path)
+def test_wrong_benchmark_option_ends_with_2_and_one_line(tmp_path: Path) -> None:
+    done = sparkdl("bench", "allreduce", "--sizes", "nonsense", cwd=tmp_path)
+    message = "size 'nonsense' is not understood; write it as 512, 16KiB, 4MiB or 1GiB"
     assert (done.returncode, done.stderr, done.stdout) == (2, f"sparkdl: {message}\n", "")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkdl.cli import main
 from tests.cli.sparkdl_command import sparkdl
 
 
@@ -29,11 +30,16 @@ def test_server_that_does_not_answer_is_a_finding_in_time_and_the_status_is_1(tm
     assert done.stdout.splitlines()[-1].startswith("1 of ")
 
 
-def test_options_that_cannot_work_are_refused_in_one_line(tmp_path: Path) -> None:
-    for arguments, message in (
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (("--ranks", "0"), "--ranks must be at least 1, got 0"),
         (("--timeout", "-1"), "--timeout must be positive, got -1"),
         (("--master", "local[2]", "--conf", "nonsense"), "--conf takes KEY=VALUE, got 'nonsense'"),
-    ):
-        done = sparkdl("doctor", *arguments, cwd=tmp_path)
-        assert (done.returncode, done.stderr, done.stdout) == (2, f"sparkdl: {message}\n", "")
+    ],
+)
+def test_options_that_cannot_work_are_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert main(["doctor", *arguments]) == 2
+    assert capsys.readouterr() == ("", f"sparkdl: {message}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from sparkdl.jobs.job import Job, read_job
@@ -49,7 +50,8 @@ output: out
 
 
 def write_job(folder: Path, text: str = JOB) -> Path:
-    """Write a job, and the module of its networks; return the path of the job."""
+    """Write a job, and the module of its networks, which is imported anew; return the path of the job."""
+    sys.modules.pop("my_nets", None)
     (folder / "my_nets.py").write_text(NETS)
     file = folder / "job.yaml"
     file.write_text(text)

@@ -71,8 +71,7 @@ def test_only_the_first_of_many_differences_are_named(tmp_path):
         for name in ("batchSize", "epochs", "predictionCol", "maxGradNorm", "seed", "warmupSteps")
     ]
     found = identity(tmp_path, *changes).differences(written(identity(tmp_path)))
-    assert len(found) == 6
-    assert found[-1] == "1 more"
+    assert (len(found), found[-1]) == (6, "1 more")
 
 
 NAMES = st.sampled_from(["epochs", "batchSize", "seed", "labelCol", "hiddenSizes"])

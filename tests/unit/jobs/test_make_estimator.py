@@ -154,31 +154,15 @@ def test_invalid_line_is_named_with_file_and_line(tmp_path, line, instead, messa
     assert str(caught.value).startswith(f"{tmp_path / 'job.yaml'}{message}")
 
 
-def test_an_error_in_the_code_of_a_model_names_its_line(tmp_path):
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def make_net(hidden):\n    return hidden / 0\n", r"ZeroDivisionError: .*my_nets.py, line 2"),
+        ("import not_installed_here\n", "cannot be imported: No module named 'not_"),
+    ],
+)
+def test_an_error_in_the_code_of_a_model_is_named_with_its_line_or_import(tmp_path, code, message):
     job = read(tmp_path)
-    (tmp_path / "my_nets.py").write_text("def make_net(hidden):\n    return hidden / 0\n")
-    with (
-        importable(code_files(job)),
-        pytest.raises(JobFileError, match=r"ZeroDivisionError: .*my_nets.py, line 2"),
-    ):
+    (tmp_path / "my_nets.py").write_text(code)
+    with importable(code_files(job)), pytest.raises(JobFileError, match=message):
         make_estimator(job)
-
-
-def test_a_module_that_cannot_be_imported_says_why(tmp_path):
-    job = read(tmp_path)
-    (tmp_path / "my_nets.py").write_text("import not_installed_here\n")
-    with (
-        importable(code_files(job)),
-        pytest.raises(JobFileError, match="cannot be imported: No module named 'not_"),
-    ):
-        make_estimator(job)
-
-
-@pytest.fixture(autouse=True)
-def _own_my_nets():
-    """Let each test have its own module of this name."""
-    import sys
-
-    sys.modules.pop("my_nets", None)
-    yield
-    sys.modules.pop("my_nets", None)

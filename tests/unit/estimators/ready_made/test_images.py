@@ -164,6 +164,12 @@ def test_encoded_images_and_images_of_spark_are_prepared_alike(dataset):
     np.testing.assert_array_equal(one, other)
 
 
+def test_path_of_initial_weights_is_that_of_the_file():
+    for weights, path in (("none", None), ("pretrained", None), ("/models/net.pt", "/models/net.pt")):
+        estimator = ImageClassifier(featuresCol="encoded", backboneWeights=weights)
+        assert estimator.params_of_fit().path_of_initial_weights() == path
+
+
 def test_params_reach_network_and_random_changes(dataset):
     estimator = ImageClassifier(
         featuresCol="encoded",

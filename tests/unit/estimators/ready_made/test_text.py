@@ -54,6 +54,12 @@ def learn(estimator, dataset):
     return prepare_fit(learning, dataset)
 
 
+def test_path_of_initial_weights_is_that_of_the_pretrained_folder():
+    for path in (None, "/models/bert"):
+        estimator = TextClassifier(featuresCol="text", pretrained=path)
+        assert estimator.params_of_fit().path_of_initial_weights() == path
+
+
 def test_vocabulary_is_ordered_by_document_frequency_then_alphabetically(dataset):
     inputs = learn(TextClassifier(featuresCol="text", **SMALL), dataset)
     assert inputs.spec.inputs.prepare.tokenizer.words == ("a", "d", "b", "c", "!", ",", ".", "e", "f")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -14,11 +15,11 @@ from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchEstimator, TorchModel
 from sparkdl.estimators.params.inputs import scored_columns_of
 from sparkdl.estimators.scoring.columns import ScoredColumn, check_scored_columns, result_type
-from sparkdl.estimators.scoring.udf import ScoringModel, load_predictor, score_batch
-from sparkdl.model.architecture import pack_module
+from sparkdl.estimators.scoring.udf import score_batch
+from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
-from sparkdl.model.signature import ModelOutput, ModelSignature
-from tests.training.signatures import make_inputs, make_signature
+from sparkdl.model.signature import ModelOutput
+from tests.training.signatures import make_signature
 
 ROWS = [[1.0, 2.0], [3.0, -1.0], [0.5, 0.0], [2.0, 2.0], [9.0, 1.0]]
 LETTERS = ("a", "b", "c")
@@ -43,7 +44,7 @@ def predictor_of(kind, outputs, prediction_shape=(), batch_size=4, module_class=
     torch.manual_seed(0)
     module = module_class(2, outputs)
     signature = make_signature((2,), kind, prediction_shape, **changes)
-    return load_predictor(ScoringModel(pack_module(module), signature, batch_size)), module
+    return Predictor(SavedModel(module, signature), batch_size=batch_size), module
 
 
 def outputs_of(module, batch_size=4):
@@ -123,15 +124,20 @@ class TwoHeads(nn.Module):
         return x, x[:, :1]
 
 
+KIND = ModelOutput(name="kind", kind="class", num_classes=2, classes=("dog", "owl"))
+PRICED = (KIND, ModelOutput(name="price", kind="value"))
+
+
+def scored_by_two_heads(outputs, columns):
+    """The answers of two heads for a row with ``[1, 2]`` and a row without a value."""
+    signature = replace(make_signature((2,)), outputs=outputs)
+    predictor = Predictor(SavedModel(TwoHeads(), signature))
+    return score_batch(predictor, (pa.array([[1.0, 2.0], None]),), columns).to_pylist()
+
+
 def test_answers_of_several_heads_are_structs():
-    outputs = (
-        ModelOutput(name="kind", kind="class", num_classes=2, classes=("dog", "owl")),
-        ModelOutput(name="is big", kind="binary_logit"),
-    )
-    shape = make_signature((2,)).inputs.columns[0]
-    signature = ModelSignature(inputs=make_inputs("x", x=shape), outputs=outputs)
-    predictor = load_predictor(ScoringModel(pack_module(TwoHeads()), signature, 4))
-    found = score_batch(predictor, (pa.array([[1.0, 2.0], None]),), EVERYTHING).to_pylist()
+    outputs = (KIND, ModelOutput(name="is big", kind="binary_logit"))
+    found = scored_by_two_heads(outputs, EVERYTHING)
     assert found[0]["prediction"] == {"kind": "owl", "is big": 1.0}
     assert found[0]["rawPrediction"] == {"kind": [1.0, 2.0], "is big": [-1.0, 1.0]}
     np.testing.assert_allclose(found[0]["probability"]["is big"][1], 1 / (1 + np.exp(-1.0)))
@@ -143,26 +149,15 @@ def test_answers_of_several_heads_are_structs():
     )
 
 
-PRICED = (
-    ModelOutput(name="kind", kind="class", num_classes=2, classes=("dog", "owl")),
-    ModelOutput(name="price", kind="value"),
-)
-
-
 def test_a_head_of_classes_beside_one_of_numbers_has_scores_and_probabilities():
-    signature = ModelSignature(
-        inputs=make_inputs("x", x=make_signature((2,)).inputs.columns[0]), outputs=PRICED
-    )
-    predictor = load_predictor(ScoringModel(pack_module(TwoHeads()), signature, 4))
     check_scored_columns(EVERYTHING, PRICED)
-    found = score_batch(predictor, (pa.array([[1.0, 2.0], None]),), EVERYTHING).to_pylist()
+    found = scored_by_two_heads(PRICED, EVERYTHING)
     assert found[0]["prediction"] == {"kind": "owl", "price": 1.0}
     assert found[0]["rawPrediction"] == {"kind": [1.0, 2.0]}
     assert found[0]["probability"] == {"kind": torch.tensor([1.0, 2.0]).double().softmax(0).tolist()}
     assert found[1] is None
     assert result_type(EVERYTHING[1:2], PRICED) == "struct<`kind`: array<double>>"
-    alone = score_batch(predictor, (pa.array([[1.0, 2.0]]),), EVERYTHING[1:2]).to_pylist()
-    assert alone == [found[0]["probability"]]
+    assert scored_by_two_heads(PRICED, EVERYTHING[1:2]) == [found[0]["probability"], None]
 
 
 def test_error_for_several_heads_without_classes_names_each_of_them():
@@ -173,23 +168,14 @@ def test_error_for_several_heads_without_classes_names_each_of_them():
     check_scored_columns(EVERYTHING[:1], outputs)
 
 
+LONG, DOUBLE = (ScoredColumn(name="y", type=kind) for kind in ("long", "double"))
 BAD = {
     "probabilities of a number": ("value", (), EVERYTHING[1], "probabilityCol is 'p'.*predicts no classes"),
     "scores of a number": ("value", (), EVERYTHING[0], "rawPredictionCol is 'r'.*predicts no classes"),
     "probabilities of margins": ("class_margin", (), EVERYTHING[1], "predicts margins, which are no prob"),
     "scores of several classes": ("binary_logit", (4,), EVERYTHING[0], r"classes of shape \(4,\) per row"),
-    "a long that is no integer": (
-        "value",
-        (),
-        ScoredColumn(name="y", type="long"),
-        "predictionType is 'long'.*'y' is a number with a fraction",
-    ),
-    "a number that is an array": (
-        "value",
-        (3,),
-        ScoredColumn(name="y", type="double"),
-        r"predictionType is 'double'.*has shape \(3,\) per row. Leave it at 'auto'",
-    ),
+    "a long that is no integer": ("value", (), LONG, "predictionType is 'long'.*'y' is a number with a fr"),
+    "a number that is an array": ("value", (3,), DOUBLE, r"predictionType is 'double'.*shape \(3,\) per row"),
 }
 
 
@@ -222,19 +208,13 @@ def test_labels_are_in_the_order_of_their_probabilities(classes):
         assert model.labels is None
         return
     assert model.labels == list(classes)
-    predictor = load_predictor(ScoringModel(pack_module(module), signature, 4))
-    for row in score_batch(predictor, (pa.array(ROWS),), EVERYTHING).to_pylist():
+    for row in score_batch(Predictor(model.saved), (pa.array(ROWS),), EVERYTHING).to_pylist():
         assert row["prediction"] == model.labels[int(np.argmax(row["probability"]))]
 
 
 def test_labels_of_several_heads_come_by_label_column():
-    outputs = (
-        ModelOutput(name="kind", kind="class", num_classes=3, classes=LETTERS),
-        ModelOutput(name="price", kind="value"),
-    )
-    signature = ModelSignature(inputs=make_inputs("x"), outputs=outputs)
-    model = TorchModel(SavedModel(nn.Identity(), signature))
-    assert model.labels == {"kind": ["a", "b", "c"], "price": None}
+    model = TorchModel(SavedModel(nn.Identity(), replace(make_signature(), outputs=PRICED)))
+    assert model.labels == {"kind": ["dog", "owl"], "price": None}
 
 
 def test_torch_model_adds_only_history_labels_module_saved_and_summary():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from typing import Any
 
@@ -70,16 +70,9 @@ def test_plain_arrays_need_no_parser_of_python(monkeypatch: pytest.MonkeyPatch) 
 
 def test_threads_that_read_at_once_get_their_arrays() -> None:
     values = [saved(np.full((number % 7, 2), number, np.float32)) for number in range(300)]
-    wrong: list[int] = []
 
-    def read() -> None:
-        wrong.extend(
-            number for number, value in enumerate(values) if not np.all(array_from_npy(value) == number)
-        )
+    def wrong(_: int) -> list[int]:
+        return [number for number, value in enumerate(values) if not np.all(array_from_npy(value) == number)]
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        assert list(pool.map(wrong, range(4))) == [[]] * 4

@@ -50,10 +50,8 @@ def environment_of(version: str, folder: Path) -> Path:
     """An interpreter of this version with the packages; the test is skipped if this machine has none."""
     for path in candidates(version):
         # pyenv's shims fail for versions that are not selected.
-        if (
-            subprocess.run([path, "-m", "venv", str(folder)], capture_output=True, check=False).returncode
-            == 0
-        ):
+        made = subprocess.run([path, "-m", "venv", str(folder)], capture_output=True, check=False)
+        if made.returncode == 0:
             break
     else:
         pytest.skip(f"this machine has no CPython {version} that can make environments")

@@ -123,10 +123,7 @@ def test_a_transform_takes_the_columns_that_are_named_and_no_others(
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
-        (
-            lambda frame: frame,
-            r"transform is a function; give a petastorm.transform.TransformSpec, such as Tran",
-        ),
+        (lambda frame: frame, "transform is a function; give a petastorm.transform.TransformSpec"),
         (3, "transform is a int; give a petastorm"),
     ],
 )
@@ -150,18 +147,12 @@ def test_transform_gets_nested_arrays_in_their_shape(write_dataset: WriteDataset
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (
-            lambda frame: frame[:2],
-            "returned 2 rows for a DataFrame of 5 rows; leave rows out with row_filter",
-        ),
+        (lambda frame: frame[:2], "returned 2 rows for a DataFrame of 5 rows; .* row_filter"),
         (lambda frame: None, "returned NoneType for a DataFrame"),
         (lambda frame: 1 / 0, "failed: ZeroDivisionError: division by zero"),
         (lambda frame: frame.drop(columns="half"), "gave no column 'half', but id, twice"),
         (lambda frame: frame.assign(half="much"), "'half' holds .*, which is no float64"),
-        (
-            lambda frame: frame.assign(vector=[np.zeros(2)] * 5),
-            r"'vector' has a value of the shape \(2,\) in row 0",
-        ),
+        (lambda frame: frame.assign(vector=[np.zeros(2)] * 5), r"'vector' has .* shape \(2,\) in row 0"),
         (lambda frame: frame.assign(vector=[None] * 5), "'vector' has no value in row 0"),
     ],
 )
@@ -197,3 +188,6 @@ def test_predicates_choose_rows_and_a_transform_sees_only_those(
     rows = read(dataset, row_filter=predicate, transform=TransformSpec(note), num_threads=1)
     assert rows["id"].tolist() == expected
     assert seen == expected
+    assert read(dataset, row_filter=predicate, columns=["twice"])["twice"].tolist() == [
+        2 * n for n in expected
+    ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 
 from sparkdl.data import Column, ParquetFeed
 from sparkdl.data.feed.sources import find_dataset
+from sparkdl.data.petastorm.unischema import UnischemaDataset
 from sparkdl.errors import CorruptFileError, DataError
 from tests.unit.data.petastorm.unischema_folders import SCHEMA, scene, write_scenes
 
@@ -167,7 +166,7 @@ def test_a_damaged_value_is_named_with_file_row_group_and_column(scenes: str) ->
     url = find_dataset(scenes, None)
     with pytest.raises(
         DataError,
-        match=r"part-00000\.parquet, row group 1 failed: column 'matrix' cannot be decoded in row 1 .*NdarrayCodec",
+        match=r"part-00000\.parquet, row group 1 .*'matrix' cannot be decoded in row 1 .*NdarrayCodec",
     ):
         read(url, columns=["matrix"], shuffle=False)
 
@@ -177,9 +176,7 @@ def test_a_null_in_a_decoded_column_is_an_error_of_that_column(scenes: str) -> N
     table = pq.read_table(path)
     values = [None, *table.column("image").to_pylist()[1:]]
     pq.write_table(table.set_column(table.column_names.index("image"), "image", [values]), path)
-    with pytest.raises(
-        DataError, match=r"part-00001\.parquet, row group 0 failed: Column 'image' has no value in row 0"
-    ):
+    with pytest.raises(DataError, match=r"part-00001\.parquet, row group 0 .*'image' has no value in row 0"):
         read(scenes, columns=["image"])
 
 
@@ -189,8 +186,6 @@ class _Evil:
 
 
 def test_a_schema_cannot_run_code_nor_import_anything(scenes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkdl.data.petastorm.unischema import UnischemaDataset
-
     monkeypatch.chdir(scenes)
     dataset = find_dataset(scenes, None)
     evil = UnischemaDataset(
@@ -204,29 +199,9 @@ def test_a_schema_cannot_run_code_nor_import_anything(scenes: str, monkeypatch: 
     assert not Path("evil-was-here").exists()
 
 
-def test_a_rank_without_pyspark_reads_a_schema_that_names_its_types(scenes: str) -> None:
-    code = """
-import sys
-sys.modules["pyspark"] = None
-from sparkdl.data import ParquetFeed
-with ParquetFeed(sys.argv[1], columns=["id", "image"], batch_size=4) as feed:
-    print(sum(int(batch["id"].sum()) for batch in feed))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, scenes],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        cwd=Path(__file__).parents[4],
-    )
-    assert done.stdout.strip() == str(sum(range(12))), done.stderr
-
-
 def test_the_description_of_a_dataset_travels_to_the_ranks(scenes: str) -> None:
     dataset = pickle.loads(pickle.dumps(find_dataset(scenes, None)))
     np.testing.assert_array_equal(read(dataset, columns=["id"])["id"], np.arange(12))
-    assert list(SCHEMA.fields) == [*FED[:5], "points", "name"]
 
 
 @pytest.fixture
@@ -237,12 +212,8 @@ def partitioned(scenes: str) -> str:
         path.unlink()
         for row in range(table.num_rows):
             number = table.column("id")[row].as_py()
-            folder = (
-                Path(scenes)
-                / f"id={number}"
-                / f"name=scene%3A {number}"
-                / f"is_even={number % 2 == 0}".lower()
-            )
+            is_even = str(number % 2 == 0).lower()
+            folder = Path(scenes, f"id={number}", f"name=scene%3A {number}", f"is_even={is_even}")
             folder.mkdir(parents=True)
             pq.write_table(table.slice(row, 1).drop_columns(["id", "name"]), folder / "part-0.parquet")
     flagged = Unischema(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +12,7 @@ from botocore.exceptions import ClientError
 
 from sparkdl.data import ParquetFeed
 from sparkdl.data.files.failures import describe_failure, describe_reading_failure, explain_failure
-from sparkdl.data.spark.failures import _from_words
+from sparkdl.data.spark.failures import spark_failures_named
 from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, RankLostError, StoreAccessError
 
 MISLEADING = (
@@ -22,7 +23,7 @@ MISLEADING = (
     "connection refused",
     "nocredentials",
 )
-FOOTER_TRACE = """An error occurred: org.apache.spark.SparkException: Encountered error while reading file s3a://b/x.
+FOOTER_TRACE = """An error occurred: org.apache.spark.SparkException: Encountered error while reading file viewfs://b/x.
 \tat org.apache.spark.Something
 Caused by: java.lang.RuntimeException: Could not read the footer of the file
 \tat org.apache.spark.sql.execution.datasources.parquet.ParquetFooterReader.readFooter(ParquetFooterReader.java:54)
@@ -85,18 +86,12 @@ def test_errors_are_classified_by_class_errno_or_code():
     ("cause", "error"),
     [
         ("java.nio.file.AccessDeniedException: s3a://b/x: 403 Forbidden (Service: S3)", StoreAccessError),
-        (
-            "java.nio.file.AccessDeniedException: x: o.a.h.NoAuthWithAWSException: no provider",
-            StoreAccessError,
-        ),
+        ("java.nio.file.AccessDeniedException: x: o.a.h.NoAuthWithAWSException: none", StoreAccessError),
         ("java.net.UnknownHostException: bucket.s3.test", StoreAccessError),
         ("java.net.SocketException: the wire is cut", DataError),
         ("java.io.IOException: cannot read file:/data/java.net.ConnectException/x", DataError),
         ("org.apache.parquet.io.ParquetDecodingException: x", CorruptFileError),
-        (
-            "java.lang.RuntimeException: s3a://b/x is not a Parquet file. Expected magic number",
-            CorruptFileError,
-        ),
+        ("java.lang.RuntimeException: s3a://b/x is not a Parquet file. Expected", CorruptFileError),
         ("java.io.IOException: FAILED_TO_UNCOMPRESS(5)", CorruptFileError),
         ("java.io.FileNotFoundException: File does not exist: /b/x", FileVanishedError),
         ("java.io.FileNotFoundException: /b/x (Permission denied)", DataError),
@@ -110,6 +105,9 @@ def test_errors_are_classified_by_class_errno_or_code():
     ],
 )
 def test_java_trace_is_classified_by_its_last_cause_and_not_by_its_frames(cause, error):
-    found = _from_words("s3a://b/x", FOOTER_TRACE.format(cause=cause))
-    assert type(found) is error, found
-    assert ("The file is damaged" in str(found)) == (error is CorruptFileError)
+    # The driver has no plugin for this filesystem, and has to believe Spark.
+    trace = FOOTER_TRACE.format(cause=cause)
+    with pytest.raises(DataError) as caught, spark_failures_named(SimpleNamespace()):
+        raise RuntimeError(trace)
+    assert type(caught.value) is error, caught.value
+    assert ("The file is damaged" in str(caught.value)) == (error is CorruptFileError)

@@ -10,6 +10,7 @@ import pytest
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.store import housekeeping
 from sparkdl.data.store.housekeeping import Lease, modified
+from tests.collective.eventually import eventually
 
 NAME = "_fit-one"
 
@@ -26,9 +27,9 @@ def test_renewals_find_out_that_a_lease_is_lost(tmp_path, monkeypatch, is_late):
     monkeypatch.setattr(housekeeping, "modified", modified_then_gone)
     if is_late:
         monkeypatch.setattr(housekeeping, "LEASE_S", 0.0)
+    before = set(threading.enumerate())
     lease = Lease(open_location(str(tmp_path)), NAME)
-    lease._thread.join(60)
-    assert not lease._thread.is_alive()
+    assert eventually(lambda: set(threading.enumerate()) <= before, timeout_s=60)
     assert lease.is_lost is is_late
 
 
@@ -42,9 +43,9 @@ def test_a_folder_that_was_removed_does_not_come_back(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("call", ["_write", "_remove"])
+@pytest.mark.parametrize("call", ["open", "rm"])
 def test_store_that_does_not_answer_does_not_delay_the_end_of_a_lease(tmp_path, monkeypatch, call):
-    location = open_location(str(tmp_path))
+    location, before = open_location(str(tmp_path)), set(threading.enumerate())
     called, answer = threading.Event(), threading.Event()
 
     def hang(*args, **options):
@@ -52,15 +53,15 @@ def test_store_that_does_not_answer_does_not_delay_the_end_of_a_lease(tmp_path, 
         assert answer.wait(60)
 
     monkeypatch.setattr(housekeeping, "STORE_TIMEOUT_S", 0.01)
-    if call == "_write":
+    if call == "open":
         monkeypatch.setattr(housekeeping, "RENEWAL_S", 0.001)
     lease = Lease(location, NAME)
-    monkeypatch.setattr(Lease, call, hang)
+    monkeypatch.setattr(location.filesystem, call, hang)
     began = time.monotonic()
-    if call == "_write":
+    if call == "open":
         assert called.wait(60)
     lease.end()
     assert not answer.is_set()
     assert time.monotonic() - began < 60
     answer.set()
-    lease._thread.join(60)
+    assert eventually(lambda: set(threading.enumerate()) <= before, timeout_s=60)

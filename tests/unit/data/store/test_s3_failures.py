@@ -81,9 +81,7 @@ def test_missing_bucket_is_named_by_every_reader(s3: S3, reader: Callable[[str],
 def test_unreachable_server_is_named_by_every_reader(
     closed_port: None, reader: Callable[[str], object]
 ) -> None:
-    with pytest.raises(
-        StoreAccessError, match=r"s3://bucket/rows.* its server cannot be reached: .*AWS_ENDPOINT_URL"
-    ):
+    with pytest.raises(StoreAccessError, match=r"s3://bucket/rows.* cannot be reached: .*AWS_ENDPOINT_URL"):
         reader("s3://bucket/rows")
 
 
@@ -94,10 +92,7 @@ def test_missing_credentials_are_named_when_datasets_are_removed(no_credentials:
 
 
 def test_read_timeout_of_a_feed_applies_to_the_first_look_at_its_source(silent_server: None) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"what s3://bucket/rows holds took longer than 0.2 s.* raise read_timeout_s",
-    ):
+    with pytest.raises(DataError, match=r"s3://bucket/rows .* longer than 0.2 s.* raise read_timeout_s"):
         ParquetFeed("s3://bucket/rows", batch_size=4, read_timeout_s=0.2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -79,20 +80,15 @@ def test_dataset_is_found_by_its_key_and_kept_by_cleanup_while_it_is_read(store:
 
 def test_sets_committed_at_once_are_each_complete(store: Store) -> None:
     barrier = threading.Barrier(3)
-    found: list[ParquetDataset] = []
 
-    def commit() -> None:
+    def commit(_: int) -> ParquetDataset:
         with store.stage_dataset("fit", "abcd") as staged:
             dataset = write_rows(staged, 0, 1000)
             barrier.wait(60)
-            found.append(staged.commit(dataset))
+            return staged.commit(dataset)
 
-    threads = [threading.Thread(target=commit) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 3
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        found = list(pool.map(commit, range(3)))
     chosen = store.find_dataset("fit", "abcd")
     assert chosen is not None
     assert chosen[0].url == min(dataset.url for dataset in found)

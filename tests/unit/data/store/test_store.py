@@ -18,11 +18,9 @@ from sparkdl.errors import ParamError, StoreError
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
 
 
-def stage_copy(store: Store, dataset: ParquetDataset, *, fail: bool = False) -> ParquetDataset:
-    with store.stage_dataset("a fit") as staged:
+def commit_copy(store: Store, dataset: ParquetDataset, key: str | None = None) -> ParquetDataset:
+    with store.stage_dataset("a fit", key) as staged:
         store.filesystem.put(dataset.url + "/", open_location(staged.url).path, recursive=True)
-        if fail:
-            raise RuntimeError("the executors gave up")
         return staged.commit(replace(dataset, url=staged.url))
 
 
@@ -35,7 +33,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 def test_a_committed_dataset_is_described_by_its_manifest(store: Store, write_dataset: WriteDataset) -> None:
-    committed = stage_copy(store, write_dataset([[10, 3], [20]]))
+    committed = commit_copy(store, write_dataset([[10, 3], [20]]))
     assert committed.url.startswith(f"{store.url}/a-fit-")
     assert open_dataset(committed.url) == committed == scan_dataset(committed.url)
     assert open_dataset(committed.url).column("id").value_range == (0, 32)
@@ -43,8 +41,10 @@ def test_a_committed_dataset_is_described_by_its_manifest(store: Store, write_da
 
 
 def test_a_dataset_that_failed_leaves_nothing_behind(store: Store, write_dataset: WriteDataset) -> None:
-    with pytest.raises(RuntimeError, match="gave up"):
-        stage_copy(store, write_dataset([[10]]), fail=True)
+    dataset = write_dataset([[10]])
+    with pytest.raises(RuntimeError, match="gave up"), store.stage_dataset("a fit") as staged:
+        store.filesystem.put(dataset.url + "/", open_location(staged.url).path, recursive=True)
+        raise RuntimeError("the executors gave up")
     assert store.filesystem.ls(store.location.path, detail=False) == []
 
 
@@ -57,14 +57,14 @@ def test_a_folder_without_manifest_is_neither_read_nor_deleted(write_dataset: Wr
 
 
 def test_deleting_a_dataset_twice_is_no_error(store: Store, write_dataset: WriteDataset) -> None:
-    committed = stage_copy(store, write_dataset([[10]]))
+    committed = commit_copy(store, write_dataset([[10]]))
     assert remove_unless_used(committed.url)
     assert not remove_unless_used(committed.url)
     assert not store.filesystem.exists(open_location(committed.url).path)
 
 
 def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path, write_dataset: WriteDataset) -> None:
-    committed = stage_copy(Store(tmp_path / "store"), write_dataset([[10]]))
+    committed = commit_copy(Store(tmp_path / "store"), write_dataset([[10]]))
     manifest = Path(committed.url) / "_sparkdl_dataset.json"
     manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 99'))
     with pytest.raises(StoreError, match="version 99"):
@@ -89,11 +89,7 @@ def test_a_writable_store_is_made_and_stays_empty(store: Store) -> None:
         ("s3://bucket/folder", "s3fs", r"Install s3fs"),
         ("abfss://c@a.dfs.core.windows.net/folder", "adlfs", r"Install adlfs"),
         ("abfs://c@a.dfs.core.windows.net/folder", "adlfs", r"Install adlfs"),
-        (
-            "nosuchscheme://x",
-            "nosuchscheme",
-            r"Fix the URL, or install the plugin of fsspec for nosuchscheme",
-        ),
+        ("nosuchscheme://x", "nosuchscheme", r"Fix the URL, or install the plugin .* for nosuchscheme"),
     ],
 )
 def test_a_missing_plugin_is_named_by_what_to_install(

@@ -7,35 +7,21 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from sparkdl.data import ParquetDataset, Store
-from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.data.store.store import use_dataset
-from sparkdl.errors import ParamError
+from tests.unit.data.store.test_store import commit_copy, store
+
+__all__ = ["store"]
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
-
-
-@pytest.fixture(params=["local", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "local":
-        return Store(tmp_path / "store")
-    fsspec.filesystem("memory").rm("/", recursive=True)
-    return Store("memory://bucket/store")
 
 
 @pytest.fixture
 def rows(write_dataset: WriteDataset) -> ParquetDataset:
     return write_dataset([[10, 3], [20]])
-
-
-def commit(store: Store, rows: ParquetDataset, key: str | None = None) -> ParquetDataset:
-    with store.stage_dataset("fit", key) as staged:
-        store.filesystem.put(rows.url + "/", open_location(staged.url).path, recursive=True)
-        return staged.commit(rows)
 
 
 def names_in(store: Store) -> list[str]:
@@ -45,7 +31,7 @@ def names_in(store: Store) -> list[str]:
 
 
 def test_datasets_unused_for_long_enough_are_removed_and_named(store: Store, rows: ParquetDataset) -> None:
-    datasets = [commit(store, rows), commit(store, rows, "abc")]
+    datasets = [commit_copy(store, rows), commit_copy(store, rows, "abc")]
     assert store.cleanup() == []
     assert store.cleanup(timedelta(hours=1)) == []
     assert store.cleanup(timedelta(0)) == sorted(dataset.url for dataset in datasets)
@@ -53,7 +39,7 @@ def test_datasets_unused_for_long_enough_are_removed_and_named(store: Store, row
 
 
 def test_datasets_in_use_are_kept_whatever_their_age(store: Store, rows: ParquetDataset) -> None:
-    read = commit(store, rows)
+    read = commit_copy(store, rows)
     with use_dataset(read.url), store.stage_dataset("other", "key") as staged:
         assert store.cleanup(timedelta(0)) == []
         assert not remove_unless_used(read.url)
@@ -90,10 +76,10 @@ def test_a_use_whose_process_died_ends_by_itself(tmp_path: Path, rows: ParquetDa
 
 def test_the_time_of_the_last_use_counts(tmp_path: Path, rows: ParquetDataset) -> None:
     store = Store(tmp_path / "store", keep_for=timedelta(hours=2))
-    dataset = commit(store, rows, "key")
+    dataset = commit_copy(store, rows, "key")
     for path in Path(dataset.url).iterdir():
         os.utime(path, (1, 1))
-    found = store.find_dataset("fit", "key")
+    found = store.find_dataset("a fit", "key")
     assert found is not None
     found[1].end()
     assert store.cleanup() == []
@@ -104,9 +90,9 @@ def test_the_time_of_the_last_use_counts(tmp_path: Path, rows: ParquetDataset) -
 
 def test_dataset_marked_for_removal_is_not_found(tmp_path: Path, rows: ParquetDataset) -> None:
     store = Store(tmp_path / "store")
-    dataset = commit(store, rows, "key")
+    dataset = commit_copy(store, rows, "key")
     (Path(dataset.url) / "_removing").touch()
-    assert store.find_dataset("fit", "key") is None
+    assert store.find_dataset("a fit", "key") is None
     # The process that was to remove it died; the next cleanup does it.
     assert store.cleanup() == [dataset.url]
 
@@ -115,11 +101,6 @@ def test_first_of_two_concurrent_writers_continues(store: Store) -> None:
     with store.stage_dataset("fit", "key") as first, store.stage_dataset("fit", "key") as second:
         assert not store.is_being_written("fit", "key", before=first.url)
         assert store.is_being_written("fit", "key", before=second.url)
-
-
-def test_a_negative_time_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParamError, match="keep_for must not be negative"):
-        Store(tmp_path, keep_for=timedelta(seconds=-1))
 
 
 def test_cleanup_of_a_store_that_does_not_exist_yet_does_nothing(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from tests.servers.fresh_mlflow import tracked
@@ -31,3 +33,13 @@ def hold(tmp_path: Path) -> Iterator[Callable[[Any], Any]]:
 
     yield hold_slot
     release.touch()
+
+
+@pytest.fixture
+def bare_python(spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a Python without sparkdl that of the executors."""
+    libraries = ":".join(map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nPYTHONPATH="{libraries}" exec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))

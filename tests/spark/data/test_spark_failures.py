@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -53,12 +52,19 @@ def damaged(tmp_path: Path) -> Path:
     )
     for name in ("a.parquet", "b.parquet"):
         pq.write_table(table, folder / name, row_group_size=500, use_dictionary=False)
-    chunk = pq.read_metadata(folder / "b.parquet").row_group(1).column(2)
-    content = bytearray((folder / "b.parquet").read_bytes())
-    end = chunk.data_page_offset + chunk.total_compressed_size
-    content[end - 1000 : end] = b"\xff" * 1000
-    (folder / "b.parquet").write_bytes(bytes(content))
+    spoil(folder / "b.parquet", row_group=1, column=2)
     return folder
+
+
+def spoil(path: Path, *, row_group: int, column: int) -> None:
+    """Overwrite the end of a column chunk, like a disk fault: the file looks unchanged."""
+    chunk, times = pq.read_metadata(path).row_group(row_group).column(column), path.stat()
+    content = bytearray(path.read_bytes())
+    end = chunk.data_page_offset + chunk.total_compressed_size
+    spoiled = min(1000, chunk.total_compressed_size)
+    content[end - spoiled : end] = b"\xff" * spoiled
+    path.write_bytes(bytes(content))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 @pytest.mark.skipif(pyspark.__version__ < "4", reason="Spark 3.5 does not name the file")
@@ -117,26 +123,16 @@ def test_labels_of_a_damaged_file_are_an_error_with_file_row_group_and_column(
 ) -> None:
     dataset = materialize(spark.read.parquet(str(damaged)), ["x", "y"], store)
     assert sum(map(len, stored_values(dataset, "y"))) == 2000
-    path = damaged / "b.parquet"
-    chunk, times = pq.read_metadata(path).row_group(0).column(1), path.stat()
-    content = bytearray(path.read_bytes())
-    end = chunk.data_page_offset + chunk.total_compressed_size
-    content[chunk.data_page_offset : end] = b"\xff" * chunk.total_compressed_size
-    path.write_bytes(bytes(content))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # like a disk fault, not like a replaced file
+    spoil(damaged / "b.parquet", row_group=0, column=1)
     with pytest.raises(CorruptFileError, match=r"b\.parquet, row group 0, column 'y' failed"):
         list(stored_values(dataset, "y"))
 
 
 @pytest.mark.any_spark_will_do
+@pytest.mark.usefixtures("bare_python")
 def test_a_python_of_the_executors_without_sparkdl_is_named_with_the_setting(
-    spark: SparkSession, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, store: Store
 ) -> None:
-    libraries = ":".join(map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
-    bare = tmp_path / "bare-python"
-    bare.write_text(f'#!/bin/sh\nPYTHONPATH="{libraries}" exec "{sys.executable}" -S "$@"\n')
-    bare.chmod(0o755)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
     for start in (
         lambda: materialize(spark.range(10).selectExpr("id + 1 as x"), ["x"], store),
         lambda: run_on_ranks(sum_of_ranks, num_ranks=2, spark=spark),
@@ -176,17 +172,13 @@ def test_python_worker_killed_while_rows_are_written_is_named_and_leaves_no_file
     note = partial(_note_process, folder=folder)
     with (
         pytest.raises(
-            WorkersLostError,
-            match=r"^sparkdl use_materialized: writing rows: a Python worker or executor was lost: .*Task 1 in "
-            r"stage \d+\.0 failed 1 times.*Python worker exited unexpectedly.*local\[N, 4\]",
+            WorkersLostError, match=r"^sparkdl use_materialized: writing rows: .*Task 1 .*local\[N, 4\]"
         ) as caught,
         use_materialized(rows, ["id"], store, in_tasks=note),
     ):
         pass
     assert len(str(caught.value)) < LONGEST_MESSAGE
-    assert type(caught.value.__cause__).__name__ in ("Py4JJavaError", "SparkException"), (
-        "what Spark said is kept"
-    )
+    assert type(caught.value.__cause__).__name__ in ("Py4JJavaError", "SparkException")
     assert wait_until_gone([int(Path(folder, "0.pid").read_text())], 30) == []
     assert not list(Path(stores).glob("fit-*"))
     assert materialize(spark.range(10).selectExpr("id + 1 as x"), ["x"], store).num_rows == 10
@@ -220,10 +212,7 @@ def test_py4j_and_grpc_errors_of_a_job_are_replaced_by_errors_of_sparkdl(spark: 
     from pyspark.sql import functions as F
 
     for words, error in (
-        (
-            "Job aborted: ExecutorLostFailure (executor 1 exited caused by one of the running tasks)",
-            WorkersLostError,
-        ),
+        ("Job aborted: ExecutorLostFailure (executor 1 exited caused by one of them)", WorkersLostError),
         ("Job 7 cancelled part of cancelled job group mine", LaunchCancelledError),
         ("Job 7 cancelled because SparkContext was shut down", ClusterLostError),
         ("org.apache.spark.SparkException: Job aborted: java.io.IOException: no route", SparkJobError),
@@ -236,9 +225,7 @@ def test_py4j_and_grpc_errors_of_a_job_are_replaced_by_errors_of_sparkdl(spark: 
         assert type(caught.value) is error
         assert str(caught.value).startswith("sparkdl fit Net: writing rows: ")
         assert caught.value.__cause__ is not None
-    assert str(caught.value).startswith(
-        "sparkdl fit Net: writing rows: the Spark job failed: Job aborted: no route. "
-    )
+    assert "the Spark job failed: Job aborted: no route. " in str(caught.value)
     # A condition raised by the user's query has its own exception class, which says what to do.
     with pytest.raises(ArithmeticException), spark_failures_named(spark):
         spark.range(1).select(F.expr("cast(300 + id as tinyint)")).collect()

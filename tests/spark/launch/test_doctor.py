@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyspark
 import pytest
 
 from sparkdl.doctor import examine
 from sparkdl.doctor.finding import BAD, GOOD, Finding
+from tests.collective.eventually import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,14 +42,8 @@ def test_every_executor_is_looked_at_and_the_ranks_measure(spark: SparkSession, 
 
 
 @pytest.mark.any_spark_will_do
-def test_python_of_the_executors_that_lacks_sparkdl_is_a_finding(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    libraries = ":".join(map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
-    bare = tmp_path / "bare-python"
-    bare.write_text(f'#!/bin/sh\nPYTHONPATH="{libraries}" exec "{sys.executable}" -S "$@"\n')
-    bare.chmod(0o755)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+@pytest.mark.usefixtures("bare_python")
+def test_python_of_the_executors_that_lacks_sparkdl_is_a_finding(spark: SparkSession) -> None:
     (finding,) = by_check(examine(spark, num_ranks=2), "executors")
     assert finding.status == BAD
     assert "bare-python' on the executors, which has no module" in finding.found
@@ -58,26 +52,15 @@ def test_python_of_the_executors_that_lacks_sparkdl_is_a_finding(
 
 @pytest.mark.any_spark_will_do
 def test_more_ranks_than_slots_and_slots_that_others_hold_are_findings(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, hold: Callable[[Any], Any], tmp_path: Path
 ) -> None:
-    release, running = tmp_path / "release", tmp_path / "running"
-
-    def hold_slot(batches: Any) -> Any:
-        pause = threading.Event()
-        running.touch()
-        while not release.exists():
-            pause.wait(0.05)
-        yield from batches
-
-    other_job = threading.Thread(target=spark.range(0, 1, 1, 1).mapInArrow(hold_slot, "id long").collect)
+    other_job = threading.Thread(target=spark.range(0, 1, 1, 1).mapInArrow(hold, "id long").collect)
     other_job.start()
     try:
-        pause = threading.Event()
-        while not running.exists():
-            pause.wait(0.05)
+        assert eventually((tmp_path / "running").exists, timeout_s=60)
         findings = examine(spark, num_ranks=3, timeout_s=3.0)
     finally:
-        release.touch()
+        (tmp_path / "release").touch()
         other_job.join()
     (slots,) = by_check(findings, "slots")
     assert slots.status == BAD

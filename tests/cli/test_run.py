@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -70,6 +69,11 @@ def sparkdl_run(
 SPARKDL = (sys.executable, "-m", "sparkdl.cli")
 
 
+def told_pids(folder: Path) -> list[int]:
+    """The process ids of the ranks that run WAIT, and of their children."""
+    return [pid for pids in told(folder).values() for pid in pids]
+
+
 @pytest.mark.parametrize(
     ("transport", "carrier"),
     [("auto", "native"), ("tcp", "native"), ("mpi", "mpi"), ("hierarchical-mpi", "mpi")],
@@ -78,7 +82,7 @@ def test_ranks_find_each_other(tmp_path: Path, transport: str, carrier: str) -> 
     if transport == "mpi":
         pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     done = sparkdl_run(tmp_path, REDUCE, "-n", "3", "--transport", transport)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert told(tmp_path) == {rank: [carrier, 3, [6.0] * 3] for rank in range(3)}
 
 
@@ -116,12 +120,8 @@ def test_torch_and_horovod_find_the_ranks_too(tmp_path: Path) -> None:
 def test_ranks_that_never_looked_for_each_other_end_with_a_warning_and_status_zero(tmp_path: Path) -> None:
     done = sparkdl_run(tmp_path, "", "-n", "3")
     assert done.returncode == 0
-    assert done.stderr.startswith(
-        "sparkdl: warning: no rank opened the communicator or initialized torch.distributed with other ranks."
-    )
+    assert done.stderr.startswith("sparkdl: warning: no rank opened the communicator")
     assert "its 3 ranks trained 3 unconnected models" in done.stderr
-    done = sparkdl_run(tmp_path, REDUCE, "-n", "2")
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_programs_that_use_only_mpi_get_no_warning(tmp_path: Path) -> None:
@@ -182,13 +182,13 @@ def test_rank_that_exits_nonzero_or_is_killed_ends_the_other_ranks(
     done = sparkdl_run(tmp_path, source, "-n", "2")
     assert done.returncode == status
     assert done.stderr.splitlines()[-1] == f"sparkdl: rank 1 {words}"
-    assert wait_until_gone([pid for pids in told(tmp_path).values() for pid in pids], 5) == []
+    assert wait_until_gone(told_pids(tmp_path), 5) == []
 
 
 def test_processes_that_ranks_leave_running_are_ended(tmp_path: Path) -> None:
     done = sparkdl_run(tmp_path, WAIT.replace("threading.Event().wait(600)", ""))
     assert done.returncode == 0, done.stderr
-    assert wait_until_gone([pid for pids in told(tmp_path).values() for pid in pids], 5) == []
+    assert wait_until_gone(told_pids(tmp_path), 5) == []
 
 
 def test_daemon_that_holds_the_output_open_does_not_delay_the_end(tmp_path: Path) -> None:
@@ -220,10 +220,9 @@ def test_signal_to_the_command_leaves_nothing_running(tmp_path: Path, number: in
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, start_new_session=True
     ) as process:
-        assert process.stdout is not None
         for _ in range(2):
             assert b"here" in process.stdout.readline()
-        pids = [pid for pids in told(tmp_path).values() for pid in pids]
+        pids = told_pids(tmp_path)
         assert all(is_running(pid) for pid in pids)
         os.kill(process.pid, number)
         assert process.wait(20) == status
@@ -236,21 +235,13 @@ def test_ranks_end_when_the_reader_of_their_output_ends(tmp_path: Path) -> None:
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        errors: list[bytes] = []
-        reader = threading.Thread(target=_read, args=(process.stderr, errors))
-        reader.start()
-        assert b"here" in process.stdout.readline()
-        process.stdout.close()
-        assert process.wait(20) == 128 + signal.SIGPIPE
-        reader.join()
-        assert b"sparkdl" not in b"".join(errors).replace(b"sparkdl.", b"")
-        assert wait_until_gone([pid for pids in told(tmp_path).values() for pid in pids], 5) == []
-
-
-def _read(stream: IO[bytes], into: list[bytes]) -> None:
-    into.append(stream.read())
+        with ThreadPoolExecutor() as pool:
+            errors = pool.submit(process.stderr.read)
+            assert b"here" in process.stdout.readline()
+            process.stdout.close()
+            assert process.wait(20) == 128 + signal.SIGPIPE
+        assert b"sparkdl" not in errors.result().replace(b"sparkdl.", b"")
+        assert wait_until_gone(told_pids(tmp_path), 5) == []
 
 
 def test_secret_is_in_no_argument_and_no_file(tmp_path: Path) -> None:

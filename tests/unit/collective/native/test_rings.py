@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from sparkdl.collective.native.rings import Ring, plan_rings
 from sparkdl.topology import Topology, number_hosts
 from tests.collective.scenes.opening_scenes import where_it_listens
-from tests.run_ranks import run_ranks
+from tests.run_ranks import RankEnvironment, run_ranks
 
 
 def rings_of(host_of_rank: tuple[int, ...]) -> list[dict[str, Ring]]:
@@ -46,9 +46,9 @@ def test_rings_close_and_both_ends_agree(labels: list[int]) -> None:
                 assert rings[ring[kind].previous][kind].next == rank
 
 
-def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
-    assert run_ranks(2, where_it_listens) == [["127.0.0.1"]] * 2
+def where_both_listen(environment: RankEnvironment) -> list[list[str]]:
+    return [where_it_listens(environment, host_of_rank) for host_of_rank in (None, [0, 1])]
 
 
-def test_ranks_of_several_hosts_listen_on_the_address_that_reaches_the_rendezvous() -> None:
-    assert run_ranks(2, where_it_listens, [0, 1]) == [["127.0.0.1"]] * 2
+def test_ranks_of_one_or_several_hosts_listen_only_where_the_rendezvous_is_reached() -> None:
+    assert run_ranks(2, where_both_listen) == [[["127.0.0.1"]] * 2] * 2

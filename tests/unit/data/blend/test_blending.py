@@ -140,29 +140,6 @@ def test_a_blend_of_one_dataset_that_stops_reads_all_of_its_rows() -> None:
     assert [len(batch["row"]) for batch in blend] == [10, 10, 5]
 
 
-def test_parquet_feeds_are_blended_row_by_row_and_reshuffled_in_each_epoch(
-    write_dataset: WriteDataset,
-) -> None:
-    dataset = write_dataset([[10, 2], [20]])
-    rows: dict[int, list[int]] = {0: [], 1: []}
-    for rank in range(2):
-        feeds = {
-            name: ParquetFeed(dataset, columns=["id"], rank=rank, world_size=2, batch_size=5, seed=seed)
-            for seed, name in enumerate(("often", "seldom"))
-        }
-        with BlendedFeed(
-            feeds, {"often": 0.75, "seldom": 0.25}, batch_size=16, num_steps=8, source_column="source"
-        ) as blend:
-            for batch in blend:
-                for source in (0, 1):
-                    rows[source].extend(batch["id"][batch["source"] == source].tolist())
-            assert len(blend) == 8
-    # Each rank reads 96 and 32 rows of its shards of 16 rows: six and two epochs.
-    assert np.bincount(rows[0]).tolist() == [6] * 32
-    assert np.bincount(rows[1]).tolist() == [2] * 32
-    assert rows[0][:16] != rows[0][16:32]
-
-
 @pytest.mark.parametrize("batch_size", [4, None])
 def test_blend_of_parquet_feeds_can_be_resumed_at_any_step_forwards_and_backwards(
     write_dataset: WriteDataset, batch_size: int | None

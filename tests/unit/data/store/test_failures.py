@@ -5,12 +5,9 @@ from __future__ import annotations
 import errno
 from types import SimpleNamespace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from botocore.exceptions import ClientError
 
-from sparkdl.data import ParquetFeed
 from sparkdl.data.files.failures import describe_failure, describe_reading_failure, explain_failure
 from sparkdl.data.spark.failures import spark_failures_named
 from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, RankLostError, StoreAccessError
@@ -30,17 +27,6 @@ Caused by: java.lang.RuntimeException: Could not read the footer of the file
 Caused by: {cause}
 \tat org.apache.spark.sql.execution.datasources.parquet.ParquetFooterReader.readFooter(ParquetFooterReader.java:54)
 """
-
-
-@pytest.mark.parametrize("folder", MISLEADING)
-def test_vanished_file_is_reported_as_such_in_a_folder_with_a_misleading_name(tmp_path, folder):
-    for name in ("a", "b"):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        pq.write_table(pa.table({"x": range(10)}), tmp_path / folder / f"{name}.parquet")
-    with ParquetFeed(str(tmp_path / folder), batch_size=4) as feed:
-        (tmp_path / folder / "b.parquet").unlink()
-        with pytest.raises(FileVanishedError, match=r"b\.parquet, row group 0 failed"):
-            list(feed)
 
 
 @pytest.mark.parametrize("word", MISLEADING)

@@ -56,13 +56,19 @@ def silent_server(s3: S3, one_attempt: None, monkeypatch: pytest.MonkeyPatch) ->
         yield
 
 
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ("no_credentials", "no credentials were found: .*AWS_ACCESS_KEY_ID"),
+        ("closed_port", "its server cannot be reached: .*AWS_ENDPOINT_URL"),
+    ],
+)
 @readers
-def test_missing_credentials_are_named_by_every_reader(
-    no_credentials: None, reader: Callable[[str], object]
+def test_lack_of_credentials_or_of_a_server_is_named_by_every_reader(
+    request: pytest.FixtureRequest, failure: str, message: str, reader: Callable[[str], object]
 ) -> None:
-    with pytest.raises(
-        StoreAccessError, match=r"s3://bucket/rows.* no credentials were found: .*AWS_ACCESS_KEY_ID"
-    ) as caught:
+    request.getfixturevalue(failure)
+    with pytest.raises(StoreAccessError, match=rf"s3://bucket/rows.* {message}") as caught:
         reader("s3://bucket/rows")
     assert isinstance(caught.value, DataError)
     assert isinstance(caught.value, StoreError)
@@ -77,14 +83,6 @@ def test_missing_bucket_is_named_by_every_reader(s3: S3, reader: Callable[[str],
     assert ("there is no such bucket" in str(caught.value)) == is_told
 
 
-@readers
-def test_unreachable_server_is_named_by_every_reader(
-    closed_port: None, reader: Callable[[str], object]
-) -> None:
-    with pytest.raises(StoreAccessError, match=r"s3://bucket/rows.* cannot be reached: .*AWS_ENDPOINT_URL"):
-        reader("s3://bucket/rows")
-
-
 def test_missing_credentials_are_named_when_datasets_are_removed(no_credentials: None) -> None:
     for remove in (Store("s3://bucket/rows").cleanup, lambda: remove_unless_used("s3://bucket/rows")):
         with pytest.raises(StoreError, match=r"no credentials were found: .*AWS_ACCESS_KEY_ID"):
@@ -96,12 +94,17 @@ def test_read_timeout_of_a_feed_applies_to_the_first_look_at_its_source(silent_s
         ParquetFeed("s3://bucket/rows", batch_size=4, read_timeout_s=0.2)
 
 
-def test_errors_of_files_name_them_with_their_scheme(s3: S3) -> None:
+def write_files(s3: S3) -> str:
     url = f"s3://{s3.make_bucket()}/rows"
-    files = s3fs.S3FileSystem()
     for name in ("a", "b"):
-        with files.open(f"{url}/{name}.parquet", "wb") as file:
+        with s3fs.S3FileSystem().open(f"{url}/{name}.parquet", "wb") as file:
             pq.write_table(pa.table({"x": np.arange(10)}), file)
+    return url
+
+
+def test_errors_of_files_name_them_with_their_scheme(s3: S3) -> None:
+    url = write_files(s3)
+    files = s3fs.S3FileSystem()
     with ParquetFeed(url, batch_size=4) as feed:
         files.rm(f"{url}/b.parquet")
         with pytest.raises(FileVanishedError, match=rf"Reading {url}/b\.parquet, row group 0 failed"):
@@ -114,10 +117,8 @@ def test_errors_of_files_name_them_with_their_scheme(s3: S3) -> None:
 def test_credentials_lost_during_an_epoch_are_named_with_the_file(
     s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"s3://{s3.make_bucket()}/rows"
-    with s3fs.S3FileSystem().open(f"{url}/a.parquet", "wb") as file:
-        pq.write_table(pa.table({"x": np.arange(10)}), file)
-    with ParquetFeed(url, batch_size=4) as feed:
+    url = write_files(s3)
+    with ParquetFeed(url, batch_size=4, shuffle=False) as feed:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name)
         s3fs.S3FileSystem.clear_instance_cache()

@@ -15,7 +15,7 @@ from sparkdl.estimators.fit.checkpoint_lease import held_alone
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.training.checkpoint.files import FIT, MODEL, DamagedFileError, Manifest, load_file
 from sparkdl.training.checkpoint.folder import CheckpointFolder
-from sparkdl.training.checkpoint.identity import check_progress, fit_identity
+from sparkdl.training.checkpoint.identity import check_progress, fit_identity, model_files_identity
 from sparkdl.training.checkpoint.state import load_module_state
 from sparkdl.training.history import EpochRecord
 from sparkdl.training.spec import CheckpointPlan
@@ -86,16 +86,22 @@ def _do_nothing() -> None:
 
 
 def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str | None) -> TrainingSpec:
-    """Return the spec with checkpoints at a URL; unchanged if the URL is None."""
+    """Return the spec with checkpoints at a URL; unchanged if the URL is None.
+
+    Raises:
+        StoreError: if the files of the initial weights cannot be read.
+    """
     if url is None:
         return spec
+    initial = params.path_of_initial_weights()
+    files = None if initial is None else model_files_identity(initial)
     plan = CheckpointPlan(
         url=Store(url).url,
         every_updates=params.getCheckpointEverySteps(),
         num_kept=params.getKeepCheckpoints(),
         num_ranks=params.getNumWorkers(),
     )
-    return replace(spec, checkpoints=plan)
+    return replace(spec, checkpoints=plan, initial_files=files)
 
 
 def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | None:

@@ -24,6 +24,7 @@ from sparkdl.estimators.params.table import check_entries, entries_of
 from sparkdl.estimators.params.training import HasFunctions, HasObjective, HasTraining, best_goal_of
 from sparkdl.model.architecture import check_has_values
 from sparkdl.model.inputs import dtype_name, parameter_dtype
+from sparkdl.training.spec import DRAWN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -154,6 +155,14 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
     def further_params(self) -> dict[str, object]:
         """Return values by name that are logged to MLflow besides the Params."""
         return {}
+
+    def path_of_initial_weights(self) -> str | None:
+        """Return the path or URL of the file or folder that a fit reads its initial weights from; None if it has none.
+
+        Estimators that read the weights themselves, or copy the folder, return the original one.
+        """
+        given = self.getInitialWeights()
+        return None if given == DRAWN else given
 
     def metric_names(self) -> list[str]:
         """Return the names of all losses and metrics that a fit has."""

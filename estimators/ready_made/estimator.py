@@ -100,6 +100,10 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any],
         """Return the estimator that runs the fit; it makes the model once the rows are written."""
         return _LearningEstimator(self)
 
+    def path_of_pretrained(self) -> str | None:
+        """Return the path of the file or folder that :meth:`make` reads weights from; None if it reads none."""
+        return None
+
     def write(self) -> MLWriter:
         """Return a writer: ``estimator.write().overwrite().save(path)``."""
         return ParamsWriter(self)
@@ -141,6 +145,9 @@ class _LearningEstimator(TorchEstimator):
     def further_params(self) -> dict[str, object]:
         given = self._of.extractParamMap()
         return {param.name: value for param, value in given.items() if not self.hasParam(param.name)}
+
+    def path_of_initial_weights(self) -> str | None:
+        return self._of.path_of_pretrained()
 
 
 _IMAGE = (

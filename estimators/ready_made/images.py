@@ -454,6 +454,11 @@ class ImageClassifier(
             load_fitting(network, read_backbone_weights(weights), num_outputs=num_classes, path=weights)
         return network
 
+    def path_of_pretrained(self) -> str | None:
+        """Return the path of the file of weights, or None."""
+        weights = self.getBackboneWeights()
+        return None if weights in (NO_WEIGHTS, PRETRAINED) else weights
+
     def model_class(self) -> type[TorchClassificationModel]:
         """Return the class of the models that fits return."""
         return TorchClassificationModel

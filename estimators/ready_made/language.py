@@ -596,3 +596,6 @@ class _EstimatorOfRows(TorchEstimator):
         others = {name: value for name, value in self.of_texts.items() if not self.hasParam(name)}
         # Not the copy of the folder in the Store, which exists only during the fit.
         return {**others, "initialWeights": self.of_texts.get("pretrained", DRAWN)}
+
+    def path_of_initial_weights(self) -> str | None:
+        return self.of_texts.get("pretrained")

@@ -321,6 +321,10 @@ class TextClassifier(
             )
         return MadeModel(network, inputs, nn.CrossEntropyLoss())
 
+    def path_of_pretrained(self) -> str | None:
+        """Return the folder of the pretrained model, or None."""
+        return self.getPretrained()
+
     def _make_pretrained(self, folder: str, name: str, num_classes: int) -> MadeModel:
         with seeded(self.getSeed()):
             tokenizer, network = load_folder(folder, num_outputs=num_classes)

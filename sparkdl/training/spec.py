@@ -67,6 +67,11 @@ class TrainingSpec:
     initial_weights: str | None = field(default=None, metadata=FREE)
     """:data:`DRAWN` for weights drawn with the seed, or the folder to load them from; None for the module's own."""
 
+    initial_files: Mapping[str, str] | None = field(default=None, metadata=FREE)
+    """Content of the files that the initial weights are read from, on the driver or on the ranks, by their names; see
+    :func:`sparkdl.training.checkpoint.identity.model_files_identity`. Set for fits with checkpoints, which compare it;
+    None if the weights are from no file."""
+
     inputs: ModelInputs = field(metadata=DESCRIBED)
     """Feature columns, and how the model is called with them."""
 

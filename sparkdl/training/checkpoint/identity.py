@@ -1,8 +1,9 @@
 """The identity of a fit: the model's structure, the dataset, and the settings that determine the weights.
 
 Runs on the *driver* and on a *rank*. A checkpoint holds the identity of its fit, and only a fit with the same
-identity resumes from it. The identity leaves out the initial weights, which a checkpoint replaces, the number of ranks,
-and settings that do not change results.
+identity resumes from it. The identity leaves out the number of ranks, settings that do not change results, and the
+values of the module's own initial weights, which a checkpoint replaces. The files of initial weights that are read from
+a folder belong to it, as nothing else tells apart two models of the same structure.
 
 Objects of a fit are described in text. Two objects that do the same have the same description in any process. The
 converse does not hold: a function is described by its name and by what :func:`functools.partial` binds, not by what it
@@ -19,6 +20,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -26,7 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl import data
+from sparkdl.data.files.failures import store_error
+from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import CheckpointError
+from sparkdl.training.spec import DRAWN
 from sparkdl.training.update import make_optimizer
 
 if TYPE_CHECKING:
@@ -256,6 +261,78 @@ def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return words ^ (words >> np.uint64(31))
 
 
+_MODEL_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*model*.bin",
+    "*model*.bin.index.json",
+    "config.json",
+    "adapter_config.json",
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "tekken.json",
+    "added_tokens.json",
+    "special_tokens_map.json",
+)
+"""Files of a folder that belong to a model and its tokenizer; others, such as notes and logs, may change."""
+
+_WHOLE_FILE_BYTES = 64 << 20
+"""Maximum size of a file that is read as a whole."""
+_NUM_BLOCKS = 256
+_BLOCK_BYTES = 4096
+
+
+def model_files_identity(path: str) -> dict[str, str]:
+    """Return a description of the content of each file of a model, by its name; it does not depend on the place.
+
+    Of a file of more than 64 MiB, only the size and 256 evenly spaced blocks of 4 KiB are read, the first and the last
+    bytes among them. Training changes weights everywhere, so that another model of the same size differs in them.
+
+    Args:
+        path: path or URL of a folder with the weights of a model and, possibly, its configuration and tokenizer; or of
+            a single file of weights.
+
+    Raises:
+        StoreError: if the files cannot be read.
+    """
+    location = open_location(path)
+    filesystem = location.filesystem
+    try:
+        if filesystem.isfile(location.path):
+            files = [filesystem.info(location.path)]
+        else:
+            files = [each for each in filesystem.ls(location.path, detail=True) if _is_of_model(each)]
+        return {
+            _file_name(file): _content_of_file(filesystem, str(file["name"]), int(file["size"]))
+            for file in sorted(files, key=_file_name)
+        }
+    except OSError as error:
+        raise store_error(f"The initial weights in {path} cannot be read", error) from error
+
+
+def _file_name(file: Mapping[str, Any]) -> str:
+    return str(file["name"]).rsplit("/", 1)[-1]
+
+
+def _is_of_model(file: Mapping[str, Any]) -> bool:
+    name = _file_name(file)
+    return file["type"] != "directory" and any(fnmatchcase(name, pattern) for pattern in _MODEL_FILES)
+
+
+def _content_of_file(filesystem: Any, path: str, size: int) -> str:
+    if size <= _WHOLE_FILE_BYTES:
+        blocks = [filesystem.cat_file(path)]
+    else:
+        # One call, as filesystems of object stores then send these requests at the same time.
+        starts = [(size - _BLOCK_BYTES) * number // (_NUM_BLOCKS - 1) for number in range(_NUM_BLOCKS)]
+        ends = [start + _BLOCK_BYTES for start in starts]
+        blocks = filesystem.cat_ranges([path] * _NUM_BLOCKS, starts, ends, on_error="raise")
+    return f"{size} bytes {checksum(b''.join(blocks))}"
+
+
 def fit_identity(
     spec: TrainingSpec, dataset: ParquetDataset, *, read_timeout_s: float = 600.0
 ) -> dict[str, Any]:
@@ -270,6 +347,7 @@ def fit_identity(
         "tensors": _tensors(spec.model),
         "modules": described_modules(spec.model),
         "dataset": dataset_identity(dataset, spec, read_timeout_s),
+        "initial weights": _initial_weights(spec),
         "settings": {
             "loss": "trainStep"
             if spec.user_step is not None
@@ -294,6 +372,16 @@ def fit_identity(
             **_plain_fields(spec),
         },
     }
+
+
+_DRAWN_WEIGHTS = {"": DRAWN}
+
+
+def _initial_weights(spec: TrainingSpec) -> dict[str, str]:
+    """Return the files of the initial weights; empty for a module's own weights, which are not compared."""
+    if spec.initial_files is not None:
+        return dict(spec.initial_files)
+    return _DRAWN_WEIGHTS if spec.initial_weights == DRAWN else {}
 
 
 def _tensors(module: nn.Module) -> dict[str, str]:
@@ -366,6 +454,7 @@ def check_identity(then: Mapping[str, Any], now: Mapping[str, Any], url: str) ->
     differences = [
         *_differing_model(then, now),
         *_differing_dataset(then.get("dataset", {}), now["dataset"]),
+        *_differing_weights(then.get("initial weights", {}), now["initial weights"]),
         *_differing("", then.get("settings", {}), now["settings"]),
     ]
     if differences:
@@ -412,6 +501,26 @@ def _differing_dataset(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     if not (then.get("rows") and now["rows"] and then.get("first rows") == now["first rows"]):
         then, now = {**then, "rows": None}, {**now, "rows": None}
     return _differing("the dataset's ", then, now)
+
+
+def _differing_weights(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    # Older checkpoints do not name the files, and a module's own weights are not compared.
+    if then == now or not then or not now:
+        return []
+    kinds = ["drawn" if each == _DRAWN_WEIGHTS else "those of a folder" for each in (then, now)]
+    if kinds[0] != kinds[1]:
+        return [f"the initial weights were {kinds[0]} and are {kinds[1]}"]
+    found = [
+        f"{name} was {'not there' if name not in then else 'another' if name in now else 'there and is missing'}"
+        for name in sorted({**then, **now})
+        if then.get(name) != now.get(name)
+    ]
+    more = f" and {len(found) - _MOST_FILES} more" if len(found) > _MOST_FILES else ""
+    return [f"among the files of the initial weights, {', '.join(found[:_MOST_FILES])}{more}"]
+
+
+_MOST_FILES = 4
+"""Maximum number of files that an error message names."""
 
 
 def _differing(what: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

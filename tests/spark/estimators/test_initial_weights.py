@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import safetensors.torch
 
-from sparkdl.errors import ParamError, SavedModelError
+from sparkdl.errors import CheckpointError, ParamError, SavedModelError
 from sparkdl.parallel import draw_weights, on_meta
 from tests.spark.estimators.estimator_examples import make_estimator, make_model
 
@@ -37,6 +37,18 @@ def test_a_model_on_meta_begins_with_weights_that_ranks_draw_or_read(frame, whol
     for given, sizes in (("drawn", None), (folder, {"shard": 2})):
         estimator = make_estimator(tmp_path, model=meta, epochs=1, initialWeights=given, parallelism=sizes)
         assert estimator.fit(frame).history[0].loss == pytest.approx(expected, rel=1e-5), (given, sizes)
+
+
+def test_a_fit_does_not_resume_from_checkpoints_that_began_with_other_files(frame, meta, folder, tmp_path):
+    estimator = make_estimator(
+        tmp_path, model=meta, epochs=1, initialWeights=folder, checkpointDir=str(tmp_path / "run")
+    )
+    first = estimator.fit(frame).history
+    assert [record.loss for record in estimator.fit(frame).history] == [record.loss for record in first]
+    draw_weights(meta, seed=8)
+    safetensors.torch.save_file(meta.state_dict(), f"{folder}/model.safetensors")
+    with pytest.raises(CheckpointError, match="files of the initial weights, model.safetensors was another"):
+        estimator.fit(frame)
 
 
 @pytest.mark.slow

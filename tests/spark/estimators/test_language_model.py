@@ -7,7 +7,7 @@ import math
 import mlflow
 import pytest
 
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import CheckpointError, DataError, ParamError
 from sparkdl.estimators import LanguageModel, LanguageModelModel, PerplexityEvaluator
 
 SENTENCE = "the cat number {} sat on the mat and looked at the dog."
@@ -81,7 +81,7 @@ def test_language_model_continues_texts_and_is_saved_and_served(spark, texts, tm
 )
 def test_ranks_that_share_the_decoder_learn_the_same(texts, tmp_path, sizes):
     rows = texts.coalesce(1)
-    changes = {"epochs": 1, "tieEmbeddings": "pipeline" not in sizes}
+    changes = {"epochs": 1}
     shared = make(tmp_path, parallelism=sizes, **changes)
     assert all(each.is_meta for each in shared.planned(rows)[0].getModel().parameters())
     alone = make(tmp_path, numWorkers=1, **changes).fit(rows)
@@ -104,7 +104,7 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     config = transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     changes = {"vocabularySize": None, "embeddingSize": None, "numLayers": None, "pretrained": folder}
-    tuned = make(tmp_path, loraRank=4, epochs=2, **changes)
+    tuned = make(tmp_path, loraRank=4, epochs=2, checkpointDir=str(tmp_path / "run"), **changes)
     assert all(each.is_meta for each in tuned.planned(texts)[0].getModel().parameters())
     model = tuned.fit(texts)
     losses = [record.loss for record in model.history]
@@ -125,6 +125,9 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     same = make(tmp_path, loraRank=4, epochs=2, **changes, **shared).fit(tokens.repartition(2))
     assert same.history[1].loss == pytest.approx(losses[1], rel=0.05)
     assert same.generate("the cat") == tokenizer.decode(same.generate(tokenizer("the cat")["input_ids"]))
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)  # with other weights
+    with pytest.raises(CheckpointError, match="files of the initial weights, model.safetensors was another"):
+        tuned.fit(texts)
 
 
 @pytest.mark.any_spark_will_do

@@ -15,11 +15,11 @@ from torch import nn
 from sparkdl.data import scan_dataset
 from sparkdl.errors import DataError, ParamError, ParamTypeError
 from sparkdl.estimators import ImageClassifier
-from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.estimators.ready_made.estimator import answer_row
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from sparkdl.model.served_model import PyfuncModel
+from tests.unit.estimators.fit_examples import learn
 from tests.unit.networks.image_libraries import TIMM, TORCHVISION, keep_weights
 
 NUM_ROWS = 40
@@ -99,16 +99,15 @@ def dataset(tmp_path_factory):
 SMALL = {"stageWidths": [4, 8], "blocksPerStage": 1}
 
 
-def learn(estimator, dataset):
-    """The inputs of the fit that would go to the ranks, and the signature of its model."""
-    learning = estimator.params_of_fit()
-    learning.check_values()
-    learning.learn(dataset)
-    return prepare_fit(learning, dataset)
+def learned(dataset, column, **params):
+    """The inputs of a fit of images in a column, by default with a small network."""
+    return learn(
+        ImageClassifier(featuresCol=column, **({} if "backbone" in params else SMALL), **params), dataset
+    )
 
 
-def saved(estimator, dataset):
-    inputs = learn(estimator, dataset)
+def saved(dataset, column, **params):
+    inputs = learned(dataset, column, **params)
     return SavedModel(inputs.spec.model, inputs.signature)
 
 
@@ -126,24 +125,22 @@ COLUMNS = {
 @pytest.mark.parametrize("name", COLUMNS)
 def test_images_of_all_columns_become_predictions(dataset, name):
     params, size, channels = COLUMNS[name]
-    inputs = learn(ImageClassifier(featuresCol=name, **SMALL, **params), dataset)
+    inputs = learned(dataset, name, **params)
     prepare = inputs.spec.inputs.prepare
     assert (prepare.size, prepare.num_channels) == (size, channels)
     assert inputs.spec.inputs.inputs[0].dtype == "float32"
     row = {name: inputs.example[name]}
-    answers = Predictor(SavedModel(inputs.spec.model, inputs.signature)).answer(row, ("probability",))[
-        "label"
-    ]
-    assert answers["probability"].shape == (1, 3)
+    predictor = Predictor(SavedModel(inputs.spec.model, inputs.signature))
+    assert predictor.answer(row, ("probability",))["label"]["probability"].shape == (1, 3)
 
 
 def test_image_scales_are_computed_from_the_pixels_trained_on(dataset):
-    model = learn(ImageClassifier(featuresCol="nested", **SMALL), dataset).spec.model
+    model = learned(dataset, "nested").spec.model
     assert model.mean.item() == pytest.approx(FLOATS.mean(), rel=1e-4)
     assert model.deviation.item() == pytest.approx(FLOATS.std(), rel=1e-4)
-    half = ImageClassifier(featuresCol="nested", validationFraction=0.5, **SMALL)
-    assert learn(half, dataset).spec.model.mean.item() != pytest.approx(FLOATS.mean(), rel=1e-4)
-    plain = learn(ImageClassifier(featuresCol="encoded", normalization="none", **SMALL), dataset).spec.model
+    half = learned(dataset, "nested", validationFraction=0.5).spec.model
+    assert half.mean.item() != pytest.approx(FLOATS.mean(), rel=1e-4)
+    plain = learned(dataset, "encoded", normalization="none").spec.model
     assert (plain.mean.flatten().tolist(), plain.deviation.flatten().tolist()) == ([0] * 3, [1] * 3)
 
 
@@ -152,15 +149,13 @@ def test_image_scales_are_computed_from_the_pixels_trained_on(dataset):
     [("encoded", [123.7, 116.3, 103.5]), ("colours", [0.485, 0.456, 0.406]), ("nested", [0.449])],
 )
 def test_scales_of_imagenet_are_in_the_unit_of_the_images(dataset, name, mean):
-    model = learn(ImageClassifier(featuresCol=name, normalization="imagenet", **SMALL), dataset).spec.model
+    model = learned(dataset, name, normalization="imagenet").spec.model
     assert model.mean.flatten().tolist() == pytest.approx(mean, rel=1e-3)
 
 
 def test_encoded_images_and_images_of_spark_are_prepared_alike(dataset):
-    batch = {
-        name: learn(ImageClassifier(featuresCol=name, **SMALL), dataset) for name in ("encoded", "image")
-    }
-    one, other = (inputs.spec.inputs.prepare(inputs.example) for inputs in batch.values())
+    made = [learned(dataset, name) for name in ("encoded", "image")]
+    one, other = (inputs.spec.inputs.prepare(inputs.example) for inputs in made)
     np.testing.assert_array_equal(one, other)
 
 
@@ -171,15 +166,9 @@ def test_path_of_initial_weights_is_that_of_the_file():
 
 
 def test_params_reach_network_and_random_changes(dataset):
-    estimator = ImageClassifier(
-        featuresCol="encoded",
-        labelCol="name",
-        stageWidths=[4, 8, 16],
-        blocksPerStage=2,
-        dropout=0.25,
-        augmentation=["flip"],
-    )
-    inputs = learn(estimator, dataset)
+    network = {"stageWidths": [4, 8, 16], "blocksPerStage": 2, "dropout": 0.25}
+    params = {"featuresCol": "encoded", "labelCol": "name", "augmentation": ["flip"], **network}
+    inputs = learn(ImageClassifier(**params), dataset)
     backbone = inputs.spec.model.backbone
     assert len(backbone.blocks) == 6
     assert (backbone.head.in_features, backbone.head.out_features, backbone.dropout.p) == (16, 2, 0.25)
@@ -189,8 +178,7 @@ def test_params_reach_network_and_random_changes(dataset):
 
 def test_first_weights_depend_on_the_seed(dataset):
     def first(seed):
-        model = learn(ImageClassifier(featuresCol="nested", seed=seed, **SMALL), dataset).spec.model
-        return model.backbone.head.weight
+        return learned(dataset, "nested", seed=seed).spec.model.backbone.head.weight
 
     one = first(1)
     assert torch.equal(one, first(1))
@@ -198,12 +186,11 @@ def test_first_weights_depend_on_the_seed(dataset):
 
 
 def test_residual_network_loads_the_weights_of_a_file_except_a_head_for_other_classes(dataset, tmp_path):
-    first = learn(ImageClassifier(featuresCol="encoded", seed=1, **SMALL), dataset).spec.model.backbone
+    first = learned(dataset, "encoded", seed=1).spec.model.backbone
     torch.save(first.state_dict(), tmp_path / "weights.pt")
     weights = str(tmp_path / "weights.pt")
     for label, is_same in (("label", True), ("name", False)):
-        estimator = ImageClassifier(featuresCol="encoded", labelCol=label, backboneWeights=weights, **SMALL)
-        network = learn(estimator, dataset).spec.model.backbone
+        network = learned(dataset, "encoded", labelCol=label, backboneWeights=weights).spec.model.backbone
         assert torch.equal(network.blocks[0].first.weight, first.blocks[0].first.weight)
         assert (network.head.weight.shape == first.head.weight.shape) is is_same
 
@@ -218,9 +205,9 @@ def libraries(tmp_path_factory):
 
 def test_a_backbone_of_a_library_gets_three_channels_of_grey_images(libraries, dataset):
     estimator = ImageClassifier(featuresCol="nested", backbone=TORCHVISION)
-    inputs = learn(estimator, dataset)
-    assert inputs.spec.model.backbone.layers[0].in_channels == 3
-    assert isinstance(inputs.spec.model.backbone.classifier[1], nn.Linear)
+    backbone = learn(estimator, dataset).spec.model.backbone
+    assert backbone.layers[0].in_channels == 3
+    assert isinstance(backbone.classifier[1], nn.Linear)
     for changes in ({"stageWidths": [4]}, {"dropout": 0.5}):
         with pytest.raises(ParamError, match="is one of the residual network"):
             estimator.copy().setParams(**changes).check_values()
@@ -229,20 +216,16 @@ def test_a_backbone_of_a_library_gets_three_channels_of_grey_images(libraries, d
 
 
 def test_error_of_a_backbone_about_the_size_of_images_is_reported(libraries, dataset):
-    estimator = ImageClassifier(featuresCol="encoded", backbone="timm:test_vit3")
     with pytest.raises(DataError, match=r"AssertionError: Input height \(10\) doesn't match model \(160\)"):
-        learn(estimator, dataset)
-    learn(estimator.copy().setImageSize(160), dataset)
+        learned(dataset, "encoded", backbone="timm:test_vit3")
+    learned(dataset, "encoded", backbone="timm:test_vit3", imageSize=160)
 
 
 @pytest.mark.parametrize("name", [TORCHVISION, TIMM])
 def test_a_model_with_a_backbone_of_a_library_answers_the_same_once_it_is_loaded(
     libraries, dataset, tmp_path, name
 ):
-    estimator = ImageClassifier(
-        featuresCol="encoded", backbone=name, backboneWeights="pretrained", imageSize=32
-    )
-    model = saved(estimator, dataset)
+    model = saved(dataset, "encoded", backbone=name, backboneWeights="pretrained", imageSize=32)
     save_model(model, tmp_path / "model")
     rows = {"encoded": np.array([encoded(image) for image in IMAGES[:5]], dtype=object)}
     answers = [
@@ -270,16 +253,14 @@ IMAGENET_MEAN, IMAGENET_DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0
 def test_images_are_normalized_for_the_pretrained_weights_unless_set_otherwise(
     libraries, dataset, name, params, mean, deviation
 ):
-    params = {"backbone": TIMM, **params}
-    model = learn(
-        ImageClassifier(featuresCol=name, backboneWeights="pretrained", **params), dataset
-    ).spec.model
+    params = {"backbone": TIMM, "backboneWeights": "pretrained", **params}
+    model = learned(dataset, name, **params).spec.model
     assert model.mean.flatten().tolist() == pytest.approx(mean, rel=1e-4)
     assert model.deviation.flatten().tolist() == pytest.approx(deviation, rel=1e-4)
 
 
 def test_served_model_takes_bytes_and_predicts_single_rows(dataset, tmp_path):
-    model = saved(ImageClassifier(featuresCol="encoded", labelCol="name", **SMALL), dataset)
+    model = saved(dataset, "encoded", labelCol="name")
     save_model(model, tmp_path / "model")
     served = PyfuncModel(load_model(tmp_path / "model"))
     contents = [encoded(image) for image in IMAGES[:5]]
@@ -290,95 +271,61 @@ def test_served_model_takes_bytes_and_predicts_single_rows(dataset, tmp_path):
 
 
 def test_single_image_of_spark_and_its_pixels_get_the_same_answer(dataset):
-    model = saved(ImageClassifier(featuresCol="image", **SMALL), dataset)
+    model = saved(dataset, "image")
     row = of_spark(IMAGES[0])
     answers = [answer_row(model, each, "probability") for each in (row, IMAGES[0][..., ::-1])]
     assert answers[0] == answers[1]
     assert len(answers[0]) == 3
 
 
-OTHER_VALUES = {
-    "bytes for an image": (
-        "image",
-        b"png",
-        "'image' takes a row of Spark's image source .*, not bytes",
-    ),
-    "a path for an image": ("image", "a.png", "'image' takes a row of Spark's image source .*, not str"),
-    "half an image": ("image", {"height": 2}, "not dict. KeyError: 'width'"),
-    "too few bytes": (
-        "image",
-        {"height": 2, "width": 2, "nChannels": 3, "data": b"1"},
-        "not dict. ValueError: cannot reshape",
-    ),
-    "a path for bytes": ("encoded", "a.png", "'encoded' takes bytes, .*, not str. Give what is in the file"),
-    "a number for bytes": ("encoded", 7, "'encoded' takes bytes, .*, not int"),
-    "nothing for bytes": ("encoded", None, "'encoded' is null in this row"),
-    "bytes for arrays": ("nested", b"png", "'nested' takes arrays of numbers, .*, not bytes"),
-    "arrays of no one length": (
-        "nested",
-        [[1.0], [1.0, 2.0]],
-        "'nested' takes arrays of numbers, .*, not list",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", OTHER_VALUES)
-def test_single_row_of_another_type_is_refused_with_the_type_of_the_column(dataset, case):
-    name, value, message = OTHER_VALUES[case]
-    model = saved(ImageClassifier(featuresCol=name, **SMALL), dataset)
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("image", b"png", "'image' takes a row of .*, not bytes"),
+        ("image", "a.png", "'image' takes a row of .*, not str"),
+        ("image", {"height": 2}, "not dict. KeyError: 'width'"),
+        ("image", {**of_spark(IMAGES[0]), "data": b"1"}, "not dict. ValueError: cannot reshape"),
+        ("encoded", "a.png", "'encoded' takes bytes, .*, not str. Give what"),
+        ("encoded", 7, "'encoded' takes bytes, .*, not int"),
+        ("encoded", None, "'encoded' is null in this row"),
+        ("nested", b"png", "'nested' takes arrays of numbers, .*, not bytes"),
+        ("nested", [[1.0], [1.0, 2.0]], "'nested' takes arrays of numbers, .*, not list"),
+    ],
+)
+def test_single_row_of_another_type_is_refused_with_the_type_of_the_column(dataset, name, value, message):
+    model = saved(dataset, name)
     with pytest.raises(DataError, match=message):
         answer_row(model, value, "prediction")
 
 
-REFUSED = {
-    "two columns": (["encoded", "image"], {}, ParamError, "takes one column of images"),
-    "no column": ("nowhere", {}, DataError, "no column 'nowhere'"),
-    "strings": ("words", {}, DataError, "'words' holds string values, and ImageClassifier takes images"),
-    "scalars": ("number", {}, DataError, "'number' holds number values, and ImageClassifier takes images"),
-    "arrays of no one length": ("ragged", {}, DataError, "'ragged' holds arrays that differ in length"),
-    "four levels of arrays": ("deep", {}, DataError, "arrays of 1 x 1 x 1 x 1, which are no images"),
-    "flat arrays": ("flat", {}, DataError, r"30 numbers. Set the shape .* imageShape=\[3, 8\]"),
-    "flat square arrays": ("line", {}, DataError, r"9 numbers. Set the shape .* imageShape=\[3, 3\]"),
-    "another shape": ("flat", {"imageShape": [6, 6]}, DataError, "are 36 numbers, and the arrays .* have 30"),
-    "a shape of bytes": ("encoded", {"imageShape": [6, 6]}, DataError, "have their own shape"),
-    "a shape of shapes": (
-        "nested",
-        {"imageShape": [5, 6]},
-        DataError,
-        r"arrays of 6 x 5, and Param imageShape",
-    ),
-    "NaN": ("holes", {}, DataError, "column 'holes', row .* NaN"),
-    "no images": (
-        "broken",
-        {},
-        DataError,
-        "column 'broken', row 0 .* cannot be decoded: UnidentifiedImageError",
-    ),
-    "scales of other channels": (
-        "spectrum",
-        {"normalization": "imagenet"},
-        DataError,
-        "have 7. Take 'learned'",
-    ),
-    "an image of nothing": ("encoded", {"imageSize": 0}, ParamError, "Param imageSize must be at least 1"),
-    "a negative shape": ("flat", {"imageShape": [-6, -5]}, ParamError, "Param imageShape must be at least 1"),
-    "a shape of one side": ("flat", {"imageShape": [30]}, ParamError, "Param imageShape has 1 numbers"),
-    "no stages": ("encoded", {"stageWidths": []}, ParamError, "Param stageWidths is empty"),
-    "no blocks": ("encoded", {"blocksPerStage": 0}, ParamError, "Param blocksPerStage must be at least 1"),
-    "no library": ("encoded", {"backbone": "resnet18"}, ParamError, "a name with its library"),
-    "no such weights": (
-        "encoded",
-        {"backboneWeights": "pretrained"},
-        ParamError,
-        "residual network has no such",
-    ),
-    "no such file": ("encoded", {"backboneWeights": "/nowhere.pt"}, ParamError, "no such file on the driver"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_invalid_params_are_refused_before_ranks_start(dataset, name):
-    column, params, error, message = REFUSED[name]
+@pytest.mark.parametrize(
+    ("column", "params", "error", "message"),
+    [
+        (["encoded", "image"], {}, ParamError, "takes one column of images"),
+        ("nowhere", {}, DataError, "no column 'nowhere'"),
+        ("words", {}, DataError, "'words' holds string values, .* takes images"),
+        ("number", {}, DataError, "'number' holds number values, .* takes images"),
+        ("ragged", {}, DataError, "'ragged' holds arrays that differ in length"),
+        ("deep", {}, DataError, "arrays of 1 x 1 x 1 x 1, which are no images"),
+        ("flat", {}, DataError, r"30 numbers. Set the shape .* imageShape=\[3, 8\]"),
+        ("line", {}, DataError, r"9 numbers. Set the shape .* imageShape=\[3, 3\]"),
+        ("flat", {"imageShape": [6, 6]}, DataError, "36 numbers, and .* have 30"),
+        ("encoded", {"imageShape": [6, 6]}, DataError, "have their own shape"),
+        ("nested", {"imageShape": [5, 6]}, DataError, r"arrays of 6 x 5, and Param imageShape"),
+        ("holes", {}, DataError, "column 'holes', row .* NaN"),
+        ("broken", {}, DataError, "'broken', row 0 .*: UnidentifiedImageError"),
+        ("spectrum", {"normalization": "imagenet"}, DataError, "have 7. Take 'learned'"),
+        ("encoded", {"imageSize": 0}, ParamError, "imageSize must be at least 1"),
+        ("flat", {"imageShape": [-6, -5]}, ParamError, "imageShape must be at least 1"),
+        ("flat", {"imageShape": [30]}, ParamError, "imageShape has 1 numbers"),
+        ("encoded", {"stageWidths": []}, ParamError, "stageWidths is empty"),
+        ("encoded", {"blocksPerStage": 0}, ParamError, "blocksPerStage must be at least 1"),
+        ("encoded", {"backbone": "resnet18"}, ParamError, "a name with its library"),
+        ("encoded", {"backboneWeights": "pretrained"}, ParamError, "residual network has no such"),
+        ("encoded", {"backboneWeights": "/nowhere.pt"}, ParamError, "no such file on the driver"),
+    ],
+)
+def test_invalid_params_are_refused_before_ranks_start(dataset, column, params, error, message):
     with pytest.raises(error, match=message):
         estimator = ImageClassifier(featuresCol=column, **params)
         estimator.check_values()

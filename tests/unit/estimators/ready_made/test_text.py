@@ -21,6 +21,7 @@ from sparkdl.estimators.ready_made.text import texts_with_words
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from sparkdl.model.served_model import PyfuncModel
+from tests.unit.estimators.fit_examples import learn
 from tests.unit.networks.pretrained_folders import NUM_TOKENS, change_config, leave_out, write_folder
 
 TEXTS = ["b a a a", "B c", "d, c", "", "e a d.", "f A d!"] * 5
@@ -44,14 +45,6 @@ def dataset(tmp_path_factory):
     folder.mkdir()
     pq.write_table(table, folder / "part-0.parquet", row_group_size=7)
     return scan_dataset(str(folder))
-
-
-def learn(estimator, dataset):
-    """The inputs of the fit that would go to the ranks, and the signature of its model."""
-    learning = estimator.params_of_fit()
-    learning.check_values()
-    learning.learn(dataset)
-    return prepare_fit(learning, dataset)
 
 
 def test_path_of_initial_weights_is_that_of_the_pretrained_folder():
@@ -98,16 +91,8 @@ def test_a_saved_model_is_served_strings_and_answers_for_one_row(dataset, tmp_pa
 
 
 def test_params_reach_network_and_inputs(dataset):
-    estimator = TextClassifier(
-        featuresCol="text",
-        tokenizer="bytes",
-        maxLength=9,
-        embeddingSize=12,
-        numLayers=3,
-        numHeads=4,
-        dropout=0.25,
-    )
-    inputs = learn(estimator, dataset)
+    sizes = {"maxLength": 9, "embeddingSize": 12, "numLayers": 3, "numHeads": 4, "dropout": 0.25}
+    inputs = learn(TextClassifier(featuresCol="text", tokenizer="bytes", **sizes), dataset)
     network = inputs.spec.model
     assert (network.tokens.num_embeddings, network.tokens.embedding_dim) == (258, 12)
     assert (network.places.num_embeddings, inputs.spec.inputs.prepare.max_length) == (10, 9)
@@ -262,8 +247,7 @@ def test_folders_without_a_model_are_refused(dataset, pretrained, tmp_path):
         TextClassifier(pretrained=str(tmp_path / "nowhere")).check_values()
     (tmp_path / "pretrained" / "config.json").write_text("no JSON")
     with pytest.raises(
-        ParamError,
-        match=r"loads no tokenizer and classification model: .*not a valid JSON.*save_pretrained",
+        ParamError, match=r"loads no tokenizer and classification model: .*not a valid JSON.*save_pretrained"
     ):
         learn(TextClassifier(featuresCol="text", pretrained=pretrained), dataset)
 
@@ -327,33 +311,22 @@ def test_error_without_transformers_says_what_to_install(tmp_path, monkeypatch):
         TextClassifier(pretrained=str(tmp_path)).check_values()
 
 
-REFUSED = {
-    "two columns": (
-        ["text", "unique"],
-        {},
-        ParamError,
-        "takes one column of texts. Join several with .*concat_ws",
-    ),
-    "no column": ("nowhere", {}, DataError, "no column 'nowhere'"),
-    "numbers": ("number", {}, DataError, "'number' holds number values, and TextClassifier takes strings"),
-    "arrays of words": ("words", {}, DataError, "'words' holds arrays, and .* join arrays of strings with"),
-    "bytes": ("bytes", {}, DataError, "'bytes' holds binary values, and TextClassifier takes strings"),
-    "words of one text each": ("unique", {}, DataError, "No word in column 'unique' .* tokenizer='bytes'"),
-    "no words": ("text", {"vocabularySize": 0}, ParamError, "Param vocabularySize must be at least 1"),
-    "no length": ("text", {"maxLength": 0}, ParamError, "Param maxLength must be at least 1"),
-    "no layers": ("text", {"numLayers": 0}, ParamError, "Param numLayers must be at least 1"),
-    "heads that do not fit": (
-        "text",
-        {"numHeads": 3},
-        ParamError,
-        "embeddingSize is 128, and numHeads 3 does not divide",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_invalid_params_are_refused_before_ranks_start(dataset, name):
-    column, params, error, message = REFUSED[name]
+@pytest.mark.parametrize(
+    ("column", "params", "error", "message"),
+    [
+        (["text", "unique"], {}, ParamError, "takes one column of texts. .*concat_ws"),
+        ("nowhere", {}, DataError, "no column 'nowhere'"),
+        ("number", {}, DataError, "'number' holds number values, .* takes strings"),
+        ("words", {}, DataError, "'words' holds arrays, and .* join arrays"),
+        ("bytes", {}, DataError, "'bytes' holds binary values, .* takes strings"),
+        ("unique", {}, DataError, "No word in column 'unique' .* tokenizer='bytes'"),
+        ("text", {"vocabularySize": 0}, ParamError, "Param vocabularySize must be at least 1"),
+        ("text", {"maxLength": 0}, ParamError, "Param maxLength must be at least 1"),
+        ("text", {"numLayers": 0}, ParamError, "Param numLayers must be at least 1"),
+        ("text", {"numHeads": 3}, ParamError, "embeddingSize is 128, and numHeads 3 "),
+    ],
+)
+def test_invalid_params_are_refused_before_ranks_start(dataset, column, params, error, message):
     with pytest.raises(error, match=message):
         estimator = TextClassifier(featuresCol=column, **params)
         estimator.check_values()

@@ -17,11 +17,11 @@ from torchmetrics.classification import BinaryAccuracy
 
 from sparkdl.data import scan_dataset
 from sparkdl.data.dataset.row_choice import RowFilter
-from sparkdl.errors import CheckpointError
+from sparkdl.errors import CheckpointError, StoreError
 from sparkdl.model.inputs import ModelInput
 from sparkdl.training.callbacks import Callback, Patience
-from sparkdl.training.checkpoint.identity import check_identity, fit_identity
-from sparkdl.training.spec import Goal
+from sparkdl.training.checkpoint.identity import check_identity, fit_identity, model_files_identity
+from sparkdl.training.spec import DRAWN, Goal
 from tests.training.scenes.training_scenes import make_model, make_spec, write_dataset
 
 
@@ -269,6 +269,88 @@ def test_every_field_of_a_fit_is_compared_or_known_to_change_nothing(dataset):
     } <= settings.keys()
     with pytest.raises(AssertionError, match="batch_size has to be described"):
         fit_identity(make_spec(batch_size=object()), dataset)
+
+
+FILES = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"words"}
+
+
+def folder_of(path, **changes):
+    path.mkdir()
+    for name, content in {**FILES, **changes}.items():
+        if content is not None:
+            (path / name).write_bytes(content)
+    return {"initial_weights": str(path), "initial_files": model_files_identity(str(path))}
+
+
+def test_checkpoints_of_a_fit_that_began_with_other_files_are_an_error(dataset, tmp_path):
+    then = fit_identity(make_spec(**folder_of(tmp_path / "first")), dataset)
+    moved = folder_of(tmp_path / "moved", **{"README.md": b"notes", "log.json": b"{}"})
+    check_identity(then, fit_identity(make_spec(**moved), dataset), "/there")
+    changes = {
+        "among the files of the initial weights, model.safetensors was another. Choose": {
+            "model.safetensors": b"WEIGHTS"
+        },
+        "weights, config.json was there and is missing, merges.txt was not there, tokenizer.json was another": {
+            "config.json": None,
+            "merges.txt": b"",
+            "tokenizer.json": b"",
+        },
+        "weights, config.json was another, model-1.safetensors was not there, model-2.* was not there, mod.* and 2 m": {
+            "config.json": b"",
+            "model.safetensors": None,
+            "tokenizer.json": None,
+            **{f"model-{number}.safetensors": b"" for number in (1, 2, 3)},
+        },
+    }
+    for number, (said, change) in enumerate(changes.items()):
+        now = fit_identity(make_spec(**folder_of(tmp_path / str(number), **change)), dataset)
+        with pytest.raises(CheckpointError, match=f"/there holds checkpoints of another fit: .*{said}"):
+            check_identity(json.loads(json.dumps(then)), now, "/there")
+    drawn = fit_identity(make_spec(initial_weights=DRAWN), dataset)
+    with pytest.raises(CheckpointError, match="weights were those of a folder and are drawn"):
+        check_identity(then, drawn, "/there")
+    with pytest.raises(CheckpointError, match="weights were drawn and are those of a folder"):
+        check_identity(drawn, then, "/there")
+
+
+def test_checkpoints_that_name_no_initial_weights_are_resumed_from_with_any(dataset, tmp_path):
+    of_folder = fit_identity(make_spec(**folder_of(tmp_path / "first")), dataset)
+    drawn = fit_identity(make_spec(initial_weights=DRAWN), dataset)
+    own = fit_identity(make_spec(), dataset)
+    older = {name: each for name, each in own.items() if name != "initial weights"}
+    for then, now in ((older, of_folder), (older, drawn), (own, of_folder), (of_folder, own), (drawn, own)):
+        check_identity(then, now, "/there")
+
+
+def test_blocks_of_large_files_of_weights_are_compared(tmp_path, monkeypatch):
+    """The first and the last bytes are among the blocks, and no two blocks are further apart than the others."""
+    monkeypatch.setattr("sparkdl.training.checkpoint.identity._WHOLE_FILE_BYTES", 1 << 20)
+    path = tmp_path / "model.safetensors"
+    content = bytearray(2 << 20)
+    path.write_bytes(content)
+    before = model_files_identity(str(tmp_path))
+    assert before == model_files_identity(str(path))
+    for start in (0, (1 << 20) - 4096, len(content) - 1):
+        changed = bytearray(content)
+        changed[start : start + 8192] = b"\1" * min(8192, len(content) - start)
+        path.write_bytes(changed)
+        assert model_files_identity(str(tmp_path)) != before, start
+    path.write_bytes(content + b"\0")
+    assert model_files_identity(str(tmp_path)) != before
+
+
+def test_files_of_weights_are_found_through_links(tmp_path):
+    """The cache of the Hugging Face hub holds links to its files."""
+    folder_of(tmp_path / "first")
+    (tmp_path / "linked").mkdir()
+    for name in FILES:
+        (tmp_path / "linked" / name).symlink_to(tmp_path / "first" / name)
+    assert model_files_identity(str(tmp_path / "linked")) == model_files_identity(str(tmp_path / "first"))
+
+
+def test_missing_folder_of_initial_weights_is_an_error(tmp_path):
+    with pytest.raises(StoreError, match="The initial weights in .*nowhere cannot be read"):
+        model_files_identity(str(tmp_path / "nowhere"))
 
 
 def test_checkpoints_of_another_dataset_are_an_error(dataset, tmp_path):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from sparkdl.estimators import TorchEstimator
+from sparkdl.estimators.fit.inputs import prepare_fit
 from tests.training.scenes.input_scenes import Heads
 
 
@@ -18,6 +19,14 @@ def make_estimator(**changes):
         "labelCol": "number",
     }
     return TorchEstimator(**{**params, **changes})
+
+
+def learn(estimator, dataset):
+    """The inputs of the fit of a ready-made estimator that would go to the ranks, and the signature of its model."""
+    learning = estimator.params_of_fit()
+    learning.check_values()
+    learning.learn(dataset)
+    return prepare_fit(learning, dataset)
 
 
 def fail(batch):

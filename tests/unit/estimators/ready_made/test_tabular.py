@@ -15,11 +15,11 @@ from sparkdl.data import scan_dataset
 from sparkdl.data.dataset.row_choice import draw_rows
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchClassifier, TorchRegressor
-from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.estimators.fit.labels import count_classes
 from sparkdl.estimators.ready_made.estimator import TorchClassificationModel, answer_row
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
+from tests.unit.estimators.fit_examples import learn
 
 NUM_ROWS = 60
 
@@ -55,14 +55,6 @@ def dataset(tmp_path_factory):
     folder.mkdir()
     pq.write_table(table, folder / "part-0.parquet", row_group_size=25)
     return scan_dataset(str(folder), shapes={"ragged": (None,)})
-
-
-def learn(estimator, dataset):
-    """The inputs of the fit that would go to the ranks, and the signature of its model."""
-    learning = estimator.params_of_fit()
-    learning.check_values()
-    learning.learn(dataset)
-    return prepare_fit(learning, dataset)
 
 
 def column(dataset, name):
@@ -172,133 +164,67 @@ def test_first_weights_depend_on_the_seed(dataset):
 
 
 def test_params_reach_network_and_optimizer(dataset):
-    estimator = TorchRegressor(
-        featuresCol="vector",
-        labelCol="age",
-        hiddenSizes=[7],
-        dropout=0.25,
-        learningRate=0.5,
-        weightDecay=0.125,
-    )
-    learning = estimator.params_of_fit()
+    params = {"hiddenSizes": [7], "dropout": 0.25, "learningRate": 0.5, "weightDecay": 0.125}
+    learning = TorchRegressor(featuresCol="vector", labelCol="age", **params).params_of_fit()
     learning.learn(dataset)
     network = learning.getModel()
-    assert [
-        getattr(layer, "out_features", None) or getattr(layer, "p", None) for layer in network.layers
-    ] == [
-        7,
-        None,
-        0.25,
-        1,
-    ]
+    sizes = [getattr(layer, "out_features", None) or getattr(layer, "p", None) for layer in network.layers]
+    assert sizes == [7, None, 0.25, 1]
     optimizer = learning.getOptimizer()(network.parameters())
     assert isinstance(optimizer, torch.optim.AdamW)
     assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.125)
-    assert learning.further_params().keys() == {
-        "hiddenSizes",
-        "dropout",
-        "learningRate",
-        "weightDecay",
-        "categoricalCols",
-    }
+    assert learning.further_params().keys() == {*params, "categoricalCols"}
 
 
-REFUSED = {
-    "a column that is not there": (
-        TorchClassifier,
-        {"featuresCol": "nowhere"},
-        DataError,
-        "no column 'nowhere'",
-    ),
-    "bytes": (TorchClassifier, {"featuresCol": "blob"}, DataError, "'blob' holds binary values. Cast them"),
-    "arrays of no one length": (
-        TorchClassifier,
-        {"featuresCol": "ragged"},
-        DataError,
-        "'ragged' has arrays that",
-    ),
-    "NaN among numbers": (
-        TorchClassifier,
-        {"featuresCol": ["age", "holes"]},
-        DataError,
-        r"hold NaN or infinity.*: 'holes'\. Fill them with pyspark.ml.feature.Imputer",
-    ),
-    "NaN among numbers to be told": (
-        TorchRegressor,
-        {"labelCol": "holes"},
-        DataError,
-        "hold NaN or infinity.*'holes'",
-    ),
-    "categories that are no features": (
-        TorchClassifier,
-        {"categoricalCols": ["kind"]},
-        ParamError,
-        "categoricalCols names kind, which featuresCol does not. The feature columns are: vector",
-    ),
-    "fractions as categories": (
-        TorchClassifier,
-        {"featuresCol": ["age", "kind"], "categoricalCols": ["age"]},
-        DataError,
-        "'age' is to hold categories, and it holds number of float64.* Cast whole numbers to bigint; decimals are",
-    ),
-    "vectors as categories": (
-        TorchClassifier,
-        {"categoricalCols": ["vector"]},
-        DataError,
-        "'vector' is to hold categories, and it holds arrays of 4",
-    ),
-    "one class": (TorchClassifier, {"labelCol": "same"}, DataError, "'same' holds the label 'ant' alone"),
-    "classes with fractions": (
-        TorchClassifier,
-        {"labelCol": "halves"},
-        DataError,
-        "holds the label 0.5, which is no class: doubles and decimals have to be whole numbers from 0 "
-        "to 999, or those that Param labels names. .* StringIndexer, or take TorchRegressor",
-    ),
-    "NaN as a class": (
-        TorchClassifier,
-        {"labelCol": "holes"},
-        DataError,
-        "'holes' holds labels that are no finite",
-    ),
-    "arrays as classes": (TorchClassifier, {"labelCol": "vector"}, DataError, "'vector' holds arrays of"),
-    "strings as numbers to be told": (
-        TorchRegressor,
-        {"labelCol": "kind"},
-        DataError,
-        "'kind' holds string values, and TorchRegressor predicts one number",
-    ),
-    "no learning": (
-        TorchClassifier,
-        {"learningRate": 0.0},
-        ParamError,
-        "Param learningRate must be above 0",
-    ),
-    "growing weights": (
-        TorchClassifier,
-        {"weightDecay": -1.0},
-        ParamError,
-        "Param weightDecay must be at least 0",
-    ),
-    "all dropped": (
-        TorchRegressor,
-        {"dropout": 1.0},
-        ParamError,
-        "Param dropout must be at least 0 and below 1",
-    ),
-    "a layer of nothing": (
-        TorchRegressor,
-        {"hiddenSizes": [8, 0]},
-        ParamError,
-        "hiddenSizes must be at least 1",
-    ),
-    "no epochs": (TorchRegressor, {"epochs": 0}, ParamError, "Param epochs must be at least 1, got 0"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_invalid_params_and_columns_are_refused_before_ranks_start(dataset, name):
-    made, changes, error, message = REFUSED[name]
+@pytest.mark.parametrize(
+    ("made", "changes", "error", "message"),
+    [
+        (TorchClassifier, {"featuresCol": "nowhere"}, DataError, "no column 'nowhere'"),
+        (TorchClassifier, {"featuresCol": "blob"}, DataError, "'blob' holds binary values. Cast them"),
+        (TorchClassifier, {"featuresCol": "ragged"}, DataError, "'ragged' has arrays that"),
+        (
+            TorchClassifier,
+            {"featuresCol": ["age", "holes"]},
+            DataError,
+            r"hold NaN or infinity.*: 'holes'\. Fill .*Imputer",
+        ),
+        (TorchRegressor, {"labelCol": "holes"}, DataError, "hold NaN or infinity.*'holes'"),
+        (
+            TorchClassifier,
+            {"categoricalCols": ["kind"]},
+            ParamError,
+            "categoricalCols names kind, .* are: vector",
+        ),
+        (
+            TorchClassifier,
+            {"featuresCol": ["age", "kind"], "categoricalCols": ["age"]},
+            DataError,
+            "'age' is to hold categories, .* float64.* Cast whole numbers to bigint",
+        ),
+        (
+            TorchClassifier,
+            {"categoricalCols": ["vector"]},
+            DataError,
+            "'vector' is to hold categories, .* arrays of 4",
+        ),
+        (TorchClassifier, {"labelCol": "same"}, DataError, "'same' holds the label 'ant' alone"),
+        (
+            TorchClassifier,
+            {"labelCol": "halves"},
+            DataError,
+            "the label 0.5, .* 0 to 999, .*labels names. .* StringIndexer, or take TorchRegressor",
+        ),
+        (TorchClassifier, {"labelCol": "holes"}, DataError, "'holes' holds labels that are no finite"),
+        (TorchClassifier, {"labelCol": "vector"}, DataError, "'vector' holds arrays of"),
+        (TorchRegressor, {"labelCol": "kind"}, DataError, "'kind' holds string values, and TorchRegressor"),
+        (TorchClassifier, {"learningRate": 0.0}, ParamError, "learningRate must be above 0"),
+        (TorchClassifier, {"weightDecay": -1.0}, ParamError, "weightDecay must be at least 0"),
+        (TorchRegressor, {"dropout": 1.0}, ParamError, "dropout must be at least 0 and below 1"),
+        (TorchRegressor, {"hiddenSizes": [8, 0]}, ParamError, "hiddenSizes must be at least 1"),
+        (TorchRegressor, {"epochs": 0}, ParamError, "epochs must be at least 1, got 0"),
+    ],
+)
+def test_invalid_params_and_columns_are_refused_before_ranks_start(dataset, made, changes, error, message):
     params = {"featuresCol": "vector", "labelCol": "class", **changes}
     with pytest.raises(error, match=message):
         estimator = made(**params)

@@ -17,7 +17,7 @@ def test_invalid_timeout_is_refused_before_any_rank_is_contacted(timeout_s: floa
         Coordinator(secret=SECRET, world_size=2, host="127.0.0.1") as coordinator,
         RendezvousClient.connect(coordinator.address, SECRET, 5.0) as client,
     ):
-        with pytest.raises(ParamError, match="timeout_s must be a positive number of seconds, .* got"):
+        with pytest.raises(ParamError, match="timeout_s must be .* got"):
             open_communicator(rendezvous=client, rank=0, world_size=2, secret=SECRET, timeout_s=timeout_s)
         assert client.num_keys() == 0
 

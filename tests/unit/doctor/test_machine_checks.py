@@ -110,9 +110,10 @@ def test_versions_that_do_not_go_together_are_named() -> None:
     other = machine(python="3.12.1", packages=without("torch", numpy="1.26.4"))
     finding = judge_versions(GOOD_MACHINE, other, where="node-2")
     assert finding.status == BAD
-    assert "python is 3.11 on the driver and 3.12 on the executor" in finding.found
-    assert "numpy is 2.4.6 on the driver and 1.26.4 on the executor" in finding.found
-    assert "torch is 2.13.0 on the driver and not installed on the executor" in finding.found
+    differences = (
+        r"python is 3\.11 .* 3\.12 .*torch is 2\.13\.0 .* not installed .*numpy is 2\.4\.6 .* 1\.26\.4"
+    )
+    assert re.search(differences, finding.found), finding.found
     assert judge_versions(GOOD_MACHINE, GOOD_MACHINE, where="node-2").status == GOOD
 
 

@@ -186,9 +186,7 @@ def test_lost_coordinator_ends_waits_with_an_error() -> None:
     client.close()
 
 
-def test_coordinator_drops_a_client_that_breaks_the_protocol_and_serves_the_others(
-    connect: Connect,
-) -> None:
+def test_coordinator_drops_a_client_that_breaks_the_protocol_and_serves_the_others(connect: Connect) -> None:
     client = connect()
     for damaged in (
         b"\xff\xff\xff\xff",

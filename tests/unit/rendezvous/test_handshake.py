@@ -119,8 +119,7 @@ def test_server_refuses_a_proof_that_was_recorded_before(pair: Pair) -> None:
     replaying, attacked = socket.socketpair()
     with replaying, attacked:
         _, raised = at_the_same_time(
-            lambda: replaying.sendall(recorded),
-            lambda: authenticate_server(attacked, SECRET, timeout_s=5.0),
+            lambda: replaying.sendall(recorded), lambda: authenticate_server(attacked, SECRET, timeout_s=5.0)
         )
     assert "does not know the job's secret" in str(raised)
 

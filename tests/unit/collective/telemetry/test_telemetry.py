@@ -112,10 +112,7 @@ def test_process_sets_with_equal_names_and_other_ranks_are_measured_separately()
     pairs[1].act()
     first, second = CommunicatorKey("pair", (0, 1)), CommunicatorKey("pair", (0, 2))
     measured, _ = telemetry.measure()
-    assert {found.key: found.totals["barrier"].num_operations for found in measured} == {
-        first: 1,
-        second: 2,
-    }
+    assert {found.key: found.totals["barrier"].num_operations for found in measured} == {first: 1, second: 2}
     recorded = {part.key: len(part.records) for part in telemetry.stop_recording()}
     assert recorded == {first: 1, second: 2}
     assert label_communicators([first, second, CommunicatorKey("world", (0, 1, 2))]) == {

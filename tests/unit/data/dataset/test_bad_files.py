@@ -139,9 +139,7 @@ def test_a_footer_that_makes_no_sense_is_damage(dataset: ParquetDataset) -> None
         scan_dataset(dataset.url)
 
 
-def test_damaged_page_is_named_when_lengths_of_arrays_are_looked_up(
-    dataset: ParquetDataset,
-) -> None:
+def test_damaged_page_is_named_when_lengths_of_arrays_are_looked_up(dataset: ParquetDataset) -> None:
     damage(Path(dataset.url) / FIRST, 0, 2, slice(None))
     with pytest.raises(CorruptFileError, match=r"part-0\.parquet, row group 0, column 'v'"):
         scan_dataset(dataset.url)
@@ -222,9 +220,7 @@ def test_file_replaced_after_the_dataset_was_described_is_an_error_with_the_diff
         read(dataset)
 
 
-def test_file_replaced_by_an_equal_one_before_it_was_opened_is_detected(
-    dataset: ParquetDataset,
-) -> None:
+def test_file_replaced_by_an_equal_one_before_it_was_opened_is_detected(dataset: ParquetDataset) -> None:
     with ParquetFeed(dataset, batch_size=64) as feed:
         state = feed.state()
     path = Path(dataset.url) / SECOND

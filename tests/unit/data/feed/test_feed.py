@@ -303,9 +303,7 @@ def test_lists_that_are_all_empty_are_rows_without_elements(tmp_path: Path, opti
         assert [row.shape for row in batch["x"]] == [(0,)] * len(batch["id"])
 
 
-def test_partition_column_is_left_out_and_named_when_it_is_requested(
-    tmp_path: Path,
-) -> None:
+def test_partition_column_is_left_out_and_named_when_it_is_requested(tmp_path: Path) -> None:
     for value in (1, 2):
         folder = tmp_path / f"k={value}"
         folder.mkdir()

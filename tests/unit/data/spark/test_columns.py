@@ -24,15 +24,11 @@ LIKE = [
 ]
 UNLIKE = [
     ("a number", T.StringType(), "'x' holds string, and the model was trained on numbers"),
-    ("a number", T.DecimalType(9, 2), r"'x' holds decimal\(9,2\), and the model was trained on numbers"),
-    (
-        "a number",
-        T.ArrayType(T.DoubleType()),
-        "'x' holds array<double>, and the model was trained on numbers",
-    ),
-    ("an array", T.DoubleType(), "'x' holds double, and the model was trained on arrays of numbers"),
+    ("a number", T.DecimalType(9, 2), r"'x' holds decimal\(9,2\), .* trained on numbers"),
+    ("a number", T.ArrayType(T.DoubleType()), "'x' holds array<double>, .* trained on numbers"),
+    ("an array", T.DoubleType(), "'x' holds double, .* trained on arrays of numbers"),
     ("tokens", T.ArrayType(T.ArrayType(T.LongType())), "trained on arrays of numbers"),
-    ("a string", T.BinaryType(), "'x' holds binary, and the model was trained on string values"),
+    ("a string", T.BinaryType(), "'x' holds binary, .* trained on string values"),
     ("a number", T.MapType(T.StringType(), T.LongType()), "'x' holds map<string,bigint>"),
 ]
 

@@ -102,7 +102,6 @@ class HasDecoder(Params):
         TypeConverters.toBoolean,
         "whether the output layer shares the weights of the embedding",
         default=True,
-        more="Pipeline stages need False, because the two layers are on different ranks.",
     )
 
 

@@ -505,7 +505,8 @@ class _Part:
         for group, indices in zip(self._optimizer.param_groups, packed, strict=True):
             for parameter, index in zip(group["params"], indices["params"], strict=True):
                 if (state := states.get(self._names[id(parameter)])) is not None:
-                    numbered[index] = state
+                    # Cloned, because several stages of this rank may have copies of a parameter.
+                    numbered[index] = {key: _cloned(value) for key, value in state.items()}
         groups = [{**own, **saved} for own, saved in zip(packed, options["groups"], strict=True)]
         self._optimizer.load_state_dict({"state": numbered, "param_groups": groups})
 
@@ -602,6 +603,10 @@ def _dtype_name(tensor: Tensor) -> str:
 
 def _sizes_of(layout: RankLayout) -> dict[str, int]:
     return {name: layout.size(name) for name in DIMENSIONS}
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _copied(tensor: Tensor) -> Tensor:

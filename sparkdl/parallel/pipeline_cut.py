@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.pipeline import SCHEDULES, stages_of_rank
+from sparkdl.parallel.pipeline import SCHEDULES, TiedParameter, stages_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -205,23 +205,28 @@ def cut(
         names, and blocks their numbers, so that checkpoints of all stages together are those of the whole model.
 
     Raises:
-        ParamError: if there are fewer blocks than stages, a parameter would lie on several stages, or the model
-            computes something between its parts, which every stage would compute again. Stages after the first check
-            the latter at their first call, except for Hugging Face models, which are checked here.
+        ParamError: if there are fewer blocks than stages, a parameter of a block would lie on several stages, or the
+            model computes something between its parts, which every stage would compute again. Stages after the first
+            check the latter at their first call, except for Hugging Face models, which are checked here.
     """
     parts = parts or parts_of(module)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     own = stages_of_rank(schedule, rank, ranks)
     num_stages = ranks * SCHEDULES[schedule].stages_per_rank
     firsts = check_cut(module, schedule, ranks, costs=costs, parts=parts)
+    tied = _tied_parameters(module, parts, firsts)
     # All stages but the last are copies of the shell around the modules that they keep.
     stages = []
     for stage in own:
         shell = module if stage == own[-1] else _shallow_copy(module)
-        stages.append(_keep(shell, parts, stage, num_stages, firsts))
-        cast("Any", stages[-1]).is_pipeline_stage = (
-            num_stages > 1
-        )  # so that nothing takes it for the whole model
+        stages.append(_keep(shell, parts, stage, num_stages, firsts, tied))
+        made = cast("Any", stages[-1])
+        made.is_pipeline_stage = num_stages > 1  # so that nothing takes it for the whole model
+        made.tied_parameters = tied
+    for tie in tied:
+        sharing = [made for stage, made in zip(own, stages, strict=True) if stage in tie.stages]
+        for made in sharing[1:]:  # each stage trains a copy of its own
+            _untie(made, tie)
     return stages
 
 
@@ -263,7 +268,7 @@ def check_cut(
     if len(costs) != len(blocks):
         raise ParamError(f"There are {len(costs)} costs for {len(blocks)} blocks; give one for each block.")
     firsts = balance(costs, num_stages)
-    _check_tied(module, parts, firsts)
+    _tied_parameters(module, parts, firsts)
     return firsts
 
 
@@ -302,18 +307,29 @@ def _weights(module: nn.Module) -> float:
     return float(sum(parameter.numel() for parameter in module.parameters()))
 
 
-def _check_tied(module: nn.Module, parts: PipelineParts, firsts: Sequence[int]) -> None:
-    """Refuse parameters that several stages would have: each stage would train a copy of its own."""
-    stage_of: dict[nn.Parameter, tuple[int, str]] = {}
+def _tied_parameters(module: nn.Module, parts: PipelineParts, firsts: Sequence[int]) -> list[TiedParameter]:
+    """The parameters that several stages have.
+
+    Raises:
+        ParamError: if one of them belongs to a block by its first name.
+    """
+    names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        stage = _stage_of(name, parts, firsts)
-        other, other_name = stage_of.setdefault(parameter, (stage, name))
-        if other != stage:
+        names.setdefault(parameter, []).append(name)
+    tied = []
+    for several in names.values():
+        stages = tuple(sorted({_stage_of(name, parts, firsts) for name in several}))
+        if len(stages) == 1:
+            continue
+        outside = (*parts.before, *parts.after)
+        if not any(several[0] == part or several[0].startswith(f"{part}.") for part in outside):
             raise ParamError(
-                f"{other_name!r} and {name!r} are one parameter, and lie on the pipeline stages {other} and {stage}. "
-                "Give the model weights of its own for each (for a head that shares the embedding's: is_tied=False, or "
-                "tie_word_embeddings=False in Hugging Face's configurations)."
+                f"{' and '.join(map(repr, several))} are one parameter, and lie on the pipeline stages "
+                f"{', '.join(map(str, stages))}. Give each block weights of its own; only modules before and after the "
+                "blocks, such as embedding and head, may share theirs."
             )
+        tied.append(TiedParameter(several[0], tuple(several), stages))
+    return tied
 
 
 def _stage_of(name: str, parts: PipelineParts, firsts: Sequence[int]) -> int:
@@ -327,6 +343,10 @@ def _stage_of(name: str, parts: PipelineParts, firsts: Sequence[int]) -> int:
     return 0
 
 
+def _first_argument(*args: Any, **kwargs: Any) -> Any:
+    return args[0] if args else next(iter(kwargs.values()))
+
+
 class _Pass(nn.Module):
     """Replaces a module of another stage: returns its first argument."""
 
@@ -334,7 +354,40 @@ class _Pass(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the first argument."""
-        return args[0] if args else next(iter(kwargs.values()))
+        return _first_argument(*args, **kwargs)
+
+
+def _replaced(shell: nn.Module, name: str, tied: Sequence[TiedParameter]) -> nn.Module:
+    """Returns its first argument in place of a module of another stage, of which it has the tied parameters alone.
+
+    These then have their first name in every stage, as in the whole model.
+    """
+    kept = {tie.name for tie in tied if tie.name == name or tie.name.startswith(f"{name}.")}
+    if not kept:
+        return _Pass()
+    replaced: Any = _shallow_copy(shell.get_submodule(name))
+    for inner_name, inner in list(replaced.named_modules(prefix=name)):
+        for last in inner._parameters:
+            if f"{inner_name}.{last}" not in kept:
+                inner._parameters[last] = None
+        inner._buffers.clear()
+        for child in list(inner._modules):
+            if not any(each.startswith(f"{inner_name}.{child}.") for each in kept):
+                del inner._modules[child]
+        inner.is_elsewhere = True
+    replaced.forward = _first_argument
+    return replaced  # type: ignore[no-any-return]  # a module
+
+
+def _untie(stage: nn.Module, tie: TiedParameter) -> None:
+    """Give a stage a copy of a parameter that another stage of the same rank has, too."""
+    shared = stage.get_parameter(tie.name)
+    own = nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad)
+    for name in tie.names:
+        parent, _, last = name.rpartition(".")
+        holder = dict(stage.named_modules()).get(parent)
+        if holder is not None and holder._parameters.get(last) is shared:
+            holder._parameters[last] = own
 
 
 class _PassAs(_Pass):
@@ -518,7 +571,12 @@ class _FirstCall:
 
 
 def _keep(
-    shell: nn.Module, parts: PipelineParts, stage: int, num_stages: int, firsts: Sequence[int]
+    shell: nn.Module,
+    parts: PipelineParts,
+    stage: int,
+    num_stages: int,
+    firsts: Sequence[int],
+    tied: Sequence[TiedParameter],
 ) -> nn.Module:
     layers = slice(firsts[stage], firsts[stage + 1])
     kept = {str(number): _blocks(shell, parts)[number] for number in range(layers.start, layers.stop)}
@@ -526,10 +584,11 @@ def _keep(
         return _OwnLayers(kept)
     _set(shell, parts.blocks, _OwnBlocks(kept))
     is_first, is_last = stage == 0, stage == num_stages - 1
+    own_ties = [tie for tie in tied if stage in tie.stages]
     for names, is_kept in ((parts.before, is_first), (parts.after, is_last)):
         for name in names:
             if not is_kept:
-                _set(shell, name, _Pass())
+                _set(shell, name, _replaced(shell, name, own_ties))
     found = _of_hugging_face(shell)
     if found is not None:
         prefix, model = found

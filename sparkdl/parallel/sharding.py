@@ -365,7 +365,8 @@ def clip_gradients(module: nn.Module, max_norm: float, layout: RankLayout) -> Te
     Returns:
         The norm before scaling, the same on all ranks.
     """
-    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    copies = copies_of_tied(module)  # they count once
+    gradients = [each.grad for each in module.parameters() if each.grad is not None and each not in copies]
     norm = torch.nn.utils.get_total_norm(gradients)
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     if layout.size("pipeline") > 1:
@@ -374,6 +375,21 @@ def clip_gradients(module: nn.Module, max_norm: float, layout: RankLayout) -> Te
         norm = squares.sqrt()
     torch.nn.utils.clip_grads_with_norm_(module.parameters(), max_norm, norm)
     return norm
+
+
+def copies_of_tied(module: nn.Module) -> set[Tensor]:
+    """The parameters of pipeline stages that are copies of another stage's, such as those of a tied head.
+
+    Args:
+        module: a stage, or a module of several stages.
+    """
+    return {
+        parameter
+        for each in module.modules()
+        if getattr(each, "is_elsewhere", False)
+        for parameter in each._parameters.values()
+        if parameter is not None
+    }
 
 
 def part_like(whole: Tensor, like: DTensor) -> DTensor:

@@ -26,7 +26,7 @@ from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import ParamError, SavedModelError, StoreError
 from sparkdl.model.weights_file import StoredTensor, read_header, read_rows, write_weights
-from sparkdl.parallel.sharding import local_ranges
+from sparkdl.parallel.sharding import copies_of_tied, local_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,18 +156,20 @@ def load_weights(
     names_of = _wanted_names(module, folder, stored)
     for root in _modules(module):
         _make_real(root, device)
-    real: dict[str, Tensor] = {}
+    real: dict[str, list[Tensor]] = defaultdict(list)
     drawn: set[Tensor] = set()
     for root in _modules(module):
         for names, tensor in _tensors_of(root):
             stored_names = _stored_names(root, names)
-            real |= dict.fromkeys(stored_names, tensor)
+            for name in stored_names:
+                real[name].append(tensor)
             if not stored_names:
                 drawn.add(tensor)
     for file, names in names_of.items():
         with _opened(location, file, folder) as opened:
-            for name in names:
-                _fill_from(opened, stored[name][1], real[name])
+            for name in dict.fromkeys(names):
+                for tensor in real[name]:  # several stages of this rank may have it
+                    _fill_from(opened, stored[name][1], tensor)
     if drawn:
         _draw(_modules(module), seed, drawn.__contains__)
 
@@ -278,8 +280,10 @@ def save_weights(
     writer = _Writer(open_location(folder), folder, layout)
     writer.begin()
     for root in _modules(module):
+        copies = copies_of_tied(root)  # another stage writes them
         for names, tensor in _tensors_of(root):
-            writer.add(names[0], tensor, file_bytes)
+            if tensor not in copies:
+                writer.add(names[0], tensor, file_bytes)
     writer.end()
 
 

@@ -57,15 +57,16 @@ def layout_of(name: str) -> RankLayout:
     return LAYOUTS[name].lay_out()
 
 
-def untied(**changes: Any) -> nn.Module:
+def model(**changes: Any) -> nn.Module:
+    """A decoder whose head shares the embedding's weights, which lie on the first and the last pipeline stage."""
     # In float64 layouts differ by 1e-15, so that a value that was not restored is detected.
-    return decoder(replace(SIZES, is_tied=False, key_heads=4, **changes)).double()
+    return decoder(replace(SIZES, key_heads=4, **changes)).double()
 
 
 class Training:
     """AdamW with a schedule in one of the layouts; losses and weights are those of the whole batch and model."""
 
-    def __init__(self, layout: RankLayout, make: Callable[[], nn.Module] = untied) -> None:
+    def __init__(self, layout: RankLayout, make: Callable[[], nn.Module] = model) -> None:
         self.layout = layout
         self.stages = [make()]
         if layout.size("pipeline") > 1:
@@ -165,7 +166,7 @@ def check_each_layout_loads_from_every_layout() -> None:
 
 
 def check_all_ranks_write_and_no_tensor_is_written_twice() -> None:
-    whole = sum(p.numel() * p.element_size() for p in untied().parameters())
+    whole = sum(p.numel() * p.element_size() for p in model().parameters())
     for name in LAYOUTS:
         (checkpoint,) = Path(undisturbed(name)[0]).iterdir()
         sizes = [path.stat().st_size for path in sorted(checkpoint.glob("*.safetensors"))]
@@ -173,9 +174,9 @@ def check_all_ranks_write_and_no_tensor_is_written_twice() -> None:
         assert sum(sizes) == pytest.approx(3 * whole, rel=0.3)  # weights, two moments, and headers
         assert min(sizes) > 0.1 * sum(sizes)
     names = json.loads((checkpoint / MANIFEST).read_text())["tensors"]
-    assert {name.removeprefix("model/") for name in names if name.startswith("model/")} == set(
-        untied().state_dict()
-    )
+    assert {name.removeprefix("model/") for name in names if name.startswith("model/")} == {
+        name for name, _ in model().named_parameters()
+    }
 
 
 def check_replicas_of_shards_shared_sequences_and_sharded_stages_save_the_whole_model() -> None:
@@ -185,15 +186,13 @@ def check_replicas_of_shards_shared_sequences_and_sharded_stages_save_the_whole_
         Parallelism(shard=2, pipeline=2),
     ):
         layout, folder = sizes.lay_out(), new_folder()
-        stages = (
-            cut(untied(), layout.group("pipeline"), schedule="1f1b") if sizes.pipeline > 1 else [untied()]
-        )
+        stages = cut(model(), layout.group("pipeline"), schedule="1f1b") if sizes.pipeline > 1 else [model()]
         with ShardedCheckpoints(folder, layout) as checkpoints:
             checkpoints.save(1, [shard(stage, layout) for stage in stages])
-        loaded = untied().apply(fill)
+        loaded = model().apply(fill)
         with ShardedCheckpoints(folder, layout_of("plain")) as checkpoints:
             checkpoints.load(loaded)
-        torch.testing.assert_close(dict(loaded.state_dict()), dict(untied().state_dict()), rtol=0.0, atol=0.0)
+        torch.testing.assert_close(dict(loaded.state_dict()), dict(model().state_dict()), rtol=0.0, atol=0.0)
 
 
 def check_the_same_layout_continues_to_the_bit() -> None:
@@ -307,7 +306,7 @@ def check_checkpoints_of_another_model_are_refused_before_anything_changes() -> 
         ({"layers": 3}, r"it has blocks\.3\..*, which the model does not have"),
         ({"hidden": 32}, r"feed_forward\.gate\.weight \(float64\[96, 32\] there, float64\[32, 32\] here\)"),
     ):
-        training = Training(layout, lambda changes=changes: untied(**changes))
+        training = Training(layout, lambda changes=changes: model(**changes))
         before = training.weights()
         with (
             ShardedCheckpoints(folder, layout) as checkpoints,
@@ -317,14 +316,14 @@ def check_checkpoints_of_another_model_are_refused_before_anything_changes() -> 
         torch.testing.assert_close(training.weights(), before, rtol=0.0, atol=0.0)
     with ShardedCheckpoints(folder, layout) as checkpoints:
         with pytest.raises(CheckpointError, match="float64.* there, float32.* here"):
-            checkpoints.load(untied().float())
+            checkpoints.load(model().float())
         with pytest.raises(ParamError, match="meta device"):
-            checkpoints.load(untied().to("meta"))
+            checkpoints.load(model().to("meta"))
 
 
 def check_checkpoints_of_another_optimizer_are_refused() -> None:
     folder, *_ = undisturbed("FSDP2")
-    module = untied()
+    module = model()
     parameters = list(module.parameters())
     with ShardedCheckpoints(folder, layout_of("plain")) as checkpoints:
         with pytest.raises(CheckpointError, match="AdamW with 1 parameter groups"):
@@ -334,7 +333,7 @@ def check_checkpoints_of_another_optimizer_are_refused() -> None:
                 module, torch.optim.AdamW([{"params": parameters[:-2]}, {"params": parameters[-2:]}])
             )
         with pytest.raises(ParamError, match="does not have"):
-            checkpoints.load(module, optimizer_of(untied()))
+            checkpoints.load(module, optimizer_of(model()))
         other = new_folder()
     with ShardedCheckpoints(other, layout_of("plain")) as checkpoints:
         checkpoints.save(1, module)
@@ -343,13 +342,13 @@ def check_checkpoints_of_another_optimizer_are_refused() -> None:
 
 
 def check_what_no_checkpoint_can_hold_is_refused() -> None:
-    module = untied()
+    module = model()
     optimizer = optimizer_of(module)
     with ShardedCheckpoints(new_folder(), layout_of("plain")) as checkpoints:
         with pytest.raises(CheckpointError, match="the state given to save"):
             checkpoints.save(1, module, state={"path": Path()})
         optimizer.state[module.head.weight]["names"] = ["a"]
-        with pytest.raises(CheckpointError, match=r"'names' of 'head\.weight' is a list"):
+        with pytest.raises(CheckpointError, match=r"'names' of 'embedding\.weight' is a list"):
             checkpoints.save(1, module, optimizer)
         assert checkpoints.load(module) is None
 
@@ -374,7 +373,7 @@ def check_the_newest_are_kept_and_a_step_can_be_chosen() -> None:
 
 
 def check_damaged_files_are_named() -> None:
-    module, folder, layout = untied(), new_folder(), layout_of("FSDP2 x TP")
+    module, folder, layout = model(), new_folder(), layout_of("FSDP2 x TP")
     with ShardedCheckpoints(folder, layout) as checkpoints:
         checkpoints.save(1, module)
         checkpoints.save(2, module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,10 @@ def untied() -> nn.Module:
     return decoder(replace(SIZES, is_tied=False, layers=8))
 
 
+def tied() -> nn.Module:
+    return decoder(replace(SIZES, is_tied=True, layers=8))
+
+
 def tall() -> nn.Module:
     torch.manual_seed(4)
     layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(6)]
@@ -62,8 +67,9 @@ def check(
         if layout.size("data", "shard", "context") > 1 and not averaged:
             shard(stage, layout)
     pipeline = Pipeline(stages, group, schedule=schedule, microbatches=8, loss=loss_with(layout))
-    parameters = {name: p for stage in stages for name, p in stage.named_parameters()}
-    optimizer = optimizer_of(nn.ParameterList(parameters.values()))
+    named = [pair for stage in stages for pair in stage.named_parameters()]
+    parameters = dict(named)
+    optimizer = optimizer_of(nn.ParameterList(parameter for _, parameter in named))
     number, readers = layout.row_reader
     for step, (loss_of_one, gradients) in enumerate(reference(make)):
         # The rows eight times: as many as each reader has microbatches.
@@ -71,16 +77,16 @@ def check(
         optimizer.zero_grad()
         loss = pipeline.step(tokens, target=labels)
         if averaged:
-            average_gradients(parameters.values(), layout.group("data"))
+            average_gradients([parameter for _, parameter in named], layout.group("data"))
         dist.all_reduce(loss, group=layout.group("data", "shard"))
         assert loss.item() / readers == pytest.approx(loss_of_one, rel=1e-5)
         for name, parameter in parameters.items():
             found = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
             torch.testing.assert_close(found, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
         optimizer.step()
-    counts = torch.tensor(len(parameters))
-    dist.all_reduce(counts, group=group)
-    assert counts == len(list(make().parameters()))
+    everywhere: list[Any] = [None] * layout.size("pipeline")
+    dist.all_gather_object(everywhere, list(parameters), group=group)
+    assert {name for names in everywhere for name in names} == {name for name, _ in make().named_parameters()}
 
 
 def loss_with(layout: RankLayout) -> Callable[[Tensor, Tensor], Tensor]:
@@ -101,6 +107,16 @@ def check_every_schedule_equals_one_process() -> None:
 def check_a_decoder_equals_one_process_on_every_schedule() -> None:
     for schedule in SCHEDULES:
         check(Parallelism(pipeline=-1), schedule=schedule)
+
+
+def check_a_decoder_whose_head_shares_the_embedding_equals_one_process() -> None:
+    for schedule in ("1f1b", "interleaved-1f1b", "zero-bubble", "zbv"):  # zbv has both on the first rank
+        check(Parallelism(pipeline=-1), tied, schedule=schedule)
+    check(Parallelism(pipeline=2, tensor=2), tied, recompute=True)
+    check(Parallelism(pipeline=2, shard=2), tied, schedule="interleaved-1f1b")
+    check(Parallelism(pipeline=2, data=2), tied, schedule="zbv", averaged=True)
+    check(Parallelism(pipeline=-1), lambda: llama(tie_word_embeddings=True))
+    check(Parallelism(pipeline=2, tensor=2), lambda: llama(tie_word_embeddings=True))
 
 
 def check_a_llama_equals_one_process() -> None:
@@ -340,8 +356,10 @@ def check_blocks_are_timed_and_cut_alike_on_all_ranks() -> None:
 
 def check_what_cannot_be_cut_is_refused() -> None:
     group = dist.group.WORLD
-    with pytest.raises(ParamError, match="'embedding.weight' and 'head.weight' are one parameter"):
-        cut(decoder(), group)
+    repeated = untied()
+    repeated.blocks[7] = repeated.blocks[0]
+    with pytest.raises(ParamError, match=r"'blocks.0.*' and 'blocks.7.*' are one parameter"):
+        cut(repeated, group)
     with pytest.raises(ParamError, match="1 blocks cannot be cut"):
         cut(decoder(replace(SIZES, is_tied=False, layers=1)), group)
     with pytest.raises(ParamError, match="2 costs for 8 blocks"):

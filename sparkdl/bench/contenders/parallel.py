@@ -142,7 +142,7 @@ def _decoder(size: DecoderSize) -> torch.nn.Module:
             width=size.width,
             layers=size.num_layers,
             heads=size.num_heads,
-            is_tied=False,  # a pipeline has the embedding and the head on two ranks
+            is_tied=False,  # with a shared weight, a pipeline would have more to compute than the others
         )
     )
 

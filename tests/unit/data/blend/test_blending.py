@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,51 +59,54 @@ def rows_by_source(batches: Sequence[Batch], sources: int) -> list[list[int]]:
     ]
 
 
+Layout = list[tuple[int, int, int]]
+"""Rows, batch size and weight of each feed of a blend."""
+
 layouts = st.lists(
     st.tuples(st.integers(3, 30), st.integers(1, 8), st.integers(1, 9)), min_size=1, max_size=4
-)  # rows, batch size and weight of each feed
+)
+
+
+def feeds_of(layout: Layout, rank: int = 0, world_size: int = 1) -> dict[str, NumberedFeed]:
+    return {
+        f"set{index}": NumberedFeed(rows, size, rank=rank, world_size=world_size)
+        for index, (rows, size, _) in enumerate(layout)
+    }
+
+
+def blend_of(layout: Layout, rank: int = 0, world_size: int = 1, **options: Any) -> BlendedFeed:
+    weights = {f"set{index}": weight for index, (_, _, weight) in enumerate(layout)}
+    return BlendedFeed(feeds_of(layout, rank, world_size), weights, source_column="source", **options)
 
 
 @settings(deadline=None)
 @given(layouts, st.integers(1, 20), st.integers(0, 99), st.integers(1, 3), st.data())
 def test_rows_of_every_feed_come_in_its_order_and_in_the_shares_of_the_mixture(
-    layout: list[tuple[int, int, int]], batch_size: int, seed: int, world_size: int, data: st.DataObject
+    layout: Layout, batch_size: int, seed: int, world_size: int, data: st.DataObject
 ) -> None:
-    names = [f"set{index}" for index in range(len(layout))]
-    weights = {name: weight for name, (_, _, weight) in zip(names, layout, strict=True)}
-    mixture = Mixture(list(weights.values()), seed=seed).draw(8 * batch_size)
+    mixture = Mixture([weight for _, _, weight in layout], seed=seed).draw(8 * batch_size)
     rank = data.draw(st.integers(0, world_size - 1))
-    feeds = {
-        name: NumberedFeed(rows, size, rank=rank, world_size=world_size)
-        for name, (rows, size, _) in zip(names, layout, strict=True)
-    }
-    blend = BlendedFeed(feeds, weights, batch_size=batch_size, seed=seed, num_steps=8, source_column="source")
+    blend = blend_of(layout, rank, world_size, batch_size=batch_size, seed=seed, num_steps=8)
     batches = list(blend)
     assert [len(batch["row"]) for batch in batches] == [batch_size] * 8
     assert blend.rows_of_ranks == [batch_size] * world_size
     np.testing.assert_array_equal(np.concatenate([batch["source"] for batch in batches]), mixture)
     for batch in batches:
         np.testing.assert_array_equal(batch["vector"], np.outer(batch["row"], [1, 2]))
-    for rows, feed in zip(rows_by_source(batches, len(layout)), feeds.values(), strict=True):
+    feeds = feeds_of(layout, rank, world_size).values()
+    for rows, feed in zip(rows_by_source(batches, len(layout)), feeds, strict=True):
         assert rows == list(islice(endless_rows(feed), len(rows)))
 
 
 @settings(deadline=None)
 @given(layouts, st.none() | st.integers(1, 20), st.integers(0, 12), st.sampled_from(["repeat", "stop"]))
 def test_blend_resumed_anywhere_continues_with_the_next_batch(
-    layout: list[tuple[int, int, int]], batch_size: int | None, taken: int, at_end: str
+    layout: Layout, batch_size: int | None, taken: int, at_end: str
 ) -> None:
-    def blend() -> BlendedFeed:
-        feeds = {str(index): NumberedFeed(rows, size) for index, (rows, size, _) in enumerate(layout)}
-        weights = {str(index): weight for index, (_, _, weight) in enumerate(layout)}
-        return BlendedFeed(
-            feeds, weights, batch_size=batch_size, at_end=at_end, num_steps=12, source_column="source"
-        )
-
-    whole = list(blend())
-    first = blend()
+    whole, first, resumed = (
+        blend_of(layout, batch_size=batch_size, at_end=at_end, num_steps=12) for _ in range(3)
+    )
     begun = list(islice(first, taken))
-    resumed = blend()
     resumed.resume(json.loads(json.dumps(first.state())))
     for expected, found in zip(whole, [*begun, *resumed], strict=True):
         for name, values in expected.items():
@@ -112,16 +116,11 @@ def test_blend_resumed_anywhere_continues_with_the_next_batch(
 @settings(deadline=None)
 @given(layouts, st.none() | st.integers(1, 20), st.integers(1, 3))
 def test_blend_that_stops_ends_on_all_ranks_before_a_dataset_repeats(
-    layout: list[tuple[int, int, int]], batch_size: int | None, world_size: int
+    layout: Layout, batch_size: int | None, world_size: int
 ) -> None:
-    weights = {str(index): weight for index, (_, _, weight) in enumerate(layout)}
     sizes = []
     for rank in range(world_size):
-        feeds = {
-            str(index): NumberedFeed(rows, size, rank=rank, world_size=world_size)
-            for index, (rows, size, _) in enumerate(layout)
-        }
-        blend = BlendedFeed(feeds, weights, batch_size=batch_size, at_end="stop", source_column="source")
+        blend = blend_of(layout, rank, world_size, batch_size=batch_size, at_end="stop")
         batches = list(blend)
         assert len(batches) == len(blend)
         assert not list(blend)

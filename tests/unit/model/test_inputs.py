@@ -35,11 +35,7 @@ def test_matrices_are_padded_in_both_dimensions():
 @pytest.mark.parametrize(
     ("rows", "value", "message"),
     [
-        (
-            [np.ones(2), np.ones(3)],
-            None,
-            r"Rows of 'x' differ in shape, such as \(2,\) and \(3,\). Set paddingValue",
-        ),
+        ([np.ones(2), np.ones(3)], None, r"'x' differ in shape, such as \(2,\) and \(3,\). Set paddingValue"),
         ([np.ones(2), np.ones((1, 2))], 0, "differ in shape, such as .* Make them alike"),
         ([np.ones(2, int), np.ones(1, int)], 0.5, "paddingValue is 0.5, and 'x' holds int64"),
         ([np.ones(2, int), np.ones(1, int)], float("nan"), "paddingValue is nan, and 'x' holds int64"),

@@ -45,6 +45,12 @@ def signature(prediction_shape: tuple[int, ...] = (4,)) -> ModelSignature:
     return make_signature((4,), prediction_shape=prediction_shape)
 
 
+def reloaded(module, folder, prediction_shape=(4,)):
+    """The module as it is loaded after it was saved."""
+    save_model(SavedModel(module, signature(prediction_shape)), folder)
+    return load_model(folder).module
+
+
 @pytest.fixture
 def saved(tmp_path):
     torch.manual_seed(0)
@@ -83,8 +89,7 @@ def test_the_architecture_holds_no_weights():
 def test_frozen_parameters_stay_frozen(tmp_path):
     module = nn.Linear(4, 4)
     module.weight.requires_grad_(False)
-    save_model(SavedModel(module, signature()), tmp_path / "model")
-    loaded = load_model(tmp_path / "model").module
+    loaded = reloaded(module, tmp_path / "model")
     assert not loaded.weight.requires_grad
     assert loaded.bias.requires_grad
 
@@ -133,8 +138,7 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_module_whose_weights_are_computed_from_others_is_saved_and_copied(tmp_path, kind):
     module, rows = changing(kind), torch.randn(3, 4)
-    save_model(SavedModel(module, signature()), tmp_path / "model")
-    loaded = load_model(tmp_path / "model").module
+    loaded = reloaded(module, tmp_path / "model")
     copies = [loaded, *(trial_copy(module, module, copied_bytes)[0] for copied_bytes in (0, 1 << 20))]
     for each in copies:
         assert torch.equal(each(rows), module(rows))
@@ -144,8 +148,7 @@ def test_a_module_whose_weights_are_computed_from_others_is_saved_and_copied(tmp
         next(iter(loaded[1].parameters())).mul_(2)
     loaded.train()(rows).sum().backward()
     assert all(parameter.grad is not None for parameter in loaded.parameters())
-    save_model(SavedModel(loaded.eval(), signature()), tmp_path / "again")
-    assert torch.equal(load_model(tmp_path / "again").module(rows), loaded(rows))
+    assert torch.equal(reloaded(loaded.eval(), tmp_path / "again")(rows), loaded(rows))
 
 
 def test_a_module_that_was_packed_can_still_be_copied():
@@ -156,8 +159,7 @@ def test_a_module_that_was_packed_can_still_be_copied():
 
 def test_parametrizations_can_be_removed_from_a_loaded_module(tmp_path):
     module = changing(parametrizations.weight_norm)
-    save_model(SavedModel(module, signature()), tmp_path / "model")
-    loaded = load_model(tmp_path / "model").module
+    loaded = reloaded(module, tmp_path / "model")
     assert type(parametrize.remove_parametrizations(loaded[1], "weight")) is nn.Linear
     assert torch.equal(loaded[1].weight, module[1].weight)
 
@@ -166,10 +168,7 @@ def test_parametrizations_can_be_removed_from_a_loaded_module(tmp_path):
 @pytest.mark.parametrize("part", ["", " in its part '0'"])
 def test_torchscript_is_refused_with_what_to_give_instead(tmp_path, part):
     module = torch.jit.script(nn.Linear(4, 4))
-    message = (
-        f"is TorchScript{part}, which holds code and weights in one, .* Give the module that torch.jit.script"
-    )
-    with pytest.raises(SerializationError, match=message):
+    with pytest.raises(SerializationError, match=f"is TorchScript{part}, .* Give the module that torch.jit"):
         save_model(SavedModel(nn.Sequential(module) if part else module, signature()), tmp_path / "model")
 
 
@@ -206,49 +205,62 @@ def test_a_missing_or_damaged_manifest_is_named(saved, tmp_path):
     with pytest.raises(SavedModelError, match=r"holds no saved model: sparkdl_model.json is missing"):
         load_model(tmp_path / "nowhere")
     manifest = saved[1] / "sparkdl_model.json"
+    unsigned = {"format_version": 2}
     for text in (
         "{",
         "[]",
         "{}",
-        '{"format_version": 2}',
-        '{"format_version": 2, "signature": {"features": 1}}',
+        json.dumps(unsigned),
+        json.dumps({**unsigned, "signature": {"features": 1}}),
     ):
         manifest.write_text(text)
         with pytest.raises(SavedModelError, match="is damaged"):
             load_model(saved[1])
 
 
-def test_a_model_of_a_newer_format_says_what_to_install(saved):
-    path = saved[1] / "sparkdl_model.json"
-    manifest = json.loads(path.read_text())
-    path.write_text(json.dumps({**manifest, "format_version": 4, "sparkdl_version": "9.1"}))
-    with pytest.raises(SavedModelError, match=r"format 4 by sparkdl 9\.1.*Install a newer sparkdl"):
+def change_manifest(folder, change):
+    """Replace the manifest of a saved model by what a function makes of its content."""
+    path = folder / "sparkdl_model.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"format_version": 4, "sparkdl_version": "9.1"},
+            r"format 4 by sparkdl 9\.1.*Install a newer sparkdl",
+        ),
+        (
+            {"format_version": 1, "sparkdl_version": "0.1", "signature": {"features": []}},
+            r"format 1 by sparkdl 0\.1, .* from format 2 on. Fit and save",
+        ),
+    ],
+)
+def test_a_model_of_an_unknown_format_says_what_to_do(saved, changes, message):
+    change_manifest(saved[1], lambda manifest: {**manifest, **changes})
+    with pytest.raises(SavedModelError, match=message):
         load_model(saved[1])
 
 
+def with_signature(manifest, **changes):
+    return {**manifest, "signature": {**manifest["signature"], **changes}}
+
+
 def test_unknown_value_of_given_by_is_refused(saved):
-    path = saved[1] / "sparkdl_model.json"
-    path.write_text(path.read_text().replace('"position"', '"colour"'))
+    change_manifest(saved[1], lambda manifest: with_signature(manifest, given_by="colour"))
     with pytest.raises(SavedModelError, match=r"given_by is 'colour', and none of position, name, matrix"):
         load_model(saved[1])
 
 
 @pytest.mark.parametrize(("by_name", "given_by"), [(False, "position"), (True, "name")])
 def test_model_of_the_previous_format_is_read(saved, by_name, given_by):
-    path = saved[1] / "sparkdl_model.json"
-    manifest = json.loads(path.read_text())
-    assert manifest["signature"].pop("given_by") == "position"
-    manifest["signature"]["by_name"] = by_name
-    path.write_text(json.dumps({**manifest, "format_version": 2}))
+    def of_format_2(manifest):
+        assert manifest["signature"].pop("given_by") == "position"
+        return {**with_signature(manifest, by_name=by_name), "format_version": 2}
+
+    change_manifest(saved[1], of_format_2)
     assert load_model(saved[1]).signature.inputs.given_by == given_by
-
-
-def test_a_model_of_a_format_that_is_no_longer_read_says_to_save_it_again(saved):
-    path = saved[1] / "sparkdl_model.json"
-    old = {"format_version": 1, "sparkdl_version": "0.1", "signature": {"features": []}}
-    path.write_text(json.dumps({**json.loads(path.read_text()), **old}))
-    with pytest.raises(SavedModelError, match=r"format 1 by sparkdl 0\.1, .* from format 2 on. Fit and save"):
-        load_model(saved[1])
 
 
 SERVING = """

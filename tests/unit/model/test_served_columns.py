@@ -21,23 +21,30 @@ def number(dtype, shape=()):
 @pytest.mark.parametrize(
     ("values", "dtype", "message"),
     [
-        ([1.0, math.nan], "int64", "'x' holds null or NaN in 1 of 2 rows, the first of them row 1"),
-        (
-            [math.nan, 1.0, math.nan],
-            "float64",
-            "'x' holds null or NaN in 2 of 3 rows, the first of them row 0",
-        ),
-        ([1.0, 1.0, None], "float32", "'x' holds null or NaN in 1 of 3 rows, the first of them row 2"),
-        ([True, None], "bool", "'x' holds null or NaN in 1 of 2 rows, the first of them row 1"),
-        ([Decimal("1.5"), Decimal("NaN")], "float64", "'x' holds null or NaN in 1 of 2 rows"),
-        ([1.0, 1.7], "int64", "Row 1 of column 'x' holds 1.7, and the model was trained on int64"),
-        ([1, 300], "int8", "Row 1 of column 'x' holds 300, and the model was trained on int8"),
+        ([1.0, math.nan], "int64", "in 1 of 2 rows, the first of them row 1"),
+        ([math.nan, 1.0, math.nan], "float64", "in 2 of 3 rows, the first of them row 0"),
+        ([1.0, 1.0, None], "float32", "in 1 of 3 rows, the first of them row 2"),
+        ([True, None], "bool", "in 1 of 2 rows, the first of them row 1"),
+        ([Decimal("1.5"), Decimal("NaN")], "float64", "in 1 of 2 rows"),
+        (pd.array([1, None], "Int64"), "int64", "in 1 of 2 rows"),
+        (pd.array([1.5, None], "Float64"), "float64", "in 1 of 2 rows"),
+        ([1.5, pd.NaT], "float64", "in 1 of 2 rows, the first of them row 1"),
+    ],
+)
+def test_missing_values_are_counted_and_the_first_is_named(values, dtype, message):
+    for allow_nan in [False, True] if dtype in ("int64", "bool") else [False]:
+        with pytest.raises(DataError, match=f"'x' holds null or NaN {message}"):
+            as_trained(pd.Series(values), number(dtype), allow_nan=allow_nan)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "message"),
+    [
+        ([1.0, 1.7], "int64", "Row 1 of column 'x' holds 1.7, .* trained on int64"),
+        ([1, 300], "int8", "Row 1 of column 'x' holds 300, .* trained on int8"),
         ([1, 2**63], "int64", "Row 1 of column 'x' holds 9223372036854775808, and"),
         ([-1], "uint8", "Row 0 of column 'x' holds -1, and"),
         ([True, 2], "bool", "Row 1 of column 'x' holds 2, and"),
-        (pd.array([1, None], "Int64"), "int64", "'x' holds null or NaN in 1 of 2 rows"),
-        (pd.array([1.5, None], "Float64"), "float64", "'x' holds null or NaN in 1 of 2 rows"),
-        ([1.5, pd.NaT], "float64", "'x' holds null or NaN in 1 of 2 rows, the first of them row 1"),
         (["7"], "int64", "not numbers, such as '7'"),
         ([Decimal("1.5"), "7"], "float64", "not numbers"),
     ],
@@ -82,7 +89,7 @@ def test_rows_have_the_shape_of_training_or_are_flat(shape, given):
         )
     turned = np.transpose(np.reshape(given, (2, 3))).tolist()
     for rows in ([given, turned], np.array([turned], np.float32)):
-        with pytest.raises(DataError, match=r"has the shape \(3, 2\), and the model takes"):
+        with pytest.raises(DataError, match=r"has the shape \(3, 2\), and"):
             as_trained(rows, number("float32", shape))
 
 
@@ -98,24 +105,14 @@ def test_ragged_rows_are_nested_as_in_training():
     (words,) = as_trained([["a", "b"]], ragged(None, element=("string", "object")))
     assert words.tolist() == ["a", "b"]
     for rows, column, message in (
-        ([[1, 2], [1, None]], ragged(None), "'x' holds null or NaN in 1 of 2 rows, the first of them row 1"),
+        ([[1, 2], [1, None]], ragged(None), "'x' holds null or NaN in 1 of 2 rows, .* row 1"),
         ([[1.0], None, [math.nan]], ragged(None), "'x' holds null or NaN in 2 of 3 rows, .* row 1"),
         ([[[1.0], None]], ragged(None, None), "'x' holds null or NaN in 1 of 1 rows"),
         ([["a", None]], ragged(None, element=("string", "object")), "'x' holds null or NaN in 1 of 1 rows"),
-        ([3], ragged(None, None), "Row 0 of column 'x' holds 3 where the model takes lists of lists"),
+        ([3], ragged(None, None), "Row 0 of column 'x' holds 3 .* lists of lists"),
         ([[0.5]], ragged(None, element=("number", "int64")), "Row 0 of column 'x' holds 0.5, and"),
         ([[[1, 2], [3]]], ragged(None, 2), "Row 0 of column 'x' has lists that differ in length"),
-        (
-            [[[1, 2, 3]]],
-            ragged(None, 2),
-            "Row 0 of column 'x' has the shape .1, 3., and the model takes lists of 2",
-        ),
+        ([[[1, 2, 3]]], ragged(None, 2), "Row 0 of column 'x' has the shape .1, 3., .* lists of 2"),
     ):
         with pytest.raises(DataError, match=message):
             as_trained(rows, column)
-
-
-def test_only_columns_of_floats_can_be_given_nan():
-    for values, dtype in (([1, None], "int64"), ([True, None], "bool")):
-        with pytest.raises(DataError, match="'x' holds null or NaN in 1 of 2 rows, the first of them row 1"):
-            as_trained(pd.Series(values), number(dtype), allow_nan=True)

@@ -34,11 +34,8 @@ def test_lists_arrays_and_a_numpy_array_give_the_same_predictions():
     from_lists = model.predict(pd.DataFrame({"x": rows.tolist(), "other": 1}, index=index))
     from_arrays = model.predict(pd.DataFrame({"x": list(rows)}))
     assert from_lists.index.tolist() == index
-    assert (
-        from_lists["prediction"].tolist()
-        == from_arrays["prediction"].tolist()
-        == model.predict(rows).tolist()
-    )
+    predicted = model.predict(rows).tolist()
+    assert from_lists["prediction"].tolist() == from_arrays["prediction"].tolist() == predicted
 
 
 def test_arrays_and_scalars_have_their_shapes():
@@ -53,20 +50,17 @@ def test_arrays_and_scalars_have_their_shapes():
     ("frame", "message"),
     [
         ({"y": [[1.0, 2.0, 3.0]]}, "There is no column 'x'. The columns are: y"),
-        ({"x": [[1.0, 2.0, 3.0], [1.0, 2.0]]}, "Row 1 of column 'x' has 2 values, and the model takes 3"),
-        ({"x": [[1.0, 2.0, 3.0], None]}, "Column 'x' holds null or NaN in 1 of 2 rows, .* row 1"),
-        ({"x": [[1.0, None, 3.0]]}, "Column 'x' holds null or NaN in 1 of 1 rows, .* row 0"),
+        ({"x": [[1.0, 2.0, 3.0], [1.0, 2.0]]}, "Row 1 of column 'x' has 2 values, .* takes 3"),
+        ({"x": [[1.0, 2.0, 3.0], None]}, "'x' holds null or NaN in 1 of 2 rows, .* row 1"),
+        ({"x": [[1.0, None, 3.0]]}, "'x' holds null or NaN in 1 of 1 rows, .* row 0"),
         ({"x": [["a", "b", "c"]]}, "'x' holds values that are not numbers"),
         ({"x": [["1", "2", "3"]]}, "'x' holds values that are not numbers, such as '1'"),
-        ({"x": [[1.0, pd.NA, 3.0]]}, "Column 'x' holds null or NaN in 1 of 1 rows, .* row 0"),
+        ({"x": [[1.0, pd.NA, 3.0]]}, "'x' holds null or NaN in 1 of 1 rows, .* row 0"),
         (
             {"x": [[0.0] * 3, [math.nan] * 3, [0.0] * 3, [0.0, 0.0, math.nan]]},
             "Column 'x' holds null or NaN in 2 of 4 rows, the first of them row 1. Fill .* set the param allow_nan",
         ),
-        (
-            {"x": [[0.0, 0.0, 0.0], [0.0, 1e300, 0.0]]},
-            "Row 1 of column 'x' holds 1e.300, .* trained on float32",
-        ),
+        ({"x": [[0.0] * 3, [0.0, 1e300, 0.0]]}, "Row 1 of column 'x' holds 1e.300, .* trained on float32"),
     ],
 )
 def test_bad_input_is_named(frame, message):
@@ -74,22 +68,12 @@ def test_bad_input_is_named(frame, message):
         make_pyfunc().predict(pd.DataFrame(frame))
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (np.zeros((2, 3)), r"gives 2 columns, kind, size: give a DataFrame with x instead of an array"),
-        (np.zeros((2, 4)), None),
-    ],
-)
-def test_array_is_refused_where_the_answer_needs_several_columns(rows, message):
-    shape = rows.shape[1:]
+def test_array_is_refused_where_the_answer_needs_several_columns():
+    rows = np.zeros((2, 3))
+    assert make_pyfunc().predict(rows).shape == (2,)
     outputs = tuple(ModelOutput(name=name, kind="value") for name in ("kind", "size"))
-    signature = make_signature(shape) if message is None else replace(make_signature(shape), outputs=outputs)
-    model = PyfuncModel(SavedModel(nn.Linear(shape[0], 1), signature))
-    if message is None:
-        assert model.predict(rows).shape == (2,)
-        return
-    with pytest.raises(DataError, match=message):
+    model = PyfuncModel(SavedModel(nn.Linear(3, 1), replace(make_signature((3,)), outputs=outputs)))
+    with pytest.raises(DataError, match=r"gives 2 columns, kind, size: give a DataFrame with x"):
         model.predict(rows)
 
 
@@ -107,26 +91,15 @@ def test_columns_reach_the_function_that_prepares_them_in_their_own_dtypes():
     columns = {
         "small": number("float32"),
         "count": number("int32", (2,)),
-        "tokens": Column(
-            name="x", dtype="object", kind="ragged", lengths=(None,), element=("number", "int16")
-        ),
+        "tokens": replace(number("object"), kind="ragged", lengths=(None,), element=("number", "int16")),
         "words": Column(name="x", dtype="object", kind="string", shape=(2,)),
         "day": Column(name="x", dtype="datetime64[D]", kind="date"),
     }
     columns = {name: replace(column, name=name) for name, column in columns.items()}
-    signature = make_signature()
-    inputs = make_inputs("x", prepare=prepare)
-    signature = replace(signature, inputs=replace(inputs, columns=tuple(columns.values())))
-    frame = pd.DataFrame(
-        {
-            "small": [1.5],
-            "count": [[1, 2]],
-            "tokens": [[3, 4, 5]],
-            "words": [["a", "b"]],
-            "day": [date(2020, 1, 2)],
-        }
-    )
-    PyfuncModel(SavedModel(nn.Linear(1, 1), signature)).predict(frame)
+    inputs = replace(make_inputs("x", prepare=prepare), columns=tuple(columns.values()))
+    row = {"small": 1.5, "count": [1, 2], "tokens": [3, 4, 5], "words": ["a", "b"], "day": date(2020, 1, 2)}
+    frame = pd.DataFrame([row])
+    PyfuncModel(SavedModel(nn.Linear(1, 1), replace(make_signature(), inputs=inputs))).predict(frame)
     assert seen == {
         "small": ("float32", (1,)),
         "count": ("int32", (1, 2)),
@@ -165,7 +138,7 @@ def test_a_model_is_given_nan_if_the_request_says_so(column, values, expected):
     signature = replace(make_signature(), inputs=make_inputs("x", x=column))
     model = PyfuncModel(SavedModel(FillsHoles(), signature))
     frame = pd.DataFrame({"x": pd.Series(values)})
-    with pytest.raises(DataError, match="Column 'x' holds null or NaN in"):
+    with pytest.raises(DataError, match="'x' holds null or NaN in"):
         model.predict(frame)
     assert model.predict(frame, {"allow_nan": True})["prediction"].tolist() == expected
     with pytest.raises(ParamError, match="allow_nan is 'yes'. Give True or False"):
@@ -219,36 +192,19 @@ def test_scores_of_minus_infinity_are_probabilities_of_zero():
     assert answers["y"]["probability"].tolist() == [[0.0, 1.0]]
 
 
-class Diverged(nn.Module):
-    """A model whose weights have become NaN."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-        with torch.no_grad():
-            self.linear.weight.fill_(math.nan)
-
-    def forward(self, x):
-        return self.linear(x)
-
-
 def test_a_model_that_has_diverged_names_no_class():
-    signature = make_signature((3,), "class", num_classes=2)
-    model = PyfuncModel(SavedModel(Diverged(), signature))
+    module = nn.Linear(3, 2)
+    nn.init.constant_(module.weight, math.nan)
+    saved = SavedModel(module, make_signature((3,), "class", num_classes=2))
     for rows in (pd.DataFrame({"x": [[0.0, 1.0, 2.0]] * 3}), np.zeros((3, 3))):
-        with pytest.raises(
-            DataError,
-            match="output is NaN for 3 of 3 rows, .* features are finite numbers.* weights are of no use",
-        ):
-            model.predict(rows)
+        with pytest.raises(DataError, match="NaN for 3 of 3 rows, .* finite numbers.* weights are of no use"):
+            PyfuncModel(saved).predict(rows)
     with pytest.raises(DataError, match="output is NaN for 3 of 3 rows"):
-        Predictor(model._saved).answer_complete({"x": np.zeros((3, 3), np.float32)}, ("prediction",))
+        Predictor(saved).answer_complete({"x": np.zeros((3, 3), np.float32)}, ("prediction",))
 
 
 def test_infinite_answer_is_an_error_as_json_has_no_infinity():
     model = PyfuncModel(SavedModel(Echo(), make_signature()))
     for rows in (pd.DataFrame({"x": [1.0, INFINITY]}), np.array([1.0, INFINITY])):
-        with pytest.raises(
-            DataError, match="output for 'y' is infinite in 1 of 2 rows, the first of them row 1"
-        ):
+        with pytest.raises(DataError, match="'y' is infinite in 1 of 2 rows, .* row 1"):
             model.predict(rows)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 
 from sparkdl.bench import allreduce
-from sparkdl.errors import ParamError
+from tests.bench.parsed import parsed
 
 OURS = ("copy", "native", "arena", "torch")
-
-
-def parse(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    allreduce.add_arguments(parser)
-    return parser.parse_args(arguments)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +28,7 @@ def test_run_measures_every_contender_at_every_case(
     path = tmp_path / "report.json"
     options = ["--sizes", "1KiB,64KiB", "--queued", "3x2KiB", "--seconds", "0.01", "--json", str(path)]
     options += ["--against", against, "--buffers", "3"]
-    assert allreduce.run(parse(*options, "--ranks", str(num_ranks))) == 0
+    assert allreduce.run(parsed(allreduce, *options, "--ranks", str(num_ranks))) == 0
     report = json.loads(path.read_text())
     measured = {(row["contender"], row["case"]) for row in report["rows"]}
     cases = ("allreduce 1KiB", "allreduce 64KiB", "3 allreduces of 2KiB, queued")
@@ -46,21 +39,3 @@ def test_run_measures_every_contender_at_every_case(
     assert all(0 < row["median_s"] <= row["p90_s"] for row in report["rows"])
     assert all(row["repetitions"] >= 10 for row in report["rows"])
     assert "native is" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--ranks", "1"), "--ranks 1"),
-        (("--seconds", "0"), "--seconds 0"),
-        (("--queued", "100"), "--queued 100"),
-        (("--buffers", "1"), "--buffers 1"),
-        (("--json", "nowhere/report.json"), "--json nowhere/report.json"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_options_that_cannot_work_are_refused_before_anything_starts(
-    arguments: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(ParamError, match=message):
-        allreduce.run(parse(*arguments))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -11,13 +10,7 @@ import pytest
 from sparkdl.bench import feed
 from sparkdl.bench.contenders.feed import CONTENDERS, FeedTrial, Table, write_table
 from sparkdl.bench.contest import Case, Measured
-from sparkdl.errors import ParamError
-
-
-def parse(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    feed.add_arguments(parser)
-    return parser.parse_args(arguments)
+from tests.bench.parsed import parsed
 
 
 @pytest.mark.slow  # fifteen processes that import torch
@@ -26,7 +19,7 @@ def test_run_measures_every_contender_at_every_case(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "report.json"
-    assert feed.run(parse("--scale", "0.01", "--seconds", "0.01", "--json", str(path))) == 0
+    assert feed.run(parsed(feed, "--scale", "0.01", "--seconds", "0.01", "--json", str(path))) == 0
     report = json.loads(path.read_text())
     assert report["benchmark"] == "feed"
     assert not report["missing"]
@@ -96,18 +89,3 @@ def test_rows_hold_shares_memory_and_ratios() -> None:
     assert ours["ratio"] == {"arrow": 2.0}
     assert other["bound_bytes"] is None
     assert "0.50x" in feed.format_rows([ours, other])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--against", "pandas"), "--against pandas is unknown"),
-        (("--cases", "29 floats"), "--cases 29 floats is unknown"),
-        (("--seconds", "0"), "use more than 0"),
-        (("--scale", "0"), "use more than 0"),
-        (("--json", "nowhere/x.json"), "there is no such folder"),
-    ],
-)
-def test_options_that_cannot_work_are_refused_first(arguments: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ParamError, match=message):
-        feed.run(parse(*arguments))

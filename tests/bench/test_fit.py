@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -15,13 +14,7 @@ from sparkdl.bench import fit
 from sparkdl.bench.contenders.arithmetic import ArithmeticTrial
 from sparkdl.bench.contenders.fit import CONTENDERS
 from sparkdl.bench.contenders.fit_task import FitSize, Fitted, loss_of, make_model, weights_of
-from sparkdl.errors import ParamError, TrainingError
-
-
-def parse(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    fit.add_arguments(parser)
-    return parser.parse_args(arguments)
+from sparkdl.errors import TrainingError
 
 
 def fitted(*times: float) -> Fitted:
@@ -92,21 +85,6 @@ def test_rows_contain_medians_phases_and_ratios() -> None:
 def test_contender_that_has_not_trained_the_same_model_is_an_error(losses: dict[str, float]) -> None:
     with pytest.raises(TrainingError, match=r"has not trained the same model"):
         fit.check_losses(losses)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--ranks", "0"], "--ranks 0"),
-        (["--rounds", "0"], "--rounds 0"),
-        (["--scale", "0.0001"], "leaves 100 rows"),
-        (["--against", "gloo"], "--against gloo"),
-        (["--json", "no/such/folder/file"], "no such folder"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(arguments: list[str], message: str) -> None:
-    with pytest.raises(ParamError, match=message):
-        fit.check_arguments(parse(*arguments))
 
 
 def test_the_loss_is_the_mean_square_of_the_errors() -> None:

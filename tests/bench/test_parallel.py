@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 
 from sparkdl.bench import parallel
-from sparkdl.errors import ParamError
+from sparkdl.bench.contenders import parallel as contenders
+from tests.bench.parsed import parsed
 
 SMALL_MODEL = """
 import runpy
@@ -19,12 +19,6 @@ runpy.run_module("sparkdl.bench.contenders.rank", run_name="__main__")
 """
 
 
-def parse(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parallel.add_arguments(parser)
-    return parser.parse_args(arguments)
-
-
 @pytest.mark.slow  # four ranks that import torch
 def test_run_measures_every_contender_and_its_state_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -32,8 +26,8 @@ def test_run_measures_every_contender_and_its_state_memory(
     monkeypatch.setattr("sparkdl.bench.rank_group.RANK_ARGUMENTS", ("-c", SMALL_MODEL))
     path, plot = tmp_path / "report.json", tmp_path / "plot.svg"
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
-    arguments = parse(
-        *("--batches", "4x16,1x8", "--seconds", "0.01", "--json", str(path), "--plot", str(plot))
+    arguments = parsed(
+        parallel, *("--batches", "4x16,1x8", "--seconds", "0.01", "--json", str(path), "--plot", str(plot))
     )
     assert parallel.run(arguments) == 0
     rows = json.loads(path.read_text())["rows"]
@@ -53,30 +47,7 @@ def test_models_have_the_parameters_that_their_names_say(name: str, millions: in
     import torch
 
     with torch.device("meta"):
-        model = parallel_decoder(name)
+        model = contenders._decoder(contenders.MODELS[name])
     assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(
         millions, rel=0.05
     )
-
-
-def parallel_decoder(name: str):
-    from sparkdl.bench.contenders.parallel import MODELS, _decoder
-
-    return _decoder(MODELS[name])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--models", "7B"), "--models 7B is unknown"),
-        (("--batches", "4"), "--batches 4 is not rows x positions"),
-        (("--batches", "4x30"), "a number of positions that 4 divides"),
-        (("--kinds", "ZeRO"), "--kinds ZeRO is unknown"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_options_that_cannot_work_are_refused_before_anything_starts(
-    arguments: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(ParamError, match=message):
-        parallel.run(parse(*arguments))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -10,20 +9,14 @@ import pytest
 
 from sparkdl.bench import step
 from sparkdl.bench.contenders import step as step_trials
-from sparkdl.errors import ParamError
+from tests.bench.parsed import parsed
 
 SMALL_MODEL = """
 import runpy
-from sparkdl.bench import step_trials
-step_trials.MODELS["25M"] = step_trials.ModelSize(width=16, num_layers=2, num_heads=2)
+from sparkdl.bench.contenders import step
+step.MODELS["25M"] = step.ModelSize(width=16, num_layers=2, num_heads=2)
 runpy.run_module("sparkdl.bench.contenders.rank", run_name="__main__")
 """
-
-
-def parse(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    step.add_arguments(parser)
-    return parser.parse_args(arguments)
 
 
 @pytest.mark.slow  # fourteen ranks that import torch
@@ -32,7 +25,7 @@ def test_run_measures_every_contender_and_finds_the_ranks_alike(
 ) -> None:
     monkeypatch.setattr("sparkdl.bench.rank_group.RANK_ARGUMENTS", ("-c", SMALL_MODEL))
     path = tmp_path / "report.json"
-    assert step.run(parse("--models", "25M", "--seconds", "0.01", "--json", str(path))) == 0
+    assert step.run(parsed(step, "--models", "25M", "--seconds", "0.01", "--json", str(path))) == 0
     report = json.loads(path.read_text())
     rows = {row["contender"]: row for row in report["rows"]}
     assert set(rows) | set(report["missing"]) == set(step.CONTENDERS)
@@ -52,19 +45,3 @@ def test_models_have_the_parameters_that_their_names_say(name: str, millions: in
     assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(
         millions, rel=0.02
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--models", "7B"), "--models 7B is unknown"),
-        (("--rows", "0"), "--rows 0"),
-        (("--models", ""), "--models"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_options_that_cannot_work_are_refused_before_anything_starts(
-    arguments: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(ParamError, match=message):
-        step.run(parse(*arguments))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -13,12 +12,6 @@ import pytest
 from sparkdl.bench import transform
 from sparkdl.bench.contenders.transform import TASKS
 from sparkdl.errors import ParamError
-
-
-def parse(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    transform.add_arguments(parser)
-    return parser.parse_args(arguments)
 
 
 @pytest.mark.slow  # a Spark session of its own, whose workers import torch
@@ -61,17 +54,3 @@ def test_contenders_with_different_predictions_are_an_error() -> None:
     transform.check_alike("images", {"sparkdl": 1000.0, "spark": 1000.5})
     with pytest.raises(ParamError, match="images: the predictions of contenders add up to different sums"):
         transform.check_alike("images", {"sparkdl": 1000.0, "spark": 1002.0})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--cases", "29 columns"), "--cases 29 columns is unknown"),
-        (("--seconds", "0"), "more than 0 seconds"),
-        (("--slots", "0"), "at least one slot"),
-        (("--json", "nowhere/x.json"), "there is no such folder"),
-    ],
-)
-def test_options_that_cannot_work_are_refused_first(arguments: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ParamError, match=message):
-        transform.run(parse(*arguments))

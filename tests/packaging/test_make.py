@@ -37,10 +37,8 @@ class Machine:
     def make(
         self, *arguments: str, cwd: Path = ROOT, python: str = sys.executable
     ) -> subprocess.CompletedProcess[str]:
-        make = shutil.which("make")
-        assert make is not None
         return subprocess.run(
-            [make, *arguments, f"PYTHON={python}"],
+            [shutil.which("make"), *arguments, f"PYTHON={python}"],
             cwd=cwd,
             env={"PATH": str(self.folder), "HOME": os.environ.get("HOME", "/")},
             capture_output=True,
@@ -67,33 +65,27 @@ def mending_sentence(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-def test_make_says_that_java_is_missing(machine: Machine) -> None:
-    machine.has("c++")
+JAVA_PACKAGE = "openjdk-17-jre-headless"
+
+
+@pytest.mark.parametrize(
+    ("programs", "need", "package"),
+    [
+        ({"c++": None}, "Java 17 or later, found none", JAVA_PACKAGE),
+        ({"c++": None, "java": JAVA_11}, "Java 17 or later, found 11", JAVA_PACKAGE),
+        ({"java": JAVA_17}, "a C++20 compiler such as GCC 11, found none;", "g++"),
+        ({"java": JAVA_17, "c++": OLD_COMPILER}, "a C++20 compiler such as GCC 11, found 9.4.0;", "g++"),
+    ],
+    ids=["no Java", "old Java", "no compiler", "old compiler"],
+)
+def test_make_says_which_program_is_missing_or_too_old_and_how_to_install_it(
+    machine: Machine, programs: dict[str, str | None], need: str, package: str
+) -> None:
+    for name, script in programs.items():
+        machine.has(name, script)
     line = mending_sentence(machine.make("requirements"))
-    assert line.startswith("sparkdl needs Java 17 or later, found none")
-    assert line.endswith("fix it with: sudo apt-get install openjdk-17-jre-headless")
-
-
-def test_make_says_that_java_is_too_old(machine: Machine) -> None:
-    machine.has("c++")
-    machine.has("java", JAVA_11)
-    line = mending_sentence(machine.make("requirements"))
-    assert line.startswith("sparkdl needs Java 17 or later, found 11")
-    assert line.endswith("fix it with: sudo apt-get install openjdk-17-jre-headless")
-
-
-def test_make_says_that_the_compiler_is_missing(machine: Machine) -> None:
-    machine.has("java", JAVA_17)
-    line = mending_sentence(machine.make("requirements"))
-    assert line.startswith("sparkdl needs a C++20 compiler such as GCC 11, found none;")
-    assert line.endswith("fix it with: sudo apt-get install g++")
-
-
-def test_make_says_that_the_compiler_is_too_old(machine: Machine) -> None:
-    machine.has("java", JAVA_17)
-    machine.has("c++", OLD_COMPILER)
-    line = mending_sentence(machine.make("requirements"))
-    assert line.startswith("sparkdl needs a C++20 compiler such as GCC 11, found 9.4.0;")
+    assert line.startswith(f"sparkdl needs {need}")
+    assert line.endswith(f"fix it with: sudo apt-get install {package}")
 
 
 def test_make_says_that_python_is_missing(machine: Machine) -> None:

@@ -30,7 +30,18 @@ class SparkdlError(Exception):
 
 
 class ParamError(SparkdlError, ValueError):
-    """A Param or argument has a value that cannot work; the message names it and the values it may take."""
+    """A Param or argument has a value that cannot work; the message names it and the values it may take.
+
+    Attributes:
+        params: names of the Params of an estimator that do not fit; empty if the error is not of a check of Params.
+    """
+
+    params: tuple[str, ...] = ()
+
+    def of(self, *params: str) -> Self:
+        """Return this error, after noting the Params that do not fit."""
+        self.params = params
+        return self
 
 
 class ParamTypeError(ParamError, TypeError):

@@ -20,7 +20,7 @@ from sparkdl.estimators.params.inputs import (
     scored_columns_of,
 )
 from sparkdl.estimators.params.running import HasCheckpoints, HasRanks, HasRows, HasTracking
-from sparkdl.estimators.params.table import check_entries, entries_of
+from sparkdl.estimators.params.table import check_entries, check_of, entries_of
 from sparkdl.estimators.params.training import HasFunctions, HasObjective, HasTraining, best_goal_of
 from sparkdl.model.architecture import check_has_values
 from sparkdl.model.inputs import dtype_name, parameter_dtype
@@ -187,45 +187,48 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         """
         check_entries(self)
         if self.isSet(self.model) and self.getInitialWeights() is None:
-            check_has_values(self.getModel(), "Param model")
-        check_transport(self.getTransport(), self.getWire())
-        scored_columns_of(self)
+            with check_of("model"):
+                check_has_values(self.getModel(), "Param model")
+        with check_of("transport", "wire"):
+            check_transport(self.getTransport(), self.getWire())
+        with check_of("predictionCol", "probabilityCol", "rawPredictionCol"):
+            scored_columns_of(self)
         if self.getTrainStep() is None:
-            labels_by_column(self.getLabels(), self.label_names())
-        check_validation(self)
-        best_goal_of(self, self.metric_names())
+            with check_of("labels", "labelCol"):
+                labels_by_column(self.getLabels(), self.label_names())
+        with check_of("validationFraction", "validationIndicatorCol"):
+            check_validation(self)
+        with check_of("bestMetric", "bestMode"):
+            best_goal_of(self, self.metric_names())
         if self.getRegisteredModelAlias() is not None and self.getRegisteredModelName() is None:
             raise ParamError(
                 f"Param registeredModelAlias is {self.getRegisteredModelAlias()!r}: {self.registeredModelAlias.doc}."
-            )
+            ).of("registeredModelAlias")
         if self.getLogCheckpoints() and self.getCheckpointDir() is None:
-            raise ParamError(f"Param logCheckpoints is True: {self.logCheckpoints.doc}.")
+            raise ParamError(f"Param logCheckpoints is True: {self.logCheckpoints.doc}.").of("logCheckpoints")
         parallelism = self.getParallelism()
         if parallelism is not None:
-            parallelism.resolve(self.getNumWorkers())
+            with check_of("parallelism", "numWorkers"):
+                parallelism.resolve(self.getNumWorkers())
         if not 1 <= self.getMinWorkers() <= self.getNumWorkers():
             raise ParamError(
                 f"Param minWorkers is {self.getMinWorkers()} and numWorkers {self.getNumWorkers()}: "
                 f"{self.minWorkers.doc}."
-            )
+            ).of("minWorkers", "numWorkers")
 
     def _check_presence(self) -> None:
         needed: list[Param[Any]] = [self.model, self.optimizer]
         if self.getTrainStep() is None:
             needed.append(self.loss)
-        elif self.isSet(self.loss):
-            raise ParamError(
-                "Params loss and trainStep are both set. The loss is what trainStep returns: leave loss out."
-            )
-        elif self.isSet(self.labels):
-            raise ParamError(
-                "Params labels and trainStep are both set. A step gets labels as the column holds them: leave labels "
-                "out."
-            )
-        elif self.getLossWeights() is not None:
-            raise ParamError(
-                "Params lossWeights and trainStep are both set. Weigh the losses in trainStep: leave lossWeights out."
-            )
+        for given, advice in (
+            (self.loss, "The loss is what trainStep returns"),
+            (self.labels, "A step gets labels as the column holds them"),
+            (self.lossWeights, "Weigh the losses in trainStep"),
+        ):
+            if self.getTrainStep() is not None and self.isSet(given):
+                raise ParamError(
+                    f"Params {given.name} and trainStep are both set. {advice}: leave {given.name} out."
+                ).of(given.name, "trainStep")
         for param in needed:
             if not self.isDefined(param):
                 raise ParamError(f"Param {param.name} is not set: {param.doc}.")

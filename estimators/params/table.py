@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
@@ -202,7 +203,19 @@ def check_entries(params: Params) -> None:
     """
     for entry in entries_of(params):
         if params.isDefined(entry):
-            entry.checked(params)
+            with check_of(entry.name):
+                entry.checked(params)
+
+
+@contextmanager
+def check_of(*names: str) -> Iterator[None]:
+    """Context of a check of Params, which notes their names in a ParamError that has none."""
+    try:
+        yield
+    except ParamError as error:
+        if not error.params:
+            error.of(*names)
+        raise
 
 
 def at_least(least: float) -> Check:

@@ -23,7 +23,7 @@ from sparkdl.data import ParquetFeed
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.params.base import ParamsT, one_of, to_integers
 from sparkdl.estimators.params.estimator import ClassArguments
-from sparkdl.estimators.params.table import Entry, at_least, optional, param, with_arguments
+from sparkdl.estimators.params.table import Entry, at_least, check_of, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import MadeModel, ReadyMadeEstimator, TorchClassificationModel
 from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
 from sparkdl.networks.backbones import (
@@ -372,26 +372,28 @@ class ImageClassifier(
         if len(self.getFeaturesCols()) > 1:
             raise ParamError(
                 f"Param featuresCol is {self.getFeaturesCols()}, and ImageClassifier takes one column of images."
-            )
+            ).of("featuresCol", "featuresCols")
         self._check_backbone()
 
     def _check_backbone(self) -> None:
         name, weights = self.getBackbone(), self.getBackboneWeights()
-        check_backbone(name)
+        with check_of("backbone"):
+            check_backbone(name)
         if name == OWN and weights == PRETRAINED:
             raise ParamError(
                 "Param backboneWeights is 'pretrained', and the residual network has no such weights. Take a backbone "
                 "such as 'torchvision:resnet18', or the path of a file."
-            )
+            ).of("backboneWeights", "backbone")
         own: list[Entry[Any]] = [self.stageWidths, self.blocksPerStage, self.dropout]
         for entry in own:
             if name != OWN and self.isSet(entry):
                 raise ParamError(
                     f"Param {entry.name} is {self.getOrDefault(entry)}, which is one of the residual network, and "
                     f"Param backbone is {name!r}. Leave {entry.name} out."
-                )
+                ).of(entry.name, "backbone")
         if weights not in (NO_WEIGHTS, PRETRAINED):
-            read_backbone_weights(weights)
+            with check_of("backboneWeights"):
+                read_backbone_weights(weights)
 
     def make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None

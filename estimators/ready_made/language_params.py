@@ -150,6 +150,8 @@ class HasCorpora(Params):
             alone, other = ("corpusCol", "corpusWeights")
             if self.getCorpusCol() is None:
                 alone, other = other, alone
-            raise ParamError(f"Param {alone} is set, and {other} is not. Set both, or none.")
+            raise ParamError(f"Param {alone} is set, and {other} is not. Set both, or none.").of(alone)
         if self.getEpochRows() is not None and self.getCorpusWeights() is None:
-            raise ParamError(f"Param epochRows is set, and corpusWeights is not: {self.epochRows.doc}.")
+            raise ParamError(f"Param epochRows is set, and corpusWeights is not: {self.epochRows.doc}.").of(
+                "epochRows"
+            )

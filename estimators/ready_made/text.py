@@ -21,7 +21,7 @@ from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.params.base import one_of
 from sparkdl.estimators.params.estimator import ClassArguments
-from sparkdl.estimators.params.table import Entry, at_least, optional, param, with_arguments
+from sparkdl.estimators.params.table import Entry, at_least, check_of, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import MadeModel, ReadyMadeEstimator, TorchClassificationModel
 from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
 from sparkdl.networks.initial_weights import seeded
@@ -258,12 +258,12 @@ class TextClassifier(
             raise ParamError(
                 f"Param featuresCol is {self.getFeaturesCols()}, and TextClassifier takes one column of texts. Join "
                 "several with pyspark.sql.functions.concat_ws."
-            )
+            ).of("featuresCol", "featuresCols")
         if self.getEmbeddingSize() % self.getNumHeads():
             raise ParamError(
                 f"Param embeddingSize is {self.getEmbeddingSize()}, and numHeads {self.getNumHeads()} does not "
                 "divide it. Change one of them."
-            )
+            ).of("embeddingSize", "numHeads")
         self._check_pretrained()
 
     def _check_pretrained(self) -> None:
@@ -277,8 +277,9 @@ class TextClassifier(
                 raise ParamError(
                     f"Param {entry.name} is {self.getOrDefault(entry)!r}, and the model in Param pretrained, "
                     f"{folder!r}, brings its own. Leave {entry.name} out."
-                )
-        check_folder(folder)
+                ).of(entry.name, "pretrained")
+        with check_of("pretrained"):
+            check_folder(folder)
 
     def params_of_fit(self) -> TorchEstimator:
         """Return the estimator that runs the fit, with the default learning rate of new or of pretrained weights."""

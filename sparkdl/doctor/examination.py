@@ -131,8 +131,7 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
     try:
         check_cluster(spark, num_ranks=wanted, gpus_per_rank=0, start_timeout_s=0.0)
     except SparkdlError as error:
-        what, _, advice = str(error).partition(". ")
-        finding = Finding(check="slots", where=CLUSTER, status=BAD, found=what + ".", advice=advice)
+        finding = Finding(check="slots", where=CLUSTER, status=BAD, found=str(error))
         is_dynamic = setting(spark, "spark.dynamicAllocation.enabled").lower() == "true"
         return (0 if is_dynamic or not slots else slots), [finding]
     said = f"not known over Spark Connect; {wanted} tasks are tried"
@@ -165,9 +164,8 @@ def _executors(spark: SparkSession, slots: int, here: MachineFacts, timeout_s: f
         advice = "Wait for the other jobs, ask for fewer ranks, or look at the executors' logs."
         return [Finding(check="executors", where=CLUSTER, status=BAD, found=str(error), advice=advice)]
     except Exception as error:
-        problem = executor_python_problem(error, spark)
-        what, _, advice = (problem or f"Spark could not run tasks: {spark_words(error)}").partition(". ")
-        return [Finding(check="executors", where=CLUSTER, status=BAD, found=what, advice=advice)]
+        found = executor_python_problem(error, spark) or f"Spark could not run tasks: {spark_words(error)}"
+        return [Finding(check="executors", where=CLUSTER, status=BAD, found=found)]
     findings: list[Finding] = []
     for number, executor in enumerate(executors):
         where = _name(number, executors)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 _FACTORIES = ("optimizer", "scheduler")
 """Params that take a function that each rank calls; the function may be a class."""
 
-_NAMED_IN_ERRORS = re.compile(r"\b(?:Params?|Metric) (?:(\w+)\b|'([^']+)')")
-
 
 def make_estimator(job: Job) -> Any:
     """Return the estimator with all Params of the job, checked as far as possible without rows.
@@ -56,7 +53,7 @@ def make_estimator(job: Job) -> Any:
     try:
         estimator.check_values()
         if job.estimator == "TorchEstimator":
-            make_optimizer(estimator.getOptimizer(), estimator.getModel())
+            _try_optimizer(estimator)
     except ParamError as error:
         raise JobFileError(f"{_position_of(error, job)}: params: {error}") from error
     return estimator
@@ -74,13 +71,18 @@ def _set(estimator: Any, name: str, entry: Entry) -> None:
         raise JobFileError(f"{entry.position}: params.{name}: {error}") from error
 
 
+def _try_optimizer(estimator: Any) -> None:
+    try:
+        make_optimizer(estimator.getOptimizer(), estimator.getModel())
+    except ParamError as error:
+        error.of("optimizer")
+        raise
+
+
 def _position_of(error: ParamError, job: Job) -> Any:
-    """Return the position of the first Param that an error names, else that of the section ``params``."""
-    for match in _NAMED_IN_ERRORS.finditer(str(error)):
-        entry = job.params.get(match[1] or "metrics")
-        if entry is not None:
-            return entry.position
-    return job.params_position
+    """Return the position of the first Param of an error that the job sets, else that of the section ``params``."""
+    given = [job.params[name] for name in error.params if name in job.params]
+    return given[0].position if given else job.params_position
 
 
 @dataclass(frozen=True, kw_only=True)

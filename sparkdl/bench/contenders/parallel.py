@@ -142,7 +142,7 @@ def _decoder(size: DecoderSize) -> torch.nn.Module:
             width=size.width,
             layers=size.num_layers,
             heads=size.num_heads,
-            is_tied=False,  # with a shared weight, a pipeline would have more to compute than the others
+            is_tied=False,  # with a shared weight, a pipeline would send more
         )
     )
 

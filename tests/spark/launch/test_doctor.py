@@ -47,7 +47,7 @@ def test_python_of_the_executors_that_lacks_sparkdl_is_a_finding(spark: SparkSes
     (finding,) = by_check(examine(spark, num_ranks=2), "executors")
     assert finding.status == BAD
     assert "bare-python' on the executors, which has no module" in finding.found
-    assert "PYSPARK_PYTHON" in finding.advice
+    assert "PYSPARK_PYTHON" in finding.found
 
 
 @pytest.mark.any_spark_will_do
@@ -65,7 +65,7 @@ def test_more_ranks_than_slots_and_slots_that_others_hold_are_findings(
     (slots,) = by_check(findings, "slots")
     assert slots.status == BAD
     assert "3 ranks need 3 slots at once and the cluster has 2" in slots.found
-    assert "numWorkers" in slots.advice
+    assert "numWorkers" in slots.found
     (executors,) = by_check(findings, "executors")
     assert executors.status == BAD
     assert "other jobs hold its slots" in executors.found

@@ -13,7 +13,7 @@ import pytest
 
 from sparkdl.collective import Coordinator, RendezvousClient, connect_authenticated, new_secret
 from sparkdl.collective import job as job_module
-from sparkdl.collective.job import Job, enter_job
+from sparkdl.collective.job import Job, enter_job, join_job
 from sparkdl.rendezvous.coordinator import PURPOSE
 
 SECRET = new_secret()
@@ -42,9 +42,11 @@ def job_of(rank: int, coordinator: Coordinator, timeout_s: float = 20.0) -> Job:
 def test_coordinator_outlives_the_last_rank(
     coordinator: Coordinator, leaves: list[Callable[[], None]]
 ) -> None:
-    enter_job(job_of(0, coordinator), coordinator)
-    client = enter_job(job_of(1, coordinator))
+    jobs = [job_of(rank, coordinator) for rank in range(2)]
+    enter_job(jobs[0], coordinator)
+    client = enter_job(jobs[1])
     with ThreadPoolExecutor() as pool:
+        list(pool.map(join_job, jobs))  # their communicator is closed as they leave
         leaving = pool.submit(leaves[0])
         client.get(f"{DEPARTURES}/1", 10.0)
         assert client.add("still served", 1) == 1

@@ -36,8 +36,8 @@ def outcomes(world: str) -> list[dict[str, str | None]] | Exception:
         return error
 
 
-# Three ranks cover all that two do, and random programs run on three hosts with two, one and one ranks.
-SLOW = ("tcp-2", "mpi-2", "two-hosts-of-1-and-2", "interleaved-hosts")
+# Three ranks cover all that two do, and random programs run on two ranks and on three hosts with two, one and one.
+SLOW = ("shm-2", "tcp-2", "mpi-2", "two-hosts-of-1-and-2", "interleaved-hosts")
 
 
 @pytest.mark.parametrize("check", CHECKS)

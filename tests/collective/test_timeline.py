@@ -153,11 +153,13 @@ def test_second_timeline_has_its_own_operations(world: str, trace_of: Traces) ->
 def test_wrong_calls_are_refused_alike_on_all_ranks(world: str, played: Played) -> None:
     folder, outcomes = played(world)
     for outcome in outcomes:
-        assert "no timeline of 'again' runs" in outcome["again"]["stopped"]
-        assert "runs already; stop it first" in outcome["again"]["started"]
-        assert (
-            f"cannot be written to {folder / 'again.json' / 'below a file'}" in outcome["again"]["unwritable"]
-        )
+        for call, named in {
+            "stopped": "'again'",
+            "started": "runs already",
+            "unwritable": str(folder / "again.json" / "below a file"),
+        }.items():
+            assert outcome["again"][call]["kinds"][0] == "ParamError"
+            assert named in outcome["again"][call]["message"]
 
 
 @worlds
@@ -201,7 +203,8 @@ def test_timeline_of_the_survivors_names_the_killed_rank(transport: str, tmp_pat
     assert list(trace.processes) == [0, 2]
     for rank in (0, 2):
         assert trace.operations(rank, "killed")[0]["args"]["name"] == "all alive"
-        assert f"rank {LATE_RANK}" in outcomes[rank]["error"]
+        assert "RankLostError" in outcomes[rank]["error"]["kinds"]
+        assert f"rank {LATE_RANK}" in outcomes[rank]["error"]["message"]
         assert outcomes[rank]["seconds"] < 45.0
     assert f"rank {LATE_RANK}" in trace.about["missing"][f"rank {LATE_RANK}"]
     (warning,) = outcomes[0]["warnings"]

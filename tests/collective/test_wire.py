@@ -46,18 +46,16 @@ def test_float16_wire_maps_large_values_to_infinity_and_tiny_ones_to_zero() -> N
 
 
 def test_error_on_every_rank_names_the_wire_of_each_rank() -> None:
-    for message in run_ranks(3, wire_scenes.disagreement):
-        assert message.startswith("MismatchError")
-        assert "rank 0 said 'float32'; rank 1 said 'bfloat16'; rank 2 said 'float32'" in message
+    wires = ("float32", "bfloat16", "float32")
+    for outcome in run_ranks(3, wire_scenes.error_of_opening, "tcp", *wires):
+        assert outcome["kinds"][0] == "MismatchError"
+        assert "rank 0 said 'float32'; rank 1 said 'bfloat16'; rank 2 said 'float32'" in outcome["message"]
 
 
-def test_unknown_wire_is_refused_with_the_known_ones() -> None:
-    (message,) = run_ranks(1, wire_scenes.unknown, "tcp", "float8")
-    assert message.startswith("ParamError")
-    assert "bfloat16" in message
-
-
-def test_mpi_transport_refuses_a_bfloat16_wire() -> None:
-    (message,) = run_ranks(1, wire_scenes.unknown, "mpi", "bfloat16", variables={})
-    assert message.startswith("ParamError")
-    assert "transport='mpi'" in message
+@pytest.mark.parametrize(
+    ("transport", "wire", "named"), [("tcp", "float8", "bfloat16"), ("mpi", "bfloat16", "transport='mpi'")]
+)
+def test_unknown_wire_and_a_wire_over_mpi_are_refused(transport: str, wire: str, named: str) -> None:
+    (outcome,) = run_ranks(1, wire_scenes.error_of_opening, transport, wire)
+    assert outcome["kinds"][0] == "ParamError"
+    assert named in outcome["message"]

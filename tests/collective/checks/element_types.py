@@ -59,10 +59,10 @@ def draw_elements(dtype: str, numbers: str, shape: tuple[int, ...], seed: Sequen
     """Draw the elements of one rank's array; the same seed gives the same elements."""
     generator = np.random.default_rng(list(seed))
     if dtype == "bool":
-        return generator.integers(0, 2, shape).astype(bool)
+        return generator.integers(0, 2, shape, bool)
     if numbers == SMALL:
         lowest = 0 if dtype.startswith("u") else -4
-        return encode(generator.integers(lowest, 5, shape).astype(counted_type(dtype)), dtype)
+        return encode(generator.integers(lowest, 5, shape, np.int8).astype(counted_type(dtype)), dtype)
     if dtype in INTEGERS:
         limits = np.iinfo(dtype)
         return generator.integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)

@@ -15,8 +15,7 @@ from tests.collective.checks.address_checks import ADDRESS_CHECKS
 from tests.collective.checks.agreement_checks import AGREEMENT_CHECKS
 from tests.collective.checks.argument_checks import ARGUMENT_CHECKS
 from tests.collective.checks.message_checks import MESSAGE_CHECKS
-from tests.collective.checks.movement_checks import MOVEMENT_CHECKS
-from tests.collective.checks.reduction_checks import REDUCTION_CHECKS
+from tests.collective.checks.operation_checks import OPERATION_CHECKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,11 +77,30 @@ def _asynchronous(communicator: Communicator) -> None:
     assert total[0] == world_size
 
 
+def _repeated(communicator: Communicator) -> None:
+    for size in (5, 1000, 300_000):
+        array = np.random.default_rng([communicator.rank, size]).normal(size=size).astype(np.float32)
+        again = array.copy()
+        communicator.allreduce(array)
+        communicator.allreduce(again)
+        np.testing.assert_array_equal(array, again, err_msg="two runs differ")
+
+
+def _barrier_holds_back(communicator: Communicator) -> None:
+    rendezvous, world_size = communicator.rendezvous, communicator.world_size
+    for turn in range(world_size):
+        if communicator.rank == turn:
+            rendezvous.set(f"before the barrier/{turn}", b"")
+        communicator.barrier()
+        assert rendezvous.check([f"before the barrier/{turn}"])
+
+
 CHECKS: dict[str, Callable[[Communicator], None]] = {
-    **REDUCTION_CHECKS,
-    **MOVEMENT_CHECKS,
+    **OPERATION_CHECKS,
     **ADDRESS_CHECKS,
     "asynchronous": _asynchronous,
+    "repeated": _repeated,
+    "barrier holds back": _barrier_holds_back,
     **ARGUMENT_CHECKS,
     **AGREEMENT_CHECKS,
     **MESSAGE_CHECKS,

@@ -7,24 +7,20 @@ import gc
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from sparkdl.collective import Communicator
 from sparkdl.collective.nccl.group import NcclGroup
 from sparkdl.collective.nccl.opening import open_nccl_group
+from tests.collective.scenes.failure_scenes import LONG_S, Outcome, error_of
+from tests.collective.scenes.stall_scenes import cpu_seconds_of_a_wait
 from tests.nccl_stand_in.gpu_memory import GpuArray, call, new_stream
 from tests.run_ranks import RankEnvironment
 
-Outcome = dict[str, Any]
 Scene = Callable[[RankEnvironment, Communicator], Outcome]
-
-LONG_S = 60.0
-"""Deadline of operations that fail long before it; long enough to tell the two apart on a busy machine."""
 
 INVALID_USAGE, SYSTEM_ERROR, CUDA_ERROR, REMOTE_ERROR = 5, 2, 1, 6
 
@@ -59,17 +55,6 @@ def calls() -> list[str]:
     """The NCCL calls that this rank has made so far."""
     path = Path(f"{os.environ['NCCL_STAND_IN_CALLS']}-{os.getpid()}")
     return path.read_text().split() if path.exists() else []
-
-
-def error_of(action: Callable[[], Any]) -> Outcome:
-    """The error that ``action`` raises and the seconds until then; ``kinds`` are the classes of the error."""
-    start = time.monotonic()
-    try:
-        action()
-    except Exception as error:
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        return {"kinds": kinds, "message": str(error), "seconds": time.monotonic() - start}
-    return {"kinds": [], "message": "no error", "seconds": time.monotonic() - start}
 
 
 def reduce_once(group: NcclGroup, timeout_s: float | None = None) -> None:
@@ -233,13 +218,6 @@ def idle(environment: RankEnvironment, communicator: Communicator) -> Outcome:
         reduce_once(group)
         # The minimum of several measurements, as Python itself needs some time now and then.
         return {"cpu seconds": min(cpu_seconds_of_a_wait() for _ in range(3))}
-
-
-def cpu_seconds_of_a_wait() -> float:
-    """Processor time of all threads of this process in half a second."""
-    before = time.process_time()
-    threading.Event().wait(0.5)
-    return time.process_time() - before
 
 
 def many_times(environment: RankEnvironment, communicator: Communicator) -> Outcome:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import socket
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.collective import Address, new_secret, open_communicator
+from tests.collective.logged import logged_warnings
 from tests.collective.scenes.failure_scenes import Outcome, error_of
 from tests.processes import listens_on
 
@@ -106,17 +106,13 @@ def stranger_at_the_listener(environment: RankEnvironment) -> Outcome:
 def no_room_for_the_segment(environment: RankEnvironment) -> Outcome:
     """A limit on file sizes stands for a small /dev/shm: reserving the segment fails in the same place."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-    records: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("sparkdl.collective").addHandler(handler)
-    with environment.open(transport="auto", name="auto") as communicator:
+    with logged_warnings() as warnings, environment.open(transport="auto", name="auto") as communicator:
         total = np.ones(3)
         communicator.allreduce(total)
     return {
         "total": total.tolist(),
         "hosts": communicator.topology.host_of_rank,
-        "warnings": records,
+        "warnings": warnings,
         "shm": error_of(lambda: environment.open(transport="shm", name="shm")),
     }
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparkdl.collective import StallCheck
-from sparkdl.errors import CommunicatorError
 from tests.collective.eventually import eventually
 from tests.collective.logged import logged_warnings
+from tests.collective.scenes.failure_scenes import Outcome, error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sparkdl.collective import Communicator
     from tests.run_ranks import RankEnvironment
-
-Outcome = dict[str, Any]
 
 WARN_S = 0.3
 ABORT_S = 1.0
@@ -114,12 +112,8 @@ def given_up(environment: RankEnvironment, communicator: Communicator, num_waiti
     start = time.monotonic()
     if not num_waiting:
         assert eventually(lambda: communicator.failure is not None, timeout_s=20.0)
-    try:
-        communicator.allreduce(np.ones(5), name="weights")
-    except CommunicatorError as error:
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        return {"kinds": kinds, "message": str(error), "seconds": time.monotonic() - start}
-    return {}
+    seen = error_of(lambda: communicator.allreduce(np.ones(5), name="weights"))
+    return {**seen, "seconds": time.monotonic() - start}
 
 
 def silent(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:
@@ -138,10 +132,11 @@ def idle(environment: RankEnvironment, communicator: Communicator, num_waiting: 
         communicator.recv(np.ones(5), source=1 - communicator.rank)
         handle.wait()
     # The minimum of several measurements, as Python itself needs some time now and then.
-    return {"seconds": min(_cpu_seconds_of_a_wait() for _ in range(3))}
+    return {"seconds": min(cpu_seconds_of_a_wait() for _ in range(3))}
 
 
-def _cpu_seconds_of_a_wait() -> float:
+def cpu_seconds_of_a_wait() -> float:
+    """Processor time of all threads of this process in half a second."""
     before = time.process_time()
     threading.Event().wait(0.5)
     return time.process_time() - before

@@ -6,24 +6,23 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparkdl.collective import StallCheck
 from sparkdl.collective.telemetry.clock_offset import measure_offset
-from sparkdl.errors import CommunicatorError, ParamError
+from sparkdl.errors import CommunicatorError
 from tests.collective.eventually import eventually
 from tests.collective.late_join import joined_last
 from tests.collective.logged import logged_warnings
+from tests.collective.scenes.failure_scenes import Outcome, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from sparkdl.collective import Communicator
     from tests.run_ranks import RankEnvironment
-
-Outcome = dict[str, Any]
 
 LATE_RANK = 1
 WAIT_S = 0.1
@@ -87,13 +86,13 @@ def dropped(communicator: Communicator, path: Path) -> Outcome:
 
 def again(communicator: Communicator, path: Path) -> Outcome:
     """A second timeline has none of the first one's operations."""
-    seen = {"stopped": _error_of(communicator.stop_timeline)}
+    seen = {"stopped": error_of(communicator.stop_timeline)}
     for name in ("first", "second"):
         communicator.start_timeline(path)
         _reduce(communicator, name)
-        seen["started"] = _error_of(lambda: communicator.start_timeline(path))
+        seen["started"] = error_of(lambda: communicator.start_timeline(path))
         communicator.stop_timeline()
-    seen["unwritable"] = _error_of(lambda: communicator.start_timeline(path / "below a file"))
+    seen["unwritable"] = error_of(lambda: communicator.start_timeline(path / "below a file"))
     _reduce(communicator, "still works")
     return seen
 
@@ -155,19 +154,8 @@ def killed(environment: RankEnvironment, path: str) -> Outcome:
         _reduce(communicator, "all alive")
         if communicator.rank == LATE_RANK:
             os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            _reduce(communicator, "one dead")
-        except CommunicatorError as error:
-            seen = str(error)
+        seen = error_of(lambda: _reduce(communicator, "one dead"))
         start = time.monotonic()
         with logged_warnings() as warnings:
             communicator.stop_timeline()
         return {"error": seen, "warnings": warnings, "seconds": time.monotonic() - start}
-
-
-def _error_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except ParamError as error:
-        return str(error)
-    return ""

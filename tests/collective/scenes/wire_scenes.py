@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.collective.scenes.failure_scenes import Outcome, error_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -147,18 +149,6 @@ def over_hosts(environment: RankEnvironment, wire: str, host_of_rank: Sequence[i
     return b"".join(array.tobytes() for array in results)
 
 
-def disagreement(environment: RankEnvironment) -> str:
-    wire = "bfloat16" if environment.rank == 1 else "float32"
-    try:
-        environment.open(transport="tcp", wire=wire).close()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
-
-
-def unknown(environment: RankEnvironment, transport: str, wire: str) -> str:
-    try:
-        environment.open(transport=transport, wire=wire).close()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
+def error_of_opening(environment: RankEnvironment, transport: str, *wires: str) -> Outcome:
+    """The error of opening with the wire of each rank."""
+    return error_of(lambda: environment.open(transport=transport, wire=wires[environment.rank]))

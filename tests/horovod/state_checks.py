@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections import namedtuple
 from typing import Any
 
 import pytest
@@ -68,6 +69,31 @@ def check_optimizer_state_becomes_the_roots() -> None:
         torch.testing.assert_close(states[1][key], value)
     with pytest.raises(ValueError, match="LBFGS"):
         hvd.broadcast_optimizer_state(torch.optim.LBFGS(module.parameters()), 0)
+
+
+Moments = namedtuple("Moments", ["first", "second"])
+
+
+class NestedOptimizer(torch.optim.SGD):
+    """An optimizer with a state of a structure of its own, different on each rank."""
+
+    def state_dict(self) -> dict[str, Any]:
+        rank = float(hvd.rank())
+        moments = Moments(torch.full((2,), rank), [torch.full((3,), rank), rank])
+        return {"state": {"moments": moments, "step": rank}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loaded = state_dict["state"]
+
+
+def check_nested_optimizer_state_keeps_its_structure() -> None:
+    optimizer = NestedOptimizer([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+    if hvd.rank() == 0:
+        moments = optimizer.loaded["moments"]
+        assert isinstance(moments, Moments)
+        assert [moments.first.tolist(), moments.second[0].tolist()] == [[1.0] * 2, [1.0] * 3]
+        assert (moments.second[1], optimizer.loaded["step"]) == (1.0, 1.0)
 
 
 def check_elastic_state_is_synchronized_committed_and_restored() -> None:

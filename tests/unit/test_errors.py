@@ -37,12 +37,6 @@ def test_error_can_be_caught_as_its_builtin_relative(
         raise error("what happened")
 
 
-def test_error_of_a_rank_carries_rank_host_and_traceback() -> None:
-    error = RankError("rank 3 failed", rank=3, host="worker-7", traceback_text="Traceback ...")
-    assert (error.rank, error.host, error.traceback_text) == (3, "worker-7", "Traceback ...")
-    assert str(error) == "rank 3 failed"
-
-
 @pytest.mark.parametrize("error", [cls for cls in CLASSES if not issubclass(cls, RankError)])
 def test_error_survives_pickling_on_its_way_from_a_rank(error: type[SparkdlError]) -> None:
     again = pickle.loads(pickle.dumps(error("message")))

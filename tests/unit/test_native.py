@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 from sparkdl import _native, errors
 from sparkdl.errors import ParamError
 from tests.unit.forked_ranks import World, fork_ranks
+
+pytestmark = pytest.mark.timeout(60)
 
 DEADLINE_S = 45.0
 PROMPTLY_S = 30.0
@@ -53,7 +56,6 @@ def _every_operation(world_size: int, communicator: _native.Communicator, rank: 
     return found
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("host_of_rank", TOPOLOGIES, ids=str)
 def test_every_operation_is_right_over_processes(host_of_rank: list[int]) -> None:
     world_size = len(host_of_rank)
@@ -79,7 +81,6 @@ def _reduce_bfloat16(communicator: _native.Communicator, rank: int) -> list[floa
     return [float(value) for value in tensor]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("host_of_rank", [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1]], ids=str)
 def test_bfloat16_of_torch_accumulates_in_float32(host_of_rank: list[int]) -> None:
     pytest.importorskip("torch")  # imported once before the fork, not once per rank
@@ -102,7 +103,6 @@ def _wait_for_absent(communicator: _native.Communicator, rank: int) -> str:
     return str(caught.value)
 
 
-@pytest.mark.timeout(60)
 def test_missed_deadline_names_the_absent_ranks_on_all_ranks() -> None:
     for message in fork_ranks(World([0, 0, 0, 0]), _wait_for_absent):
         assert "allreduce of 1024 float32 waited 0.3 s: ranks 1, 3 had not joined" in message
@@ -123,7 +123,6 @@ def _die_while_others_wait(communicator: _native.Communicator, rank: int) -> tup
     return str(caught.value), time.monotonic() - begun
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("host_of_rank", [[0, 0, 0], [0, 1, 2], [0, 0, 1, 1]], ids=str)
 def test_killed_rank_is_named_on_all_others_long_before_the_deadline(host_of_rank: list[int]) -> None:
     for found in fork_ranks(World(host_of_rank, DEADLINE_S), _die_while_others_wait, dies=[1]):
@@ -159,7 +158,6 @@ def _leave_a_forked_child(communicator: _native.Communicator, rank: int) -> str:
         os.kill(int(child_of_peer[0]), signal.SIGKILL)
 
 
-@pytest.mark.timeout(60)
 def test_death_of_a_rank_is_detected_although_its_forked_child_lives() -> None:
     message, _ = fork_ranks(World([0, 0], DEADLINE_S), _leave_a_forked_child, dies=[1])
     assert "rank 1 was lost" in message
@@ -173,7 +171,6 @@ def _abort(communicator: _native.Communicator, rank: int) -> tuple[str, str | No
     return str(caught.value), communicator.failure
 
 
-@pytest.mark.timeout(60)
 def test_abort_reaches_all_ranks_with_its_reason() -> None:
     for message, failure in fork_ranks(World([0, 0, 1, 1]), _abort):
         assert message == failure == "rank 2 aborted: the loss is not finite — stopped"
@@ -185,7 +182,6 @@ def _disagree(communicator: _native.Communicator, rank: int) -> str:
     return str(caught.value)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("host_of_rank", [[0, 0], [0, 1]], ids=str)
 def test_mismatch_error_describes_the_operation_of_each_rank(host_of_rank: list[int]) -> None:
     for message in fork_ranks(World(host_of_rank), _disagree):
@@ -205,7 +201,6 @@ def _interrupt_oneself(communicator: _native.Communicator, rank: int) -> str | N
     return communicator.failure
 
 
-@pytest.mark.timeout(60)
 def test_keyboard_interrupt_ends_a_blocked_operation_everywhere() -> None:
     for failure in fork_ranks(World([0, 0]), _interrupt_oneself):
         assert failure == "rank 0 stopped: a signal interrupted allreduce of 3 float32"
@@ -219,7 +214,6 @@ def _drop_handle(communicator: _native.Communicator, rank: int) -> bool:
     return bool((kept == 2).all())
 
 
-@pytest.mark.timeout(60)
 def test_dropped_handles_keep_their_arrays_until_done() -> None:
     assert fork_ranks(World([0, 0]), _drop_handle) == [True, True]
 
@@ -237,7 +231,6 @@ def _leave_early(communicator: _native.Communicator, rank: int) -> str:
     return str(caught.value)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("host_of_rank", [[0, 0], [0, 1], [0, 0, 1]], ids=str)
 def test_error_after_a_peer_closed_names_it_and_the_operation(host_of_rank: list[int]) -> None:
     for rank, message in enumerate(fork_ranks(World(host_of_rank), _leave_early)):
@@ -250,37 +243,50 @@ def alone() -> _native.Communicator:
     return World([0]).open(0)
 
 
-def test_bad_arguments_are_named_with_their_values(alone: _native.Communicator) -> None:
-    array = np.zeros(4, np.float32)
-    with pytest.raises(ParamError, match="op must be 'sum', .* got 'mean'"):
-        alone.allreduce(array, op="mean")
-    with pytest.raises(ParamError, match="array has dtype >f4, which is byte-swapped"):
-        alone.allreduce(np.zeros(4, ">f4"))
-    with pytest.raises(ParamError, match="array has elements that share memory"):
-        alone.allreduce(np.lib.stride_tricks.as_strided(np.zeros(4), (2, 2), (8, 8)))
-    with pytest.raises(ParamError, match=r"arrays\[1\] is float32, outs\[1\] is float64"):
-        alone.allgather_group([np.zeros(4), np.zeros(4, np.float32)], [np.zeros(4), np.zeros(4)])
-    with pytest.raises(ParamError, match=r"outs\[1\] must hold counts\[1\]\[0\] elements: 3, got 4"):
-        alone.reduce_scatter_group([np.zeros(4)] * 2, [np.zeros(4)] * 2, counts=[None, [3]])
-    with pytest.raises(ParamError, match="as many outs as arrays, which are 2, got 1"):
-        alone.allgather_group([np.zeros(4)] * 2, [np.zeros(4)])
-    with pytest.raises(ParamError, match="array is read-only"):
-        array.setflags(write=False)
-        alone.allreduce(array)
-    with pytest.raises(ParamError, match="unsupported dtype"):
-        alone.allreduce(np.zeros(4, np.complex64))
-    with pytest.raises(ParamError, match="bools have no average"):
-        alone.allreduce(np.zeros(4, np.bool_), op="avg")
-    with pytest.raises(ParamError, match="array must be a NumPy array.* got <class 'list'>"):
-        alone.allreduce([1.0])
-    with pytest.raises(ParamError, match="root 1 is outside a world of 1 ranks"):
-        alone.broadcast(np.zeros(4), root=1)
-    with pytest.raises(ParamError, match="out must hold world_size = 1 times .*: 4, got 5"):
-        alone.allgather(np.zeros(4), np.zeros(5))
-    with pytest.raises(ParamError, match="array is float32, out is float64"):
-        alone.reduce_scatter(np.zeros(4, np.float32), np.zeros(4))
-    with pytest.raises(ParamError, match="timeout_s must be a positive number of seconds, got 0"):
-        alone.barrier(timeout_s=0)
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
+
+
+SHARED = np.lib.stride_tricks.as_strided(np.zeros(4), (2, 2), (8, 8))
+PAIR = [np.zeros(4)] * 2
+MIXED = [np.zeros(4), np.zeros(4, np.float32)]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda to: to.allreduce(np.zeros(4), op="mean"), "op must be 'sum', .* got 'mean'"),
+        (lambda to: to.allreduce(np.zeros(4, ">f4")), "array has dtype >f4, which is byte-swapped"),
+        (lambda to: to.allreduce(SHARED), "array has elements that share memory"),
+        (lambda to: to.allgather_group(MIXED, PAIR), r"arrays\[1\] is float32, outs\[1\] is float64"),
+        (
+            lambda to: to.reduce_scatter_group(PAIR, PAIR, counts=[None, [3]]),
+            r"outs\[1\] must hold counts\[1\]\[0\] elements: 3, got 4",
+        ),
+        (lambda to: to.allgather_group(PAIR, PAIR[:1]), "as many outs as arrays, which are 2, got 1"),
+        (lambda to: to.allreduce(read_only(np.zeros(4))), "array is read-only"),
+        (lambda to: to.allreduce(np.zeros(4, np.complex64)), "unsupported dtype"),
+        (lambda to: to.allreduce(np.zeros(4, np.bool_), op="avg"), "bools have no average"),
+        (lambda to: to.allreduce([1.0]), "array must be a NumPy array.* got <class 'list'>"),
+        (lambda to: to.broadcast(np.zeros(4), root=1), "root 1 is outside a world of 1 ranks"),
+        (
+            lambda to: to.allgather(np.zeros(4), np.zeros(5)),
+            "out must hold world_size = 1 times .*: 4, got 5",
+        ),
+        (lambda to: to.allgather(np.zeros(4), np.zeros(4), counts=[-4]), "counts has -4 elements"),
+        (
+            lambda to: to.reduce_scatter(np.zeros(4, np.float32), np.zeros(4)),
+            "array is float32, out is float64",
+        ),
+        (lambda to: to.barrier(timeout_s=0), "timeout_s must be a positive number of seconds, got 0"),
+    ],
+)
+def test_bad_arguments_are_named_with_their_values_and_do_no_harm(
+    alone: _native.Communicator, call: Callable[[_native.Communicator], None], message: str
+) -> None:
+    with pytest.raises(ParamError, match=message):
+        call(alone)
     assert alone.failure is None
     alone.close()
     alone.close()
@@ -297,30 +303,16 @@ def test_counts_whose_sum_overflows_are_refused() -> None:
         )
 
 
-def test_negative_counts_are_refused(alone: _native.Communicator) -> None:
-    with pytest.raises(ParamError, match="counts has -4 elements"):
-        alone.allgather(np.zeros(4), np.zeros(4), counts=[-4])
-
-
 def test_descriptors_that_do_not_fit_the_topology_are_refused() -> None:
+    options = {"rank": 0, "segment_fd": -1, "lane_fds": (-1, -1), "lifeline_fds": (-1, -1), "timeout_s": 1}
     with pytest.raises(ParamError, match="segment_fd must be a file descriptor"):
-        _native.Communicator(
-            rank=0, host_of_rank=[0, 0], segment_fd=-1, lane_fds=(-1, -1), lifeline_fds=(-1, -1), timeout_s=1
-        )
+        _native.Communicator(**options, host_of_rank=[0, 0])
     with pytest.raises(ParamError, match="must number hosts by first appearance"):
-        _native.Communicator(
-            rank=0, host_of_rank=[1, 0], segment_fd=-1, lane_fds=(-1, -1), lifeline_fds=(-1, -1), timeout_s=1
-        )
-    first, second = (end.detach() for end in socket.socketpair())
+        _native.Communicator(**options, host_of_rank=[1, 0])
+    options["segment_fd"] = os.memfd_create("small")
+    options["lifeline_fds"] = tuple(end.detach() for end in socket.socketpair())
     with pytest.raises(ParamError, match=r"has 0 bytes, 2 ranks need segment_bytes\(2\)"):
-        _native.Communicator(
-            rank=0,
-            host_of_rank=[0, 0],
-            segment_fd=os.memfd_create("small"),
-            lane_fds=(-1, -1),
-            lifeline_fds=(first, second),
-            timeout_s=1,
-        )
+        _native.Communicator(**options, host_of_rank=[0, 0])
 
 
 def test_world_of_one_computes_alone(alone: _native.Communicator) -> None:

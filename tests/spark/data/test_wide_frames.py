@@ -11,9 +11,13 @@ import torch
 from pyspark.sql import DataFrame, SparkSession
 from torch import nn
 
-from sparkdl.data import materialize
+from sparkdl.data import Column, materialize
 from sparkdl.errors import DataError
-from sparkdl.estimators import TorchEstimator
+from sparkdl.estimators import TorchEstimator, TorchModel
+from sparkdl.model.inputs import MATRIX, ModelInputs
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelOutput, ModelSignature
+from tests.training.signatures import make_inputs
 
 pytestmark = pytest.mark.any_spark_will_do
 
@@ -38,6 +42,15 @@ def estimator_of(names: list[str], store: Path) -> TorchEstimator:
     )
 
 
+def model_of(names: list[str]) -> TorchModel:
+    """A model of a matrix of columns, which was not fitted."""
+    columns = tuple(Column(name=name, dtype="int64") for name in names)
+    inputs = ModelInputs(columns=columns, inputs=make_inputs(MATRIX).inputs, given_by="matrix")
+    output = ModelOutput(name="label", kind="class", num_classes=2)
+    saved = SavedModel(nn.Linear(len(names), 2), ModelSignature(inputs=inputs, outputs=(output,)))
+    return TorchModel(saved).setFeaturesCol(names)
+
+
 def test_more_columns_take_few_more_calls_to_the_jvm(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +71,7 @@ def test_more_columns_take_few_more_calls_to_the_jvm(
         num_calls = 0
         materialize(rows, names, str(tmp_path / "store"))
         written, num_calls = num_calls, 0
-        model = estimator_of(names, tmp_path / "store").fit(rows)
+        model = model_of(names)
         num_calls = 0
         scored = model.transform(rows)
         transformed = num_calls
@@ -80,14 +93,12 @@ def test_duplicate_column_names_are_refused_only_where_the_columns_are_used(
 ) -> None:
     rows = spark.range(8).selectExpr("id % 2 as label", "id as a", "id as b", "id as c")
     twice = rows.toDF("label", "a", "b", "b")
-    message = "The DataFrame has 2 columns with the name 'b', and Spark cannot tell which is meant"
+    message = "2 columns with the name 'b'"
     with pytest.raises(DataError, match=message):
         estimator_of(["a", "b"], tmp_path / "store").fit(twice)
     with pytest.raises(DataError, match=message):
         materialize(twice, ["b"], str(tmp_path / "store"))
-    with pytest.raises(
-        DataError, match="has the columns 'B', 'b', .*does not distinguish upper and lower case"
-    ):
+    with pytest.raises(DataError, match="has the columns 'B', 'b', .*upper and lower case"):
         estimator_of(["a", "b"], tmp_path / "store").fit(rows.toDF("label", "a", "b", "B"))
     model = estimator_of(["a"], tmp_path / "store").fit(twice)
     assert model.transform(twice).count() == 8

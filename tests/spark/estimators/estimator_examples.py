@@ -72,56 +72,71 @@ def _common(folder: Path) -> dict[str, Any]:
     }
 
 
-class LossThatKillsRankOne(nn.Module):
-    """A loss that writes the pid of each rank to a folder, and kills rank 1 by SIGKILL in the 20th step."""
+class _Disturbed(nn.Module):
+    """Cross-entropy that does something in its calls on ranks."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder, self.calls = str(folder), 0
-
-    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        if dist.is_initialized():
-            Path(self.folder, f"{dist.get_rank()}.pid").write_text(str(os.getpid()))
-            if self.calls == 20 and dist.get_rank() == 1:
-                Path(self.folder, "killed").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return nn.functional.cross_entropy(outputs, labels)
-
-
-class LossThatKillsRankOneOnce(nn.Module):
-    """A loss that kills rank 1 by SIGKILL in one of its calls, but only the first time.
-
-    With ``executor_of``, the URL of a driver, it kills an executor of that driver instead.
-    """
-
-    def __init__(self, folder: Path, *, call: int = 10, executor_of: str | None = None) -> None:
-        super().__init__()
-        self.folder, self.call, self.calls, self.driver = str(folder), call, 0, executor_of
-
-    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        marker = Path(self.folder, "killed")
-        if self.calls == self.call and dist.is_initialized() and dist.get_rank() == 1 and not marker.exists():
-            marker.touch()
-            os.kill(_executor(self.driver) if self.driver else os.getpid(), signal.SIGKILL)
-        return nn.functional.cross_entropy(outputs, labels)
-
-
-class LossThatHangsRankOneOnce(nn.Module):
-    """A loss that hangs on rank 1 in one of its calls, but only the first time."""
-
-    def __init__(self, folder: Path, *, call: int = 10) -> None:
+    def __init__(self, folder: Path, *, call: int) -> None:
         super().__init__()
         self.folder, self.call, self.calls = str(folder), call, 0
 
     def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        marker = Path(self.folder, "hung")
-        if self.calls == self.call and dist.is_initialized() and dist.get_rank() == 1 and not marker.exists():
-            marker.touch()
-            threading.Event().wait()
+        if dist.is_initialized():
+            self.on_rank(dist.get_rank())
         return nn.functional.cross_entropy(outputs, labels)
+
+    def on_rank(self, rank: int) -> None:
+        raise NotImplementedError
+
+    def is_first_time(self, rank: int, marker: str) -> bool:
+        """Whether this is the chosen call on rank 1, for the first time: then makes the file ``marker``."""
+        path = Path(self.folder, marker)
+        if self.calls != self.call or rank != 1 or path.exists():
+            return False
+        path.touch()
+        return True
+
+
+class LossThatKillsRankOneOnce(_Disturbed):
+    """A loss that kills rank 1 by SIGKILL in one of its calls, but only the first time; writes the pid of each rank.
+
+    With ``executor_of``, the URL of a driver, it kills an executor of that driver instead.
+    """
+
+    def __init__(self, folder: Path, *, call: int = 10, executor_of: str | None = None) -> None:
+        super().__init__(folder, call=call)
+        self.driver = executor_of
+
+    def on_rank(self, rank: int) -> None:
+        Path(self.folder, f"{rank}.pid").write_text(str(os.getpid()))
+        if self.is_first_time(rank, "killed"):
+            os.kill(_executor(self.driver) if self.driver else os.getpid(), signal.SIGKILL)
+
+
+class LossThatHangsRankOneOnce(_Disturbed):
+    """A loss that hangs on rank 1 in one of its calls, but only the first time."""
+
+    def __init__(self, folder: Path, *, call: int = 10) -> None:
+        super().__init__(folder, call=call)
+
+    def on_rank(self, rank: int) -> None:
+        if self.is_first_time(rank, "hung"):
+            threading.Event().wait()
+
+
+class LossThatSpoils(_Disturbed):
+    """A loss that overwrites files that match a pattern in its 5th call, on rank 0, and then may fail."""
+
+    def __init__(self, folder: Path, pattern: str, *, fails: bool = False) -> None:
+        super().__init__(folder, call=5)
+        self.pattern, self.fails = pattern, fails
+
+    def on_rank(self, rank: int) -> None:
+        if rank == 0 and self.calls == self.call:
+            for path in Path(self.folder).glob(self.pattern):
+                path.write_bytes(b"spoiled" * 20_000)
+            if self.fails:
+                raise ValueError("the loss failed")
 
 
 def _executor(driver: str) -> int:
@@ -132,27 +147,6 @@ def _executor(driver: str) -> int:
             if arguments[0].endswith("java") and driver in arguments:
                 return int(pid)
     raise AssertionError(f"{driver} has no executor here")
-
-
-class LossThatSpoils(nn.Module):
-    """A loss that overwrites or removes files that match a pattern in the 5th step of rank 0, and then may fail."""
-
-    def __init__(self, folder: Path, pattern: str, *, removes: bool = False, fails: bool = False) -> None:
-        super().__init__()
-        self.folder, self.pattern, self.removes, self.fails = str(folder), pattern, removes, fails
-        self.calls = 0
-
-    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        if dist.is_initialized() and self.calls == 5 and dist.get_rank() == 0:
-            for path in Path(self.folder).glob(self.pattern):
-                if self.removes:
-                    path.unlink()
-                else:
-                    path.write_bytes(b"spoiled" * 20_000)
-            if self.fails:
-                raise ValueError("the loss failed")
-        return nn.functional.cross_entropy(outputs, labels)
 
 
 def store_is_empty(folder: Path) -> bool:

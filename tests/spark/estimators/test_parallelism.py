@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +14,6 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.parallel import Parallelism
 from tests.spark.estimators.estimator_examples import make_estimator, make_model
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 SHARDS = {"shard": 2}
 
@@ -27,22 +24,15 @@ def with_plan() -> nn.Module:
     return model
 
 
-@pytest.fixture(scope="module")
-def replicas(frame: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    return weights(make_estimator(tmp_path_factory.mktemp("replicas"), epochs=3).fit(frame))
-
-
 def weights(model: Any) -> dict[str, torch.Tensor]:
     return dict(model.module.state_dict())
 
 
 @pytest.mark.slow_elsewhere
-def test_shards_on_two_workers_learn_what_replicas_do(frame, tmp_path, replicas):
+def test_shards_on_two_workers_learn_what_replicas_do(frame, tmp_path):
+    replicas = make_estimator(tmp_path, epochs=3).fit(frame)
     model = make_estimator(tmp_path, epochs=3, parallelism=SHARDS, metrics={"right": is_right}).fit(frame)
-    found = weights(model)
-    assert found.keys() == replicas.keys()
-    for name, value in found.items():
-        torch.testing.assert_close(value, replicas[name], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(weights(model), weights(replicas), rtol=1e-4, atol=1e-5)
     assert model.transform(frame).filter("prediction = digit").count() > 120
     assert model.getParallelism() == Parallelism(**SHARDS)
 
@@ -54,10 +44,7 @@ def test_pipeline_stages_learn_what_one_worker_does(frame, tmp_path):
     model = make_estimator(
         tmp_path, parallelism={"pipeline": 2}, checkpointDir=str(tmp_path / "run"), **changes
     ).fit(frame)
-    expected = weights(whole)
-    assert weights(model).keys() == expected.keys()
-    for name, value in weights(model).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(weights(model), weights(whole), rtol=1e-4, atol=1e-5)
     assert [each.loss for each in model.history] == pytest.approx(
         [each.loss for each in whole.history], rel=1e-4
     )
@@ -67,35 +54,33 @@ def is_right(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return outputs.argmax(dim=1) == labels
 
 
+def with_plan_for_nothing() -> nn.Module:
+    model = make_model()
+    model.tensor_plan = {"1.*.up": "colwise"}
+    return model
+
+
+NORMALIZED = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"shard": 3, "data": 1}, {}, "shard 3 does not equal 2 ranks"),
+    ({"shards": 2}, {}, "has no size 'shards'. Did you mean 'shard'"),
+    ({"tensor": 2}, {}, "carries no plan for tensor parallelism"),
+    ({"tensor": 2}, {"model": with_plan_for_nothing()}, "names the module '1.*.up'"),
+    ({"context": 2}, {}, "neither positions nor position_ids"),
+    ({"pipeline": 2, "schedule": "interleaved-1f1b"}, {}, "3 blocks cannot be cut into 4 pipeline stages"),
+    ({"pipeline": 2, "schedule": "2f2b"}, {}, "There is no pipeline schedule '2f2b'"),
+    ({"pipeline": 2, "microbatches": 2}, {"batchSize": 7}, "Batches of 7 rows cannot be cut"),
+    ({"pipeline": 2}, {"model": NORMALIZED}, "'1' of the model is a BatchNorm"),
+    ({"shard": 2, "offload": True}, {}, "parallelism has offload, .* and gpusPerWorker is 0"),
+    ({"pipeline": 2}, {"compileModel": True}, "Param compileModel is set"),
+]
+
+
 @pytest.mark.any_spark_will_do
 def test_invalid_parallelism_is_an_error_before_training_starts(frame, tmp_path):
-    def fit(parallelism: Any, **changes: Any) -> None:
-        make_estimator(tmp_path, parallelism=parallelism, **changes).fit(frame)
-
-    with pytest.raises(ParamError, match="shard 3 does not equal 2 ranks"):
-        fit({"shard": 3, "data": 1})
-    with pytest.raises(ParamError, match="has no size 'shards'. Did you mean 'shard'"):
-        fit({"shards": 2})
-    with pytest.raises(ParamError, match="carries no plan for tensor parallelism"):
-        fit({"tensor": 2})
-    with pytest.raises(ParamError, match="names the module '1.*.up'"):
-        broken = make_model()
-        broken.tensor_plan = {"1.*.up": "colwise"}
-        fit({"tensor": 2}, model=broken)
-    with pytest.raises(ParamError, match="neither positions nor position_ids"):
-        fit({"context": 2})
-    with pytest.raises(ParamError, match="3 blocks cannot be cut into 4 pipeline stages"):
-        fit({"pipeline": 2, "schedule": "interleaved-1f1b"})
-    with pytest.raises(ParamError, match="There is no pipeline schedule '2f2b'"):
-        fit({"pipeline": 2, "schedule": "2f2b"})
-    with pytest.raises(ParamError, match="Batches of 7 rows cannot be cut"):
-        fit({"pipeline": 2, "microbatches": 2}, batchSize=7)
-    with pytest.raises(ParamError, match="'1' of the model is a BatchNorm"):
-        fit({"pipeline": 2}, model=nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)))
-    with pytest.raises(ParamError, match="parallelism has offload, .* and gpusPerWorker is 0"):
-        fit({"shard": 2, "offload": True})
-    with pytest.raises(ParamError, match="Param compileModel is set"):
-        fit({"pipeline": 2}, compileModel=True)
+    for parallelism, changes, message in REFUSED:
+        with pytest.raises(ParamError, match=message):
+            make_estimator(tmp_path, parallelism=parallelism, keepRowsSeconds=3600, **changes).fit(frame)
 
 
 PROGRAM = """

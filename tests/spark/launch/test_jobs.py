@@ -11,7 +11,6 @@ import pytest
 from sparkdl.errors import DataError, JobFileError, ParamError
 from sparkdl.estimators import LanguageModelModel, TorchClassificationModel
 from sparkdl.jobs.job import read_job
-from sparkdl.jobs.plan import open_rows
 from sparkdl.jobs.run_job import run_job
 from sparkdl.jobs.yaml_tree import read_override
 
@@ -73,22 +72,13 @@ def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path
     # The view is of rows in memory, which cannot be compared between runs.
     assert "has the result of this job. Spark cannot tell whether its rows are the same." in run()
     assert "nothing will be trained" in run(is_dry_run=True)
-    with pytest.raises(
-        ParamError, match=r"another job: params.epochs was 2 and is 1\. Choose another output"
-    ):
+    with pytest.raises(ParamError, match="another job: params.epochs was 2 and is 1"):
         run("epochs=1")
-    assert (
-        open_rows(read_job(file, [read_override("data.table=rows_of_jobs")]), spark).columns == frame.columns
-    )
     run("data.table=rows_of_jobs", "data.validation=", "epochs=1", f"output={tmp_path / 'of the table'}")
     of_table = json.loads((tmp_path / "of the table" / "result.json").read_text())
     assert of_table["epochs"] == 1
     with pytest.raises(JobFileError, match=r"': data.sql: Spark cannot read it: .*no_such_column"):
-        run(
-            "data.validation=",
-            f"output={tmp_path / 'other'}",
-            "data.sql=SELECT no_such_column FROM rows_of_jobs",
-        )
+        run("data.sql=SELECT no_such_column FROM rows_of_jobs", f"output={tmp_path / 'other'}")
 
 
 LANGUAGE_JOB = """\
@@ -129,7 +119,7 @@ def test_a_job_of_a_language_model_is_planned_and_done_with_packed_rows(spark, f
     assert 0.6 * result["history"][0]["rows"] < int(num_rows) <= result["history"][0]["rows"]
     model = LanguageModelModel.load(str(tmp_path / "out" / "model"))
     assert isinstance(model.generate("the row"), str)
-    with pytest.raises(DataError, match="Param corpusCol is 'corpos', and the DataFrame has no such column"):
+    with pytest.raises(DataError, match="Param corpusCol is 'corpos'"):
         changed = read_job(tmp_path / "job.yaml", [read_override("corpusCol=corpos")])
         run_job(changed, lambda _: nullcontext(spark), say=said.append, is_dry_run=True)
 

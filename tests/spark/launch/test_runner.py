@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl import HorovodRunner, Runner
 from sparkdl.data import Store
-from sparkdl.errors import LaunchError, ParamError, RankError, SlotsMissingError
+from sparkdl.errors import LaunchError, ParamError, SlotsMissingError
 from tests.collective.eventually import eventually
 from tests.runner import elastic_functions as elastic
 from tests.runner import horovod_notebook as notebook
@@ -77,14 +77,6 @@ def test_run_waits_for_slots_until_its_start_timeout(
     finally:
         (tmp_path / "release").touch()
         holder.join(60)
-
-
-@pytest.mark.any_spark_will_do
-def test_a_failure_on_spark_is_a_named_error(spark: SparkSession) -> None:
-    with pytest.raises(RankError, match="Rank 1 on .*LookupError: rank 1 looked in vain"):
-        HorovodRunner(np=2).run(functions.fail_on, culprit=1)
-    with pytest.raises(LaunchError, match=r"3 ranks need 3 slots.*has 2"):
-        HorovodRunner(np=3).run(functions.fail_on, culprit=1)
 
 
 def test_resources_apply_to_each_task_and_need_a_cluster(spark: SparkSession, spark_mode: str) -> None:

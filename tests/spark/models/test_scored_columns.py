@@ -117,11 +117,11 @@ def test_single_output_column_may_be_a_vector_and_an_empty_frame_gives_no_rows(f
 
 
 @pytest.mark.any_spark_will_do
-def test_columns_that_cannot_be_added_are_named_before_anything_runs(frame, tmp_path):
+def test_columns_that_cannot_be_added_are_named_before_anything_runs(frame):
     with pytest.raises(ParamError, match="already has a column 'text'. .*another probabilityCol"):
-        make_model(tmp_path, probabilityCol="text").transform(frame)
+        make_model("", probabilityCol="text").transform(frame)
     with pytest.raises(ParamError, match="Param probabilityCol is 'p'.*predicts no classes"):
-        make_model(tmp_path, "value", 1, probabilityCol="p").transform(frame)
+        make_model("", "value", 1, probabilityCol="p").transform(frame)
 
 
 class KindAndPrice(nn.Module):
@@ -233,17 +233,6 @@ def test_a_row_that_the_model_answers_with_nan_has_null_in_all_columns(spark, na
 
 
 @pytest.mark.any_spark_will_do
-def test_diverged_model_is_an_error_and_does_not_predict_the_first_class(frame):
-    model = make_model("")
-    with torch.no_grad():
-        model.module.linear.weight.fill_(float("nan"))
-    with pytest.raises(
-        Exception, match="The model's output is NaN for .* rows, .* features are finite numbers"
-    ):
-        model.transform(frame).collect()
-
-
-@pytest.mark.any_spark_will_do
 def test_stream_can_be_scored_and_is_refused_by_fit(spark, frame, tmp_path):
     frame.select("id", "image").coalesce(1).write.parquet(str(tmp_path / "rows"))
     stream = spark.readStream.schema("id long, image array<double>").parquet(str(tmp_path / "rows"))
@@ -263,9 +252,6 @@ def test_stream_can_be_scored_and_is_refused_by_fit(spark, frame, tmp_path):
             torch.tensor([row[name].toArray().tolist() for row in rows]) for rows in (found, expected)
         )
         torch.testing.assert_close(one, other)
-    with pytest.raises(
-        DataError, match="fit takes a DataFrame that ends, and this one is a stream. Read its source"
-    ):
-        make_estimator(tmp_path).fit(stream)
-    with pytest.raises(DataError, match="this one is a stream"):
-        make_estimator(tmp_path).fitMultiple(stream, [{}])
+    for fit in (make_estimator(tmp_path).fit, lambda rows: make_estimator(tmp_path).fitMultiple(rows, [{}])):
+        with pytest.raises(DataError, match="this one is a stream"):
+            fit(stream)

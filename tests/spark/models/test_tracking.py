@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import sparkdl.mlflow
-from sparkdl.errors import RankError
+from sparkdl.errors import RankError, TrainingError
 from tests.spark.estimators.estimator_examples import (
     LossThatKillsRankOneOnce,
     LossThatSpoils,
@@ -186,7 +186,7 @@ def test_search_has_a_run_per_fold_and_param_map_under_one_parent_run(frame, tra
 
 
 @pytest.mark.any_spark_will_do
-def test_a_failed_fit_ends_its_run_as_failed(frame, tracked):
+def test_a_loss_that_is_no_longer_finite_is_named_and_ends_the_run_as_failed(frame, tracked):
     estimator = make_estimator(
         tracked,
         tracking="on",
@@ -195,8 +195,10 @@ def test_a_failed_fit_ends_its_run_as_failed(frame, tracked):
         labelCol="target",
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e25),
     )
-    with pytest.raises(RankError):
+    with pytest.raises(RankError, match=r"The loss became (inf|nan) in epoch 1, step [23]") as caught:
         estimator.fit(frame)
+    assert isinstance(caught.value.__cause__, TrainingError)
+    assert store_is_empty(tracked)
     (run,) = mlflow.search_runs(output_format="list")
     assert run.info.status == "FAILED"
     assert mlflow.active_run() is None

@@ -45,9 +45,9 @@ def signature(prediction_shape: tuple[int, ...] = (4,)) -> ModelSignature:
     return make_signature((4,), prediction_shape=prediction_shape)
 
 
-def reloaded(module, folder, prediction_shape=(4,)):
+def reloaded(module, folder):
     """The module as it is loaded after it was saved."""
-    save_model(SavedModel(module, signature(prediction_shape)), folder)
+    save_model(SavedModel(module, signature()), folder)
     return load_model(folder).module
 
 

@@ -28,17 +28,18 @@ def tokenizer():
 
 
 def model_of(decoder, tokenizer):
-    return LanguageModelModel(
-        text_model(
-            decoder,
-            tokenizer,
-            column="text",
-            answer="continuation",
-            generation=Generation(),
-            max_length=32,
-            takes_tokens=isinstance(tokenizer, TokenNumbers),
-        )
-    )
+    how = {"column": "text", "answer": "continuation", "generation": Generation(), "max_length": 32}
+    takes_tokens = isinstance(tokenizer, TokenNumbers)
+    return LanguageModelModel(text_model(decoder, tokenizer, **how, takes_tokens=takes_tokens))
+
+
+def small_decoder(vocabulary=320):
+    return Decoder(DecoderSizes(vocabulary=vocabulary, width=32, layers=1, heads=2))
+
+
+def written(decoder, tokenizer, folder):
+    model_of(decoder, tokenizer).save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.mark.parametrize(("key_heads", "is_tied"), [(None, True), (2, False)])
@@ -47,16 +48,16 @@ def test_a_decoder_is_saved_as_a_llama_with_the_same_logits(tokenizer, tmp_path,
     decoder = Decoder(
         DecoderSizes(vocabulary=320, width=32, layers=2, heads=4, key_heads=key_heads, is_tied=is_tied)
     ).eval()
-    model_of(decoder, tokenizer).save_pretrained(tmp_path / "folder")
-    llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder").eval()
-    written = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
-    assert written.eos_token_id == llama.config.eos_token_id == tokenizer.end
-    tokens = torch.tensor([written("the cat sat on a mat")["input_ids"]])
+    folder = written(decoder, tokenizer, tmp_path / "folder")
+    llama = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert theirs.eos_token_id == llama.config.eos_token_id == tokenizer.end
+    tokens = torch.tensor([theirs("the cat sat on a mat")["input_ids"]])
     assert tokens[0].tolist() == tokenizer.encode("the cat sat on a mat")
     with torch.inference_mode():
         torch.testing.assert_close(logits_of(llama, tokens), logits_of(decoder, tokens), rtol=1e-4, atol=1e-5)
     # The written folder can be trained on.
-    found, again = load_language_folder(str(tmp_path / "folder"), lora_rank=None, seed=0)
+    found, again = load_language_folder(folder, lora_rank=None, seed=0)
     assert found.num_tokens == tokenizer.num_tokens
     assert LanguageNetwork(again)(tokens, torch.zeros_like(tokens)).shape == (1, 320, tokens.shape[1])
 
@@ -64,9 +65,7 @@ def test_a_decoder_is_saved_as_a_llama_with_the_same_logits(tokenizer, tmp_path,
 @pytest.mark.parametrize("without_weights", [None, on_meta])
 def test_trained_weights_of_a_bfloat16_folder_are_float32(tokenizer, tmp_path, without_weights):
     pytest.importorskip("peft")
-    decoder = Decoder(DecoderSizes(vocabulary=320, width=32, layers=1, heads=2)).bfloat16()
-    model_of(decoder, tokenizer).save_pretrained(tmp_path / "folder")
-    folder = str(tmp_path / "folder")
+    folder = written(small_decoder().bfloat16(), tokenizer, tmp_path / "folder")
     stored = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert stored.dtype == torch.bfloat16
     _, whole = load_language_folder(folder, lora_rank=None, seed=0, without_weights=without_weights)
@@ -80,20 +79,19 @@ def test_trained_weights_of_a_bfloat16_folder_are_float32(tokenizer, tmp_path, w
 
 
 def test_quantized_weights_are_not_trained_without_adapters(tokenizer, tmp_path, monkeypatch):
-    decoder = Decoder(DecoderSizes(vocabulary=320, width=32, layers=1, heads=2))
-    model_of(decoder, tokenizer).save_pretrained(tmp_path / "folder")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    folder = written(small_decoder(), tokenizer, tmp_path / "folder")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     model.config.quantization_config = {"quant_method": "any"}
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: model)
     with pytest.raises(ParamError, match="quantized.*Set loraRank"):
-        load_language_folder(str(tmp_path / "folder"), lora_rank=None, seed=0)
+        load_language_folder(folder, lora_rank=None, seed=0)
 
 
 def test_a_folder_with_adapters_is_saved_with_them_in_its_weights(tokenizer, tmp_path):
     pytest.importorskip("peft")
-    decoder = Decoder(DecoderSizes(vocabulary=320, width=32, layers=1, heads=2))
-    model_of(decoder, tokenizer).save_pretrained(tmp_path / "first")
-    found, adapted = load_language_folder(str(tmp_path / "first"), lora_rank=2, seed=0)
+    decoder = small_decoder()
+    first = written(decoder, tokenizer, tmp_path / "first")
+    found, adapted = load_language_folder(first, lora_rank=2, seed=0)
     with torch.no_grad():
         for name, weight in adapted.named_parameters():
             if "lora_B" in name:
@@ -106,9 +104,8 @@ def test_a_folder_with_adapters_is_saved_with_them_in_its_weights(tokenizer, tmp
         expected = logits_of(model.module.decoder, tokens)
         torch.testing.assert_close(logits_of(again, tokens), expected, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(logits_of(decoder, tokens), expected, atol=1e-3)
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "second")("the cat") == found.tokenizer(
-        "the cat"
-    )
+    written_again = transformers.AutoTokenizer.from_pretrained(tmp_path / "second")
+    assert written_again("the cat") == found.tokenizer("the cat")
 
 
 def test_adapters_of_experts_are_merged_into_the_weights_of_all_experts(tokenizer, tmp_path):
@@ -159,8 +156,7 @@ def test_adapters_are_merged_without_holding_the_weights_in_memory(tmp_path):
 
 
 def test_model_without_a_tokenizer_is_saved_without_one_and_replaced_only_by_overwrite(tmp_path):
-    decoder = Decoder(DecoderSizes(vocabulary=64, width=16, layers=1, heads=2))
-    model = model_of(decoder, TokenNumbers(50))
+    model = model_of(small_decoder(vocabulary=64), TokenNumbers(50))
     model.save_pretrained(tmp_path / "folder")
     assert not list((tmp_path / "folder").glob("*token*"))
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder").config.eos_token_id is None
@@ -170,16 +166,14 @@ def test_model_without_a_tokenizer_is_saved_without_one_and_replaced_only_by_ove
 
 
 def test_a_folder_whose_tokenizer_does_not_fit_is_refused(tokenizer, tmp_path):
-    decoder = Decoder(DecoderSizes(vocabulary=100, width=16, layers=1, heads=2))
-    model_of(decoder, tokenizer).save_pretrained(tmp_path / "folder")
+    folder = written(small_decoder(vocabulary=100), tokenizer, tmp_path / "folder")
     with pytest.raises(ParamError, match=f"has {tokenizer.num_tokens} tokens, and the model 100"):
-        load_language_folder(str(tmp_path / "folder"), lora_rank=None, seed=0)
+        load_language_folder(folder, lora_rank=None, seed=0)
 
 
 def test_several_texts_for_generate_are_refused(tokenizer):
-    decoder = Decoder(DecoderSizes(vocabulary=tokenizer.num_tokens, width=16, layers=1, heads=2))
     with pytest.raises(ParamError, match="continues one text"):
-        model_of(decoder, tokenizer).generate(["the cat", "the dog"])
+        model_of(small_decoder(), tokenizer).generate(["the cat", "the dog"])
 
 
 @pytest.mark.parametrize(
@@ -192,12 +186,7 @@ def test_several_texts_for_generate_are_refused(tokenizer):
 def test_models_that_do_not_count_texts_from_zero_or_see_later_tokens_are_refused(
     tokenizer, tmp_path, kind, is_decoder, words
 ):
-    save_language_folder(
-        Decoder(DecoderSizes(vocabulary=290, width=16, layers=1, heads=2)),
-        tokenizer,
-        str(tmp_path),
-        max_length=16,
-    )
+    save_language_folder(small_decoder(vocabulary=290), tokenizer, str(tmp_path), max_length=16)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=290, max_position_embeddings=32, is_decoder=is_decoder, **sizes

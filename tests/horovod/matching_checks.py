@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 import sparkdl.horovod.torch as hvd
 from sparkdl.errors import CommunicatorTimeoutError
 from sparkdl.horovod.torch.current_session import session
+from tests.horovod.worlds import again_with
 
 NUM_ROUNDS = 6
 NAMES_PER_ROUND = 12
@@ -73,23 +76,14 @@ def check_waiting_in_different_order_does_not_block() -> None:
 
 
 def check_threads_may_run_different_names_at_once() -> None:
-    failures = []
-
     def run(thread: int) -> None:
-        try:
-            for step in range(20):
-                own = torch.full((4,), float(thread + step + hvd.rank()))
-                reduced = hvd.allreduce(own, name=f"thread {thread}", op=hvd.Sum)
-                assert reduced.tolist() == [2.0 * (thread + step) + 1] * 4
-        except Exception as error:  # shown to the main thread
-            failures.append(error)
+        for step in range(20):
+            own = torch.full((4,), float(thread + step + hvd.rank()))
+            reduced = hvd.allreduce(own, name=f"thread {thread}", op=hvd.Sum)
+            assert reduced.tolist() == [2.0 * (thread + step) + 1] * 4
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, range(3)))  # raises what a thread raised
 
 
 def check_what_one_rank_asks_alone_does_not_hold_up_the_others() -> None:
@@ -114,6 +108,14 @@ def check_a_name_that_is_outstanding_cannot_be_used_again() -> None:
     handles.append(hvd.allreduce_async(tensor, name=f"twice on {1 - hvd.rank()}"))
     for handle in handles:
         hvd.synchronize(handle)
+
+
+def assert_told_alike(call: Callable[[], object], message: str) -> None:
+    """Assert that a call fails on all ranks with one text."""
+    with pytest.raises(hvd.HorovodInternalError, match=message) as caught:
+        call()
+    assert isinstance(caught.value, RuntimeError)
+    assert len(set(hvd.allgather_object(str(caught.value)))) == 1
 
 
 def check_every_mismatch_is_named_alike_on_all_ranks() -> None:
@@ -182,11 +184,7 @@ def check_every_mismatch_is_named_alike_on_all_ranks() -> None:
         ),
     ]
     for call, message in cases:
-        with pytest.raises(hvd.HorovodInternalError, match=message) as caught:
-            call()
-        assert isinstance(caught.value, RuntimeError)
-        texts = hvd.allgather_object(str(caught.value))
-        assert texts[0] == texts[1]
+        assert_told_alike(call, message)
 
 
 def check_different_operations_under_one_name_fail_and_the_session_goes_on() -> None:
@@ -204,21 +202,16 @@ def check_different_operations_under_one_name_fail_and_the_session_goes_on() -> 
             f"One rank did an {kind}, but another rank did an ALLREDUCE.*rank 0: .*rank 1: .*allreduce.m"
         )
         began = time.monotonic()
-        with pytest.raises(hvd.HorovodInternalError, match=message) as caught:
-            by_rank[hvd.rank()]()
+        assert_told_alike(by_rank[hvd.rank()], message)
         assert time.monotonic() - began < 20.0
-        texts = hvd.allgather_object(str(caught.value))
-        assert texts[0] == texts[1]
 
 
 def check_threads_have_time_to_ask_for_the_other_operation_of_a_name() -> None:
-    def gather() -> list[float]:
-        return hvd.allgather(torch.ones(1), name="of two threads").tolist()
-
-    def reduce() -> list[float]:
-        return hvd.allreduce(torch.ones(1), name="of two threads", op=hvd.Sum).tolist()
-
-    first, second = (gather, reduce) if hvd.rank() == 0 else (reduce, gather)
+    calls = [
+        lambda: hvd.allgather(torch.ones(1), name="of two threads").tolist(),
+        lambda: hvd.allreduce(torch.ones(1), name="of two threads", op=hvd.Sum).tolist(),
+    ]
+    first, second = calls if hvd.rank() == 0 else calls[::-1]
     late: list[list[float]] = []
     timer = threading.Timer(0.3, lambda: late.append(second()))
     timer.start()
@@ -253,36 +246,28 @@ def check_ranks_that_never_agree_are_told_so_within_the_deadline() -> None:
 
 
 def check_a_stalled_request_is_given_up_alike_on_all_ranks_long_before_the_deadline() -> None:
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1")
-        hvd.init()
-    began = time.monotonic()
     message = (
         "shut down. On '.*', allreduce.of 0 stalled for 1 s: rank 1 did not ask for it; "
         "allreduce.of 1 stalled for 1 s: rank 0 did not ask for it. Look at what those ranks are doing"
     )
-    with pytest.raises(hvd.HorovodInternalError, match=message) as caught:
-        hvd.allreduce(torch.ones(1), name=f"of {hvd.rank()}")
-    assert 1.0 <= time.monotonic() - began < session().world.timeout_s / 2
-    assert type(caught.value.__cause__) is CommunicatorTimeoutError
-    with pytest.raises(hvd.HorovodInternalError, match="has been shut down"):
-        hvd.allreduce(torch.ones(1))
-    hvd.shutdown()
-    hvd.init()
+    with again_with(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="1"):
+        began = time.monotonic()
+        with pytest.raises(hvd.HorovodInternalError, match=message) as caught:
+            hvd.allreduce(torch.ones(1), name=f"of {hvd.rank()}")
+        assert 1.0 <= time.monotonic() - began < session().world.timeout_s / 2
+        assert type(caught.value.__cause__) is CommunicatorTimeoutError
+        with pytest.raises(hvd.HorovodInternalError, match="has been shut down"):
+            hvd.allreduce(torch.ones(1))
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
 
 
 def check_what_some_rank_asks_for_too_long_alone_is_given_up_though_others_go_on() -> None:
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1")
-        hvd.init()
-    if hvd.rank() == 0:
-        hvd.allreduce_async(torch.ones(1), name="alone")
-    began = time.monotonic()
-    with pytest.raises(hvd.HorovodInternalError, match="allreduce.alone stalled for 1 s: rank 1 did not ask"):
-        while time.monotonic() - began < 60.0:
-            hvd.barrier()
-    hvd.shutdown()
-    hvd.init()
+    with again_with(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="1"):
+        if hvd.rank() == 0:
+            hvd.allreduce_async(torch.ones(1), name="alone")
+        began = time.monotonic()
+        with pytest.raises(
+            hvd.HorovodInternalError, match="allreduce.alone stalled for 1 s: rank 1 did not ask"
+        ):
+            while time.monotonic() - began < 60.0:
+                hvd.barrier()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import sparkdl.horovod.torch as hvd
 from sparkdl.errors import ParamError
 from sparkdl.horovod.torch.current_session import session
+from tests.horovod.worlds import again_with
 from tests.torch.training_examples import batch, loss_of, model
 
 
@@ -123,26 +125,19 @@ def check_every_collective_runs_in_a_process_set() -> None:
 
 def check_overlapping_sets_run_at_once_from_several_threads() -> None:
     sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [1, 2], [0, 2])] + [hvd.global_process_set]
-    failures = []
 
     def run(process_set: hvd.ProcessSet) -> None:
-        try:
-            members = process_set.ranks
-            for step in range(30):
-                own = torch.full((1 + step,), float(hvd.rank()))
-                reduced = hvd.allreduce(own, name="same name", op=hvd.Sum, process_set=process_set)
-                assert reduced.tolist() == [float(sum(members))] * (1 + step)
-                rows = hvd.allgather(own[: 1 + hvd.rank()], process_set=process_set)
-                assert rows.numel() == sum(min(1 + step, 1 + rank) for rank in members)
-        except Exception as error:  # shown to the main thread
-            failures.append(error)
+        members = process_set.ranks
+        for step in range(30):
+            own = torch.full((1 + step,), float(hvd.rank()))
+            reduced = hvd.allreduce(own, name="same name", op=hvd.Sum, process_set=process_set)
+            assert reduced.tolist() == [float(sum(members))] * (1 + step)
+            rows = hvd.allgather(own[: 1 + hvd.rank()], process_set=process_set)
+            assert rows.numel() == sum(min(1 + step, 1 + rank) for rank in members)
 
-    threads = [threading.Thread(target=run, args=(ps,)) for ps in sets if ps.included()]
-    for thread in threads[:: 1 if hvd.rank() else -1]:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    mine = [process_set for process_set in sets if process_set.included()]
+    with ThreadPoolExecutor(len(mine)) as pool:
+        list(pool.map(run, mine[:: 1 if hvd.rank() else -1]))  # raises what a thread raised
     for process_set in sets[:3]:
         hvd.remove_process_set(process_set)
 
@@ -190,17 +185,14 @@ def check_the_last_of_three_to_join_is_returned() -> None:
 
 
 def check_a_stall_ends_a_rank_that_has_joined_too() -> None:
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1")
-        hvd.init()
-    with pytest.raises(hvd.HorovodInternalError, match="allreduce.of 0 stalled for 1 s: rank 1 did not ask"):
+    with (
+        again_with(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="1"),
+        pytest.raises(hvd.HorovodInternalError, match="allreduce.of 0 stalled for 1 s: rank 1 did not ask"),
+    ):
         if hvd.rank() == 2:
             hvd.join()
         else:
             hvd.allreduce(torch.ones(1), name=f"of {hvd.rank()}")
-    hvd.shutdown()
-    hvd.init()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3
 
 
@@ -218,31 +210,23 @@ def check_a_process_set_of_an_earlier_world_is_refused_by_everything_that_takes_
     assert new.process_set_id == old.process_set_id, "else this proves nothing"
     ones = torch.ones(3)
     sparse = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (3,), check_invariants=False)
+    in_place = (hvd.allreduce_, hvd.allreduce_async_)
+    groups = (hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather, hvd.grouped_reducescatter)
+    calls = [
+        *((call, ones) for call in (hvd.allreduce, hvd.allreduce_async, *in_place)),
+        *((call, ones) for call in (hvd.allgather, hvd.alltoall, hvd.reducescatter)),
+        *((call, [ones]) for call in groups),
+        *((call, ones, 0) for call in (hvd.broadcast, hvd.broadcast_, hvd.broadcast_object)),
+        (hvd.allreduce, ones.clone().requires_grad_()),
+        (hvd.sparse_allreduce_async, sparse, "sparse", hvd.Sum),
+        (hvd.allgather_object, 1),
+        (hvd.barrier,),
+        (hvd.remove_process_set,),
+        (hvd.DistributedOptimizer, torch.optim.SGD(module.parameters(), lr=0.1)),
+    ]
     for of_before in (old, copy.deepcopy(old), pickle.loads(pickle.dumps(old))):
-        options: dict[str, Any] = {"process_set": of_before}
         for use in (
-            lambda options=options: hvd.allreduce(ones, **options),
-            lambda options=options: hvd.allreduce_(ones, **options),
-            lambda options=options: hvd.allreduce_async(ones, **options),
-            lambda options=options: hvd.allreduce_async_(ones, **options),
-            lambda options=options: hvd.allreduce(ones.clone().requires_grad_(), **options),
-            lambda options=options: hvd.grouped_allreduce([ones], **options),
-            lambda options=options: hvd.grouped_allreduce_([ones], **options),
-            lambda options=options: hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum, **options),
-            lambda options=options: hvd.allgather(ones, **options),
-            lambda options=options: hvd.grouped_allgather([ones], **options),
-            lambda options=options: hvd.broadcast(ones, 0, **options),
-            lambda options=options: hvd.broadcast_(ones, 0, **options),
-            lambda options=options: hvd.alltoall(ones, **options),
-            lambda options=options: hvd.reducescatter(ones, **options),
-            lambda options=options: hvd.grouped_reducescatter([ones], **options),
-            lambda options=options: hvd.broadcast_object(1, 0, **options),
-            lambda options=options: hvd.allgather_object(1, **options),
-            lambda options=options: hvd.barrier(**options),
-            lambda options=options: hvd.remove_process_set(**options),
-            lambda options=options: hvd.DistributedOptimizer(
-                torch.optim.SGD(module.parameters(), lr=0.1), **options
-            ),
+            *(partial(*call, process_set=of_before) for call in calls),
             of_before.rank,
             of_before.size,
             of_before.included,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from operator import le
 
 import pytest
@@ -15,9 +16,7 @@ from tests.collective.eventually import eventually
 
 
 def rank_of_launcher() -> int:
-    communicator = current_communicator()
-    assert communicator is not None
-    return communicator.rank
+    return current_communicator().rank
 
 
 def check_horovod_can_be_shut_down_and_initialized_again() -> None:
@@ -43,19 +42,11 @@ def check_horovod_can_be_shut_down_and_initialized_again() -> None:
 def check_what_is_outstanding_at_shutdown_fails_on_all_ranks() -> None:
     handle = hvd.allreduce_async(torch.ones(1), name=f"of rank {hvd.rank()}")
     if hvd.rank() == 0:
-        outcome: list[BaseException] = []
-
-        def wait() -> None:
-            try:
-                hvd.synchronize(handle)
-            except hvd.HorovodInternalError as error:
-                outcome.append(error)
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        hvd.shutdown()
-        thread.join()
-        assert "Horovod has been shut down" in str(outcome[0])
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(hvd.synchronize, handle)
+            hvd.shutdown()
+            with pytest.raises(hvd.HorovodInternalError, match="Horovod has been shut down"):
+                waiting.result()
     else:
         with pytest.raises(hvd.HorovodInternalError, match="rank 0 shut Horovod down while it had"):
             hvd.synchronize(handle)
@@ -66,15 +57,6 @@ def check_what_is_outstanding_at_shutdown_fails_on_all_ranks() -> None:
 
 def check_static_process_sets_are_opened_with_init() -> None:
     hvd.shutdown()
-    with pytest.raises(ValueError, match="process_sets entry number 2 is a duplicate"):
-        hvd.init(process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([1]), hvd.ProcessSet([1, 0])])
-    with pytest.raises(ValueError, match="entry number 1 is a duplicate"):
-        hvd.init(process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([0])])
-    assert not hvd.is_initialized()
-    with pytest.raises(
-        ValueError, match=r"gave different process_sets: rank 0: \[\[0\]\]; rank 1: \[\[1\]\]"
-    ):
-        hvd.init(process_sets=[hvd.ProcessSet([rank_of_launcher()])])
     sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
     hvd.init(process_sets=sets)
     assert [(ps.process_set_id, ps.ranks) for ps in sets] == [(1, [0]), (2, [1])]
@@ -88,8 +70,6 @@ def check_static_process_sets_are_opened_with_init() -> None:
     with pytest.raises(ValueError, match="runs without"):
         hvd.init(process_sets=[hvd.ProcessSet([])])
     hvd.shutdown()
-    with pytest.raises(ValueError, match="'static' names no process sets"):
-        hvd.init(process_sets="static")
     hvd.init(process_sets="Dynamic")
 
 

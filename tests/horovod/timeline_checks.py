@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from sparkdl.errors import ParamError
 from sparkdl.horovod.torch.current_session import session
 from tests.collective.eventually import eventually
 from tests.collective.scenes.trace_file import TraceFile
+from tests.horovod.worlds import again_with
 
 
 @contextmanager
@@ -31,21 +31,6 @@ def file_of_all() -> Iterator[Path]:
     finally:
         if folder is not None:
             folder.cleanup()
-
-
-@contextmanager
-def again_with(**variables: str) -> Iterator[None]:
-    """Initialize Horovod with additional environment variables, and after the block again without them."""
-    hvd.shutdown()
-    os.environ.update(variables)
-    try:
-        hvd.init()
-        yield
-    finally:
-        hvd.shutdown()
-        for name in variables:
-            del os.environ[name]
-        hvd.init()
 
 
 def check(path: Path) -> None:
@@ -146,11 +131,11 @@ def check_stall_inspector_is_set_by_horovods_variables() -> None:
         assert session().world.stall_check == StallCheck(warn_after_s=2.0, abort_after_s=5.0)
     with again_with(HOROVOD_STALL_CHECK_DISABLE="1"):
         assert session().world.stall_check == StallCheck(warn_after_s=None)
-    hvd.shutdown()
-    os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "soon"
-    with pytest.raises(ParamError, match="must be a number"):
-        hvd.init()
-    del os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"]
+    with (
+        pytest.raises(ParamError, match="must be a number"),
+        again_with(HOROVOD_STALL_CHECK_TIME_SECONDS="soon"),
+    ):
+        pass
     hvd.init()
     assert session().world.stall_check == StallCheck()
 
@@ -160,8 +145,7 @@ def check_rank_that_never_joins_ends_the_others_when_asked() -> None:
         if hvd.rank() == 0:
             with pytest.raises(hvd.HorovodInternalError, match=r"stalled for 1\.0 s: rank 1 had not joined"):
                 hvd.allreduce(torch.ones(1), name="lonely")
+            session().world.rendezvous.set("lonely/over", b"")
         else:
             # It takes part in nothing until it makes a request.
             session().world.rendezvous.get("lonely/over", 20.0)
-        if hvd.rank() == 0:
-            session().world.rendezvous.set("lonely/over", b"")

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import importlib
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import pytest
 import torch
 
 import sparkdl.horovod.torch as hvd
@@ -25,6 +27,19 @@ def checks_of(module_names: Sequence[str]) -> list[str]:
 def run_world(module_names: Sequence[str], world_size: int) -> Outcomes:
     """Run the checks of modules on new ranks; the outcomes have the names of :func:`checks_of`."""
     return first_failures(run_ranks(world_size, _run_on_rank, module_names))
+
+
+@contextmanager
+def again_with(**variables: str) -> Iterator[None]:
+    """Initialize Horovod with additional environment variables, and after the block again without them."""
+    hvd.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        hvd.init()
+        yield
+    hvd.shutdown()
+    hvd.init()
 
 
 def _run_on_rank(environment: RankEnvironment, module_names: Sequence[str]) -> Outcomes:

@@ -54,6 +54,7 @@ class Parallelism:
         sequence: whether tensor ranks also divide the activations between the divided layers.
         attention: method of ``context``; see :func:`sparkdl.parallel.share_sequences`.
         schedule: schedule of ``pipeline``; see :data:`sparkdl.parallel.SCHEDULES`.
+        stage_blocks: number of blocks of each pipeline stage; None for stages with balanced numbers of weights.
         microbatches: number of microbatches into which a pipeline cuts a batch; None for the largest number up to four
             times ``pipeline`` that divides the rows.
         recompute: whether blocks keep only their inputs for the backward pass; see
@@ -71,6 +72,7 @@ class Parallelism:
     sequence: bool = False
     attention: str = "ring"
     schedule: str = "1f1b"
+    stage_blocks: Sequence[int] | None = None
     microbatches: int | None = None
     recompute: bool = False
     offload: bool = False
@@ -81,6 +83,12 @@ class Parallelism:
                 raise ParamError(
                     f"Parallelism: {name} must be {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}."
                 )
+        if self.stage_blocks is not None:
+            if not all(isinstance(each, int) for each in self.stage_blocks):
+                raise ParamError(
+                    f"Parallelism: stage_blocks must be whole numbers, got {self.stage_blocks!r}."
+                )
+            object.__setattr__(self, "stage_blocks", tuple(self.stage_blocks))  # jobs give a list
         if self.microbatches is not None and (
             not isinstance(self.microbatches, int) or self.microbatches < 1
         ):

@@ -81,7 +81,7 @@ def check_parts(module: nn.Module, sizes: Parallelism, rows: int) -> None:
         ParamError: if it cannot divide the module; the message says what would fit.
     """
     if sizes.pipeline > 1:
-        check_trainable(module, sizes.schedule, sizes.pipeline)
+        check_trainable(module, sizes.schedule, sizes.pipeline, stage_blocks=sizes.stage_blocks)
         num_microbatches(sizes, rows)
         if SCHEDULES[sizes.schedule].splits_backward and sizes.shard * sizes.context > 1:
             raise ParamError(

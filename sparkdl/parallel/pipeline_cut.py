@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -189,6 +190,7 @@ def cut(
     *,
     schedule: str = "1f1b",
     costs: Sequence[float] | None = None,
+    stage_blocks: Sequence[int] | None = None,
     parts: PipelineParts | None = None,
 ) -> list[nn.Module]:
     """Keep this rank's stages of a model.
@@ -198,6 +200,7 @@ def cut(
         group: process group of the ranks of the pipeline, such as ``layout.group("pipeline")``.
         schedule: name of a schedule in :data:`SCHEDULES`.
         costs: cost of each block, by which the stages are balanced; :func:`costs_by_memory` if None.
+        stage_blocks: number of blocks of each stage, in place of balanced stages.
         parts: parts of the model; :func:`parts_of` if None.
 
     Returns:
@@ -213,7 +216,7 @@ def cut(
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     own = stages_of_rank(schedule, rank, ranks)
     num_stages = ranks * SCHEDULES[schedule].stages_per_rank
-    firsts = check_cut(module, schedule, ranks, costs=costs, parts=parts)
+    firsts = check_cut(module, schedule, ranks, costs=costs, stage_blocks=stage_blocks, parts=parts)
     tied = _tied_parameters(module, parts, firsts)
     # All stages but the last are copies of the shell around the modules that they keep.
     stages = []
@@ -236,6 +239,7 @@ def check_cut(
     ranks: int,
     *,
     costs: Sequence[float] | None = None,
+    stage_blocks: Sequence[int] | None = None,
     parts: PipelineParts | None = None,
 ) -> list[int]:
     """Check that a model can be cut into the stages of a schedule; needs no process group.
@@ -245,6 +249,7 @@ def check_cut(
         schedule: name of a schedule in :data:`SCHEDULES`.
         ranks: number of ranks of the pipeline.
         costs: see :func:`cut`.
+        stage_blocks: see :func:`cut`.
         parts: parts of the model; :func:`parts_of` if None.
 
     Returns:
@@ -264,22 +269,34 @@ def check_cut(
             "rank, such as '1f1b'."
         )
     _check_between_parts(module, parts)
-    costs = costs_by_memory(module, parts) if costs is None else costs
-    if len(costs) != len(blocks):
-        raise ParamError(f"There are {len(costs)} costs for {len(blocks)} blocks; give one for each block.")
-    firsts = balance(costs, num_stages)
+    if stage_blocks is not None:
+        if len(stage_blocks) != num_stages or sum(stage_blocks) != len(blocks) or min(stage_blocks) < 1:
+            raise ParamError(
+                f"stage_blocks is {list(stage_blocks)}, and {len(blocks)} blocks are to be cut into {num_stages} "
+                f"pipeline stages. Give {num_stages} positive numbers whose sum is {len(blocks)}."
+            )
+        firsts = [0, *itertools.accumulate(stage_blocks)]
+    else:
+        costs = costs_by_memory(module, parts) if costs is None else costs
+        if len(costs) != len(blocks):
+            raise ParamError(
+                f"There are {len(costs)} costs for {len(blocks)} blocks; give one for each block."
+            )
+        firsts = balance(costs, num_stages)
     _tied_parameters(module, parts, firsts)
     return firsts
 
 
-def check_trainable(module: nn.Module, schedule: str, ranks: int) -> None:
+def check_trainable(
+    module: nn.Module, schedule: str, ranks: int, *, stage_blocks: Sequence[int] | None = None
+) -> None:
     """Check that each rank of a pipeline has a parameter to train, as its optimizer needs one.
 
     Raises:
         ParamError: if a rank has none, or the model cannot be cut.
     """
     parts = parts_of(module)
-    firsts = check_cut(module, schedule, ranks, parts=parts)
+    firsts = check_cut(module, schedule, ranks, stage_blocks=stage_blocks, parts=parts)
     trained = {
         _stage_of(name, parts, firsts) for name, each in module.named_parameters() if each.requires_grad
     }

@@ -349,6 +349,8 @@ def check_blocks_are_timed_and_cut_alike_on_all_ranks() -> None:
     costs = costs_by_time(untied(), batch(0)[0], group=dist.group.WORLD)
     assert len(costs) == 8
     assert min(costs) > 0
+    stages = cut(untied(), dist.group.WORLD, stage_blocks=[1, 2, 2, 3])
+    assert len(list(stages[0].blocks)) == [1, 2, 2, 3][dist.get_rank()]
     everywhere: list[list[float] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, costs)
     assert all(other == costs for other in everywhere)
@@ -362,6 +364,8 @@ def check_what_cannot_be_cut_is_refused() -> None:
         cut(repeated, group)
     with pytest.raises(ParamError, match="1 blocks cannot be cut"):
         cut(decoder(replace(SIZES, is_tied=False, layers=1)), group)
+    with pytest.raises(ParamError, match=r"stage_blocks is \[5, 3\].* 8 blocks .* 4 pipeline stages"):
+        cut(untied(), group, stage_blocks=[5, 3])
     with pytest.raises(ParamError, match="2 costs for 8 blocks"):
         cut(untied(), group, costs=[1.0, 2.0])
     with pytest.raises(ParamError, match="at least"):

@@ -28,22 +28,11 @@ def write_folder(
 
     sizes = {
         "gpt2": {"n_embd": 4, "n_layer": 1, "n_head": 2, "n_positions": places},
-        "distilbert": {
-            "dim": 4,
-            "n_layers": 1,
-            "n_heads": 2,
-            "hidden_dim": 4,
-            "max_position_embeddings": places,
-        },
+        "distilbert": {"dim": 4, "n_layers": 1, "n_heads": 2, "hidden_dim": 4},
     }
-    usual = {
-        "hidden_size": 4,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 4,
-        "max_position_embeddings": places,
-    }
-    settings = {"vocab_size": NUM_TOKENS, "num_labels": 7, **sizes.get(kind, usual), **config}
+    usual = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 4}
+    positions = {} if kind == "gpt2" else {"max_position_embeddings": places}
+    settings = {"vocab_size": NUM_TOKENS, "num_labels": 7, **sizes.get(kind, usual), **positions, **config}
     model = transformers.AutoModelForSequenceClassification.from_config(
         transformers.AutoConfig.for_model(kind, **settings)
     )

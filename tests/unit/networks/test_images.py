@@ -92,10 +92,9 @@ def test_images_of_spark_are_read_in_blue_green_red_order(channels, expected):
 
 
 def test_images_of_two_channels_are_refused():
+    rows = column(*(np.zeros((1, 1, channels), np.uint8) for channels in (3, 2)))
     with pytest.raises(DataError, match=r"column 'image', row 1 .* has 2 channels"):
-        inputs_of("image", (1, 1))(
-            {"image": column(np.zeros((1, 1, 3), np.uint8), np.zeros((1, 1, 2), np.uint8))}
-        )
+        inputs_of("image", (1, 1))({"image": rows})
 
 
 @pytest.mark.parametrize("content", [b"", b"no image at all", encoded(Image.fromarray(RED_LEFT))[:-30]])
@@ -108,7 +107,7 @@ def test_a_broken_image_is_named_by_its_row_and_a_digest_that_finds_it(content):
 
 def test_pixels_of_floating_point_numbers_are_refused():
     image = Image.fromarray(np.ones((4, 6), np.float32))
-    with pytest.raises(DataError, match="floating-point numbers; give such images as arrays"):
+    with pytest.raises(DataError, match="floating-point numbers; give .* arrays"):
         bytes_to_pixels(encoded(image, "TIFF"))
 
 
@@ -231,14 +230,11 @@ def test_backbones_of_libraries_get_a_last_layer_for_the_classes(libraries, name
 
 
 def test_pretrained_backbones_have_weights_of_the_library_and_a_new_last_layer(libraries):
-    network = make_backbone(TORCHVISION, num_outputs=5, weights="pretrained")
-    assert (network.layers[1].bias == 0.5).all()
-    assert network.classifier[1].weight.shape == (5, 1280)
-    assert not (network.classifier[1].bias == 0.5).any()
-    network = make_backbone(TIMM, num_outputs=5, weights="pretrained")
-    assert (network.bn1.bias == 0.5).all()
-    assert network.fc.out_features == 5
-    assert not (network.fc.bias == 0.5).any()
+    for name, first, last in ((TORCHVISION, "layers.1", "classifier.1"), (TIMM, "bn1", "fc")):
+        network = make_backbone(name, num_outputs=5, weights="pretrained")
+        assert (network.get_submodule(first).bias == 0.5).all()
+        assert network.get_submodule(last).out_features == 5
+        assert not (network.get_submodule(last).bias == 0.5).any()
 
 
 def test_normalization_of_pretrained_weights_comes_from_the_library(libraries):
@@ -246,7 +242,7 @@ def test_normalization_of_pretrained_weights_comes_from_the_library(libraries):
     assert pretrained_scales("timm:test_byobnet.r160_in1k") == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     for name in (TIMM, f"{TIMM}.r160_in1k"):
         assert pretrained_scales(name) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    with pytest.raises(ParamError, match="torchvision does not say .* weights: .*Set normalization"):
+    with pytest.raises(ParamError, match="torchvision does not say .*Set normalization"):
         pretrained_scales("torchvision:without_weights")
 
 
@@ -283,10 +279,7 @@ def faulty_weights(tmp_path):
         ("nowhere.pt", "there is no such file"),
         ("text.pt", "cannot be read"),
         ("list.pt", "does not hold tensors by name"),
-        (
-            "other.pt",
-            r"another network \(missing or of another shape: layers.0.weight.* and more; left over: other",
-        ),
+        ("other.pt", r"missing or of another shape: layers.0.weight.* and more; left over: other"),
     ],
 )
 def test_files_without_weights_of_the_backbone_are_refused(libraries, faulty_weights, file, message):
@@ -297,9 +290,7 @@ def test_files_without_weights_of_the_backbone_are_refused(libraries, faulty_wei
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet18", "takes 'residual', or a name with its library"),
-        ("keras:resnet", "takes 'residual', or a name with its library"),
-        ("torchvision:", "takes 'residual', or a name with its library"),
+        *((name, "a name with its library") for name in ("resnet18", "keras:resnet", "torchvision:")),
         ("torchvision:resnet_18", "torchvision has no model 'resnet_18'. Did you mean resnet18"),
         ("timm:x", r"timm has no model 'x'. It has \d{4}, such as "),
         (f"{TIMM}.r160", "no model 'test_resnet.r160'. Did you mean test_resnet.r160_in1k or"),
@@ -310,16 +301,13 @@ def test_unknown_backbones_are_refused_with_similar_names(libraries, name, messa
         check_backbone(name)
 
 
-def test_a_backbone_that_its_library_does_not_make_is_named(libraries):
-    for name, reason in (
-        ("test_mambaout", "No pretrained weights exist"),
-        ("test_vit", "LocalEntryNotFoundError"),
-    ):
-        with pytest.raises(
-            ParamError,
-            match=f"{name}'?, which timm cannot create with weights that are fetched.*: .*{reason}",
-        ):
-            make_backbone(f"timm:{name}", num_outputs=2, weights="pretrained")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("test_mambaout", "No pretrained weights exist"), ("test_vit", "LocalEntryNotFoundError")],
+)
+def test_a_backbone_that_its_library_does_not_make_is_named(libraries, name, reason):
+    with pytest.raises(ParamError, match=f"{name}'?, which timm cannot create with weights .*: .*{reason}"):
+        make_backbone(f"timm:{name}", num_outputs=2, weights="pretrained")
 
 
 def test_missing_and_broken_libraries_have_different_errors(tmp_path, monkeypatch):
@@ -334,15 +322,12 @@ def test_missing_and_broken_libraries_have_different_errors(tmp_path, monkeypatc
     (tmp_path / "timm.py").write_text("import torchvision\n")
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator does not exist')\n")
     del sys.modules["timm"]
-    with pytest.raises(
-        ParamError, match=r"names timm, which cannot be imported here: .* pip install torchvision"
-    ):
+    with pytest.raises(ParamError, match=r"timm, which cannot be imported here: .* pip install torchvision"):
         check_backbone(TIMM)
     del sys.modules["torchvision"]
-    told = "is installed and fails when it is imported: RuntimeError: operator.* torchvision may be made for another"
     for name, what in (
         (TORCHVISION, "torchvision, which"),
         (TIMM, "timm, which imports torchvision, and that"),
     ):
-        with pytest.raises(ParamError, match=f"Param backbone names {what} {told} version or build of torch"):
+        with pytest.raises(ParamError, match=f"names {what} is installed .* RuntimeError: operator"):
             check_backbone(name)

@@ -47,37 +47,27 @@ def test_categories_are_numbered_from_one_and_unknown_ones_are_zero(dtype):
 
 def test_numeric_columns_are_joined_in_their_order():
     inputs = TabularInputs(numeric=("pair", "one", "flag"), categories={"kind": ("a", "b")})
-    made = inputs(
-        {
-            "one": np.array([1.5, 2.5]),
-            "kind": np.array(["b", "?"], dtype=object),
-            "flag": np.array([True, False]),
-            "pair": np.array([[1, 2], [3, 4]]),
-        }
-    )
+    columns = {"one": [1.5, 2.5], "flag": [True, False], "pair": [[1, 2], [3, 4]]}
+    kinds = np.array(["b", "?"], dtype=object)
+    made = inputs({"kind": kinds, **{name: np.array(values) for name, values in columns.items()}})
     assert made[NUMBERS].tolist() == [[1, 2, 1.5, 1], [3, 4, 2.5, 0]]
     assert made[NUMBERS].dtype == np.float32
     assert made[CODES].tolist() == [[2], [0]]
 
 
 def make_network(**changes):
-    given = {
-        "mean": [1.0, -2.0],
-        "deviation": [2.0, 0.5],
-        "hidden_sizes": [4],
-        "dropout": 0.0,
-        "num_outputs": 2,
-    }
+    scales = {"mean": [1.0, -2.0], "deviation": [2.0, 0.5]}
     with seeded(3):
-        return TabularNetwork(**{**given, **changes})
+        return TabularNetwork(**{**scales, "hidden_sizes": [4], "dropout": 0.0, "num_outputs": 2, **changes})
 
 
-def test_numbers_are_standardized_and_outputs_scaled():
+def test_numbers_are_standardized_and_outputs_scaled_by_buffers_among_the_weights():
     plain = make_network(mean=[0.0, 0.0], deviation=[1.0, 1.0])
     scaled = make_network(output_mean=100.0, output_deviation=10.0)
     rows = torch.tensor([[1.0, -2.0], [5.0, 0.5]])
     standardized = (rows - torch.tensor([1.0, -2.0])) / torch.tensor([2.0, 0.5])
     torch.testing.assert_close(scaled(rows), plain(standardized) * 10 + 100)
+    assert {"mean", "deviation", "output_mean", "output_deviation"} < set(scaled.state_dict())
 
 
 def test_unknown_category_is_embedded_as_zeros_and_gets_no_gradient():
@@ -94,10 +84,6 @@ def test_network_may_have_only_categories_or_no_hidden_layer():
     network = make_network(mean=[], deviation=[], num_categories=[3, 200], hidden_sizes=[])
     assert network(torch.tensor([[1, 200], [0, 0]])).shape == (2, 2)
     assert len(network.layers) == 1
-
-
-def test_scales_travel_with_the_weights():
-    assert {"mean", "deviation", "output_mean", "output_deviation"} < set(make_network().state_dict())
 
 
 def test_first_weights_depend_on_the_seed_alone_and_restore_the_generator():
@@ -127,19 +113,11 @@ def test_standardized_loss_has_the_units_of_the_labels_and_gradients_of_standard
 
 @pytest.mark.parametrize("output_mean", [1e5, 0.0])
 def test_outputs_have_full_precision_although_layers_have_less(output_mean):
-    network = TabularNetwork(
-        mean=np.zeros(1),
-        deviation=np.ones(1),
-        hidden_sizes=[],
-        dropout=0.0,
-        num_outputs=1,
-        output_mean=output_mean,
-        output_deviation=1e-3,
-    )
+    sizes = {"mean": np.zeros(1), "deviation": np.ones(1), "hidden_sizes": [], "num_outputs": 1}
+    network = make_network(**sizes, output_mean=output_mean, output_deviation=1e-3)
     rows = torch.tensor([[-1.0], [1.0]])
     with torch.autocast("cpu", torch.bfloat16):
         outputs = network(rows)
     assert outputs.dtype == torch.float32
-    np.testing.assert_allclose(
-        outputs.detach(), network(rows).detach(), rtol=1e-5, atol=1e-2 if output_mean else 1e-5
-    )
+    expected = network(rows).detach()
+    np.testing.assert_allclose(outputs.detach(), expected, rtol=1e-5, atol=1e-2 if output_mean else 1e-5)

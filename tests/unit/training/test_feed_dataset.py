@@ -23,11 +23,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_data_loader_gives_every_epoch_of_a_feed_as_tensors(folder: Path) -> None:
+@pytest.fixture
+def feed(folder: Path) -> Iterator[ParquetFeed]:
     with ParquetFeed(folder, batch_size=16) as feed:
-        loader = DataLoader(FeedDataset(feed), batch_size=None)
-        assert len(loader) == 7
-        epochs = [torch.cat([batch["y"] for batch in loader]) for _ in range(2)]
+        yield feed
+
+
+def test_a_data_loader_gives_every_epoch_of_a_feed_as_tensors(feed: ParquetFeed) -> None:
+    loader = DataLoader(FeedDataset(feed), batch_size=None)
+    assert len(loader) == 7
+    epochs = [torch.cat([batch["y"] for batch in loader]) for _ in range(2)]
     for rows in epochs:
         assert rows.dtype == torch.int64
         assert rows.sort().values.tolist() == list(range(100))
@@ -51,7 +56,7 @@ def test_a_data_loader_that_leaves_batches_alone_gives_dates_timestamps_and_stri
     assert torch.is_tensor(batch["y"])
 
 
-class _RecordingFeed(ParquetFeed):
+class RecordingFeed(ParquetFeed):
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         for batch in super().__iter__():
             self.last = batch
@@ -59,62 +64,54 @@ class _RecordingFeed(ParquetFeed):
 
 
 def test_tensors_share_the_memory_of_the_batches(folder: Path) -> None:
-    with _RecordingFeed(folder, batch_size=16) as feed:
+    with RecordingFeed(folder, batch_size=16) as feed:
         tensors = next(iter(FeedDataset(feed)))
         for name in ("x", "y"):
             assert np.shares_memory(tensors[name].numpy(), feed.last[name])
 
 
-def test_workers_of_a_data_loader_are_refused_as_they_would_repeat_rows(folder: Path) -> None:
-    with ParquetFeed(folder, batch_size=16) as feed:
-        loader = DataLoader(FeedDataset(feed), batch_size=None, num_workers=1)
-        with pytest.raises(ValueError, match="Leave num_workers at 0"):
-            next(iter(loader))
+def test_workers_of_a_data_loader_are_refused_as_they_would_repeat_rows(feed: ParquetFeed) -> None:
+    loader = DataLoader(FeedDataset(feed), batch_size=None, num_workers=1)
+    with pytest.raises(ValueError, match="Leave num_workers at 0"):
+        next(iter(loader))
 
 
-def test_dataset_continues_from_its_state(folder: Path) -> None:
-    with ParquetFeed(folder, batch_size=16) as feed:
-        dataset = FeedDataset(feed)
-        batches = iter(dataset)
-        next(batches)
-        state = dataset.state_dict()
-        rest = torch.cat([batch["y"] for batch in batches])
-    with ParquetFeed(folder, batch_size=16) as feed:
-        dataset = FeedDataset(feed)
+def test_dataset_continues_from_its_state(feed: ParquetFeed, folder: Path) -> None:
+    dataset = FeedDataset(feed)
+    batches = iter(dataset)
+    next(batches)
+    state = dataset.state_dict()
+    rest = torch.cat([batch["y"] for batch in batches])
+    with ParquetFeed(folder, batch_size=16) as again:
+        dataset = FeedDataset(again)
         dataset.load_state_dict(state)
         assert len(dataset) == 6
         torch.testing.assert_close(torch.cat([batch["y"] for batch in dataset]), rest)
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}])
-def test_a_data_loader_that_would_join_batches_is_refused(folder: Path, options: dict[str, int]) -> None:
-    with ParquetFeed(folder, batch_size=16) as feed:
-        loader = DataLoader(FeedDataset(feed), **options)
-        message = rf"join {options.get('batch_size', 1)} batches of a feed, of 16 rows each.*batch_size=None"
-        with pytest.raises(ParamError, match=message):
-            next(iter(loader))
+def test_a_data_loader_that_would_join_batches_is_refused(feed: ParquetFeed, options: dict[str, int]) -> None:
+    loader = DataLoader(FeedDataset(feed), **options)
+    with pytest.raises(ParamError, match=rf"join {options.get('batch_size', 1)} .*batch_size=None"):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": None}])
 def test_data_loader_around_a_bare_feed_or_blend_says_what_to_write(
-    folder: Path, options: dict[str, None]
+    feed: ParquetFeed, options: dict[str, None]
 ) -> None:
-    with ParquetFeed(folder, batch_size=16) as feed:
-        for source in (feed, BlendedFeed({"a": feed}, {"a": 1}, batch_size=4, num_steps=3)):
-            with pytest.raises(
-                ParamError, match=r"A (Parquet|Blended)Feed gives .* write DataLoader\(FeedDataset\(feed\)"
-            ):
-                next(iter(DataLoader(source, **options)))
+    for source in (feed, BlendedFeed({"a": feed}, {"a": 1}, batch_size=4, num_steps=3)):
+        with pytest.raises(ParamError, match=r"(Parquet|Blended)Feed gives .*\(FeedDataset\(feed\)"):
+            next(iter(DataLoader(source, **options)))
 
 
-def test_a_blend_is_a_data_loaders_dataset_too(folder: Path) -> None:
-    with ParquetFeed(folder, batch_size=16) as feed:
-        blend = BlendedFeed({"a": feed}, {"a": 1}, batch_size=4, num_steps=3)
-        loader = DataLoader(FeedDataset(blend), batch_size=None)
-        assert len(loader) == 3
-        assert [tuple(batch["y"].shape) for batch in loader] == [(4,)] * 3
-        with pytest.raises(ParamError, match="has none to choose"):
-            loader.dataset.set_epoch(1)
+def test_a_blend_is_a_data_loaders_dataset_too(feed: ParquetFeed) -> None:
+    blend = BlendedFeed({"a": feed}, {"a": 1}, batch_size=4, num_steps=3)
+    loader = DataLoader(FeedDataset(blend), batch_size=None)
+    assert len(loader) == 3
+    assert [tuple(batch["y"].shape) for batch in loader] == [(4,)] * 3
+    with pytest.raises(ParamError, match="has none to choose"):
+        loader.dataset.set_epoch(1)
 
 
 def test_torch_without_its_map_of_collate_functions_gives_a_warning(

@@ -23,7 +23,8 @@ def mlflows_names():
     return found
 
 
-def test_host_watch_reports_the_system_metrics_of_mlflow_at_the_beginning_and_the_end():
+def reported():
+    """The events of a watch from its first report to its end."""
     events, has_begun = [], threading.Event()
 
     def hear(event):
@@ -32,6 +33,11 @@ def test_host_watch_reports_the_system_metrics_of_mlflow_at_the_beginning_and_th
 
     with HostWatch(hear, interval_s=600):
         assert has_begun.wait(30)
+    return events
+
+
+def test_host_watch_reports_the_system_metrics_of_mlflow_at_the_beginning_and_the_end():
+    events = reported()
     assert [event["sample"] for event in events] == [0, 1]
     assert {event["kind"] for event in events} == {"system"}
     for event in events:
@@ -74,14 +80,7 @@ def test_metrics_that_cannot_be_measured_are_left_out(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (1_000_000, 4_000_000))
     monkeypatch.setattr(torch.cuda, "utilization", not_supported)
-    events, has_begun = [], threading.Event()
-
-    def hear(event):
-        events.append(event)
-        has_begun.set()
-
-    with HostWatch(hear, interval_s=600):
-        assert has_begun.wait(30)
+    events = reported()
     assert len(events) == 2
     for event in events:
         assert {name.split("/")[2] for name in event["metrics"]} == {

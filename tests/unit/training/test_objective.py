@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,18 +77,11 @@ def test_augment_gets_batches_of_training_alone_each_with_its_position():
 
 def test_unknown_label_of_the_validation_is_reported_with_its_batch():
     label = LabelColumn(name="y", dtype="int64", classes=(0,))
-    objective = Objective(
-        replace(make_spec(), heads=(Head(label=label, loss=torch.nn.CrossEntropyLoss()),)),
-        precision=Precision("float32", CPU),
-        device=CPU,
-    )
+    objective = make_objective(heads=(Head(label=label, loss=torch.nn.CrossEntropyLoss()),))
     batches = (make_batch() | {"y": np.array([0, last])} for last in (0, 1))
     prepared = objective.prepare_all(batches, StepPosition(2, 3, 1, 2), of_validation=True)
     next(prepared)
-    message = (
-        "In epoch 3, step 2 of the validation on rank 2: Column 'y' holds 1, which is none of the 1 classes"
-    )
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match="In epoch 3, step 2 of the validation on rank 2: .*'y' holds 1"):
         next(prepared)
 
 
@@ -143,19 +135,13 @@ def test_errors_with_a_position_and_failures_of_others_are_unchanged(error, caus
 
 @pytest.mark.parametrize("kind", [DataError, ParamError, TrainingError])
 def test_errors_of_sparkdl_about_users_functions_keep_their_class(kind):
-    error = kind("Metric 'm' failed: KeyError: 'nowhere'")
-    with pytest.raises(
-        kind, match="^In epoch 1, step 2 on rank 3: Metric 'm' failed: KeyError: 'nowhere'$"
-    ) as caught:
+    error = kind("Metric 'm' failed")
+    with pytest.raises(kind, match="^In epoch 1, step 2 on rank 3: Metric 'm' failed$") as caught:
         fail_with(error)
     assert type(caught.value) is kind
     assert caught.value.__cause__ is error
 
 
 def test_exit_of_users_code_is_reported_with_position_and_status() -> None:
-    said = r"^In epoch 2, step 5 on rank 1 training failed: it called sys\.exit\(0\)\.$"
-    with (
-        pytest.raises(TrainingError, match=said),
-        error_context("training", rank=1, where="epoch 2, step 5"),
-    ):
-        raise SystemExit(0)
+    with pytest.raises(TrainingError, match=r"^In epoch 1, step 2 on rank 3 .* it called sys\.exit\(0\)"):
+        fail_with(SystemExit(0))

@@ -42,6 +42,10 @@ def label_dtype(found):
     return getattr(torch, found.heads[0].label.dtype)
 
 
+VECTOR = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))
+"""A model that returns one number per row, without a dimension for it."""
+
+
 class BagOfWords(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -78,11 +82,7 @@ def test_parameters_without_a_gradient_are_noticed():
     assert not probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1, 2], 0).gradients.lack_some
 
 
-def test_class_labels_may_be_doubles():
-    assert label_dtype(probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1.0, 2.0], 2.0)) == torch.int64
-
-
-def test_a_function_gets_the_label_dtype_that_it_can_use():
+def test_a_loss_gets_labels_of_the_dtype_that_it_can_use():
     def binary(outputs, labels):
         return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), labels)
 
@@ -90,7 +90,8 @@ def test_a_function_gets_the_label_dtype_that_it_can_use():
         return F.cross_entropy(outputs, labels)
 
     assert label_dtype(probe_one(nn.Linear(2, 1), binary, [1.0, 2.0], 1)) == torch.float32
-    assert label_dtype(probe_one(nn.Linear(2, 3), entropy, [1.0, 2.0], 2)) == torch.int64
+    for loss, label in ((entropy, 2), (nn.CrossEntropyLoss(), 2.0)):
+        assert label_dtype(probe_one(nn.Linear(2, 3), loss, [1.0, 2.0], label)) == torch.int64
 
 
 def test_the_model_does_not_change():
@@ -112,22 +113,12 @@ def test_the_model_does_not_change():
             r"'image' does not fit the model Linear.*\(1, 2\)",
         ),
         (nn.Linear(2, 3), nn.MSELoss(), DataError, r"labels of shape \(\) per row.*output has \(3,\)"),
-        (
-            nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)),
-            nn.NLLLoss(),
-            ParamError,
-            r"one score per class.*\(1,\)",
-        ),
+        (VECTOR, nn.NLLLoss(), ParamError, r"one score per class.*\(1,\)"),
         (nn.LSTM(2, 3), nn.MSELoss(), ParamError, "it returned a tuple of 2"),
         (nn.LazyLinear(3), nn.MSELoss(), ParamError, "lazy layers"),
         (nn.Flatten(), nn.MSELoss(), ParamError, "nothing to train"),
-        (
-            nn.Linear(2, 1),
-            lambda outputs: outputs.sum(),
-            DataError,
-            "outputs or the labels of column 'digit' do not fit the loss.*TypeError",
-        ),
-        (nn.Linear(2, 1), F.mse_loss, DataError, r"column 'digit' do not fit the loss.*\(1, 1\)"),
+        (nn.Linear(2, 1), lambda outputs: outputs.sum(), DataError, "'digit' do not fit the loss.*TypeError"),
+        (nn.Linear(2, 1), F.mse_loss, DataError, r"'digit' do not fit the loss.*\(1, 1\)"),
     ],
 )
 def test_model_loss_and_rows_that_do_not_fit_are_named(model, loss, error, message):
@@ -143,9 +134,7 @@ def test_error_for_integers_that_fit_in_no_dtype_names_the_differing_shapes(mode
 
 
 def test_doubles_for_an_embedding_get_advice_to_cast():
-    with pytest.raises(
-        DataError, match="dtype float64 gave .* Long.* Cast whole numbers to bigint; decimals are"
-    ):
+    with pytest.raises(DataError, match="dtype float64 gave .* Long.* Cast whole numbers to bigint"):
         probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1.0, 2.0], 0)
 
 
@@ -165,9 +154,7 @@ def scores(*values, head=()):
 @pytest.mark.parametrize("loss", [nn.BCELoss(), as_module(F.binary_cross_entropy)])
 @pytest.mark.parametrize("score", [-0.5, 1.5])
 def test_bce_loss_of_an_output_outside_0_to_1_suggests_the_sigmoid(loss, score):
-    with pytest.raises(
-        ParamError, match=rf"output for the first row is {score}, .*Sigmoid.*BCEWithLogitsLoss"
-    ):
+    with pytest.raises(ParamError, match=rf"first row is {score}, .*Sigmoid.*BCEWithLogitsLoss"):
         probe_one(scores(score), loss, [1.0, 2.0], 1.0)
     probe_one(scores(score, head=[nn.Sigmoid()]), loss, [1.0, 2.0], 1.0)
 
@@ -200,7 +187,7 @@ class OwnLoss(nn.Module):
 def test_a_loss_that_compares_every_row_with_every_other_one_is_refused(loss, weighted):
     with pytest.raises(ParamError, match=r"Param loss compares outputs of shape \(N, 1\).*squeeze"):
         probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 1.0, weighted=weighted)
-    probe_one(nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)), loss, [1.0, 2.0], 1.0, weighted=weighted)
+    probe_one(VECTOR, loss, [1.0, 2.0], 1.0, weighted=weighted)
     probe_one(nn.Linear(2, 1), lambda outputs, labels: loss(outputs[:, 0], labels), [1.0, 2.0], 1.0)
 
 
@@ -233,9 +220,7 @@ def test_a_loss_with_a_value_per_row_takes_weights(loss):
 )
 def test_a_loss_that_reduces_is_refused_with_weights(loss):
     probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 1.0)
-    with pytest.raises(
-        ParamError, match=r"weightCol needs one loss value per row.*returned shape \(1?,?\) for 2"
-    ):
+    with pytest.raises(ParamError, match=r"weightCol needs one loss .*returned shape \(1?,?\) for 2"):
         probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 1.0, weighted=True)
 
 

@@ -43,7 +43,5 @@ def test_error_for_a_loss_that_is_not_finite_names_the_columns_at_fault(name):
     }
     check = FiniteLossCheck(SimpleNamespace(rank=0, world_size=1), torch.device("cpu"))
     check.observe(torch.tensor(1.0), batch, epoch=3, step=4)
-    with pytest.raises(
-        TrainingError, match=rf"The loss became nan in epoch 3, step 4 on rank 0\..*{message}"
-    ):
+    with pytest.raises(TrainingError, match=rf"nan in epoch 3, step 4 on rank 0\..*{message}"):
         check.observe(torch.tensor(NAN), batch, epoch=3, step=4)

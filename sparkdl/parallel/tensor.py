@@ -12,7 +12,15 @@ have the names that Hugging Face's plans use:
 ``replicated``                every rank has the whole layer, inside of a divided part: gradients are summed (also
                               ``replicated_with_grad_allreduce``)
 ``experts``                   the experts of a mixture are divided, see :mod:`.experts` (also ``moe_tp_experts``)
+``mla_kv_a_proj``             every rank has the whole layer, a linear one whose last ``qk_rope_head_dim`` outputs are a
+                              key that all heads share, and whose other outputs go to a ``colwise`` layer: the
+                              gradient of the key is summed (multi-head latent attention)
 ============================  ========================================================================================
+
+``colwise`` may also name a parameter of a module that computes with the features or heads of divided layers, such as
+one number for each head: each rank has the first dimension's part. ``local_params``, which Hugging Face's plans give
+such a module, and ``replicate`` change nothing: all modules compute with this rank's parts, and layers that a plan
+does not name are whole.
 
 Parameters become DTensors, so that FSDP2 and distributed checkpoints know their layout. Activations stay plain tensors:
 the layers compute on the local parts and call the group's collectives, which costs less than DTensor's dispatch.
@@ -30,7 +38,7 @@ import functools
 import re
 import weakref
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -51,7 +59,7 @@ from sparkdl.parallel.experts import DividedExperts, check_experts
 from sparkdl.parallel.tensor_checks import Alike, ComparedOnce, check_heads, defer_checks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -70,7 +78,11 @@ STYLES = (
     "embedding_rowwise",
     "replicated",
     "experts",
+    "mla_kv_a_proj",
 )
+
+_WITHOUT_EFFECT = ("local_params", "replicate")
+_PACKED = ("packed_colwise", "packed_rowwise")
 
 
 def tensor_plan_of(module: nn.Module) -> dict[str, str]:
@@ -135,18 +147,22 @@ def divide(
 
     with_whole_features = _modules_with_whole_features(divided, blocks)
     for name, layer in list(module.named_modules()):
-        if not layer._parameters and name not in divided:
+        if (not layer._parameters and name not in divided) or getattr(layer, "is_elsewhere", False):
             continue
         in_parts = blocks is not None and name.startswith(f"{blocks}.")
         if name in divided:
             style = divided[name][1]
         else:
             style = "replicated" if in_parts and not name.startswith(tuple(with_whole_features)) else "whole"
-        _place_parameters(layer, style, mesh)
+        own = frozenset(each for each in layer._parameters if f"{name}.{each}".lstrip(".") in divided)
+        _place_parameters(layer, style, mesh, own)
         if style == "experts":
             DividedExperts(name, group, alike, compared, in_parts=in_parts).attach(layer)
             continue
-        _Divided(name, style, group, inputs, alike, compared, in_parts=in_parts).attach(layer)
+        shared = _shared_key_features(module, name) if style == "mla_kv_a_proj" else 0
+        _Divided(
+            name, style, group, inputs, alike, compared, in_parts=in_parts, own=own, shared=shared
+        ).attach(layer)
     _tie_again(module, tied)
     # Not a set: its order would differ between ranks.
     parents = dict.fromkeys(
@@ -176,15 +192,27 @@ def divided_layers(
 ) -> dict[str, tuple[nn.Module, str]]:
     """The layers that :func:`divide` divides among ``size`` ranks, by name, each with its style.
 
+    Single parameters of other modules are among them by their names, with the module.
+
     Raises:
         ParamError: if they cannot be divided among so many ranks.
     """
     is_carried = plan is None
-    matches = _matches(module, tensor_plan_of(module) if plan is None else plan, is_carried=is_carried)
+    plan, parameters = _sorted_plan(
+        module, tensor_plan_of(module) if plan is None else plan, is_carried=is_carried
+    )
+    matches = _matches(module, plan, is_carried=is_carried)
     divided = {name: (layer, style) for name, layer, style in matches}
     for name, (layer, style) in divided.items():
         _check(name, layer, style, size)
+        if style == "mla_kv_a_proj":
+            _shared_key_features(module, name)
+    for name, style in parameters.items():
+        owner = module.get_submodule(name.rpartition(".")[0])
+        _check_parameter(name, owner, style, size)
+        divided[name] = owner, style
     check_heads(module, divided, size)
+    _tied_parameters(module, divided)
     return divided
 
 
@@ -197,6 +225,56 @@ def plan_with_whole_outputs(module: nn.Module, size: int) -> dict[str, str]:
     return {name: style for name, (_, style) in _with_whole_outputs(divided_layers(module, size))}
 
 
+def plan_of_stage(plan: Mapping[str, str], stage: nn.Module) -> dict[str, str]:
+    """The entries of a whole model's plan, as :func:`plan_with_whole_outputs` makes it, for a stage of a pipeline."""
+    names = {name for name, _ in (*stage.named_modules(), *stage.named_parameters())}
+    return {name: style for name, style in plan.items() if name in names}
+
+
+def _sorted_plan(
+    module: nn.Module, plan: Mapping[str, str], *, is_carried: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The entries of a plan that name layers, and the parameters that other entries name, with their styles.
+
+    Entries without effect are left out, and those of a plan that the model carries for another variant of it: in
+    transformers one plan names, for example, both ``q_proj`` and ``q_b_proj``, of which an attention has one.
+
+    Raises:
+        ParamError: if the plan divides packed layers.
+    """
+    modules, parameters = dict(module.named_modules()), dict(module.named_parameters(remove_duplicate=False))
+    experts = tuple(f"{name}." for name, style in plan.items() if _SYNONYMS.get(style, style) == "experts")
+    kept: dict[str, str] = {}
+    single: dict[str, str] = {}
+    for pattern, style in plan.items():
+        if pattern.startswith(experts):
+            continue  # the experts are divided, not the features of each
+        named = _named_like(pattern, modules)
+        found = [] if named else _named_like(pattern, parameters)
+        if named and style in _PACKED:
+            raise ParamError(
+                f"The plan divides {pattern!r} in the style {style!r}. Of a layer that joins several projections, each "
+                "rank would need parts in several places, which checkpoints cannot describe. Make one layer of each "
+                "projection and divide these by 'colwise' or 'rowwise', or use 'colwise_gather_output', which every "
+                "rank's next layer gets whole."
+            )
+        single.update(dict.fromkeys(found, style))
+        is_variant = is_carried and not named and _is_of_variant(pattern, plan, modules)
+        if not found and not is_variant and not (named and style in _WITHOUT_EFFECT):
+            kept[pattern] = style
+    return kept, single
+
+
+def _is_of_variant(pattern: str, plan: Mapping[str, str], modules: Mapping[str, nn.Module]) -> bool:
+    """Whether modules of transformers lack a child that the plan names, and have another one that it names."""
+    parent = pattern.rpartition(".")[0]
+    siblings = [other for other in plan if other != pattern and other.rpartition(".")[0] == parent]
+    are_of_transformers = [
+        type(modules[name]).__module__.startswith("transformers") for name in _named_like(parent, modules)
+    ]
+    return any(are_of_transformers) and any(_named_like(other, modules) for other in siblings)
+
+
 def _matches(
     module: nn.Module, plan: Mapping[str, str], *, is_carried: bool
 ) -> Iterator[tuple[str, nn.Module, str]]:
@@ -207,9 +285,9 @@ def _matches(
         style = _SYNONYMS.get(given, given)
         if pattern.startswith(tuple(f"{name}." for name in experts)):
             continue  # Hugging Face's plans divide the features of each expert; here the experts are divided
-        found = _named_like(pattern, names)
         if any(pattern == name or pattern.startswith(f"{name}.") for name in elsewhere):
             continue  # another pipeline stage has it
+        found = [name for name in _named_like(pattern, names) if name not in elsewhere]
         if not found:
             parents = (name.rpartition(".")[0] for name in experts)
             if is_carried and any(
@@ -242,7 +320,8 @@ def _with_whole_outputs(
 ) -> Iterator[tuple[str, tuple[nn.Module, str]]]:
     joined = {name.rpartition(".")[0] for name, (_, style) in divided.items() if style.startswith("rowwise")}
     for name, (layer, style) in divided.items():
-        is_head = style == "colwise" and name.rpartition(".")[0] not in joined
+        is_linear = isinstance(layer, nn.Linear)  # not a single parameter
+        is_head = is_linear and style == "colwise" and name.rpartition(".")[0] not in joined
         yield name, (layer, "colwise_gather_output" if is_head else style)
 
 
@@ -266,6 +345,8 @@ def _check(name: str, layer: nn.Module, style: str, size: int) -> None:
                     f"{name!r} is an embedding with {option}={getattr(layer, option)!r}, which cannot be computed from "
                     f"a part of its rows. Make it without {option}, or leave it out of the plan."
                 )
+    elif style == "mla_kv_a_proj":
+        return
     elif isinstance(layer, nn.Linear):
         length, what = (
             (layer.out_features, "output features")
@@ -279,6 +360,56 @@ def _check(name: str, layer: nn.Module, style: str, size: int) -> None:
         )
 
 
+def _check_parameter(name: str, owner: nn.Module, style: str, size: int) -> None:
+    parameter = owner.get_parameter(name.rpartition(".")[2])
+    if isinstance(owner, nn.Linear | nn.Embedding):
+        raise ParamError(
+            f"The plan names {name!r}, a parameter of a {type(owner).__name__}. Name the layer, "
+            f"{name.rpartition('.')[0]!r}, instead."
+        )
+    if style != "colwise" or parameter.ndim not in (1, 2):
+        raise ParamError(
+            f"The plan divides the parameter {name!r} of shape {tuple(parameter.shape)} in the style {style!r}. Single "
+            "parameters are divided in the style 'colwise', and have one or two dimensions. Leave it, and the layers "
+            "that compute with it, out of the plan."
+        )
+    if len(parameter) % size:
+        raise ParamError(
+            f"{name!r} has the length {len(parameter)}, which {size} tensor-parallel ranks cannot divide. Use a tensor "
+            f"size that divides {len(parameter)}."
+        )
+
+
+def _shared_key_features(module: nn.Module, name: str) -> int:
+    """The number of output features of a layer, the last ones, that are a key which all heads share.
+
+    It is ``qk_rope_head_dim`` of the closest module around the layer that has it, or of its ``config``.
+
+    Raises:
+        ParamError: if no module has it, or the layer does not have more output features.
+    """
+    parent = name
+    while parent:
+        parent = parent.rpartition(".")[0]
+        holder = module.get_submodule(parent)
+        for each in (holder, getattr(holder, "config", None)):
+            features = getattr(each, "qk_rope_head_dim", None)
+            if not isinstance(features, int):
+                continue
+            outputs = cast("nn.Linear", module.get_submodule(name)).out_features
+            if not 0 < features < outputs:
+                raise ParamError(
+                    f"{name!r} has {outputs} output features, of which qk_rope_head_dim = {features} would be a key "
+                    "that all heads share. The style 'mla_kv_a_proj' needs features before it; leave the layer out of "
+                    "the plan."
+                )
+            return features
+    raise ParamError(
+        f"The plan divides {name!r} in the style 'mla_kv_a_proj', and no module around it says how many of its output "
+        "features are a key that all heads share. Give the module an attribute qk_rope_head_dim."
+    )
+
+
 def _placement(style: str, name: str) -> Shard | Replicate:
     """How a parameter with this name is divided in a layer of this style."""
     if style.startswith(("colwise", "experts")) or (style.startswith("embedding") and name == "weight"):
@@ -286,16 +417,17 @@ def _placement(style: str, name: str) -> Shard | Replicate:
     return Shard(1) if style.startswith("rowwise") and name == "weight" else Replicate()
 
 
-def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh) -> None:
+def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh, own: Collection[str]) -> None:
+    """Make the parameters of a layer DTensors; those in ``own`` are divided by themselves."""
     for name, parameter in list(layer.named_parameters(recurse=False)):
         # No rank broadcasts its weights: all ranks have the same ones, or none yet (on the meta device).
-        placements = [_placement(style, name)]
+        placements = [_placement("colwise" if name in own else style, name)]
         part = distribute_tensor(parameter.detach(), mesh, placements, src_data_rank=None)
         layer.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
 
 
 def _tied_parameters(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]]) -> list[list[str]]:
-    """The names of each parameter that has several names.
+    """The names of each parameter that has several names; first those of layers that compute in this stage.
 
     Raises:
         ParamError: if the plan divides one parameter in different ways.
@@ -303,11 +435,18 @@ def _tied_parameters(module: nn.Module, divided: Mapping[str, tuple[nn.Module, s
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
-    tied = [several for several in names.values() if len(several) > 1]
+    elsewhere = {name for name, layer in module.named_modules() if getattr(layer, "is_elsewhere", False)}
+    tied = [
+        sorted(several, key=lambda name: name.rpartition(".")[0] in elsewhere)
+        for several in names.values()
+        if len(several) > 1
+    ]
     for several in tied:
         placements = set()
         for name in several:
             parent, _, last = name.rpartition(".")
+            if parent in elsewhere:
+                continue
             placements.add(_placement(divided[parent][1] if parent in divided else "whole", last))
         if len(placements) > 1:
             raise ParamError(
@@ -355,6 +494,8 @@ class _Divided:
         alike: check of the tensors that every rank has whole.
         compared: comparison of the outputs of divided layers with those of whole ones.
         in_parts: whether the layer lies where sequences are divided.
+        own: names of the parameters that the plan divides by themselves.
+        shared: number of the last output features that all heads share, in the style ``mla_kv_a_proj``.
     """
 
     def __init__(
@@ -367,6 +508,8 @@ class _Divided:
         compared: ComparedOnce,
         *,
         in_parts: bool,
+        own: Collection[str],
+        shared: int,
     ) -> None:
         self._name = name
         self._style = style
@@ -375,6 +518,8 @@ class _Divided:
         self._alike = alike
         self._compared = compared
         self._in_parts = in_parts
+        self._own = own
+        self._shared = shared
         self._rank = dist.get_rank(group)
 
     def attach(self, layer: nn.Module) -> None:
@@ -385,9 +530,10 @@ class _Divided:
         kept = dict(layer._parameters)
         if self._compared.is_whole:
             return self._forward_whole(layer, forward, *args, **kwargs)
-        parts = {name: self._part_of(parameter) for name, parameter in kept.items()}
-        if self._style == "whole":
-            self._alike.watch_gradients(self._name, parts)
+        parts = {name: self._part_of(name, parameter) for name, parameter in kept.items()}
+        if self._style == "whole" or (self._shared and not self._in_parts):
+            whole = {name: part for name, part in parts.items() if name not in self._own}
+            self._alike.watch_gradients(self._name, whole)
         bias = outside = None
         if self._style.startswith("rowwise"):
             bias, parts["bias"] = parts.get("bias"), None  # added once, after the sum over ranks
@@ -441,11 +587,18 @@ class _Divided:
             else:
                 output = sum_of_ranks(output, self._group)
             return output if bias is None else output + bias
+        if self._shared and not self._in_parts:
+            features, key = output.split([output.shape[-1] - self._shared, self._shared], dim=-1)
+            return torch.cat([features, sum_gradient(key, self._group)], dim=-1)
         return output
 
-    def _part_of(self, parameter: nn.Parameter | None) -> Tensor | None:
+    def _part_of(self, name: str, parameter: nn.Parameter | None) -> Tensor | None:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        is_summed = self._style == "replicated" or (self._style.startswith("rowwise") and self._in_parts)
+        # Where sequences are divided, all that a layer computes between divided ones has a share of the gradient.
+        has_shares = self._in_parts and (self._shared > 0 or self._style.startswith("rowwise"))
+        is_summed = self._style == "replicated" or has_shares
+        if name in self._own:
+            return local
         # Gradients are summed for layers that see other positions or heads on each rank, and for biases added to them.
         if local is None or not is_summed or (self._style.startswith("rowwise") and local.ndim > 1):
             return local

@@ -38,7 +38,7 @@ class Stages(DividedModel):
 
     def _divide(self, spec: TrainingSpec) -> None:
         from sparkdl.parallel import SCHEDULES, cut, num_microbatches, parallelize, stages_of_rank
-        from sparkdl.parallel.tensor import plan_with_whole_outputs
+        from sparkdl.parallel.tensor import plan_of_stage, plan_with_whole_outputs
 
         layout, sizes = self._layout, self._layout.sizes
         group = layout.group("pipeline")
@@ -59,16 +59,18 @@ class Stages(DividedModel):
         plan: dict[str, str] = {}
         if sizes.tensor > 1:  # before layers that belong together may be cut apart
             plan = plan_with_whole_outputs(spec.model, sizes.tensor)
-        self._stages, self._called = cut(spec.model.train(), group, schedule=sizes.schedule), []
+        self._stages = cut(
+            spec.model.train(), group, schedule=sizes.schedule, stage_blocks=sizes.stage_blocks
+        )
+        self._called = list[nn.Module]()
         for number, stage in zip(numbers, self._stages, strict=True):
             if number != last:
                 stage.positions_dim = 1  # type: ignore[assignment]  # modules take any attribute
-            names = dict(stage.named_modules())
             self._called.append(
                 parallelize(
                     stage,
                     layout,
-                    plan={name: style for name, style in plan.items() if name in names},
+                    plan=plan_of_stage(plan, stage),
                     whole_outputs=True,
                     averaged=not self._averages_itself,
                 )

@@ -7,7 +7,15 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, MixtralForCausalLM, PreTrainedModel
+from transformers import (
+    DeepseekV2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteSWAForCausalLM,
+    LlamaForCausalLM,
+    MixtralForCausalLM,
+    PreTrainedModel,
+)
 
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 
@@ -43,6 +51,35 @@ def mixtral(*, implementation: str = "eager", num_experts: int = 4) -> nn.Module
     sizes = {"num_local_experts": num_experts, "num_experts_per_tok": 2, "num_hidden_layers": 2}
     module: PreTrainedModel = llama(MixtralForCausalLM, **sizes)
     module.set_experts_implementation(implementation)
+    return module
+
+
+def latent(**changes: object) -> nn.Module:
+    """A model with multi-head latent attention, and with shared experts in its later layers."""
+    sizes = {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+        "topk_method": "greedy",
+        "use_cache": False,  # blocks that are recomputed would fill it twice
+    }
+    return llama(DeepseekV2ForCausalLM, **{**sizes, **changes})
+
+
+def with_sinks() -> nn.Module:
+    """A model whose attention has parameters of its own, one number for each head."""
+    module = llama(GraniteSWAForCausalLM, sliding_window=8, use_cache=False)
+    for name, parameter in module.named_parameters():
+        if name.endswith("sinks"):
+            nn.init.normal_(parameter)
     return module
 
 

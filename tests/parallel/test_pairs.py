@@ -5,6 +5,7 @@ The pairs on 4 ranks always run; all sizes on 2, 4 and 8 ranks, with and without
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, permutations
@@ -20,9 +21,18 @@ from torch.distributed.tensor import DTensor
 import sparkdl.torch
 from sparkdl.parallel import Parallelism, Pipeline, cut, parallelize
 from sparkdl.parallel.parallelism import DIMENSIONS
-from sparkdl.parallel.tensor import plan_with_whole_outputs
+from sparkdl.parallel.tensor import plan_of_stage, plan_with_whole_outputs
 from tests.checks import Outcomes, first_failures, outcome_of
-from tests.parallel.models import SIZES, batch, decoder, optimizer_of, reference
+from tests.parallel.models import (
+    SIZES,
+    batch,
+    decoder,
+    latent,
+    logits_of,
+    optimizer_of,
+    reference,
+    with_sinks,
+)
 from tests.run_ranks import RankEnvironment, run_ranks
 
 TOLERANCE = 1e-5  # float32, relative to the norm
@@ -33,9 +43,16 @@ def untied() -> nn.Module:
     return decoder(replace(SIZES, is_tied=False, layers=8, heads=8, key_heads=8))
 
 
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "decoder": untied,
+    "latent attention": lambda: latent(num_hidden_layers=2),
+    "attention with sinks": with_sinks,
+}
+
+
 @cache
-def expected() -> list[tuple[float, dict[str, Tensor]]]:
-    return reference(untied)
+def expected(model: str) -> list[tuple[float, dict[str, Tensor]]]:
+    return reference(MODELS[model])
 
 
 def sizes_of(num_ranks: int, *, recompute: bool) -> dict[str, Parallelism]:
@@ -51,7 +68,7 @@ def sizes_of(num_ranks: int, *, recompute: bool) -> dict[str, Parallelism]:
     return found
 
 
-def check(parallelism: Parallelism) -> None:
+def check(parallelism: Parallelism, model: str) -> None:
     layout = parallelism.lay_out()
     # Ranks of a context group compute the same loss; gradients of their parts are averaged over them.
     same = layout.size("context")
@@ -59,7 +76,7 @@ def check(parallelism: Parallelism) -> None:
     def scaled(logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * same
 
-    module = untied()
+    module = MODELS[model]()
     if layout.size("pipeline") == 1:
         called = parallelize(module, layout, whole_outputs=True)
         parameters = dict(module.named_parameters())
@@ -67,15 +84,9 @@ def check(parallelism: Parallelism) -> None:
     else:
         plan = plan_with_whole_outputs(module, layout.size("tensor"))
         stages = cut(module, layout.group("pipeline"))
-        modules = [dict(stage.named_modules()) for stage in stages]
         parts = [
-            parallelize(
-                stage,
-                layout,
-                plan={name: style for name, style in plan.items() if name in names},
-                whole_outputs=True,
-            )
-            for stage, names in zip(stages, modules, strict=True)
+            parallelize(stage, layout, plan=plan_of_stage(plan, stage), whole_outputs=True)
+            for stage in stages
         ]
         parameters = {name: each for stage in stages for name, each in stage.named_parameters()}
         small = 2 * layout.size("pipeline")
@@ -84,12 +95,12 @@ def check(parallelism: Parallelism) -> None:
         ).step
     optimizer = optimizer_of(nn.ParameterList(parameters.values()))
     number, readers = layout.row_reader
-    for step, (loss_of_one, gradients) in enumerate(expected()):
+    for step, (loss_of_one, gradients) in enumerate(expected(model)):
         # The batch several times: enough rows for all readers and microbatches.
         tokens, labels = (part.repeat(4 * ROWS, 1).chunk(readers)[number] for part in batch(step))
         optimizer.zero_grad()
         if step_of is None:
-            loss = scaled(called(tokens), labels)
+            loss = scaled(logits_of(called, tokens), labels)
             loss.backward()
             loss = loss.detach()
         else:
@@ -103,32 +114,48 @@ def check(parallelism: Parallelism) -> None:
         optimizer.step()
     count = torch.tensor(len(parameters))
     dist.all_reduce(count, group=layout.group("pipeline"))
-    assert count == len(list(untied().parameters()))
+    assert count == len(list(MODELS[model]().parameters()))
 
 
-def run_on_rank(environment: RankEnvironment, cases: dict[str, Parallelism]) -> Outcomes:
+def run_on_rank(
+    environment: RankEnvironment, cases: dict[str, Parallelism], models: dict[str, str]
+) -> Outcomes:
     torch.set_num_threads(1)
     with environment.communicator() as communicator:
         sparkdl.torch.init_process_group(communicator, timeout_s=60.0)
-        found = {name: outcome_of(lambda: check(case), communicator.rank) for name, case in cases.items()}  # noqa: B023
+        found = {
+            name: outcome_of(lambda: check(case, models.get(name, "decoder")), communicator.rank)  # noqa: B023
+            for name, case in cases.items()
+        }
         sparkdl.torch.destroy_process_group()
     return found
 
 
-def outcomes(num_ranks: int, cases: dict[str, Parallelism]) -> Outcomes:
-    return first_failures(run_ranks(num_ranks, run_on_rank, cases, timeout_s=600.0))
+def outcomes(num_ranks: int, cases: dict[str, Parallelism], models: dict[str, str] | None = None) -> Outcomes:
+    return first_failures(run_ranks(num_ranks, run_on_rank, cases, models or {}, timeout_s=600.0))
 
 
 @pytest.fixture(scope="module")
 def pairs() -> Outcomes:
-    return outcomes(4, pairs_on_4())
+    return outcomes(4, {**pairs_on_4(), **plans_on_4()}, {name: name.split(",")[0] for name in plans_on_4()})
 
 
 def pairs_on_4() -> dict[str, Parallelism]:
     return {name: each for name, each in sizes_of(4, recompute=False).items() if " x " in name}
 
 
-@pytest.mark.parametrize("name", pairs_on_4())
+def plans_on_4() -> dict[str, Parallelism]:
+    """Models with plans of transformers; their styles have to hold in each part of a layout."""
+    return {
+        "latent attention, tensor 4": Parallelism(tensor=4, recompute=True),
+        "latent attention, data 2 x tensor 2": Parallelism(data=2, tensor=2, recompute=True),
+        "latent attention, shard 2 x tensor 2": Parallelism(data=1, shard=2, tensor=2, sequence=True),
+        "attention with sinks, shard 2 x tensor 2": Parallelism(data=1, shard=2, tensor=2),
+        "attention with sinks, tensor 2 x pipeline 2": Parallelism(data=1, tensor=2, pipeline=2),
+    }
+
+
+@pytest.mark.parametrize("name", [*pairs_on_4(), *plans_on_4()])
 def test_each_pair_equals_one_process(name: str, pairs: Outcomes) -> None:
     assert pairs[name] is None, pairs[name]
 

@@ -19,7 +19,18 @@ from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.sharding import blocks_of, recompute_activations
 from sparkdl.parallel.tensor import cross_entropy, divide
 from tests.checks import checks_in
-from tests.parallel.models import SIZES, batch, decoder, llama, logits_of, mixtral, optimizer_of, reference
+from tests.parallel.models import (
+    SIZES,
+    batch,
+    decoder,
+    latent,
+    llama,
+    logits_of,
+    mixtral,
+    optimizer_of,
+    reference,
+    with_sinks,
+)
 from tests.torch.checks import run_checks
 
 
@@ -133,6 +144,85 @@ def check_mixtures_of_experts_with_divided_sequences_equal_one_process() -> None
     check(mixtral, sequence=True)
     check(qwen_of_experts, sequence=True)
     check(hy_of_experts, sequence=True)
+
+
+def check_latent_attention_equals_one_process() -> None:
+    for recompute in (False, True):
+        check(latent, recompute=recompute)
+    check(lambda: latent(q_lora_rank=None))  # the plan names the projections of both kinds of queries
+
+
+def check_latent_attention_with_divided_sequences_equals_one_process() -> None:
+    for recompute in (False, True):
+        check(latent, sequence=True, recompute=recompute)
+
+
+def check_parameters_of_heads_are_divided() -> None:
+    for recompute in (False, True):
+        check(with_sinks, recompute=recompute)
+    check(with_sinks, sequence=True)
+    module = divide(with_sinks(), Parallelism(tensor=-1).lay_out().mesh["tensor"])
+    assert len(module.model.layers[0].self_attn.sinks.to_local()) == 4 // dist.get_world_size()
+
+
+def check_latent_attention_without_the_size_of_its_shared_key_is_refused() -> None:
+    layout = Parallelism(tensor=-1).lay_out()
+    plan = {"0": "mla_kv_a_proj"}
+    module = nn.Sequential(nn.Linear(4, 8))
+    with pytest.raises(ParamError, match="'0' .* Give the module an attribute qk_rope_head_dim"):
+        divide(module, layout.mesh["tensor"], plan)
+    module.qk_rope_head_dim = 8
+    with pytest.raises(ParamError, match="'0' has 8 output features, of which qk_rope_head_dim = 8 would be"):
+        divide(module, layout.mesh["tensor"], plan)
+    with pytest.raises(ParamError, match=r"takes a torch\.nn\.Linear; it is a Embedding"):
+        divide(nn.Sequential(nn.Embedding(4, 4)), layout.mesh["tensor"], plan)
+
+
+class SharedKey(nn.Module):
+    """Heads of 4 features that a key, the last 4 features of ``latent``, multiplies."""
+
+    def __init__(self, size_of_key: int) -> None:
+        super().__init__()
+        self.qk_rope_head_dim = size_of_key
+        self.latent = nn.Linear(16, 12)
+        self.heads = nn.Linear(8, 16)
+        self.output = nn.Linear(16, 16)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        features, key = self.latent(hidden).split([8, 4], dim=-1)
+        heads = self.heads(features).unflatten(-1, (-1, 4)) * key.unsqueeze(-2)
+        return self.output(heads.flatten(-2))
+
+
+def check_a_shared_key_of_more_features_than_the_model_says_is_refused() -> None:
+    def make(size_of_key: int) -> nn.Module:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Embedding(32, 16), SharedKey(size_of_key), nn.Linear(16, 32))
+
+    plan = {"1.latent": "mla_kv_a_proj", "1.heads": "colwise", "1.output": "rowwise"}
+    check(lambda: make(4), plan=plan)
+    module = make(2)
+    module[0].weight.requires_grad_(False)
+    divide(module, Parallelism(tensor=-1).lay_out().mesh["tensor"], plan)
+    loss = module(batch(0)[0]).square().sum()
+    with pytest.raises(ParamError, match=r"'1\.latent\.bias' whole, and the ranks computed different"):
+        loss.backward()
+
+
+def check_packed_layers_and_parameters_that_cannot_be_divided_are_refused() -> None:
+    layout = Parallelism(tensor=-1).lay_out()
+    for plan, words in (
+        ({"1.latent": "packed_colwise"}, "'1.latent' in the style 'packed_colwise'.* Make one layer of each"),
+        ({"1.scale": "rowwise"}, r"parameter '1.scale' of shape \(3,\) in the style 'rowwise'"),
+        ({"1.scale": "colwise"}, "'1.scale' has the length 3, which 2 tensor-parallel ranks cannot divide"),
+        ({"1.latent.weight": "colwise"}, "parameter of a Linear. Name the layer, '1.latent', instead"),
+        ({"1.skale": "local_params"}, "names the module '1.skale', which"),
+    ):
+        module = nn.Sequential(nn.Embedding(32, 16), SharedKey(4))
+        module[1].scale = nn.Parameter(torch.ones(3))
+        with pytest.raises(ParamError, match=words):
+            divide(module, layout.mesh["tensor"], plan)
+        assert not any(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 
 def check_attention_that_is_not_divided_is_refused_with_divided_sequences() -> None:

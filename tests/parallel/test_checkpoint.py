@@ -66,21 +66,26 @@ def model(**changes: Any) -> nn.Module:
 class Training:
     """AdamW with a schedule in one of the layouts; losses and weights are those of the whole batch and model."""
 
-    def __init__(self, layout: RankLayout, make: Callable[[], nn.Module] = model) -> None:
+    def __init__(
+        self, layout: RankLayout, make: Callable[[], nn.Module] = model, *, schedule: str = "1f1b"
+    ) -> None:
         self.layout = layout
         self.stages = [make()]
         if layout.size("pipeline") > 1:
-            self.stages = cut(self.stages[0], layout.group("pipeline"))
+            self.stages = cut(self.stages[0], layout.group("pipeline"), schedule=schedule)
         for stage in self.stages:
             if layout.size("tensor") > 1:
                 divide(stage, layout.mesh["tensor"])
             if layout.size("shard") > 1:
                 shard(stage, layout)
-        self.parameters = {name: p for stage in self.stages for name, p in stage.named_parameters()}
-        self.optimizer = optimizer_of(nn.ParameterList(self.parameters.values()))
+        named = [pair for stage in self.stages for pair in stage.named_parameters()]
+        self.parameters = dict(named)
+        self.optimizer = optimizer_of(nn.ParameterList(parameter for _, parameter in named))
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
         self.pipeline = (
-            Pipeline(self.stages, layout.group("pipeline"), schedule="1f1b", microbatches=4, loss=self._loss)
+            Pipeline(
+                self.stages, layout.group("pipeline"), schedule=schedule, microbatches=4, loss=self._loss
+            )
             if layout.size("pipeline") > 1
             else None
         )
@@ -163,6 +168,30 @@ def check_each_layout_loads_from_another_one() -> None:
 def check_each_layout_loads_from_every_layout() -> None:
     for target in LAYOUTS:
         loads(target, LAYOUTS)
+
+
+def check_a_rank_with_both_copies_of_a_weight_continues() -> None:
+    """With the schedule zbv, the first rank has the first and the last stage."""
+    layout = layout_of("PP")
+
+    def eight_layers() -> nn.Module:
+        return model(layers=8)
+
+    training = Training(layout, eight_layers, schedule="zbv")
+    own = new_folder()
+    with ShardedCheckpoints(own, layout) as checkpoints:
+        training.step(0)
+        training.save(checkpoints, 1)
+        losses = [training.step(1), training.step(2)]
+        resumed = Training(layout, eight_layers, schedule="zbv")
+        resumed.load(checkpoints)
+        assert [resumed.step(1), resumed.step(2)] == losses
+    torch.testing.assert_close(resumed.weights(), training.weights(), rtol=0.0, atol=0.0)
+    for each in (training, resumed):
+        copies = [
+            stage.get_parameter("embedding.weight") for stage in each.stages if layout.rank("pipeline") == 0
+        ]
+        assert all(torch.equal(copy, copies[0]) for copy in copies)
 
 
 def check_all_ranks_write_and_no_tensor_is_written_twice() -> None:

@@ -165,6 +165,25 @@ def check_a_folder_of_hugging_face_is_read_part_by_part() -> None:
         assert torch.equal(value, reference.get_parameter(key)), key
 
 
+def check_all_copies_of_a_tied_weight_are_read_and_drawn() -> None:
+    folder, sizes = shared_folder(), DecoderSizes(**{**vars(SIZES), "layers": 8})
+    reference = Decoder(sizes)
+    draw_weights(reference, seed=9)
+    if dist.get_rank() == 0:
+        safetensors.torch.save_model(reference, str(Path(folder, "model.safetensors")))
+    dist.barrier()
+    for fill in (lambda stages: load_weights(stages, folder), lambda stages: draw_weights(stages, seed=9)):
+        with on_meta():
+            module = Decoder(sizes)
+        stages = cut(module, Parallelism(pipeline=-1).lay_out().group("pipeline"), schedule="zbv")
+        fill(stages)
+        for stage in stages:  # the first rank has the first and the last stage
+            for key, value in stage.named_parameters():
+                assert torch.equal(value, reference.get_parameter(key)), key
+    if dist.get_rank() == 0:
+        assert stages[0].embedding.weight is not stages[1].head.weight
+
+
 def check_an_interrupted_save_leaves_no_index_of_earlier_weights() -> None:
     folder = shared_folder()
     layout, stages = on_ranks(untied, LAYOUTS["plain"])

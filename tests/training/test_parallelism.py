@@ -22,7 +22,14 @@ from sparkdl.parallel import Parallelism
 from sparkdl.training.callbacks import Callback, FitContext
 from sparkdl.training.spec import CheckpointPlan, Goal, TrainingSpec
 from tests.run_ranks import run_ranks
-from tests.training.scenes.training_scenes import make_model, make_spec, train_all, write_dataset
+from tests.training.scenes.training_scenes import (
+    Outcome,
+    assert_same_weights,
+    make_model,
+    make_spec,
+    train_all,
+    write_dataset,
+)
 from tests.training.signatures import make_inputs
 from tests.training.test_validation import with_split
 
@@ -35,7 +42,7 @@ PARTS = {
     "tensor": Parallelism(tensor=2),
     "shard x tensor": Parallelism(shard=2, tensor=2, recompute=True),
     "whole gradients": Parallelism(shard=4, sharding_stage=1),
-    "pipeline": Parallelism(data=2, pipeline=2),
+    "pipeline": Parallelism(data=2, pipeline=2, stage_blocks=(2, 1)),
     "pipeline x shard": Parallelism(pipeline=2, shard=2, schedule="gpipe", recompute=True),
     "pipeline x tensor": Parallelism(pipeline=2, tensor=2),
 }
@@ -113,11 +120,13 @@ def parts(rows, request):
 )
 def test_ranks_with_parts_compute_what_replicas_do(parts, replicas, name, fit):
     found, expected = parts[name, fit], replicas[readers_of(PARTS[name])][fit]
-    assert found.weights.keys() == expected.weights.keys()
-    for key, value in found.weights.items():
-        np.testing.assert_allclose(value, expected.weights[key], rtol=TOLERANCE, atol=TOLERANCE, err_msg=key)
+    assert_same_fit(found, expected)
+
+
+def assert_same_fit(found: Outcome, expected: Outcome) -> None:
+    assert_same_weights(found.weights, expected.weights, rtol=TOLERANCE, atol=TOLERANCE)
     for one, other in zip(found.history, expected.history, strict=True):
-        assert one.rows == other.rows
+        assert (one.epoch, one.rows) == (other.epoch, other.rows)
         assert one.loss == pytest.approx(other.loss, rel=TOLERANCE)
         assert one.metrics == pytest.approx(other.metrics, rel=TOLERANCE)
     assert found.model_epoch == expected.model_epoch
@@ -126,27 +135,32 @@ def test_ranks_with_parts_compute_what_replicas_do(parts, replicas, name, fit):
 NAME_OF_TEST = test_ranks_with_parts_compute_what_replicas_do.__name__
 
 
-def test_recomputed_activations_change_no_bit_and_a_plain_module_is_returned(rows):
-    spec = fits()["plain"]
-    again = dataclasses.replace(fits()["plain"], parallelism=Parallelism(data=2, recompute=True))
-    ((plain, found), _) = run_ranks(2, train_all, [(spec, rows), (again, rows)])
+@pytest.fixture(scope="module")
+def on_two_ranks(rows):
+    norms = make_spec(model=make_model(norm=True), sync_batch_norm=True, batch_size=4, optimizer=adamw)
+    specs = {
+        "plain": fits()["plain"],
+        "recomputed": dataclasses.replace(fits()["plain"], parallelism=Parallelism(data=2, recompute=True)),
+        "norms of replicas": norms,
+        "norms of shards": dataclasses.replace(
+            norms, model=make_model(norm=True), parallelism=Parallelism(shard=2)
+        ),
+        "norms apart": dataclasses.replace(norms, model=make_model(norm=True), sync_batch_norm=False),
+    }
+    outcomes = run_ranks(2, train_all, [(spec, rows) for spec in specs.values()])[0]
+    return dict(zip(specs, outcomes, strict=True))
+
+
+def test_recomputed_activations_change_no_bit_and_a_plain_module_is_returned(on_two_ranks):
+    plain, found = on_two_ranks["plain"], on_two_ranks["recomputed"]
     assert [record.loss for record in found.history] == [record.loss for record in plain.history]
-    for key, value in found.weights.items():
-        np.testing.assert_array_equal(value, plain.weights[key], err_msg=key)
+    assert_same_weights(found.weights, plain.weights)
 
 
-def test_batch_norms_of_a_sharded_module_are_synchronized(rows):
-    spec = make_spec(model=make_model(norm=True), sync_batch_norm=True, batch_size=4, optimizer=adamw)
-    (replicas, *_), *_ = run_ranks(2, train_all, [(spec, rows)])
-    (sharded, *_), *_ = run_ranks(
-        2, train_all, [(dataclasses.replace(spec, parallelism=Parallelism(shard=2)), rows)]
-    )
-    (apart, *_), *_ = run_ranks(2, train_all, [(dataclasses.replace(spec, sync_batch_norm=False), rows)])
-    for name, weight in replicas.weights.items():
-        np.testing.assert_allclose(sharded.weights[name], weight, rtol=1e-4, atol=1e-6, err_msg=name)
-    assert any(
-        not np.allclose(apart.weights[name], weight, rtol=1e-3) for name, weight in replicas.weights.items()
-    )
+def test_batch_norms_of_a_sharded_module_are_synchronized(on_two_ranks):
+    replicas, apart = (on_two_ranks[name].weights for name in ("norms of replicas", "norms apart"))
+    assert_same_weights(on_two_ranks["norms of shards"].weights, replicas, rtol=1e-4, atol=1e-6)
+    assert any(not np.allclose(apart[name], weight, rtol=1e-3) for name, weight in replicas.items())
 
 
 def next_token_loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -199,10 +213,7 @@ def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path, layouts)
     for layout, outcome in zip(SHARED_SEQUENCES[layouts], found, strict=True):
         other = expected[readers_of(layout)]
         assert outcome.history[-1].loss == pytest.approx(other.history[-1].loss, rel=TOLERANCE), layout
-        for key, value in outcome.weights.items():
-            np.testing.assert_allclose(
-                value, other.weights[key], rtol=1e-4, atol=1e-5, err_msg=f"{layout} {key}"
-            )
+        assert_same_weights(outcome.weights, other.weights, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("all_pairs", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -241,17 +252,9 @@ def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
         resumed.append(case(layouts[other], folder))
     outcomes = run_ranks(4, train_all, resumed)[0]
     for (number, other), found in zip(pairs, outcomes, strict=True):
-        expected, where = whole[number], f"{layouts[number]} to {layouts[other]}"
+        print(f"{layouts[number]} to {layouts[other]}")
         assert [each.epoch for each in found.history] == [1, 2, 3, 4]
-        assert found.model_epoch == expected.model_epoch, where
-        for one, another in zip(found.history, expected.history, strict=True):
-            assert one.rows == another.rows, where
-            assert one.loss == pytest.approx(another.loss, rel=TOLERANCE), where
-            assert one.metrics == pytest.approx(another.metrics, rel=TOLERANCE), where
-        for key, value in found.weights.items():
-            np.testing.assert_allclose(
-                value, expected.weights[key], rtol=TOLERANCE, atol=TOLERANCE, err_msg=where
-            )
+        assert_same_fit(found, whole[number])
 
 
 class Peak(nn.Module):
@@ -281,39 +284,38 @@ class PeakAtStart(Callback):
 def test_buffers_of_later_stages_are_kept_when_a_fit_resumes_without_a_pipeline(tmp_path, rows):
     plan = CheckpointPlan(url=str(tmp_path / "checkpoints"), every_updates=None, num_kept=2)
 
-    def run(epochs: int, parallelism: Parallelism | None, name: str) -> None:
+    def case(epochs: int, parallelism: Parallelism | None, name: str) -> tuple[TrainingSpec, Any]:
         model = nn.Sequential(*make_model(), Peak())
         spec = make_spec(model=model, batch_size=4, epochs=epochs, optimizer=adamw)
-        spec = dataclasses.replace(
+        return dataclasses.replace(
             spec, parallelism=parallelism, checkpoints=plan, callbacks=(PeakAtStart(tmp_path / name),)
-        )
-        run_ranks(2, train_all, [(spec, rows)])
+        ), rows
 
-    run(1, Parallelism(pipeline=2), "first")
+    run_ranks(2, train_all, [case(1, Parallelism(pipeline=2), "first"), case(2, None, "second")])
     assert (tmp_path / "first-1").read_text() == "0.0"
-    run(2, None, "second")
     resumed = [float((tmp_path / f"second-{rank}").read_text()) for rank in (0, 1)]
     assert resumed[0] == resumed[1] > 0
 
 
-@pytest.mark.parametrize("is_lost", [True, False])
-def test_each_rank_writes_its_part_of_a_checkpoint(tmp_path, rows, is_lost):
-    """Also, a checkpoint with a lost or changed file is skipped in favour of the one before it."""
-    plan = CheckpointPlan(url=str(tmp_path), every_updates=None, num_kept=100)
-    spec = dataclasses.replace(
-        make_spec(model=with_plan(make_model()), optimizer=adamw, batch_size=4, epochs=3),
-        parallelism=PARTS["shard x tensor"],
-        checkpoints=plan,
-    )
-    expected = run_ranks(4, train_all, [(spec, rows)])[0][0]
-    *_, last = folders = sorted(tmp_path.glob("epoch-*"))
+def test_checkpoints_consist_of_parts_and_one_that_is_incomplete_or_changed_is_skipped(tmp_path, rows):
+    def case(folder: Path) -> tuple[TrainingSpec, Any]:
+        return dataclasses.replace(
+            make_spec(model=with_plan(make_model()), optimizer=adamw, batch_size=4, epochs=3),
+            parallelism=PARTS["shard x tensor"],
+            checkpoints=CheckpointPlan(url=str(folder), every_updates=None, num_kept=100),
+        ), rows
+
+    whole, lost, changed = (tmp_path / name for name in ("whole", "lost", "changed"))
+    (expected,) = run_ranks(4, train_all, [case(whole)])[0]
+    *_, last = folders = sorted(whole.glob("epoch-*"))
     assert len(folders) == 3
     for folder in folders:
         assert {each.name for each in folder.glob("*.pt")} == {"fit.pt", "ranks.pt"}
         assert len(list(folder.glob("checkpoint-*/rank-*.safetensors"))) == 4
-    part = next(last.glob("checkpoint-*/rank-00002.safetensors"))
-    part.unlink() if is_lost else part.write_bytes(part.read_bytes()[:-1] + b"?")
-    found = run_ranks(4, train_all, [(dataclasses.replace(spec, model=with_plan(make_model())), rows)])[0][0]
-    assert [event["epoch"] for event in found.events if event["kind"] == "resumed"] == [3]
-    for key, value in found.weights.items():
-        np.testing.assert_array_equal(value, expected.weights[key], err_msg=key)
+    for copy in (lost, changed):
+        shutil.copytree(whole, copy)
+        (part,) = (copy / last.name).glob("checkpoint-*/rank-00002.safetensors")
+        part.unlink() if copy is lost else part.write_bytes(part.read_bytes()[:-1] + b"?")
+    for found in run_ranks(4, train_all, [case(lost), case(changed)])[0]:
+        assert [event["epoch"] for event in found.events if event["kind"] == "resumed"] == [3]
+        assert_same_weights(found.weights, expected.weights)

@@ -18,26 +18,27 @@ from sparkdl.training.checkpoint.files import FILES, FORMAT_VERSION, MANIFEST, C
 from sparkdl.training.checkpoint.folder import CheckpointFolder, CheckpointWriter
 from sparkdl.training.checkpoint.state import copy_to_host
 
-IDENTITY: dict[str, Any] = {"tensors": {}, "dataset": {}, "settings": {}}
+IDENTITY: dict[str, Any] = {"tensors": {}, "dataset": {}, "initial weights": {}, "settings": {}}
 
 
-def make_content(epoch: int, step: int = 4) -> Content:
-    manifest = Manifest(
-        epoch=epoch,
-        step=step,
-        ends_epoch=True,
-        finished=False,
-        epochs=9,
-        world_size=1,
-        num_ranks_at_start=1,
-        identity=IDENTITY,
-    )
-    states = {name: {"place": (epoch, step), "values": torch.arange(1000.0)} for name in FILES}
+def make_content(epoch: int) -> Content:
+    states = {name: {"place": (epoch, 4), "values": torch.arange(1000.0)} for name in FILES}
+    done: dict[str, Any] = {"epoch": epoch, "step": 4, "ends_epoch": True, "finished": False, "epochs": 9}
+    manifest = Manifest(**done, world_size=1, num_ranks_at_start=1, identity=IDENTITY)
     return Content(manifest=manifest, states=states)
 
 
 def write(folder: CheckpointFolder, *epochs: int) -> list[Path]:
     return [Path(folder.url, folder.write(make_content(epoch))) for epoch in epochs]
+
+
+def epochs_in(folder: CheckpointFolder) -> list[int]:
+    return [folder.manifest(name).epoch for name in folder.names()]
+
+
+def change_manifest(path: Path, **changes: Any) -> None:
+    content = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps({**content, **changes}))
 
 
 def chosen_epoch(folder: CheckpointFolder) -> int | None:
@@ -51,7 +52,7 @@ def folder(tmp_path: Path) -> CheckpointFolder:
 
 
 def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[:-2])
 
 
 def flip_a_bit(path: Path) -> None:
@@ -60,25 +61,20 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-DAMAGES = {
-    "a file was cut": (lambda path: cut(path / "optimizer.pt"), "optimizer.pt has .* bytes instead of"),
-    "a bit flipped": (lambda path: flip_a_bit(path / "ranks.pt"), "ranks.pt does not match its checksum"),
-    "a file is missing": (lambda path: (path / "model.pt").unlink(), "model.pt is missing"),
-    "it was half written": (lambda path: (path / MANIFEST).unlink(), "not written to its end"),
-    "its manifest was cut": (lambda path: cut_half(path / MANIFEST), f"its {MANIFEST} is damaged"),
-}
-
-
-def cut_half(path: Path) -> None:
-    path.write_text(path.read_text()[:100])
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_checkpoint_before_a_damaged_one_is_used_with_a_warning(folder, caplog, damage):
+@pytest.mark.parametrize(
+    ("spoil", "file", "said"),
+    [
+        (cut, "optimizer.pt", "optimizer.pt has .* bytes instead of"),
+        (flip_a_bit, "ranks.pt", "ranks.pt does not match its checksum"),
+        (Path.unlink, "model.pt", "model.pt is missing"),
+        (Path.unlink, MANIFEST, "not written to its end"),
+        (cut, MANIFEST, f"its {MANIFEST} is damaged"),
+    ],
+)
+def test_checkpoint_before_a_damaged_one_is_used_with_a_warning(folder, caplog, spoil, file, said):
     _, _, newest = write(folder, 1, 2, 3)
-    spoil, said = DAMAGES[damage]
     assert chosen_epoch(folder) == 3
-    spoil(newest)
+    spoil(newest / file)
     with caplog.at_level(logging.WARNING):
         assert chosen_epoch(folder) == 2
     (record,) = caplog.records
@@ -110,12 +106,12 @@ def test_last_and_best_checkpoints_are_kept_and_damaged_and_partial_ones_removed
     for epoch in (3, 4, 5, 6):
         writer.write(make_content(epoch), is_best=epoch == 4)
     writer.close(failed=False)
-    assert [folder.manifest(name).epoch for name in folder.names()] == [4, 5, 6]
+    assert epochs_in(folder) == [4, 5, 6]
     assert folder.manifest(str(folder.best())).epoch == 4
     writer = CheckpointWriter(folder, num_kept=1)
     writer.write(make_content(7), is_best=True)
     writer.close(failed=False)
-    assert [folder.manifest(name).epoch for name in folder.names()] == [7]
+    assert epochs_in(folder) == [7]
 
 
 class HeldFolder(CheckpointFolder):
@@ -137,16 +133,14 @@ def test_training_continues_while_a_checkpoint_is_written(folder):
     assert not folder.names()
     held.released.set()
     writer.close(failed=False)
-    assert [folder.manifest(name).epoch for name in folder.names()] == [1]
+    assert epochs_in(folder) == [1]
 
 
 def test_a_failing_write_is_an_error_with_path_and_remedy(folder, tmp_path):
     Path(folder.url).write_text("a file where the folder should be")
     writer = CheckpointWriter(folder, num_kept=2)
     writer.write(make_content(1))
-    with pytest.raises(
-        StoreError, match=r"checkpoints/epoch-00001.* cannot be written.*Choose a checkpointDir"
-    ):
+    with pytest.raises(StoreError, match="epoch-00001.* cannot be written.*Choose a checkpointDir"):
         writer.write(make_content(2))
     writer.close(failed=True)
 
@@ -155,9 +149,7 @@ def test_best_checkpoint_that_cannot_be_marked_is_an_error_with_its_path(folder)
     Path(folder.url, "best.json.tmp").mkdir(parents=True)
     writer = CheckpointWriter(folder, num_kept=2)
     writer.write(make_content(1), is_best=True)
-    with pytest.raises(
-        StoreError, match=r"best.json, which names the best checkpoint, cannot be written: IsADir"
-    ):
+    with pytest.raises(StoreError, match="best.json, .* cannot be written: IsADir"):
         writer.close(failed=False)
 
 
@@ -168,19 +160,15 @@ def test_failure_to_remove_old_checkpoints_is_a_warning_and_new_ones_are_written
         writer.write(make_content(epoch))
     with caplog.at_level(logging.WARNING):
         writer.close(failed=False)
-    assert [folder.manifest(name).epoch for name in folder.names()] == [1, 2]
+    assert epochs_in(folder) == [1, 2]
     assert "no longer kept could not be removed: " in caplog.text
     assert "best.json cannot be read: IsADirectoryError" in caplog.text
 
 
 def test_a_checkpoint_of_a_newer_version_is_an_error(folder):
     (path,) = write(folder, 1)
-    content = json.loads((path / MANIFEST).read_text())
-    content["format_version"] = FORMAT_VERSION + 1
-    (path / MANIFEST).write_text(json.dumps(content))
-    with pytest.raises(
-        CheckpointError, match=rf"format {FORMAT_VERSION + 1} by sparkdl .*Install a newer sparkdl"
-    ):
+    change_manifest(path, format_version=FORMAT_VERSION + 1)
+    with pytest.raises(CheckpointError, match=rf"format {FORMAT_VERSION + 1} by .*Install a newer sparkdl"):
         chosen_epoch(folder)
 
 
@@ -191,21 +179,17 @@ def test_checkpoint_of_the_first_format_is_used_only_if_its_rows_follow_the_curr
     folder, world_size, finished, is_used
 ):
     (path,) = write(folder, 1)
-    content = json.loads((path / MANIFEST).read_text())
-    content |= {"format_version": 1, "world_size": world_size, "finished": finished}
-    (path / MANIFEST).write_text(json.dumps(content))
+    change_manifest(path, format_version=1, world_size=world_size, finished=finished)
     if is_used:
         assert chosen_epoch(folder) == 1
         return
-    with pytest.raises(
-        CheckpointError, match=r"on 3 ranks instead of the 1 that .*Let the older sparkdl finish"
-    ):
+    with pytest.raises(CheckpointError, match="3 ranks instead of the 1 .*Let the older sparkdl finish"):
         chosen_epoch(folder)
 
 
 def test_a_fit_of_fewer_epochs_is_an_error(folder):
     write(folder, 3)
-    with pytest.raises(CheckpointError, match="come to the end of epoch 3, and epochs is 2. Raise epochs"):
+    with pytest.raises(CheckpointError, match="end of epoch 3, and epochs is 2. Raise epochs"):
         choose_checkpoint(folder, IDENTITY, epochs=2)
 
 
@@ -214,5 +198,5 @@ def test_value_that_no_checkpoint_can_hold_is_named_when_it_is_written():
     copied = copy_to_host({"a": shared, "b": [shared, (1, {2.0}, None)]}, "the state")
     assert copied["a"] is copied["b"][0]
     assert copied["a"].data_ptr() != shared.data_ptr()
-    with pytest.raises(CheckpointError, match=r"the state\['a'\]\[1\] is a .*Path, and a state may hold"):
+    with pytest.raises(CheckpointError, match=r"the state\['a'\]\[1\] is a .*Path"):
         copy_to_host({"a": [1, Path("x")]}, "the state")

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torchmetrics.classification import BinaryAccuracy
 
-from sparkdl.data import scan_dataset
+from sparkdl.data import RowGroup, scan_dataset
 from sparkdl.data.dataset.row_choice import RowFilter
 from sparkdl.errors import CheckpointError, StoreError
 from sparkdl.model.inputs import ModelInput
@@ -68,152 +68,98 @@ def wrong(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 BY_LOSS, BY_RIGHT = Goal(metric="val_loss"), Goal(metric="val_right", mode="max")
+RIGHTLY = {"best": BY_RIGHT, "metrics": {"right": right}}
+STOPPING = {"patience": Patience(epochs=2), "watched": BY_LOSS}
 
-CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "another layer": (
-        {},
-        {"model": make_model(5)},
-        "the model's 2.weight was float32 .3, 8. and is float32 .5, 8.",
-    ),
-    "another function between layers": (
+CHANGES = [
+    ({}, {"model": make_model(5)}, "2.weight was float32 .3, 8. and is float32 .5, 8."),
+    (
         {},
         {"model": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))},
-        r"the model's 1 was Tanh\(\) and is ReLU",
+        r"1 was Tanh\(\) and is ReLU",
     ),
-    "another dropout": (
+    (
         {"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.1))},
         {"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2))},
-        r"the model's 1 was Dropout\(inplace=False, p=0.1\) and is Dropout\(inplace=False, p=0.2\)",
+        r"1 was Dropout\(inplace=False, p=0.1\) and is Dropout\(inplace=False, p=0.2\)",
     ),
-    "another batch size": ({}, {"batch_size": 4}, "batchSize was 8 and is 4"),
-    "another learning rate": (
+    ({}, {"batch_size": 4}, "batchSize was 8 and is 4"),
+    (
         {},
         {"optimizer": partial(torch.optim.SGD, lr=0.2, momentum=0.9)},
-        r"optimizer was 'SGD\(.*lr=0.1.* and is 'SGD\(.*lr=0.2",
+        r"optimizer was .SGD.*lr=0.1.* and is .SGD.*lr=0.2",
     ),
-    "another optimizer": ({}, {"optimizer": torch.optim.Adam}, "optimizer was 'SGD.* and is 'Adam"),
-    "another learning rate of some layers": (
+    ({}, {"optimizer": torch.optim.Adam}, "optimizer was 'SGD.* and is 'Adam"),
+    (
         {"optimizer": in_two_groups(0.1)},
         {"optimizer": in_two_groups(0.2)},
-        r"optimizer was 'SGD\(.*lr=0.1.*; .*lr=0.1.* and is 'SGD\(.*lr=0.2.*; .*lr=0.1",
+        r"optimizer was .*lr=0.1.*; .*lr=0.1.* and is .*lr=0.2.*; .*lr=0.1",
     ),
-    "parameters in another order": (
-        {},
-        {"optimizer": reversed_parameters},
-        "parameters of the optimizer were others",
-    ),
-    "another loss": (
-        {},
-        {"loss": nn.MultiMarginLoss()},
-        "loss was .CrossEntropyLoss.* and is .MultiMarginLoss",
-    ),
-    "another option of the loss": (
+    ({}, {"optimizer": reversed_parameters}, "parameters of the optimizer were others"),
+    ({}, {"loss": nn.MultiMarginLoss()}, "loss was .CrossEntropyLoss.* and is .MultiMarginLoss"),
+    (
         {"loss": nn.HuberLoss()},
         {"loss": nn.HuberLoss(delta=2.0)},
-        r"loss was .HuberLoss\(delta=1.0.* and is .HuberLoss\(delta=2.0",
+        r"loss was .*delta=1.0.* and is .*delta=2.0",
     ),
-    "smoothed labels": (
+    (
         {},
         {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
         "label_smoothing=0.0.* and is .*label_smoothing=0.1",
     ),
-    "weighted classes": (
+    (
         {"loss": nn.CrossEntropyLoss(torch.tensor([1.0, 1.0, 1.0]))},
         {"loss": nn.CrossEntropyLoss(torch.tensor([1.0, 1.0, 2.0]))},
         r"loss was .*weight=\(3,\) .* and is .*weight=\(3,\)",
     ),
-    "another seed": ({}, {"seed": 8}, "seed was 7 and is 8"),
-    "accumulation": ({}, {"accumulated_batches": 2}, "gradientAccumulationSteps was 1 and is 2"),
-    "weighted rows": ({}, {"weight": "w"}, "weightCol was None and is 'w'"),
-    "rows that are no longer weighted": ({"weight": "w"}, {}, "weightCol was 'w' and is None"),
-    "clipping": ({"max_grad_norm": 1.0}, {}, "maxGradNorm was 1.0 and is None"),
-    "a scheduler": ({}, {"scheduler": stepwise(0.1)}, "scheduler was None and is 'scheduler_of"),
-    "no scheduler": ({"scheduler": stepwise(0.1)}, {}, "scheduler was 'scheduler_of.* and is None"),
-    "another option of the scheduler": (
+    ({}, {"seed": 8}, "seed was 7 and is 8"),
+    ({}, {"accumulated_batches": 2}, "gradientAccumulationSteps was 1 and is 2"),
+    ({}, {"weight": "w"}, "weightCol was None and is 'w'"),
+    ({}, {"max_grad_norm": 1.0}, "maxGradNorm was None and is 1.0"),
+    ({}, {"scheduler": stepwise(0.1)}, "scheduler was None and is 'scheduler_of"),
+    (
         {"scheduler": stepwise(0.1)},
         {"scheduler": stepwise(0.2)},
-        r"scheduler was 'scheduler_of\(gamma=0.1\) for 2 epochs' and is 'scheduler_of\(gamma=0.2\)",
+        r"scheduler was .*gamma=0.1\) for 2 epochs. and is .*gamma=0.2\)",
     ),
-    "a schedule of another length": (
+    (
         {"scheduler": stepwise(0.1)},
         {"scheduler": stepwise(0.1), "epochs": 3},
-        "scheduler was '.* for 2 epochs' and is '.* for 3 epochs'",
+        "scheduler was .* for 2 epochs. and is .* for 3 epochs",
     ),
-    "prepared features": ({}, with_inputs(prepare=halve), "prepareFeatures was None and is 'halve'"),
-    "features no longer prepared": (
-        with_inputs(prepare=halve),
-        {},
-        "prepareFeatures was 'halve' and is None",
-    ),
-    "features passed by name": (
-        {},
-        with_inputs(given_by="name"),
-        "passFeaturesBy was 'position' and is 'name'",
-    ),
-    "another padding": (
-        with_inputs(padding_value=0.0),
-        with_inputs(padding_value=-1.0),
-        "paddingValue was '0.0' and is '-1.0'",
-    ),
-    "inputs of another type": (
+    ({}, with_inputs(prepare=halve), "prepareFeatures was None and is 'halve'"),
+    ({}, with_inputs(given_by="name"), "passFeaturesBy was 'position' and is 'name'"),
+    (with_inputs(padding_value=0.0), with_inputs(padding_value=-1.0), "paddingValue was '0.0' and is '-1.0'"),
+    (
         {},
         with_inputs(inputs=(ModelInput(name="x", dtype="float64"),)),
         "inputs of the model was .'x as float32'. and is .'x as float64'",
     ),
-    "other classes": (
-        with_classes("a", "b", "c"),
-        with_classes("a", "b", "d"),
-        "labels 'y' was .*'a', 'b', 'c'",
-    ),
-    "augmented rows": ({}, {"augment": halve}, "augment was None and is 'halve'"),
-    "another function that augments": (
-        {"augment": halve},
-        {"augment": right},
-        "augment was 'halve' and is 'right'",
-    ),
-    "a step of the user's": ({}, {"user_step": halve}, "trainStep was None and is 'halve'"),
-    "another step of the user's": (
-        {"user_step": halve},
-        {"user_step": right},
-        "trainStep was 'halve' and is 'right'",
-    ),
-    "another best metric": (
-        {"best": BY_LOSS},
-        {"best": BY_RIGHT, "metrics": {"right": right}},
-        "bestMetric was 'val_loss' and is 'val_right'; bestMode was 'min' and is 'max'",
-    ),
-    "no best metric": ({"best": BY_LOSS}, {}, "bestMetric was 'val_loss' and is None"),
-    "another best mode": (
-        {"best": BY_RIGHT, "metrics": {"right": right}},
-        {"best": replace(BY_RIGHT, mode="min"), "metrics": {"right": right}},
-        "bestMode was 'max' and is 'min'",
-    ),
-    "another metric of that name": (
-        {"best": BY_RIGHT, "metrics": {"right": right}},
-        {"best": BY_RIGHT, "metrics": {"right": wrong}},
-        "metric 'right' was 'right' and is 'wrong'",
-    ),
-    "another option of a metric": (
+    (with_classes("a", "b", "c"), with_classes("a", "b", "d"), "labels 'y' was .*'a', 'b', 'c'"),
+    ({}, {"augment": halve}, "augment was None and is 'halve'"),
+    ({"augment": halve}, {"augment": right}, "augment was 'halve' and is 'right'"),
+    ({}, {"user_step": halve}, "trainStep was None and is 'halve'"),
+    ({"user_step": halve}, {"user_step": right}, "trainStep was 'halve' and is 'right'"),
+    ({"best": BY_LOSS}, RIGHTLY, "bestMetric was 'val_loss' and is 'val_right'; bestMode was 'min' and is"),
+    (RIGHTLY, {**RIGHTLY, "best": replace(BY_RIGHT, mode="min")}, "bestMode was 'max' and is 'min'"),
+    (RIGHTLY, {**RIGHTLY, "metrics": {"right": wrong}}, "metric 'right' was 'right' and is 'wrong'"),
+    (
         {"best": BY_RIGHT, "metrics": {"right": BinaryAccuracy(threshold=0.5)}},
         {"best": BY_RIGHT, "metrics": {"right": BinaryAccuracy(threshold=0.6)}},
-        "metric 'right' was .BinaryAccuracy.*threshold=0.5.* and is .*threshold=0.6",
+        "metric 'right' was .*threshold=0.5.* and is .*threshold=0.6",
     ),
-    "another patience": (
-        {"patience": Patience(epochs=2), "watched": BY_LOSS},
-        {"patience": Patience(epochs=3), "watched": BY_LOSS},
-        "earlyStoppingPatience was 2 and is 3",
+    (STOPPING, {**STOPPING, "patience": Patience(epochs=3)}, "earlyStoppingPatience was 2 and is 3"),
+    (
+        STOPPING,
+        {**STOPPING, "watched": Goal(metric="loss")},
+        "stop early by was 'val_loss, min' and is 'loss, min'",
     ),
-    "another metric to stop by": (
-        {"patience": Patience(epochs=2), "watched": BY_LOSS},
-        {"patience": Patience(epochs=2), "watched": Goal(metric="loss")},
-        "metric to stop early by was 'val_loss, min' and is 'loss, min'",
-    ),
-    "rows set aside": (
+    (
         {},
         {"training_rows": RowFilter("validates", halve, (1,) * 7)},
         "rows to train on was 'all' and is '7 in .* by validates'",
     ),
-}
+]
 
 
 @pytest.fixture(scope="module")
@@ -221,14 +167,19 @@ def dataset(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("data"), 33)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_checkpoints_of_another_fit_are_an_error_that_says_what_differs(dataset, change):
-    before, after, said = CHANGES[change]
-    then = json.loads(json.dumps(fit_identity(make_spec(**before), dataset)))
-    check_identity(then, fit_identity(make_spec(**before), dataset), "/there")
-    now = fit_identity(make_spec(**after), dataset)
+def stored(identity: dict[str, Any]) -> dict[str, Any]:
+    """An identity as it is read from a checkpoint."""
+    return json.loads(json.dumps(identity))
+
+
+@pytest.mark.parametrize(("before", "after", "said"), CHANGES)
+def test_checkpoints_of_another_fit_are_an_error_that_says_what_differs(dataset, before, after, said):
+    then, now = (fit_identity(make_spec(**changes), dataset) for changes in (before, after))
+    check_identity(stored(then), then, "/there")
     with pytest.raises(CheckpointError, match=f"/there holds checkpoints of another fit: .*{said}"):
-        check_identity(then, now, "/there")
+        check_identity(stored(then), now, "/there")
+    with pytest.raises(CheckpointError, match="/there holds checkpoints of another fit: "):
+        check_identity(stored(now), then, "/there")
 
 
 class CountingLoss(nn.Module):
@@ -260,13 +211,8 @@ def test_settings_that_do_not_affect_the_numbers_may_differ(dataset):
 def test_every_field_of_a_fit_is_compared_or_known_to_change_nothing(dataset):
     """A new field whose value is not plain raises an AssertionError, so that it cannot be forgotten."""
     settings = fit_identity(make_spec(), dataset)["settings"]
-    assert {
-        "deterministic",
-        "precision",
-        "shuffle",
-        "syncBatchNorm",
-        "learningRateScaling",
-    } <= settings.keys()
+    names = {"deterministic", "precision", "shuffle", "syncBatchNorm", "learningRateScaling"}
+    assert names <= settings.keys()
     with pytest.raises(AssertionError, match="batch_size has to be described"):
         fit_identity(make_spec(batch_size=object()), dataset)
 
@@ -305,7 +251,7 @@ def test_checkpoints_of_a_fit_that_began_with_other_files_are_an_error(dataset, 
     for number, (said, change) in enumerate(changes.items()):
         now = fit_identity(make_spec(**folder_of(tmp_path / str(number), **change)), dataset)
         with pytest.raises(CheckpointError, match=f"/there holds checkpoints of another fit: .*{said}"):
-            check_identity(json.loads(json.dumps(then)), now, "/there")
+            check_identity(stored(then), now, "/there")
     drawn = fit_identity(make_spec(initial_weights=DRAWN), dataset)
     with pytest.raises(CheckpointError, match="weights were those of a folder and are drawn"):
         check_identity(then, drawn, "/there")
@@ -322,21 +268,23 @@ def test_checkpoints_that_name_no_initial_weights_are_resumed_from_with_any(data
         check_identity(then, now, "/there")
 
 
-def test_blocks_of_large_files_of_weights_are_compared(tmp_path, monkeypatch):
+def test_blocks_of_large_files_of_weights_are_compared(tmp_path):
     """The first and the last bytes are among the blocks, and no two blocks are further apart than the others."""
-    monkeypatch.setattr("sparkdl.training.checkpoint.identity._WHOLE_FILE_BYTES", 1 << 20)
-    path = tmp_path / "model.safetensors"
-    content = bytearray(2 << 20)
-    path.write_bytes(content)
-    before = model_files_identity(str(tmp_path))
+    path, size = tmp_path / "model.safetensors", (64 << 20) + 4096
+
+    def identity_with(start=0, content=b"", length=size):
+        with path.open("wb") as file:
+            file.truncate(length)
+            file.seek(start)
+            file.write(content)
+        return model_files_identity(str(tmp_path))
+
+    before = identity_with()
     assert before == model_files_identity(str(path))
-    for start in (0, (1 << 20) - 4096, len(content) - 1):
-        changed = bytearray(content)
-        changed[start : start + 8192] = b"\1" * min(8192, len(content) - start)
-        path.write_bytes(changed)
-        assert model_files_identity(str(tmp_path)) != before, start
-    path.write_bytes(content + b"\0")
-    assert model_files_identity(str(tmp_path)) != before
+    assert before != identity_with(0, b"\1")
+    assert before != identity_with(size // 2, b"\1" * (size // 255))  # as long as from block to block
+    assert before != identity_with(size - 1, b"\1")
+    assert before != identity_with(length=size + 1)
 
 
 def test_files_of_weights_are_found_through_links(tmp_path):
@@ -401,8 +349,9 @@ def test_rows_after_the_first_ones_are_compared_in_any_order(tmp_path):
         check_identity(older, now, "/there")
 
 
-def test_only_the_first_rows_of_a_large_dataset_are_compared(dataset, monkeypatch):
-    size = 33 * (4 * 4 + 8)
-    for limit, is_compared in ((size, True), (size - 1, False)):
-        monkeypatch.setattr("sparkdl.training.checkpoint.identity._COMPARED_BYTES", limit)
-        assert (fit_identity(make_spec(), dataset)["dataset"]["rows"] is not None) is is_compared
+def test_only_the_first_rows_of_a_large_dataset_are_compared(tmp_path):
+    dataset = write_dataset(tmp_path, 100)
+    unread = RowGroup(path="nowhere.parquet", index=0, num_rows=(64 << 20) // (4 * 4 + 8))
+    large = replace(dataset, row_groups=(*dataset.row_groups, unread))
+    assert fit_identity(make_spec(), dataset)["dataset"]["rows"] is not None
+    assert fit_identity(make_spec(), large)["dataset"]["rows"] is None

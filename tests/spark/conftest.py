@@ -3,14 +3,17 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyspark
 import pytest
 
+from sparkdl.launch import run_on_ranks
 from tests.servers.fresh_mlflow import tracked
 from tests.spark.estimators.estimator_examples import make_frame
+from tests.spark.launch.rank_functions import Launch
 
 __all__ = ["tracked"]
 
@@ -18,6 +21,12 @@ __all__ = ["tracked"]
 @pytest.fixture(scope="session")
 def frame(spark):
     return make_frame(spark).cache()
+
+
+@pytest.fixture
+def launch(spark) -> Launch:
+    """Runs a function on two ranks."""
+    return partial(run_on_ranks, num_ranks=2, spark=spark)
 
 
 @pytest.fixture

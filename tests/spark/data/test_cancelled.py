@@ -25,6 +25,8 @@ from tests.spark.launch import rank_functions as functions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.spark.launch.rank_functions import Launch
+
 
 @pytest.fixture
 def cancel(spark: SparkSession, spark_mode: str) -> Any:
@@ -43,7 +45,7 @@ def cancel(spark: SparkSession, spark_mode: str) -> Any:
 
 @pytest.mark.no_cluster_needed
 def test_cancelled_launch_ends_its_ranks_and_the_next_launch_runs(
-    spark: SparkSession, cancel: Callable[[], None], tmp_path: Path
+    launch: Launch, cancel: Callable[[], None], tmp_path: Path
 ) -> None:
     hanging: set[int] = set()
     cancelled = threading.Event()
@@ -54,12 +56,12 @@ def test_cancelled_launch_ends_its_ranks_and_the_next_launch_runs(
             threading.Thread(target=lambda: (cancel(), cancelled.set())).start()
 
     with pytest.raises(LaunchCancelledError, match=r"stage was cancelled in Spark.*(?i:cancel)"):
-        run_on_ranks(functions.hang, str(tmp_path), num_ranks=2, spark=spark, on_event=hear)
+        launch(functions.hang, str(tmp_path), on_event=hear)
     assert cancelled.wait(30)
-    pids = [int(pid) for file in tmp_path.glob("*.pids") for pid in file.read_text().split()]
+    pids = functions.pids_in(tmp_path)
     assert len(pids) == 4
     assert wait_until_gone(pids, 20) == []
-    assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
+    assert launch(functions.sum_of_ranks) == [3.0, 3.0]
 
 
 @pytest.mark.no_cluster_needed
@@ -107,8 +109,7 @@ def test_ended_application_raises_cluster_lost_error_and_is_not_restarted(tmp_pa
         assert eventually(lambda: len(list(tmp_path.glob("*.pids"))) == 2, timeout_s=60)
         told, _ = driver.communicate("\n", timeout=500)
     assert told.startswith("ClusterLostError Spark's application ended while the ranks ran"), told
-    pids = [int(pid) for file in tmp_path.glob("*.pids") for pid in file.read_text().split()]
-    assert wait_until_gone(pids, 20) == []
+    assert wait_until_gone(functions.pids_in(tmp_path), 20) == []
 
 
 def threads(name: str) -> list[threading.Thread]:
@@ -167,9 +168,8 @@ def test_launch_that_is_cancelled_before_its_job_is_active_runs_no_rank(
 def test_interrupt_ends_a_job_with_a_timeout(
     spark: SparkSession, hold: Callable[[Any], Any], tmp_path: Path
 ) -> None:
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # pyspark's handler cancels all jobs itself
+    # pyspark's handler cancels all jobs itself.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     main = threading.main_thread().ident
     assert main is not None
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pyspark.ml.evaluation import MulticlassClassificationEvaluator
-from pyspark.ml.tuning import CrossValidator
 from pyspark.sql import functions as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -129,41 +127,6 @@ def test_labels_param_defines_the_classes_in_order_although_rows_lack_one(frame,
         SparkdlError, match="In epoch 1, step 1 on rank 0: Column 'kind' holds 'plum', which is none"
     ):
         estimator.copy({estimator.labels: labels[1:], estimator.model: nn.Linear(4, 3)}).fit(named)
-
-
-@pytest.mark.any_spark_will_do
-def test_a_fold_of_a_cross_validator_may_lack_a_class_that_is_named(spark, tmp_path):
-    labels = [30, 10, 20]
-    # Fold 0 has all rows of class 20, so the model trained without it has seen none of them.
-    rows = spark.createDataFrame(
-        [(np.eye(3)[k % 3].tolist(), labels[k % 3], 0 if k % 3 == 2 else k % 2) for k in range(12)],
-        "image array<double>, digit int, fold int",
-    ).coalesce(1)
-    knows = nn.Linear(3, 3, bias=False)
-    knows.load_state_dict({"weight": 5 * torch.eye(3)})
-    estimator = make_estimator(
-        tmp_path,
-        model=knows,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        labels=labels,
-        probabilityCol="probability",
-        numWorkers=1,
-        epochs=1,
-    )
-    tuned = CrossValidator(
-        estimator=estimator,
-        estimatorParamMaps=[{}],
-        evaluator=MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy"),
-        numFolds=2,
-        foldCol="fold",
-        collectSubModels=True,
-    ).fit(rows)
-    assert tuned.avgMetrics == [1.0]
-    (lacking,), (complete,) = tuned.subModels
-    assert lacking.labels == complete.labels == labels
-    assert [each.history[0].rows for each in (lacking, complete)] == [4, 8]
-    found = lacking.transform(rows).select("digit", "prediction", "probability").collect()
-    assert all(row["prediction"] == row["digit"] == labels[row["probability"].argmax()] for row in found)
 
 
 @pytest.mark.any_spark_will_do

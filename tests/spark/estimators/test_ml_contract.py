@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from pyspark.ml import Estimator, Model, Pipeline, PipelineModel
-from pyspark.ml.evaluation import Evaluator, MulticlassClassificationEvaluator, RegressionEvaluator
+from pyspark.ml.evaluation import Evaluator, MulticlassClassificationEvaluator
 from pyspark.ml.feature import SQLTransformer, VectorAssembler
 from pyspark.ml.tuning import (
     CrossValidator,
@@ -186,31 +186,6 @@ def test_pipelines_are_saved_and_loaded_by_sparks_own_writers(case, piped, parts
     assert guesses(loaded.copy({estimator.predictionCol: "other"}), parts, "other") == guesses(
         model, parts, "guess"
     )
-
-
-def test_estimator_and_model_are_saved_and_loaded_alone(case, piped, parts, tmp_path):
-    _, estimator, model = piped
-    assembler, stage = model.stages
-    stage.save(str(tmp_path / "model"))
-    loaded = case.model_class.load(str(tmp_path / "model"))
-    vectors = assembler.transform(parts)
-    assert guesses(loaded, vectors, "guess") == guesses(stage, vectors, "guess")
-    estimator.save(str(tmp_path / "estimator"))
-    same = case.estimator_class.load(str(tmp_path / "estimator"))
-    assert (same.uid, same.getEpochs()) == (estimator.uid, 2)
-
-
-def test_evaluators_of_classes_and_of_numbers_take_the_predictions(case, piped, parts, metric):
-    if case.prediction_type != "double":
-        pytest.skip("evaluators take predictions that are numbers")
-    _, _, model = piped
-    scored = model.transform(parts)
-    right = scored.filter("guess = digit").count() / scored.count()
-    of_guess = {metric.predictionCol: "guess"}
-    assert metric.evaluate(scored, of_guess) == pytest.approx(right)
-    mean = scored.select(F.avg((F.col("guess") - F.col("digit")) ** 2)).first()[0]
-    error = RegressionEvaluator(labelCol="digit", predictionCol="guess", metricName="mse").evaluate(scored)
-    assert error == pytest.approx(mean)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from pyspark.ml.evaluation import (
     RegressionEvaluator,
 )
 from pyspark.ml.regression import RegressionModel, Regressor
-from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
+from pyspark.ml.tuning import TrainValidationSplit
 from pyspark.sql import functions as F
 
 from sparkdl.errors import DataError
@@ -70,8 +70,7 @@ def test_output_of_a_classifier_is_accepted_by_evaluators(people, classified):
     types = {name: kind for name, kind in scored.dtypes if name not in people.columns}
     assert types == {"rawPrediction": "vector", "probability": "vector", "prediction": "double"}
     assert BinaryClassificationEvaluator().evaluate(scored) > 0.99
-    for metric, least in (("accuracy", 0.97), ("f1", 0.97)):
-        assert MulticlassClassificationEvaluator(metricName=metric).evaluate(scored) > least
+    assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) > 0.97
     assert MulticlassClassificationEvaluator(metricName="logLoss").evaluate(scored) < 0.2
 
 
@@ -107,13 +106,6 @@ def test_a_category_of_no_training_row_is_scored_and_a_null_is_not(people, class
     strange = people.withColumn("colour", F.when(F.col("id") % 2 == 0, F.lit("violet")))
     for row in model.transform(strange).select("id", "prediction", "probability").collect():
         assert (row["prediction"] is None) == (row["probability"] is None) == (row["id"] % 2 == 1)
-
-
-def test_nulls_in_training_are_named(people, tmp_path):
-    holes = people.withColumn("age", F.when(F.col("id") != 5, F.col("age")))
-    with pytest.raises(DataError, match="'age' is null in 1 of 203 rows"):
-        TorchClassifier(featuresCol=["age"], **common(tmp_path)).fit(holes)
-    assert store_is_empty(tmp_path)
 
 
 @pytest.mark.slow
@@ -154,24 +146,3 @@ def test_one_versus_rest_trains_a_classifier_per_class_and_comes_back_from_disk(
     assert loaded.transform(people).select("prediction").collect() == scored.select("prediction").collect()
     tuning.save(str(tmp_path / "tuning"))
     assert OneVsRest.load(str(tmp_path / "tuning")).getClassifier().getEpochs() == 5
-
-
-@pytest.mark.slow
-def test_string_labels_are_predicted_by_name(people, tmp_path):
-    estimator = TorchClassifier(featuresCol="image", labelCol="colour", epochs=3, **common(tmp_path))
-    model = estimator.fit(people)
-    scored = model.transform(people).groupBy("prediction").count().collect()
-    assert {row["prediction"] for row in scored} <= {"red", "green", "blue"}
-    numbers = model.transform(people, {model.predictionType: "double"})
-    assert dict(numbers.dtypes)["prediction"] == "double"
-
-
-def test_grids_are_made_of_the_params_of_a_network():
-    estimator = TorchClassifier()
-    grid = (
-        ParamGridBuilder()
-        .addGrid(estimator.hiddenSizes, [[8], [8, 8]])
-        .addGrid(estimator.dropout, [0.0])
-        .build()
-    )
-    assert [estimator.copy(each).getHiddenSizes() for each in grid] == [[8], [8, 8]]

@@ -20,25 +20,7 @@ from tests.spark.estimators.estimator_examples import store_is_empty
 pytestmark = pytest.mark.any_spark_will_do
 
 NUM_TEXTS = 600
-FILLERS = [
-    "the",
-    "a",
-    "of",
-    "to",
-    "in",
-    "it",
-    "was",
-    "on",
-    "as",
-    "at",
-    "by",
-    "this",
-    "had",
-    "not",
-    "are",
-    "but",
-    "from",
-]
+FILLERS = "the a of to in it was on as at by this had not are but from"
 
 
 def make_texts():
@@ -46,7 +28,7 @@ def make_texts():
     rng = np.random.default_rng(0)
     rows = []
     for index in range(NUM_TEXTS):
-        words = rng.choice(FILLERS, rng.integers(2, 6)).tolist()
+        words = rng.choice(FILLERS.split(), rng.integers(2, 6)).tolist()
         first = ("Ann", "Bob")[index % 2]
         near, far = sorted(rng.integers(0, len(words) + 1, 2))
         words.insert(far, ("Bob", "Ann")[index % 2])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,28 @@ from sparkdl.launch import RankContext
 from sparkdl.launch.forkserver.client import peer_process
 from tests.processes import listens_on, runs, with_descendants
 
+Launch = Callable[..., list[Any]]
+"""Runs a function with arguments on ranks, and returns their values."""
+
 
 def describe(context: RankContext, greeting: str, *, suffix: str = "") -> dict[str, Any]:
+    """Facts about a rank; its executor is the parent of the task's Python worker, and there is one per executor."""
+    stat = Path(f"/proc/{_worker(context)}/stat").read_text()
     return {
         "rank": context.rank,
         "world_size": context.world_size,
         "pid": os.getpid(),
         "text": greeting + suffix,
+        "variable": os.environ.get("SPARKDL_TEST"),
+        "forkserver": os.getppid(),
+        "executor": int(stat.rsplit(")", 1)[1].split()[1]),
     }
+
+
+def pids_in(folder: Path) -> list[int]:
+    """The process ids that ranks have written to a folder: into files, or as the names of files."""
+    written = [int(pid) for file in folder.glob("*.pids") for pid in file.read_text().split()]
+    return written + [int(file.name) for file in folder.iterdir() if file.name.isdigit()]
 
 
 def where_they_listen(context: RankContext, driver: int) -> list[str]:
@@ -47,16 +62,6 @@ def fail_on(context: RankContext, culprit: int) -> None:
     if context.rank == culprit:
         raise LookupError(f"rank {culprit} looked in vain")
     context.communicator.barrier()
-
-
-def disagree(context: RankContext) -> None:
-    context.communicator.allreduce(np.zeros(2 + context.rank))
-
-
-def leave_early(context: RankContext) -> None:
-    context.communicator.barrier()
-    if context.rank == 0:
-        context.communicator.barrier()
 
 
 def kill_on(context: RankContext, culprit: int) -> None:
@@ -114,20 +119,6 @@ def make_bytes(context: RankContext, num_bytes: int) -> bytes | None:
     return bytes(num_bytes) if context.rank == 0 else None
 
 
-def sees_environment(context: RankContext, name: str) -> str | None:
-    return os.environ.get(name)
-
-
-def horovod_average(context: RankContext) -> tuple[int, int, list[float]]:
-    import torch
-
-    import sparkdl.horovod.torch as hvd
-
-    hvd.init()
-    average = hvd.allreduce(torch.full((3,), float(hvd.rank())))
-    return hvd.rank(), hvd.size(), average.tolist()
-
-
 def mpi_world(context: RankContext) -> tuple[int, int, float]:
     from mpi4py import MPI
 
@@ -175,12 +166,6 @@ def _worker(context: RankContext) -> int:
     worker = peer_process(context._task._socket)
     assert worker is not None
     return worker
-
-
-def tell_where_it_comes_from(context: RankContext) -> tuple[int, int]:
-    """The pid of the rank's forkserver, and the pid of the parent of the task's Python worker, one per executor."""
-    stat = Path(f"/proc/{_worker(context)}/stat").read_text()
-    return os.getppid(), int(stat.rsplit(")", 1)[1].split()[1])
 
 
 def tell_and_sleep(context: RankContext) -> None:

@@ -16,9 +16,7 @@ import pytest
 from sparkdl.collective import new_secret
 from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import (
-    CommunicatorError,
     LaunchError,
-    LossError,
     ParamError,
     RankDiedError,
     RankError,
@@ -37,17 +35,41 @@ from tests.processes import wait_until_gone
 from tests.spark.launch import rank_functions as functions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
-
-def test_every_rank_returns_its_value_in_order(spark: SparkSession) -> None:
-    values = run_on_ranks(functions.describe, "hello", num_ranks=2, spark=spark, suffix="!")
-    assert [(v["rank"], v["world_size"], v["text"]) for v in values] == [(0, 2, "hello!"), (1, 2, "hello!")]
-    assert values[0]["pid"] != values[1]["pid"]
+    from tests.spark.launch.rank_functions import Launch
 
 
-def test_ranks_sum_over_the_communicator(spark: SparkSession) -> None:
-    assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
+@pytest.fixture(scope="module")
+def described(spark: SparkSession) -> list[dict[str, Any]]:
+    """The values of two ranks that describe themselves."""
+    return run_on_ranks(
+        functions.describe,
+        "hello",
+        num_ranks=2,
+        spark=spark,
+        environment={"SPARKDL_TEST": "yes"},
+        suffix="!",
+    )
+
+
+def test_every_rank_returns_its_value_in_order(described: list[dict[str, Any]]) -> None:
+    assert [(v["rank"], v["world_size"], v["text"]) for v in described] == [
+        (0, 2, "hello!"),
+        (1, 2, "hello!"),
+    ]
+    assert described[0]["pid"] != described[1]["pid"]
+
+
+def test_environment_is_set_for_the_ranks_only(described: list[dict[str, Any]]) -> None:
+    assert [each["variable"] for each in described] == ["yes", "yes"]
+    assert "SPARKDL_TEST" not in os.environ
+
+
+def test_ranks_of_one_executor_are_forked_from_one_forkserver(described: list[dict[str, Any]]) -> None:
+    assert len({each["forkserver"] for each in described}) == len({each["executor"] for each in described})
 
 
 # Each case starts its own server; the first one also catches a failure, and continues.
@@ -86,15 +108,8 @@ print(run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark))
     assert ("[3.0, 3.0]" in ended.stdout) == (not fails)
 
 
-def test_ranks_of_one_executor_are_forked_from_one_forkserver(spark: SparkSession) -> None:
-    forkservers, executors = zip(
-        *run_on_ranks(functions.tell_where_it_comes_from, num_ranks=2, spark=spark), strict=True
-    )
-    assert len(set(forkservers)) == len(set(executors))
-
-
-def test_launch_on_one_machine_listens_only_on_loopback(spark: SparkSession) -> None:
-    values = run_on_ranks(functions.where_they_listen, os.getpid(), num_ranks=2, spark=spark)
+def test_launch_on_one_machine_listens_only_on_loopback(launch: Launch) -> None:
+    values = launch(functions.where_they_listen, os.getpid())
     assert values == [["127.0.0.1"]] * 2
 
 
@@ -113,39 +128,26 @@ class FloodedChannel(DriverChannel):
 
 @pytest.mark.any_spark_will_do
 def test_ranks_start_and_print_while_the_drivers_port_is_flooded(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "DriverChannel", FloodedChannel)
     lines: list[tuple[int, str]] = []
-    values = run_on_ranks(
-        functions.say_and_wait, 0.0, num_ranks=2, spark=spark, on_log=lambda *said: lines.append(said)
-    )
+    values = launch(functions.say_and_wait, 0.0, on_log=lambda *said: lines.append(said))
     assert values == [0, 1]
     assert sorted(lines) == [(0, "from rank 0"), (1, "from rank 1")]
 
 
-@pytest.mark.any_spark_will_do
-def test_world_of_one_rank(spark: SparkSession) -> None:
-    assert run_on_ranks(functions.sum_of_ranks, num_ranks=1, spark=spark) == [1.0]
-
-
-@pytest.mark.any_spark_will_do
-def test_code_for_horovod_finds_its_ranks(spark: SparkSession) -> None:
-    values = run_on_ranks(functions.horovod_average, num_ranks=2, spark=spark)
-    assert values == [(0, 2, [0.5] * 3), (1, 2, [0.5] * 3)]
-
-
-def test_ranks_share_an_mpi_world_without_mpirun(spark: SparkSession) -> None:
+def test_ranks_share_an_mpi_world_without_mpirun(launch: Launch) -> None:
     pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
-    values = run_on_ranks(functions.mpi_world, num_ranks=2, spark=spark, transport="mpi")
+    values = launch(functions.mpi_world, transport="mpi")
     assert values == [(0, 2, 3.0), (1, 2, 3.0)]
 
 
 @pytest.mark.parametrize("culprit", [pytest.param(0, marks=pytest.mark.any_spark_will_do), 1])
-def test_failing_rank_is_named_with_host_and_traceback(spark: SparkSession, culprit: int) -> None:
+def test_failing_rank_is_named_with_host_and_traceback(launch: Launch, culprit: int) -> None:
     started = time.monotonic()
     with pytest.raises(RankError, match=f"Rank {culprit} .*looked in vain") as caught:
-        run_on_ranks(functions.fail_on, culprit, num_ranks=2, spark=spark)
+        launch(functions.fail_on, culprit)
     assert time.monotonic() - started < 30
     assert caught.value.rank == culprit
     assert caught.value.host
@@ -153,40 +155,26 @@ def test_failing_rank_is_named_with_host_and_traceback(spark: SparkSession, culp
     assert isinstance(caught.value.__cause__, LookupError)
 
 
-@pytest.mark.any_spark_will_do
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [(functions.disagree, "the ranks disagree"), (functions.leave_early, "rank 1 closed the communicator")],
-)
-def test_operations_that_differ_between_ranks_are_no_loss(
-    spark: SparkSession, function: Any, said: str
-) -> None:
-    with pytest.raises(RankError, match=said) as caught:
-        run_on_ranks(function, num_ranks=2, spark=spark)
-    assert not isinstance(caught.value, LossError)
-    assert isinstance(caught.value.__cause__, CommunicatorError)
-
-
 @pytest.mark.parametrize("culprit", [pytest.param(0, marks=pytest.mark.any_spark_will_do), 1])
-def test_killed_rank_ends_all_long_before_any_deadline(spark: SparkSession, culprit: int) -> None:
+def test_killed_rank_ends_all_long_before_any_deadline(launch: Launch, culprit: int) -> None:
     started = time.monotonic()
     with pytest.raises(RankDiedError, match="SIGKILL") as caught:
-        run_on_ranks(functions.kill_on, culprit, num_ranks=2, spark=spark)
+        launch(functions.kill_on, culprit)
     assert caught.value.rank == culprit
     assert time.monotonic() - started < 100  # operations wait for 300 s
 
 
-def test_lost_python_worker_is_named_and_nothing_runs_twice(spark: SparkSession, tmp_path: Path) -> None:
+def test_lost_python_worker_is_named_and_nothing_runs_twice(launch: Launch, tmp_path: Path) -> None:
     with pytest.raises(RankDiedError, match="lost") as caught:
-        run_on_ranks(functions.kill_own_worker_on, 1, str(tmp_path), num_ranks=2, spark=spark)
+        launch(functions.kill_own_worker_on, 1, str(tmp_path))
     assert caught.value.rank == 1
-    pids = [int(file.name) for file in tmp_path.iterdir()]
+    pids = functions.pids_in(tmp_path)
     assert len(pids) == 2
     assert wait_until_gone(pids, 10) == []
 
 
 @pytest.mark.no_cluster_needed
-def test_interrupt_on_the_driver_leaves_no_process_behind(spark: SparkSession, tmp_path: Path) -> None:
+def test_interrupt_on_the_driver_leaves_no_process_behind(launch: Launch, tmp_path: Path) -> None:
     hanging: set[int] = set()
 
     def interrupt_when_all_hang(rank: int, event: dict[str, Any]) -> None:
@@ -195,24 +183,20 @@ def test_interrupt_on_the_driver_leaves_no_process_behind(spark: SparkSession, t
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_on_ranks(
-            functions.hang, str(tmp_path), num_ranks=2, spark=spark, on_event=interrupt_when_all_hang
-        )
-    pids = [int(pid) for file in tmp_path.glob("*.pids") for pid in file.read_text().split()]
+        launch(functions.hang, str(tmp_path), on_event=interrupt_when_all_hang)
+    pids = functions.pids_in(tmp_path)
     assert len(pids) == 4
     assert wait_until_gone(pids, 10) == []
-    assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
+    assert launch(functions.sum_of_ranks) == [3.0, 3.0]
 
 
 @pytest.mark.any_spark_will_do
-def test_every_line_and_event_reaches_the_driver_in_order(spark: SparkSession) -> None:
+def test_every_line_and_event_reaches_the_driver_in_order(launch: Launch) -> None:
     lines: dict[int, list[str]] = {0: [], 1: []}
     events: list[tuple[int, dict[str, Any]]] = []
-    run_on_ranks(
+    launch(
         functions.print_and_report,
         5000,
-        num_ranks=2,
-        spark=spark,
         on_log=lambda rank, line: lines[rank].append(line),
         on_event=lambda rank, event: events.append((rank, event)),
     )
@@ -238,15 +222,13 @@ class UnreachableChannel(DriverChannel):
     [0.5, pytest.param(16.0, marks=pytest.mark.slow)],
 )
 def test_ranks_that_cannot_reach_the_driver_run_and_return_their_lines_with_the_result(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float
 ) -> None:
     monkeypatch.setattr(run, "DriverChannel", UnreachableChannel)
     lines: list[tuple[int, str]] = []
-    values = run_on_ranks(
+    values = launch(
         functions.say_and_wait,
         seconds,
-        num_ranks=2,
-        spark=spark,
         start_timeout_s=1,
         on_log=lambda rank, line: lines.append((rank, line)),
     )
@@ -256,44 +238,33 @@ def test_ranks_that_cannot_reach_the_driver_run_and_return_their_lines_with_the_
 
 @pytest.mark.any_spark_will_do
 def test_version_that_differs_on_an_executor_is_named(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "installed_versions", lambda: {**installed_versions(), "cloudpickle": "0.1"})
     with pytest.raises(LaunchError, match="cloudpickle is 0.1 on the driver and .* on the executor"):
-        run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark)
+        launch(functions.sum_of_ranks)
 
 
-def test_dynamic_allocation_is_refused_with_the_setting(spark: SparkSession, spark_mode: str) -> None:
+def test_dynamic_allocation_is_refused_with_the_setting(
+    spark: SparkSession, spark_mode: str, launch: Launch
+) -> None:
     if spark_mode == "connect":
         pytest.skip("a Connect client cannot change the server's settings")
     conf = spark.sparkContext._conf
     conf.set("spark.dynamicAllocation.enabled", "true")
     try:
         with pytest.raises(LaunchError, match=r"spark\.dynamicAllocation\.enabled=false"):
-            run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark)
+            launch(functions.sum_of_ranks)
     finally:
         conf.set("spark.dynamicAllocation.enabled", "false")
 
 
 @pytest.mark.slow_elsewhere
-def test_result_larger_than_the_fetch_window_arrives_whole(spark: SparkSession) -> None:
+def test_result_larger_than_the_fetch_window_arrives_whole(launch: Launch) -> None:
     num_bytes = (100 << 20) + 7
-    first, second = run_on_ranks(functions.make_bytes, num_bytes, num_ranks=2, spark=spark)
+    first, second = launch(functions.make_bytes, num_bytes)
     assert first == bytes(num_bytes)
     assert second is None
-
-
-@pytest.mark.any_spark_will_do
-def test_environment_is_set_for_the_ranks_only(spark: SparkSession) -> None:
-    values = run_on_ranks(
-        functions.sees_environment,
-        "SPARKDL_TEST",
-        num_ranks=2,
-        spark=spark,
-        environment={"SPARKDL_TEST": "yes"},
-    )
-    assert values == ["yes", "yes"]
-    assert "SPARKDL_TEST" not in os.environ
 
 
 def test_more_ranks_than_slots_are_refused_before_anything_starts(spark: SparkSession) -> None:
@@ -303,30 +274,23 @@ def test_more_ranks_than_slots_are_refused_before_anything_starts(spark: SparkSe
 
 @pytest.mark.any_spark_will_do
 def test_ranks_that_find_no_free_slot_are_reported(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    hold: Callable[[Any], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launch: Launch,
 ) -> None:
     monkeypatch.setattr(run, "STATUS_LAG_S", 0.5)  # no task of the launch starts, so Spark reports none late
-    release, running = tmp_path / "release", tmp_path / "running"
-
-    def hold_slot(batches: Any) -> Any:
-        pause = threading.Event()
-        running.touch()
-        while not release.exists():
-            pause.wait(0.05)
-        yield from batches
-
     # As many tasks as there are ranks; they must not be mistaken for those of the launch.
-    other_job = spark.range(0, 2, 1, 2).mapInArrow(hold_slot, "id long")
+    other_job = spark.range(0, 2, 1, 2).mapInArrow(hold, "id long")
     blocker = threading.Thread(target=other_job.collect)
     blocker.start()
     try:
-        deadline, pause = time.monotonic() + 60, threading.Event()
-        while not running.exists() and time.monotonic() < deadline:
-            pause.wait(0.05)
+        assert eventually((tmp_path / "running").exists, timeout_s=60)
         with pytest.raises(LaunchError, match="0 of 2 ranks had started after 1 s"):
-            run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=1)
+            launch(functions.sum_of_ranks, start_timeout_s=1)
     finally:
-        release.touch()
+        (tmp_path / "release").touch()
         blocker.join()
 
 
@@ -343,7 +307,7 @@ class Toucher(logging.Handler):
 
 
 def test_ranks_wait_without_limit_for_the_slots_of_another_launch(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, launch: Launch
 ) -> None:
     caplog.set_level(logging.INFO, "sparkdl.launch.run")
     release, running = tmp_path / "release", threading.Event()
@@ -358,7 +322,7 @@ def test_ranks_wait_without_limit_for_the_slots_of_another_launch(
         assert running.wait(60)
         logger.addHandler(toucher)
         # The first launch ends only when the second has waited longer than its start timeout.
-        values = run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=2)
+        values = launch(functions.sum_of_ranks, start_timeout_s=2)
         assert values == [3.0, 3.0]
     finally:
         logger.removeHandler(toucher)
@@ -367,21 +331,19 @@ def test_ranks_wait_without_limit_for_the_slots_of_another_launch(
 
 
 @pytest.mark.any_spark_will_do
-def test_no_rank_at_all_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(ParamError, match="at least 1, got 0"):
-        run_on_ranks(functions.sum_of_ranks, num_ranks=0, spark=spark)
-
-
-@pytest.mark.any_spark_will_do
-def test_transport_that_does_not_exist_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(ParamError, match="'carrier pigeon' is unknown.*auto.*mpi"):
-        run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, transport="carrier pigeon")
-
-
-@pytest.mark.any_spark_will_do
-def test_argument_that_cannot_be_pickled_is_named(spark: SparkSession) -> None:
-    with pytest.raises(SerializationError, match="argument 0"):
-        run_on_ranks(functions.describe, threading.Lock(), num_ranks=2, spark=spark)
+@pytest.mark.parametrize(
+    ("given", "options", "error", "said"),
+    [
+        ("", {"num_ranks": 0}, ParamError, "at least 1, got 0"),
+        ("", {"transport": "carrier pigeon"}, ParamError, "'carrier pigeon' is unknown.*auto.*mpi"),
+        (threading.Lock(), {}, SerializationError, "argument 0"),
+    ],
+)
+def test_invalid_arguments_are_refused(
+    spark: SparkSession, given: Any, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        run_on_ranks(functions.describe, given, **{"num_ranks": 2, "spark": spark, **options})
 
 
 def executors_of(context: Any) -> list[str]:
@@ -391,7 +353,7 @@ def executors_of(context: Any) -> list[str]:
 @pytest.mark.timeout(400)
 @pytest.mark.about_executors
 def test_worker_killed_before_the_tasks_meet_does_not_end_other_executors(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, launch: Launch
 ) -> None:
     folder, secret = str(tmp_path), new_secret()
     with DriverChannel(secret, 2) as channel:
@@ -427,4 +389,4 @@ def test_worker_killed_before_the_tasks_meet_does_not_end_other_executors(
     # The task killed along with the other one has ended by now, two seconds after Spark requested it.
     assert wait_until_gone([int(Path(folder, "0").read_text())], 30) == []
     assert executors_of(context) == before
-    assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
+    assert launch(functions.sum_of_ranks) == [3.0, 3.0]

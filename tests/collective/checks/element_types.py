@@ -5,14 +5,12 @@ NumPy has no bfloat16: its elements are stored as uint16 bits, and computed as f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from tests.collective.checks.bfloat16_array import Bfloat16Array
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Array = np.ndarray[Any, Any]
 
@@ -55,9 +53,15 @@ def encode(numbers: Array, dtype: str) -> Array:
     return np.where(np.isnan(numbers), (bits >> 16) | 0x40, rounded).astype(np.uint16)
 
 
-def draw_elements(dtype: str, numbers: str, shape: tuple[int, ...], seed: Sequence[int]) -> Array:
-    """Draw the elements of one rank's array; the same seed gives the same elements."""
-    generator = np.random.default_rng(list(seed))
+@lru_cache(maxsize=8)
+def draw_elements(dtype: str, numbers: str, shape: tuple[int, ...], seed: tuple[int, ...]) -> Array:
+    """Draw the elements of one rank's array, which is read-only; the same seed gives the same elements."""
+    elements = _draw(np.random.default_rng(seed), dtype, numbers, shape)
+    elements.setflags(write=False)
+    return elements
+
+
+def _draw(generator: np.random.Generator, dtype: str, numbers: str, shape: tuple[int, ...]) -> Array:
     if dtype == "bool":
         return generator.integers(0, 2, shape, bool)
     if numbers == SMALL:

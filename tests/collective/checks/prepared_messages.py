@@ -31,7 +31,7 @@ class PreparedMessages:
         self._operation = step.operation_of(rank)
         shift = self._operation.shift
         self._to, self._source = (rank + shift) % world_size, (rank - shift) % world_size
-        self._sent = _elements(self._operation, rank)
+        self._sent = _elements(self._operation, rank).copy()
         size = self._operation.sizes[self._source]
         self._got = np.zeros(size, stored_type(self._operation.dtype))
         if self._operation.misaligned:

@@ -61,7 +61,7 @@ def where_it_listens(environment: RankEnvironment, host_of_rank: list[int] | Non
         "connections/addresses",
         lambda _: seen.update(host for _, host in listens_on([os.getpid()])),
     )
-    open_communicator(
+    with open_communicator(
         rendezvous=rendezvous,
         rank=environment.rank,
         world_size=environment.world_size,
@@ -69,7 +69,8 @@ def where_it_listens(environment: RankEnvironment, host_of_rank: list[int] | Non
         transport="tcp",
         host_of_rank=host_of_rank,
         timeout_s=20.0,
-    ).close()
+    ) as communicator:
+        communicator.barrier()
     return sorted(seen)
 
 

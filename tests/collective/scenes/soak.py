@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparkdl.errors import CommunicatorAbortedError, CommunicatorTimeoutError
-from sparkdl.rendezvous.store import all_gather_bytes
 from tests.collective.checks.census import Census
 from tests.collective.eventually import eventually
 from tests.collective.scenes.program_runner import run_program
@@ -73,7 +72,8 @@ def soak(
         # MPI cannot cancel operations that have begun.
         if is_order_fixed and random.random() < 0.01:
             del arena
-            _meet(environment, f"recovery {soaked.num_recoveries}")
+            # Without the communicator: an abort would overtake messages that others have yet to receive.
+            environment.meet(f"recovery {soaked.num_recoveries}")
             _fail(communicator, environment, random)
             communicator = _open(environment, host_of_rank)
             arena = communicator.allocate(_ARENA_BYTES)
@@ -95,14 +95,6 @@ def soak(
 
 def _open(environment: RankEnvironment, host_of_rank: Sequence[int]) -> Communicator:
     return environment.open(host_of_rank=host_of_rank, timeout_s=30.0)
-
-
-def _meet(environment: RankEnvironment, key: str) -> None:
-    """Wait for all ranks without the communicator: an abort would overtake messages that others have yet to receive."""
-    rank, world_size = environment.rank, environment.world_size
-    all_gather_bytes(
-        environment.rendezvous, key=key, rank=rank, world_size=world_size, value=b"", timeout_s=60.0
-    )
 
 
 def _fail(communicator: Communicator, environment: RankEnvironment, random: Random) -> None:
@@ -134,7 +126,7 @@ def _census(environment: RankEnvironment, name: str) -> Census:
         timeout_s=20.0,
     )
     # The last rank to leave deletes the keys of all; a rank that continues makes new ones.
-    _meet(environment, f"before {name}")
+    environment.meet(f"before {name}")
     taken = Census.take(environment.rendezvous.num_keys())
-    _meet(environment, f"after {name}")
+    environment.meet(f"after {name}")
     return taken

@@ -17,10 +17,9 @@ from sparkdl.estimators import TorchModel
 from sparkdl.estimators.fit.nested_runs import UnsentRuns
 from sparkdl.estimators.fit.tracking import save_for_mlflow
 from sparkdl.model.saved_model import SavedModel
-from sparkdl.tracking import kept_runs
 from sparkdl.tracking.logged_model import Registration, register
 from sparkdl.tracking.mlflow_model import is_mlflow_2
-from sparkdl.tracking.start import KEY_TAG, RunStart
+from sparkdl.tracking.run import RunGroup
 from tests.servers.fresh_mlflow import unset_tracking_uri
 from tests.training.signatures import make_signature
 
@@ -39,10 +38,15 @@ def refused(name):
         yield
 
 
+def shelf_in(folder):
+    """A function that makes the shelf of a Store in a folder."""
+    return lambda: UnsentRuns(Store(folder / "store"))
+
+
 def fit(tracked, local, *, meanwhile=lambda: None):
     folder = tracked / local
     folder.mkdir()
-    with tracking.open_run("on", shelf=lambda: UnsentRuns(Store(tracked / "store")), wait_s=60) as run:
+    with tracking.open_run("on", shelf=shelf_in(tracked), wait_s=60) as run:
         meanwhile()
         model = TorchModel(SavedModel(nn.Linear(1, 1), make_signature((1,))))
         run.log_model(save_for_mlflow(model, folder), folder, DIGITS)
@@ -100,7 +104,7 @@ def test_refused_model_is_kept_and_sent_when_it_is_permitted(tracked, caplog):
 
 def test_kept_run_that_cannot_be_read_does_not_block_the_others(tracked, caplog):
     mlflow.set_tracking_uri("http://me:secret@127.0.0.1:9")
-    with tracking.open_run("on", shelf=lambda: UnsentRuns(Store(tracked / "store")), wait_s=0) as run:
+    with tracking.open_run("on", shelf=shelf_in(tracked), wait_s=0) as run:
         run.log_params({"epochs": 3})
     (kept,) = tracked.glob("store/unsent-runs/*/run.json")
     assert "secret" not in kept.read_text() + caplog.text
@@ -115,16 +119,26 @@ def test_kept_run_that_cannot_be_read_does_not_block_the_others(tracked, caplog)
     assert not mlflow.is_tracking_uri_set()
 
 
-def test_parent_of_a_kept_run_is_found_on_any_page_of_experiments(tracked):
-    client = mlflow.MlflowClient()
+def test_parent_of_a_kept_run_is_found_on_any_page_of_experiments(tracked, monkeypatch):
+    mlflow.set_tracking_uri("http://127.0.0.1:9")
+    group = RunGroup(shelf_in(tracked), experiment="search", name="a search", wait_s=0)
+    with tracking.open_run("on", shelf=shelf_in(tracked), group=group, wait_s=0):
+        pass
+    group.close()
+    unset_tracking_uri()
+    here = f"sqlite:///{tracked}/here.db"
+    client = mlflow.MlflowClient(here)
     for number in range(3):
-        experiment = client.create_experiment(f"experiment {number}")
-        client.create_run(experiment, tags={KEY_TAG: f"key {number}"})
+        client.create_experiment(f"experiment {number}")
+    search = mlflow.MlflowClient.search_experiments
+    pages = []
 
-    class SmallPages(mlflow.MlflowClient):
-        def search_experiments(self, page_token=None):
-            return super().search_experiments(max_results=1, page_token=page_token)
+    def search_small_pages(self, page_token=None):
+        pages.append(page_token)
+        return search(self, max_results=1, page_token=page_token)
 
-    for number in range(3):
-        found = kept_runs._parent(SmallPages(), RunStart(key="own", parent_key=f"key {number}"))
-        assert client.get_run(found).data.tags[KEY_TAG] == f"key {number}"
+    monkeypatch.setattr(mlflow.MlflowClient, "search_experiments", search_small_pages)
+    parent, child = sparkdl.mlflow.send_kept(tracked / "store", tracking_uri=here)
+    assert client.get_run(parent.run_id).info.run_name == "a search"
+    assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == parent.run_id
+    assert len(pages) > 1

@@ -38,6 +38,20 @@ def kept(tmp_path):
     return list((tmp_path / "store").glob("unsent-runs/*/run.json"))
 
 
+def log_model(run, folder, signature, example=None):
+    """Log a model with a signature by way of the subfolder ``local``."""
+    (folder / "local").mkdir()
+    model = TorchModel(SavedModel(nn.Linear(1, 1), signature))
+    run.log_model(save_for_mlflow(model, folder / "local", example), folder / "local", None)
+
+
+def column_of(*values):
+    """An array of objects, also where they are arrays."""
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
+
+
 def test_run_ends_as_its_fit_ends_and_joins_or_nests_under_an_active_run(tracked, open_run):
     with open_run("on", run_name="alone", tags={"purpose": "test"}) as run:
         run.log_params({"long": "x" * 9000, "epochs": 3})
@@ -149,7 +163,9 @@ def test_a_tracking_uri_of_the_user_is_kept(tracked, open_run):
     assert not (tracked / "mlflow.db").exists()
 
 
-def test_without_mlflow_a_fit_is_not_tracked_unless_tracking_is_on(monkeypatch, open_run):
+def test_a_fit_is_not_tracked_without_mlflow_or_if_tracking_is_off(monkeypatch, open_run):
+    with open_run("off") as run:
+        assert (run.run_id, run.is_tracked) == (None, False)
     monkeypatch.delitem(sys.modules, "mlflow")
     monkeypatch.setattr(sys, "meta_path", [])
     with open_run("auto") as run:
@@ -158,24 +174,11 @@ def test_without_mlflow_a_fit_is_not_tracked_unless_tracking_is_on(monkeypatch, 
         pass
 
 
-def test_tracking_off_logs_nothing(open_run):
-    with open_run("off") as run:
-        assert (run.run_id, run.is_tracked) == (None, False)
-
-
-def test_requirements_name_public_versions():
+def test_requirements_name_public_versions_of_the_packages_that_a_model_imports():
     requirements = pip_requirements()
-    assert [line.split("==")[0] for line in requirements] == [
-        "cloudpickle",
-        "numpy",
-        "pandas",
-        "safetensors",
-        "torch",
-    ]
+    names = [line.split("==")[0] for line in requirements]
+    assert names == ["cloudpickle", "numpy", "pandas", "safetensors", "torch"]
     assert not any("+" in line for line in requirements)
-
-
-def test_requirements_name_the_packages_of_the_modules_that_a_model_imports():
     modules = [
         "torchmetrics.regression.mse",
         "google.protobuf.message",
@@ -185,7 +188,7 @@ def test_requirements_name_the_packages_of_the_modules_that_a_model_imports():
         "torch.nn",
         "sparkdl.torch.sync_batch_norm",
     ]
-    more = {line.split("==")[0] for line in set(pip_requirements(modules)) - set(pip_requirements())}
+    more = {line.split("==")[0] for line in set(pip_requirements(modules)) - set(requirements)}
     assert more == {"torchmetrics", "protobuf"}
 
 
@@ -193,29 +196,21 @@ def test_model_is_logged_in_the_experiment_of_its_run(tracked, open_run):
     there = (tracked / "artifacts").as_uri()
     mlflow.set_tracking_uri(f"sqlite:///{tracked}/mlflow.db")
     experiment = mlflow.create_experiment("of this run", artifact_location=there)
-    (tracked / "local").mkdir()
     with open_run("on", experiment="of this run") as run:
         run.log_params({"epochs": 3})
-        model = TorchModel(SavedModel(nn.Linear(1, 1), make_signature((1,))))
-        run.log_model(save_for_mlflow(model, tracked / "local"), tracked / "local", None)
+        log_model(run, tracked, make_signature((1,)))
     assert mlflow.get_run(run.run_id).info.experiment_id == experiment
     assert not list(tracked.glob("mlruns/*")), "MLflow 2 makes the folder"
     if mlflow.__version__ >= "3":
         logged = mlflow.get_logged_model(run.model_uri.removeprefix("models:/"))
-        assert (logged.experiment_id, logged.source_run_id, logged.params) == (
-            experiment,
-            run.run_id,
-            {"epochs": "3"},
-        )
-        assert logged.status == "READY"
+        assert (logged.experiment_id, logged.source_run_id) == (experiment, run.run_id)
+        assert (logged.params, logged.status) == ({"epochs": "3"}, "READY")
 
 
 def test_code_of_the_fit_is_logged_with_its_model(tracked, open_run):
     (tracked / "nets_of_a_job.py").write_text("made = 17")
-    (tracked / "local").mkdir()
-    model = TorchModel(SavedModel(nn.Linear(1, 1), make_signature((1,))))
     with open_run("on") as run, tracking.models_with_code([tracked / "nets_of_a_job.py"]):
-        run.log_model(save_for_mlflow(model, tracked / "local"), tracked / "local", None)
+        log_model(run, tracked, make_signature((1,)))
     there = Path(mlflow.artifacts.download_artifacts(run.model_uri))
     assert (there / "code" / "nets_of_a_job.py").read_text() == "made = 17"
     assert mlflow.models.Model.load(str(there)).flavors["python_function"]["code"] == "code"
@@ -225,12 +220,8 @@ def test_code_of_the_fit_is_logged_with_its_model(tracked, open_run):
 def test_row_that_mlflow_cannot_load_again_is_not_logged_as_an_example(tracked, open_run):
     picture = Column(name="x", dtype="object", kind="image")
     signature = replace(make_signature(), inputs=replace(make_inputs("x"), columns=(picture,)))
-    model = TorchModel(SavedModel(nn.Linear(1, 1), signature))
     with open_run("on") as run:
-        (tracked / "local").mkdir()
-        row = np.empty(1, dtype=object)
-        row[0] = np.zeros((2, 2, 3), np.uint8)
-        run.log_model(save_for_mlflow(model, tracked / "local", {"x": row}), tracked / "local", None)
+        log_model(run, tracked, signature, {"x": column_of(np.zeros((2, 2, 3), np.uint8))})
     info = mlflow.models.get_model_info(run.model_uri)
     assert info.signature is not None
     assert info.saved_input_example_info is None
@@ -244,22 +235,18 @@ def test_example_is_nested_like_the_type_of_its_column(tracked, open_run):
         seen.write_bytes(pickle.dumps({name: values[0] for name, values in columns.items()}))
         return {"x": np.zeros((1, 1), np.float32)}
 
-    floats = ("number", "float32")
+    ragged = Column(name="", dtype="object", kind="ragged", lengths=(None, 2), element=("number", "float32"))
     columns = {
         "matrix": Column(name="", dtype="float32", shape=(2, 3)),
-        "pairs": Column(name="", dtype="object", kind="ragged", lengths=(None, 2), element=floats),
-        "uneven": Column(name="", dtype="object", kind="ragged", lengths=(None, None), element=floats),
-        "words": Column(
-            name="", dtype="object", kind="ragged", lengths=(None,), element=("string", "object")
-        ),
+        "pairs": ragged,
+        "uneven": replace(ragged, lengths=(None, None)),
+        "words": replace(ragged, lengths=(None,), element=("string", "object")),
         **({"picture": Column(name="", dtype="object", kind="image")} if ANY_TYPE else {}),
         "name": Column(name="", dtype="object", kind="string"),
         "count": Column(name="", dtype="int32"),
     }
     columns = {name: replace(column, name=name) for name, column in columns.items()}
-    signature = make_signature()
     inputs = replace(make_inputs("x", prepare=prepare), columns=tuple(columns.values()))
-    model = TorchModel(SavedModel(nn.Linear(1, 1), replace(signature, inputs=inputs)))
     given = {
         "matrix": np.arange(6, dtype=np.float32).reshape(2, 3) / 3,
         "pairs": np.arange(6, dtype=np.float32).reshape(3, 2) / 3,
@@ -269,13 +256,9 @@ def test_example_is_nested_like_the_type_of_its_column(tracked, open_run):
         "name": "one",
         "count": np.int32(7),
     }
-    example = {name: np.empty(1, dtype=object) for name in given}
-    for name, value in given.items():
-        example[name][0] = value
+    example = {name: column_of(value) for name, value in given.items()}
     with open_run("on") as run:
-        (tracked / "local").mkdir()
-        spec = save_for_mlflow(model, tracked / "local", example)
-        run.log_model(spec, tracked / "local", None)
+        log_model(run, tracked, replace(make_signature(), inputs=inputs), example)
     served = mlflow.pyfunc.load_model(run.model_uri)
     saved_at = mlflow.artifacts.download_artifacts(run.model_uri)
     assert len(served.predict(served.metadata.load_input_example(saved_at))) == 1

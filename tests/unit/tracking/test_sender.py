@@ -27,13 +27,15 @@ def test_message_that_fails_after_close_is_kept_without_a_warning(tmp_path: Path
                 raise RefusedError from error
             raise
 
+    before = threading.enumerate()
     sender = Sender(send, spill=print, warn=lambda *words: warnings.append(words), name="the fit")
     sender.put(Message(kind="model", content={}, folder=folder))
     assert is_sending.wait(30)
     assert not sender.wait(0.01)
     assert [message.folder for message in sender.close()] == [folder]
+    (thread,) = (each for each in threading.enumerate() if each not in before)
     folder.rmdir()
     is_removed.set()
-    sender._thread.join(30)
-    assert not sender._thread.is_alive()
+    thread.join(30)
+    assert not thread.is_alive()
     assert warnings == []

@@ -24,7 +24,6 @@ def see_everything(first: int, *, second: int) -> dict[str, Any]:
     ones = torch.ones(2)
     dist.all_reduce(ones)
     communicator = current_communicator()
-    assert communicator is not None
     return {
         "given": (first, second),
         "backend": dist.get_backend(),
@@ -89,27 +88,21 @@ def fail_on(culprit: int) -> None:
     dist.barrier()
 
 
-def fail_until(marker: str) -> str:
-    """Raise on rank 1 the first time, when the file does not exist yet."""
-    if dist.get_rank() == 1 and not Path(marker).exists():
-        Path(marker).touch()
-        raise LookupError("the first time")
-    dist.barrier()
-    return "done"
-
-
-def kill_once(marker: str) -> str:
-    """Kill rank 1 by SIGKILL the first time, when the file does not exist yet."""
-    if dist.get_rank() == 1 and not Path(marker).exists():
-        Path(marker).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+def fail_once(marker: Path, how: str) -> str:
+    """Have rank 1 raise, die or hang the first time, when the file does not exist yet."""
+    if dist.get_rank() == 1 and not marker.exists():
+        marker.touch()
+        if how == "raise":
+            raise LookupError("the first time")
+        if how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait(600)
     dist.barrier()
     return "done"
 
 
 def look_around() -> dict[str, Any]:
     communicator = current_communicator()
-    assert communicator is not None
     # In bfloat16 the next number after 1 is 1 + 2**-7.
     nearly_one = np.full(1 << 12, 1 + 2**-12, np.float32)
     communicator.allreduce(nearly_one)
@@ -119,15 +112,6 @@ def look_around() -> dict[str, Any]:
         "timeout_s": communicator.timeout_s,
         "sum": float(nearly_one[0]),
     }
-
-
-def stand_still_once(marker: str) -> str:
-    """Let rank 1 hang the first time, when the file does not exist yet."""
-    if dist.get_rank() == 1 and not Path(marker).exists():
-        Path(marker).touch()
-        threading.Event().wait(600)
-    dist.barrier()
-    return "done"
 
 
 def stop_itself() -> None:
@@ -164,10 +148,6 @@ def initialize_again() -> None:
 
 def wrapped_model() -> torch.nn.Module:
     return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
-
-
-def unpicklable() -> Any:
-    return threading.Lock()
 
 
 class NeverPickledError(Exception):

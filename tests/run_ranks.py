@@ -27,6 +27,7 @@ from sparkdl.collective import (
     PmiServer,
     RendezvousClient,
     StallCheck,
+    all_gather_bytes,
     new_secret,
     open_communicator,
     pmi_environment,
@@ -107,6 +108,17 @@ class RankEnvironment:
                 yield communicator
             finally:
                 set_current_communicator(None)
+
+    def meet(self, key: str) -> None:
+        """Wait for all ranks without a communicator; each meeting has its own key."""
+        all_gather_bytes(
+            self.rendezvous,
+            key=key,
+            rank=self.rank,
+            world_size=self.world_size,
+            value=b"",
+            timeout_s=60.0,
+        )
 
     def close(self) -> None:
         """Disconnect from the coordinator."""

@@ -230,10 +230,16 @@ def test_too_small_shared_memory_is_a_warning_for_auto_and_an_error_for_shm() ->
         assert "/dev/shm" in outcome["shm"]["message"]
 
 
-def test_shm_is_refused_to_ranks_on_several_hosts() -> None:
-    for outcome in run_ranks(2, opening_scenes.not_one_host):
+@pytest.mark.parametrize(
+    ("transport", "host_of_rank", "named"),
+    [("shm", (0, 1), "transport='auto'"), ("mpi", None, "do not stand in one MPI world")],
+)
+def test_transport_that_cannot_connect_the_ranks_is_refused(
+    transport: str, host_of_rank: tuple[int, int] | None, named: str
+) -> None:
+    for outcome in run_ranks(2, opening_scenes.error_of_opening, transport, host_of_rank):
         assert "CommunicatorError" in outcome["kinds"]
-        assert "transport='auto'" in outcome["message"]
+        assert named in outcome["message"]
 
 
 def test_mpi_rank_that_dies_during_opening_does_not_hold_the_others_past_their_deadline() -> None:
@@ -244,21 +250,9 @@ def test_mpi_rank_that_dies_during_opening_does_not_hold_the_others_past_their_d
     assert outcome["seconds"] < PROMPTLY_S
 
 
-def test_mpi_is_refused_to_ranks_outside_one_mpi_world() -> None:
-    for outcome in run_ranks(2, mpi_failure_scenes.no_mpi_world):
-        assert "CommunicatorError" in outcome["kinds"]
-        assert "do not stand in one MPI world" in outcome["message"]
-
-
 def test_missing_mpi_library_is_named_with_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise ImportError('no MPI here')")
     variables = {"PYTHONPATH": ":".join([str(tmp_path), *sys.path])}
-    for outcome in run_ranks(1, mpi_failure_scenes.no_mpi_world, variables=variables):
+    for outcome in run_ranks(1, opening_scenes.error_of_opening, "mpi", None, variables=variables):
         assert "TransportUnavailableError" in outcome["kinds"]
         assert "pip install mpi4py mpich" in outcome["message"]
-
-
-def test_unknown_transport_is_refused_with_the_known_ones() -> None:
-    (outcome,) = run_ranks(1, opening_scenes.unknown_transport)
-    assert "ParamError" in outcome["kinds"]
-    assert "tcp" in outcome["message"]

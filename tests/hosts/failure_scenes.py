@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparkdl.collective import all_gather_bytes, open_communicator
+from sparkdl.collective import open_communicator
 from sparkdl.collective.native.rings import connect_rings
 from sparkdl.rendezvous.store import PrefixRendezvous
 from sparkdl.topology import Topology
@@ -112,7 +112,7 @@ def _cut_in_an_operation(environment: RankEnvironment, stage: Stage) -> Outcome:
 
 def _cut_before_opening(environment: RankEnvironment, stage: Stage) -> Outcome:
     name = "cut before opening"
-    _meet(environment, name)
+    environment.meet(name)
     if environment.rank == 0:
         _run(stage.cut)
     if environment.rank in stage.victims:
@@ -238,19 +238,8 @@ def _open(environment: RankEnvironment, name: str) -> Communicator:
     """Open a communicator; return when all ranks know that the others have opened it."""
     communicator = environment.open(name=name)
     communicator.barrier()
-    _meet(environment, f"{name}/is open")
+    environment.meet(f"{name}/is open")
     return communicator
-
-
-def _meet(environment: RankEnvironment, key: str) -> None:
-    all_gather_bytes(
-        environment.rendezvous,
-        key=key,
-        rank=environment.rank,
-        world_size=environment.world_size,
-        value=b"",
-        timeout_s=30.0,
-    )
 
 
 def _failed_allreduce(communicator: Communicator, stage: Stage) -> Outcome:
@@ -316,12 +305,12 @@ def _once_under_way(act: Callable[[], None], *, on: bool) -> Iterator[None]:
 
     def wait_and_act() -> None:
         try:
-            assert eventually(lambda: _bytes_sent() - before > _UNDER_WAY_BYTES, timeout_s=10.0)
+            assert eventually(lambda: bytes_sent() - before > _UNDER_WAY_BYTES, timeout_s=10.0)
             act()
         except Exception as error:
             failures.append(error)
 
-    before = _bytes_sent()
+    before = bytes_sent()
     thread = threading.Thread(target=wait_and_act)
     if on:
         thread.start()
@@ -332,7 +321,7 @@ def _once_under_way(act: Callable[[], None], *, on: bool) -> Iterator[None]:
         raise failures[0]
 
 
-def _bytes_sent() -> int:
+def bytes_sent() -> int:
     """Number of bytes that this host has sent through its cable: the ninth number of an interface's line."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")

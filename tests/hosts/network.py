@@ -6,7 +6,6 @@ limited in both directions by a token bucket (``tc``'s tbf), and optionally dela
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -55,10 +54,6 @@ class Network:
     def mend_command(self, host: int) -> list[str]:
         """The command that reverts :meth:`cut_command`."""
         return self._set_port(host, "up")
-
-    def bytes_sent(self) -> list[int]:
-        """Number of bytes that each host has sent so far."""
-        return [_bytes_sent(host) for host in self._hosts]
 
     def _set_port(self, host: int, state: str) -> list[str]:
         return [*self._switch.command(), "ip", "link", "set", f"port{host}", state]
@@ -123,8 +118,3 @@ def _limit(namespace: Namespace, interface: str, gigabits_per_s: float) -> None:
 
 def _batch(namespace: Namespace, commands: Sequence[str]) -> None:
     namespace.run(["ip", "-batch", "-"], "\n".join(commands) + "\n")
-
-
-def _bytes_sent(host: Namespace) -> int:
-    (interface,) = json.loads(host.run(["ip", "-json", "-statistics", "link", "show", "dev", "eth0"]))
-    return int(interface["stats64"]["tx"]["bytes"])

@@ -13,9 +13,11 @@ import numpy as np
 from sparkdl.collective import Address
 from sparkdl.rendezvous.addresses import listen
 from sparkdl.rendezvous.dialing import connect_any
+from tests.hosts.failure_scenes import bytes_sent
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
     from sparkdl.collective import Communicator
     from tests.run_ranks import RankEnvironment
@@ -50,14 +52,25 @@ def rates(environment: RankEnvironment, num_bytes: int, num_repetitions: int) ->
         }
 
 
-def moved(
-    environment: RankEnvironment,
-    operation: str,
-    num_bytes: int,
-    transport: str = "auto",
-    wire: str = "float32",
-) -> None:
-    """Run one collective on ``num_bytes`` of float32, which are its array or, with blocks, all blocks together."""
+def moved(environment: RankEnvironment, num_bytes: int, cases: Sequence[tuple[str, str, str]]) -> list[int]:
+    """The number of bytes that this host sends in each of some collectives with a transport and a wire.
+
+    Args:
+        environment: environment of this rank.
+        num_bytes: size of the array of float32 or, with blocks, of all blocks together.
+        cases: operation, transport and wire of each collective.
+    """
+    sent = []
+    for operation, transport, wire in cases:
+        environment.meet(f"before {operation} by {transport} in {wire}")
+        before = bytes_sent()
+        _move(environment, num_bytes, operation, transport, wire)
+        environment.meet(f"after {operation} by {transport} in {wire}")
+        sent.append(bytes_sent() - before)
+    return sent
+
+
+def _move(environment: RankEnvironment, num_bytes: int, operation: str, transport: str, wire: str) -> None:
     with environment.open(transport=transport, wire=wire) as communicator:
         world_size = communicator.world_size
         whole = np.ones(num_bytes // 4, np.float32)

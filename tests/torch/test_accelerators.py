@@ -107,10 +107,8 @@ def test_wire_that_nccl_ignores_gives_a_warning(caplog: pytest.LogCaptureFixture
         warn_of_wire(backend, wire, num_hosts)
     assert not caplog.messages
     warn_of_wire("torch", "float16", 2)
-    assert caplog.messages == [
-        "wire='float16' does not reach CUDA tensors: they travel by NCCL, which sends float32 as it is. "
-        "transport='hierarchical' rounds it between hosts."
-    ]
+    (message,) = caplog.messages
+    assert message.startswith("wire='float16' does not reach CUDA tensors")
 
 
 def test_unavailable_cuda_backend_is_refused_with_the_ranks_at_fault() -> None:

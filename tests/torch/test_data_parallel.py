@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -20,46 +21,36 @@ from tests.run_ranks import RankEnvironment, run_ranks
 from tests.torch.checks import run_checks
 from tests.torch.training_examples import (
     NUM_STEPS,
+    assert_gradients,
+    assert_trained,
     batch,
     joined_batch,
     loss_of,
     model,
     optimizer_of,
     reference_gradients,
-    reference_weights,
 )
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 def wrap(module: nn.Module, **options: Any) -> DataParallel:
-    communicator = current_communicator()
-    assert communicator is not None
-    return DataParallel(module, communicator, **options)
+    return DataParallel(module, current_communicator(), **options)
 
 
 def rank() -> int:
-    communicator = current_communicator()
-    assert communicator is not None
-    return communicator.rank
+    return current_communicator().rank
 
 
 def world_size() -> int:
-    communicator = current_communicator()
-    assert communicator is not None
-    return communicator.world_size
-
-
-def compare_gradients(module: nn.Module, expected: dict[str, torch.Tensor]) -> None:
-    for name, parameter in module.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], **TOLERANCE)
+    return current_communicator().world_size
 
 
 def check_gradients_equal_one_process_whatever_the_buckets() -> None:
     for bucket_bytes in (1, 500, 1 << 20):
         module = model()
         loss_of(wrap(module, bucket_bytes=bucket_bytes), batch(rank(), 0)).backward()
-        compare_gradients(module, reference_gradients(world_size()))
+        assert_gradients(module, reference_gradients(world_size()))
 
 
 def check_training_equals_one_process_whether_gradients_are_kept_or_dropped() -> None:
@@ -70,8 +61,7 @@ def check_training_equals_one_process_whether_gradients_are_kept_or_dropped() ->
             optimizer.zero_grad(set_to_none=set_to_none)
             loss_of(wrapped, batch(rank(), step)).backward()
             optimizer.step()
-        for name, value in module.state_dict().items():
-            torch.testing.assert_close(value, reference_weights(world_size())[name], **TOLERANCE)
+        assert_trained(module, world_size())
 
 
 def check_gradients_stay_where_they_are_reduced() -> None:
@@ -107,7 +97,7 @@ def check_sums_of_several_passes_are_averaged_once() -> None:
         loss_of(wrapped, batch(rank(), 0)).backward()
     loss_of(wrapped, batch(rank(), 1)).backward()
     expected = [reference_gradients(world_size(), step) for step in (0, 1)]
-    compare_gradients(module, {name: expected[0][name] + expected[1][name] for name in expected[0]})
+    assert_gradients(module, {name: expected[0][name] + expected[1][name] for name in expected[0]})
 
 
 class Branches(nn.Module):
@@ -149,6 +139,32 @@ def check_parameters_may_take_part_on_some_ranks_in_a_pass_without_averaging() -
         torch.testing.assert_close(branch.weight.grad, x.sum(0).expand(2, 3) * share, **TOLERANCE)
 
 
+def check_a_rank_whose_pass_is_not_counted_adds_no_gradient() -> None:
+    """Its own branch keeps None, also if the pass is not averaged; the others' branch gets their gradients."""
+    for bucket_bytes in (8, 1 << 20):
+        module = Branches()
+        wrapped = wrap(module, bucket_bytes=bucket_bytes)
+        x = torch.arange(6.0).view(2, 3)
+        uncounted = wrapped.uncounted if rank() == 0 else nullcontext
+        with wrapped.no_sync(), uncounted():
+            wrapped(x * (rank() > 0)).backward()
+        assert (module.branches[0].weight.grad is None) and (module.branches[1].weight.grad is None) == (rank() == 0)
+        with uncounted():
+            wrapped(x * (rank() > 0)).backward()
+        expected = x.sum(0).expand(2, 3) * 2 * (1 - 1 / world_size())
+        torch.testing.assert_close(module.branches[1].weight.grad, expected, **TOLERANCE)
+        assert module.branches[0].weight.grad is module.branches[2].weight.grad is None
+        with uncounted():
+            wrapped(x).backward()  # gradients that exist are kept
+        assert module.branches[0].weight.grad is None
+        module.branches[0].weight.grad = torch.ones(2, 3) if rank() == 0 else None
+        with uncounted():
+            wrapped(x * (rank() > 0)).backward()
+        torch.testing.assert_close(
+            module.branches[0].weight.grad, torch.ones(2, 3) / world_size(), **TOLERANCE
+        )
+
+
 def check_a_backward_pass_that_failed_leaves_no_trace() -> None:
     module = model()
     wrapped = wrap(module)
@@ -162,7 +178,7 @@ def check_a_backward_pass_that_failed_leaves_no_trace() -> None:
         module[1:](output).sum().backward()
     module.zero_grad()
     loss_of(wrapped, batch(rank(), 0)).backward()
-    compare_gradients(module, reference_gradients(world_size()))
+    assert_gradients(module, reference_gradients(world_size()))
 
 
 def check_a_sparse_gradient_is_an_error_that_names_its_parameter() -> None:
@@ -179,7 +195,7 @@ def check_a_sparse_gradient_is_an_error_that_names_its_parameter() -> None:
     wrapped.close()
     module = model()
     loss_of(wrap(module), batch(rank(), 0)).backward()
-    compare_gradients(module, reference_gradients(world_size()))
+    assert_gradients(module, reference_gradients(world_size()))
 
 
 def check_dtypes_may_differ() -> None:
@@ -208,18 +224,19 @@ def check_a_module_can_be_wrapped_again_once_its_wrapper_is_closed() -> None:
     first.close()
     second = wrap(module)
     loss_of(second, batch(rank(), 0)).backward()
-    compare_gradients(module, reference_gradients(world_size(), 0))
+    assert_gradients(module, reference_gradients(world_size(), 0))
     second.close()
     module.zero_grad()
     own = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
     loss.backward()
-    compare_gradients(module, dict(zip(dict(module.named_parameters()), own, strict=True)))
+    assert_gradients(module, dict(zip(dict(module.named_parameters()), own, strict=True)))
 
 
 def check_a_module_that_is_dropped_goes_with_its_gradients() -> None:
     wrapped = wrap(model())
     loss_of(wrapped, joined_batch(2, 0)).backward()
-    gradient = weakref.ref(wrapped._buckets[0].elements)
+    gradient = weakref.ref(next(wrapped.parameters()).grad)
+    assert gradient() is not None
     del wrapped
     gc.collect()
     assert gradient() is None

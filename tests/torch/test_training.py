@@ -15,19 +15,19 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.checks import checks_in
 from tests.torch.checks import run_checks
 from tests.torch.training_examples import (
     NUM_STEPS,
+    assert_gradients,
+    assert_trained,
     batch,
     loss_of,
     model,
     optimizer_of,
     reference_gradients,
-    reference_weights,
 )
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
@@ -42,10 +42,6 @@ def train(module: torch.nn.Module, num_steps: int = NUM_STEPS) -> None:
         optimizer.step()
 
 
-def full(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
-
-
 def sharded_model(**options: object) -> torch.nn.Module:
     module = model()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -56,11 +52,9 @@ def sharded_model(**options: object) -> torch.nn.Module:
 
 
 def check_torch_compile_leaves_the_collectives_of_ddp_as_they_are() -> None:
-    compiled = torch.compile(DistributedDataParallel(model()), backend="eager")
-    train(compiled)
-    expected = reference_weights(dist.get_world_size())
-    for name, found in compiled.named_parameters():
-        torch.testing.assert_close(found.detach(), expected[name.rpartition("module.")[2]], **TOLERANCE)
+    module = DistributedDataParallel(model())
+    train(torch.compile(module, backend="eager"))
+    assert_trained(module.module, dist.get_world_size())
 
     @torch.compile(backend="eager")
     def doubled_sum(values: torch.Tensor) -> torch.Tensor:
@@ -74,16 +68,13 @@ def check_torch_compile_leaves_the_collectives_of_ddp_as_they_are() -> None:
 def check_ddp_gradients_equal_one_process_on_the_joined_batch() -> None:
     module = DistributedDataParallel(model())
     loss_of(module, batch(dist.get_rank(), 0)).backward()
-    expected = reference_gradients(dist.get_world_size())
-    for name, parameter in module.module.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], **TOLERANCE)
+    assert_gradients(module.module, reference_gradients(dist.get_world_size()))
 
 
 def check_ddp_with_several_buckets_trains_as_one_process() -> None:
     module = DistributedDataParallel(model(), bucket_cap_mb=SMALL_BUCKET_MB, gradient_as_bucket_view=True)
     train(module)
-    for name, expected in reference_weights(dist.get_world_size()).items():
-        torch.testing.assert_close(module.module.state_dict()[name], expected, **TOLERANCE)
+    assert_trained(module.module, dist.get_world_size())
 
 
 def check_ddp_starts_reducing_before_the_backward_pass_ends() -> None:
@@ -102,9 +93,7 @@ def check_ddp_starts_reducing_before_the_backward_pass_ends() -> None:
     module.zero_grad()
     loss_of(module, batch(dist.get_rank(), 0)).backward()
     assert events.index("reduce") < events.index("last gradient") < len(events) - 1
-    expected = reference_gradients(dist.get_world_size())
-    for name, parameter in module.module.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], **TOLERANCE)
+    assert_gradients(module.module, reference_gradients(dist.get_world_size()))
 
 
 def check_ddp_finds_parameters_that_one_rank_does_not_use() -> None:
@@ -159,27 +148,21 @@ def check_ddp_trains_in_bfloat16() -> None:
 def check_fsdp2_gradients_are_averaged_and_not_summed() -> None:
     module = sharded_model()
     loss_of(module, batch(dist.get_rank(), 0)).backward()
-    expected = reference_gradients(dist.get_world_size())
-    for name, parameter in module.named_parameters():
-        torch.testing.assert_close(full(parameter.grad), expected[name], **TOLERANCE)
+    assert_gradients(module, reference_gradients(dist.get_world_size()))
 
 
 def check_fsdp2_trains_as_one_process() -> None:
     module = sharded_model()
     train(module)
-    expected = reference_weights(dist.get_world_size())
-    for name, parameter in module.named_parameters():
-        assert parameter.to_local().numel() < expected[name].numel()
-        torch.testing.assert_close(full(parameter), expected[name], **TOLERANCE)
+    assert all(parameter.to_local().numel() < parameter.numel() for parameter in module.parameters())
+    assert_trained(module, dist.get_world_size())
 
 
 def check_fsdp2_reduces_in_bfloat16_when_told_to() -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.bfloat16)
     module = sharded_model(mp_policy=policy)
     loss_of(module, batch(dist.get_rank(), 0)).backward()
-    expected = reference_gradients(dist.get_world_size())
-    for name, parameter in module.named_parameters():
-        torch.testing.assert_close(full(parameter.grad), expected[name], rtol=0.02, atol=1e-3)
+    assert_gradients(module, reference_gradients(dist.get_world_size()), rtol=0.02, atol=1e-3)
 
 
 def check_distributed_checkpoints_bring_back_an_fsdp2_model() -> None:
@@ -192,10 +175,7 @@ def check_distributed_checkpoints_bring_back_an_fsdp2_model() -> None:
     state = {"model": get_model_state_dict(fresh)}
     dcp.load(state, checkpoint_id=folder[0])
     set_model_state_dict(fresh, state["model"])
-    for name, parameter in fresh.named_parameters():
-        torch.testing.assert_close(
-            full(parameter), reference_weights(dist.get_world_size())[name], **TOLERANCE
-        )
+    assert_trained(fresh, dist.get_world_size())
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(folder[0])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch.distributed.tensor import DTensor
 
 FEATURES = 12
 ROWS_PER_RANK = 6
@@ -44,6 +47,25 @@ def joined_batch(world_size: int, step: int) -> tuple[torch.Tensor, torch.Tensor
 def loss_of(module: torch.nn.Module, rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """The mean loss over the rows."""
     return torch.nn.functional.cross_entropy(module(rows[0]), rows[1])
+
+
+def assert_gradients(
+    module: torch.nn.Module, expected: Mapping[str, torch.Tensor], *, rtol: float = 1e-5, atol: float = 1e-6
+) -> None:
+    """Assert that the gradients, which may be sharded, agree; only the order of float32 sums differs."""
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(_full(parameter.grad), expected[name], rtol=rtol, atol=atol)
+
+
+def assert_trained(module: torch.nn.Module, world_size: int) -> None:
+    """Assert that the weights, which may be sharded, are those of one process after ``NUM_STEPS`` steps."""
+    expected = reference_weights(world_size)
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(_full(parameter), expected[name], rtol=1e-5, atol=1e-6)
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def reference_gradients(world_size: int, step: int = 0) -> dict[str, torch.Tensor]:

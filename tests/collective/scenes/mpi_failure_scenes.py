@@ -48,7 +48,3 @@ def dies_while_mpi_makes_the_communicator(environment: RankEnvironment) -> Outco
     all_gather_bytes(rendezvous, key="mpi/places", rank=1, world_size=2, value=b"[1, 2]", timeout_s=10.0)
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
-
-
-def no_mpi_world(environment: RankEnvironment) -> Outcome:
-    return error_of(lambda: environment.open(transport="mpi"))

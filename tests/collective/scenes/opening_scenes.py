@@ -118,9 +118,7 @@ def no_room_for_the_segment(environment: RankEnvironment) -> Outcome:
     }
 
 
-def not_one_host(environment: RankEnvironment) -> Outcome:
-    return error_of(lambda: environment.open(transport="shm", host_of_rank=(0, 1)))
-
-
-def unknown_transport(environment: RankEnvironment) -> Outcome:
-    return error_of(lambda: environment.open(transport="pigeon"))
+def error_of_opening(
+    environment: RankEnvironment, transport: str, host_of_rank: tuple[int, int] | None
+) -> Outcome:
+    return error_of(lambda: environment.open(transport=transport, host_of_rank=host_of_rank))

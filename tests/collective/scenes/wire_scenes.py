@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,13 +11,14 @@ import numpy as np
 from tests.collective.scenes.failure_scenes import Outcome, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sparkdl.collective import Communicator
     from tests.run_ranks import RankEnvironment
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
+WIRES = ("bfloat16", "float16")
 SIZES = (0, 1, 7, 1000, 65_537, 1_000_003)
 _UNIT = 16
 """Number of elements of which the offsets of a ring's blocks are multiples."""
@@ -53,16 +55,24 @@ def inputs(size: int, world_size: int) -> list[Array]:
     return [generator.normal(size=size).astype(np.float32) for generator in generators]
 
 
-def reductions(environment: RankEnvironment, wire: str) -> None:
+@contextmanager
+def each_wire(environment: RankEnvironment, **options: Any) -> Iterator[list[Communicator]]:
+    """Open a communicator for each wire."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(environment.open(name=wire, wire=wire, **options)) for wire in WIRES]
+
+
+def reductions(environment: RankEnvironment) -> None:
     """Check every reduction over a ring of hosts with one rank each, to the bit."""
-    with environment.open(transport="tcp", wire=wire) as communicator:
-        assert communicator.wire == wire
+    with each_wire(environment, transport="tcp") as communicators:
         for size in SIZES:
-            arrays = inputs(size, communicator.world_size)
-            for op in ("sum", "avg"):
-                _allreduce(communicator, arrays, op, wire)
-                _reduce_scatter(communicator, arrays, op, wire)
-                _reduce(communicator, arrays, op, wire)
+            arrays = inputs(size, environment.world_size)
+            for wire, communicator in zip(WIRES, communicators, strict=True):
+                assert communicator.wire == wire
+                for op in ("sum", "avg"):
+                    _allreduce(communicator, arrays, op, wire)
+                    _reduce_scatter(communicator, arrays, op, wire)
+                    _reduce(communicator, arrays, op, wire)
 
 
 def _allreduce(communicator: Communicator, arrays: list[Array], op: str, wire: str) -> None:
@@ -92,61 +102,65 @@ def _reduce(communicator: Communicator, arrays: list[Array], op: str, wire: str)
     np.testing.assert_array_equal(array, expected, err_msg=f"{op} of {array.size}")
 
 
-def what_is_not_rounded(environment: RankEnvironment, wire: str) -> None:
+def what_is_not_rounded(environment: RankEnvironment) -> None:
     """Check all operations except sums and averages of float32."""
-    with environment.open(transport="tcp", wire=wire) as communicator:
-        world_size, rank = communicator.world_size, communicator.rank
-        fine = np.float32(1 + 2.0**-20)
-        for op in ("min", "max"):
-            array = np.full(1000, fine, np.float32)
-            communicator.allreduce(array, op=op)
+    fine = np.float32(1 + 2.0**-20)
+    with each_wire(environment, transport="tcp") as communicators:
+        for communicator in communicators:
+            world_size = communicator.world_size
+            for op in ("min", "max"):
+                array = np.full(1000, fine, np.float32)
+                communicator.allreduce(array, op=op)
+                assert (array == fine).all()
+            double = np.full(1000, float(fine))
+            communicator.allreduce(double)
+            assert (double == world_size * float(fine)).all()
+            integers = np.full(1000, 1_000_003)
+            communicator.allreduce(integers)
+            assert (integers == world_size * 1_000_003).all()
+            array = np.full(1000, fine if communicator.rank == 0 else 0, np.float32)
+            communicator.broadcast(array, root=0)
             assert (array == fine).all()
-        double = np.full(1000, float(fine))
-        communicator.allreduce(double)
-        assert (double == world_size * float(fine)).all()
-        integers = np.full(1000, 1_000_003)
-        communicator.allreduce(integers)
-        assert (integers == world_size * 1_000_003).all()
-        array = np.full(1000, fine if rank == 0 else 0, np.float32)
-        communicator.broadcast(array, root=0)
-        assert (array == fine).all()
-        gathered = np.empty(1000 * world_size, np.float32)
-        communicator.allgather(array, gathered)
-        assert (gathered == fine).all()
+            gathered = np.empty(1000 * world_size, np.float32)
+            communicator.allgather(array, gathered)
+            assert (gathered == fine).all()
 
 
-def extremes(environment: RankEnvironment, wire: str) -> dict[str, float]:
-    """Results for NaN, for infinity, and for values that the wire cannot represent."""
-    seen = {}
+def extremes(environment: RankEnvironment) -> dict[str, dict[str, float]]:
+    """Results for NaN, for infinity, and for values that the wires cannot represent, by wire."""
+    seen: dict[str, dict[str, float]] = {wire: {} for wire in WIRES}
     values = {"nan": np.nan, "inf": np.inf, "large": 70_000.0, "subnormal": 2.0**-130}
-    with environment.open(transport="tcp", wire=wire) as communicator:
-        for name, value in values.items():
-            array = np.full(100, value if communicator.rank == 0 else 0, np.float32)
-            communicator.allreduce(array)
-            seen[name] = float(array[0])
+    with each_wire(environment, transport="tcp") as communicators:
+        for wire, communicator in zip(WIRES, communicators, strict=True):
+            for name, value in values.items():
+                array = np.full(100, value if communicator.rank == 0 else 0, np.float32)
+                communicator.allreduce(array)
+                seen[wire][name] = float(array[0])
     return seen
 
 
-def over_hosts(environment: RankEnvironment, wire: str, host_of_rank: Sequence[int]) -> bytes:
+def over_hosts(environment: RankEnvironment, host_of_rank: Sequence[int]) -> list[bytes]:
     """Check the hierarchical form: close to the exact sum, with equal bits on all ranks; return those bits."""
-    with environment.open(transport="native", wire=wire, host_of_rank=host_of_rank) as communicator:
-        results = []
+    # Each host that a sum passes rounds it once, and the last host rounds the result.
+    num_roundings = max(host_of_rank) + 1
+    results = []
+    with each_wire(environment, transport="native", host_of_rank=host_of_rank) as communicators:
         for size in (1000, 3_000_001):
-            arrays = inputs(size, communicator.world_size)
-            array = arrays[communicator.rank].copy()
-            communicator.allreduce(array)
-            exact = np.sum(arrays, axis=0, dtype=np.float64)
-            # Each host that a sum passes rounds it once, and the last host rounds the result.
-            num_roundings = max(host_of_rank) + 1
-            growth = (1 + 2.0 ** -(8 if wire == "bfloat16" else 11) + 2.0**-23) ** num_roundings - 1
-            smallest = num_roundings * 2.0**-25  # half of the smallest step of float16
-            assert (np.abs(array - exact) <= growth * np.abs(arrays).sum(axis=0) + smallest).all()
-            results.append(array)
-        group = [np.full(size, 1.0, np.float32) for size in (3, 100_000, 1)]
-        communicator.allreduce_group(group)
-        for array in group:
-            assert (array == communicator.world_size).all()
-    return b"".join(array.tobytes() for array in results)
+            arrays = inputs(size, environment.world_size)
+            exact, sizes = np.sum(arrays, axis=0, dtype=np.float64), np.abs(arrays).sum(axis=0)
+            for wire, communicator in zip(WIRES, communicators, strict=True):
+                array = arrays[communicator.rank].copy()
+                communicator.allreduce(array)
+                growth = (1 + 2.0 ** -(8 if wire == "bfloat16" else 11) + 2.0**-23) ** num_roundings - 1
+                smallest = num_roundings * 2.0**-25  # half of the smallest step of float16
+                assert (np.abs(array - exact) <= growth * sizes + smallest).all()
+                results.append(array.tobytes())
+        for communicator in communicators:
+            group = [np.full(size, 1.0, np.float32) for size in (3, 100_000, 1)]
+            communicator.allreduce_group(group)
+            for array in group:
+                assert (array == communicator.world_size).all()
+    return results
 
 
 def error_of_opening(environment: RankEnvironment, transport: str, *wires: str) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,7 +102,7 @@ class _Handle:
 
 def check_outputs_are_released_behind_an_incomplete_work_and_while_others_are_dropped() -> None:
     completer = FutureCompleter("checks", timeout_s=10.0)
-    works, finished = completer.unawaited, []
+    works, made, finished = completer.unawaited, [], []
 
     def work_of(number: int, *, is_done: bool = True) -> CollectiveWork:
         def finish() -> None:
@@ -109,7 +110,8 @@ def check_outputs_are_released_behind_an_incomplete_work_and_while_others_are_dr
             works.keep(work_of(number + 100))  # as the garbage collector may call it anywhere
 
         outputs, handles = (torch.empty(1 << 20),), (_Handle(is_done=is_done),)
-        return CollectiveWork(outputs, handles, completer, [finish] if number < 100 else ())
+        made.append(CollectiveWork(outputs, handles, completer, [finish] if number < 100 else ()))
+        return made[-1]
 
     works.keep(work_of(0, is_done=False))
     kept = [work_of(number) for number in range(1, 7)]
@@ -119,16 +121,23 @@ def check_outputs_are_released_behind_an_incomplete_work_and_while_others_are_dr
     assert len(set(finished)) == len(finished)
     assert kept[0].wait()
     assert (kept[0].result(), len(kept[5].result())) == ([], 1)
-    assert works._num_bytes <= UnawaitedWorks.MAX_BYTES + (8 << 20)
-    for work in (*kept, *works._works):
+    held = sum(output.nbytes for work in made for output in work.result())
+    assert held <= UnawaitedWorks.MAX_BYTES + (8 << 20)
+    for work in made:
         work.is_awaited = True
     works.close()
 
 
 def check_large_outputs_of_dropped_works_are_released() -> None:
-    works = dist.group.WORLD._completer.unawaited
+    outputs = []
+
+    def start() -> None:
+        outputs.append(weakref.ref(output := torch.ones(1 << 20)))
+        dist.all_reduce(output, async_op=True)
+
     for _ in range(20):
-        dist.all_reduce(torch.ones(1 << 20), async_op=True)
+        start()
     dist.barrier()
-    dist.all_reduce(torch.ones(1 << 20), async_op=True)
-    assert works._num_bytes <= UnawaitedWorks.MAX_BYTES + (4 << 20)
+    start()
+    num_held = sum(output() is not None for output in outputs)
+    assert num_held << 22 <= UnawaitedWorks.MAX_BYTES + (4 << 20)

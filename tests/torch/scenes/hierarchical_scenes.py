@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -15,21 +13,17 @@ from sparkdl.collective.buffers import DeviceArray
 from sparkdl.torch import RendezvousStore
 from sparkdl.torch.gpu.accelerator import divide
 from sparkdl.torch.gpu.hierarchical import HierarchicalTensors
+from tests.collective.scenes.failure_scenes import LONG_S, Outcome, error_of
 from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support
 from tests.run_ranks import RankEnvironment
 from tests.torch.scenes.host_lane import HostLane
 
 HOSTS = (0, 0, 1, 1)
-LONG_S = 60.0
-"""Deadline of operations that fail long before it; long enough to tell the two apart on a busy machine."""
-
 REMOTE_ERROR = 6
 SYSTEM_ERROR = 2
 BLOCK = 5 << 18
 ELEMENTS = 4 * BLOCK + 1
 """Number of float32 elements: several pieces, the last of which does not divide evenly."""
-
-Outcome = dict[str, Any]
 
 
 def play(environment: RankEnvironment) -> dict[str, Outcome]:
@@ -157,13 +151,3 @@ def add_up(group: HierarchicalTensors, count: int) -> None:
     tensor = torch.ones(count)
     group.allreduce([tensor]).wait()
     assert float(tensor[-1]) == len(HOSTS)
-
-
-def error_of(action: Callable[[], Any]) -> Outcome:
-    start = time.monotonic()
-    kind, message = "", "no error"
-    try:
-        action()
-    except Exception as error:
-        kind, message = type(error).__name__, str(error)
-    return {"kind": kind, "message": message, "seconds": time.monotonic() - start}

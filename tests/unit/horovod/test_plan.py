@@ -38,7 +38,6 @@ def test_no_request_runs_if_none_is_common() -> None:
 
 def test_a_name_with_two_descriptions_fails() -> None:
     [step] = plan_steps([[A], [allreduce("a", 3)]])
-    assert step.error is not None
     assert step.error.startswith("Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [2]")
 
 
@@ -59,7 +58,6 @@ def test_remaining_requests_of_joining_ranks_run_when_all_have_joined() -> None:
 
 def test_allgather_fails_while_some_ranks_have_joined() -> None:
     [step] = plan_steps([[allgather("g")], None])
-    assert step.error is not None
     assert step.error.startswith("Allgather is not supported with Join at this time.")
     assert "rank 1" in step.error
     [step] = plan_steps([[allgather("g"), JOIN], [allgather("g")]])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -19,7 +21,11 @@ def folder(tmp_path):
     return found
 
 
-def test_only_the_last_commit_of_each_state_is_kept_and_read(folder, tmp_path):
+def names_in(folder):
+    return sorted(path.name for path in Path(folder.url.removeprefix("file://")).iterdir())
+
+
+def test_only_the_last_commit_of_each_state_is_kept_and_read(folder):
     assert folder.last(0) is None
     assert folder.position() == "the beginning, as nothing was committed"
     for value in (1, 2, 3):
@@ -30,8 +36,7 @@ def test_only_the_last_commit_of_each_state_is_kept_and_read(folder, tmp_path):
     assert folder.last(11)["objects"] == {"epoch": 11}
     assert folder.last(1) is None
     assert folder.position() == "commit 3 of its state"
-    names = sorted(path.name for path in (tmp_path / "commits").iterdir())
-    assert names == ["owner.json", "state-0-commit-3.pt", "state-11-commit-1.pt"]
+    assert names_in(folder) == ["owner.json", "state-0-commit-3.pt", "state-11-commit-1.pt"]
 
 
 def test_unfinished_commit_of_a_killed_process_is_never_read(folder, tmp_path):
@@ -41,8 +46,7 @@ def test_unfinished_commit_of_a_killed_process_is_never_read(folder, tmp_path):
     folder.keep(0, contents_of(2))
     assert folder.last(0)["objects"] == {"epoch": 2}
     folder.reclaimed()
-    names = sorted(path.name for path in (tmp_path / "commits").iterdir())
-    assert names == ["owner.json", "state-0-commit-2.pt"]
+    assert names_in(folder) == ["owner.json", "state-0-commit-2.pt"]
 
 
 def test_newer_of_two_commits_is_read_if_the_process_was_killed_between_them(folder, tmp_path):
@@ -52,14 +56,12 @@ def test_newer_of_two_commits_is_read_if_the_process_was_killed_between_them(fol
     (tmp_path / "commits" / "state-0-commit-1.pt").write_bytes(first)
     assert folder.last(0)["objects"] == {"epoch": 2}
     folder.keep(0, contents_of(3))
-    assert len(list((tmp_path / "commits").glob("state-*"))) == 1
+    assert names_in(folder) == ["owner.json", "state-0-commit-3.pt"]
 
 
 def test_a_damaged_commit_is_named(folder, tmp_path):
     (tmp_path / "commits" / "state-0-commit-4.pt").write_bytes(b"no archive")
-    with pytest.raises(
-        CheckpointError, match=r"The last commit, .*state-0-commit-4\.pt, is damaged. Remove it"
-    ):
+    with pytest.raises(CheckpointError, match=r"state-0-commit-4\.pt, is damaged"):
         folder.last(0)
 
 
@@ -82,7 +84,7 @@ def test_ranks_that_were_replaced_cannot_write(folder):
     assert anew.last(0)["objects"] == {"epoch": 3}
 
 
-def test_a_commit_that_took_too_long_to_write_is_given_up(folder, tmp_path, monkeypatch):
+def test_a_commit_that_took_too_long_to_write_is_given_up(folder, monkeypatch):
     folder.keep(0, contents_of(1))
     written = files.write_file
 
@@ -95,8 +97,7 @@ def test_a_commit_that_took_too_long_to_write_is_given_up(folder, tmp_path, monk
     with pytest.raises(CheckpointsInUseError):
         folder.keep(0, contents_of(2))
     assert CommitFolder(folder.url, "other").last(0)["objects"] == {"epoch": 1}
-    names = sorted(path.name for path in (tmp_path / "commits").iterdir())
-    assert names == ["owner.json", "state-0-commit-1.pt"]
+    assert names_in(folder) == ["owner.json", "state-0-commit-1.pt"]
 
 
 def test_restarted_run_does_not_reclaim_the_folder_from_another_run(folder):
@@ -114,14 +115,14 @@ def test_a_folder_that_only_the_driver_sees_is_named_on_the_rank(tmp_path):
         CommitFolder(str(tmp_path / "file"), "mine").claim()
 
 
-def test_value_that_could_not_be_read_again_is_refused_with_its_name(folder, tmp_path):
+def test_value_that_could_not_be_read_again_is_refused_with_its_name(folder):
     with pytest.raises(ParamError, match="The state's best is a object, which a commit cannot hold"):
         folder.keep(0, {"parts": {}, "objects": {"epoch": 1, "best": object()}})
     for unreadable in (object(), lambda: 1):  # one can be pickled, one cannot
         with pytest.raises(ParamError, match="The state's model is a dict, which a commit cannot hold"):
             folder.keep(0, {"parts": {"other": {}, "model": {"hook": unreadable}}, "objects": {}})
     assert folder.last(0) is None
-    assert [path.name for path in (tmp_path / "commits").iterdir()] == ["owner.json"]
+    assert names_in(folder) == ["owner.json"]
 
 
 def test_folder_without_a_name_is_removed_after_the_run(tmp_path, monkeypatch):
@@ -151,29 +152,25 @@ def test_rank_reads_the_pieces_of_the_commit_that_was_completed(folder, tmp_path
         pieces = [owner.piece(0, contents["pieces"], rank) for rank in range(2)]
         return contents["objects"]["epoch"], [piece["model"]["weight"].item() for piece in pieces]
 
-    def names():
-        return sorted(path.name for path in (tmp_path / "commits").glob("state-*"))
-
     keep(folder, 10)
     keep(folder, 20)
     assert read(folder) == (20, [20, 21])
-    assert names() == [
+    assert names_in(folder) == [
+        "owner.json",
         "state-0-commit-2-rank-0-mine.pt",
         "state-0-commit-2-rank-1-mine.pt",
         "state-0-commit-2.pt",
     ]
-    folder.keep_piece(
-        0, 3, 1, {"model": {"weight": torch.full((1,), 99.0)}}
-    )  # and killed before rank 0 committed
+    # And killed before rank 0 committed.
+    folder.keep_piece(0, 3, 1, {"model": {"weight": torch.full((1,), 99.0)}})
     anew = folder.reclaimed()
     assert read(anew) == (20, [20, 21])
     keep(anew, 30)
     assert read(anew) == (30, [30, 31])
-    assert len(names()) == 3
+    assert len(names_in(folder)) == 4
     with pytest.raises(CheckpointsInUseError):
         folder.keep_piece(0, 4, 1, {})
-    for name in names():
-        if "rank-1" in name:
-            (tmp_path / "commits" / name).unlink()
+    for path in (tmp_path / "commits").glob("*-rank-1-*"):
+        path.unlink()
     with pytest.raises(CheckpointError, match=r"rank-1-.*\.pt, is damaged"):
         read(anew)

@@ -5,6 +5,8 @@ Every function is at the top of this module, because ranks receive it by name.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,54 +56,53 @@ def own_device(environment: RankEnvironment) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def sum_on_both_devices(
-    environment: RankEnvironment, cuda: bool | str = True
-) -> dict[str, tuple[str, float]]:
-    """Sum a tensor on the CPU and one on this rank's GPU; return the device and the value of each result."""
-    own_device(environment)
-    with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=cuda)
-        try:
-            results = {}
-            for device in ("cpu", "cuda"):
-                tensor = torch.full((1000,), float(environment.rank + 1), device=device)
-                dist.all_reduce(tensor)
-                results[device] = (tensor.device.type, float(tensor[-1]))
-            return results
-        finally:
-            sparkdl.torch.destroy_process_group()
-
-
-def average_on_gpus(environment: RankEnvironment, cuda: str) -> float:
-    """Average on the GPUs: the mean of ranks 1, 2, ... is (n + 1) / 2."""
-    own_device(environment)
-    with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=cuda)
-        try:
-            tensor = torch.full((1000,), float(environment.rank + 1), device="cuda")
-            dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
-            return float(tensor[-1])
-        finally:
-            sparkdl.torch.destroy_process_group()
-
-
-def ask_for(environment: RankEnvironment, cuda: str) -> str:
-    """The error message of a process group whose ranks share a GPU."""
-    own_device(environment)
-    with environment.communicator() as communicator:
-        try:
-            sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=cuda)
-        except ParamError as error:
-            return str(error)
-        sparkdl.torch.destroy_process_group()
-    return "no error"
-
-
-def hosts_for(environment: RankEnvironment, backend: str) -> list[int] | None:
+def hosts_for(environment: RankEnvironment, backend: bool | str) -> list[int] | None:
     """Divide the ranks into two simulated hosts, for the backend that needs several hosts."""
     if backend != "hierarchical":
         return None
     return [2 * rank // environment.world_size for rank in range(environment.world_size)]
+
+
+@contextmanager
+def process_group(environment: RankEnvironment, cuda: bool | str) -> Iterator[torch.device]:
+    """Initialize torch.distributed with a backend for CUDA; give the GPU of this rank."""
+    device = own_device(environment)
+    with environment.open(host_of_rank=hosts_for(environment, cuda)) as communicator:
+        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=cuda)
+        try:
+            yield device
+        finally:
+            sparkdl.torch.destroy_process_group()
+
+
+def sum_on_both_devices(
+    environment: RankEnvironment, cuda: bool | str = True
+) -> dict[str, tuple[str, float]]:
+    """Sum a tensor on the CPU and one on this rank's GPU; return the device and the value of each result."""
+    with process_group(environment, cuda):
+        results = {}
+        for device in ("cpu", "cuda"):
+            tensor = torch.full((1000,), float(environment.rank + 1), device=device)
+            dist.all_reduce(tensor)
+            results[device] = (tensor.device.type, float(tensor[-1]))
+        return results
+
+
+def average_on_gpus(environment: RankEnvironment, cuda: str) -> float:
+    """Average on the GPUs: the mean of ranks 1, 2, ... is (n + 1) / 2."""
+    with process_group(environment, cuda):
+        tensor = torch.full((1000,), float(environment.rank + 1), device="cuda")
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+        return float(tensor[-1])
+
+
+def ask_for(environment: RankEnvironment, cuda: str) -> str:
+    """The error message of a process group whose ranks share a GPU."""
+    try:
+        with process_group(environment, cuda):
+            return "no error"
+    except ParamError as error:
+        return str(error)
 
 
 def play_checks(environment: RankEnvironment, backend: str) -> dict[str, str | None]:
@@ -112,37 +113,27 @@ def play_checks(environment: RankEnvironment, backend: str) -> dict[str, str | N
 
 def overlap(environment: RankEnvironment, backend: str) -> tuple[bool, float]:
     """Whether a collective returns while the GPU is busy, and its result afterwards."""
-    own_device(environment)
-    with environment.open(host_of_rank=hosts_for(environment, backend)) as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=backend)
-        try:
-            dist.all_reduce(torch.ones(1, device="cuda"))  # connects the ranks
-            torch.cuda.synchronize()
-            tensor = torch.zeros(1 << 20, device="cuda")
-            torch.cuda._sleep(1 << 30)  # about half a second, before the tensor has its values
-            tensor.fill_(environment.rank + 1)
-            work = dist.all_reduce(tensor, async_op=True)
-            is_early = not work.is_completed()
-            work.wait()
-            tensor *= 2
-            return is_early, float(tensor[-1])
-        finally:
-            sparkdl.torch.destroy_process_group()
+    with process_group(environment, backend):
+        dist.all_reduce(torch.ones(1, device="cuda"))  # connects the ranks
+        torch.cuda.synchronize()
+        tensor = torch.zeros(1 << 20, device="cuda")
+        torch.cuda._sleep(1 << 30)  # about half a second, before the tensor has its values
+        tensor.fill_(environment.rank + 1)
+        work = dist.all_reduce(tensor, async_op=True)
+        is_early = not work.is_completed()
+        work.wait()
+        tensor *= 2
+        return is_early, float(tensor[-1])
 
 
 def train_data_parallel(environment: RankEnvironment, backend: str) -> list[float]:
     """Train some steps with DistributedDataParallel; return the weights, which must be equal on all ranks."""
-    device = own_device(environment)
     torch.manual_seed(environment.rank)
-    with environment.open(host_of_rank=hosts_for(environment, backend)) as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=backend)
-        try:
-            module = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).to(device), device_ids=[device])
-            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-            for _ in range(5):
-                optimizer.zero_grad()
-                module(torch.randn(16, 8, device=device)).square().sum().backward()
-                optimizer.step()
-            return [float(value) for value in module.module.weight.detach().flatten().cpu()]
-        finally:
-            sparkdl.torch.destroy_process_group()
+    with process_group(environment, backend) as device:
+        module = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).to(device), device_ids=[device])
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            module(torch.randn(16, 8, device=device)).square().sum().backward()
+            optimizer.step()
+        return [float(value) for value in module.module.weight.detach().flatten().cpu()]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +30,13 @@ DTYPES = (
 )
 
 
+@contextmanager
+def nccl_group(environment: RankEnvironment) -> Iterator[tuple[NcclGroup, torch.device]]:
+    device = own_device(environment)
+    with environment.open() as communicator, open_nccl_group(communicator, gpu=device.index) as group:
+        yield group, device
+
+
 def run(group: NcclGroup, batch: Any) -> None:
     batch.run(stream=torch.cuda.current_stream().cuda_stream).wait(60.0)
 
@@ -35,9 +44,8 @@ def run(group: NcclGroup, batch: Any) -> None:
 def operations(environment: RankEnvironment) -> dict[str, bool]:
     """Run each operation on arrays that torch describes; return whether its result was right."""
     rank, size = environment.rank, environment.world_size
-    device = own_device(environment)
     seen = {}
-    with environment.open() as communicator, open_nccl_group(communicator, gpu=device.index) as group:
+    with nccl_group(environment) as (group, device):
         for dtype in DTYPES:
             tensor = torch.full((1000,), rank + 1, device=device).to(dtype)
             run(group, group.batch().allreduce(tensor))
@@ -77,8 +85,7 @@ def library(environment: RankEnvironment) -> tuple[str, str]:
 
 def waits_for_the_stream(environment: RankEnvironment) -> tuple[float, bool, float]:
     """Seconds of a call while the GPU is busy, whether the operation was done by then, and its result."""
-    device = own_device(environment)
-    with environment.open() as communicator, open_nccl_group(communicator, gpu=device.index) as group:
+    with nccl_group(environment) as (group, device):
         tensor = torch.zeros(1 << 20, device=device)
         run(group, group.batch().allreduce(tensor))
         torch.cuda._sleep(1 << 30)
@@ -92,8 +99,7 @@ def waits_for_the_stream(environment: RankEnvironment) -> tuple[float, bool, flo
 
 def graph(environment: RankEnvironment) -> float:
     """The result of an allreduce that a CUDA graph captured once and replays."""
-    device = own_device(environment)
-    with environment.open() as communicator, open_nccl_group(communicator, gpu=device.index) as group:
+    with nccl_group(environment) as (group, device):
         tensor = torch.ones(16, device=device)
         run(group, group.batch().allreduce(tensor))
         tensor.fill_(1.0)
@@ -146,19 +152,16 @@ def late_rank(environment: RankEnvironment) -> dict[str, Any]:
 
 def shared_gpu(environment: RankEnvironment) -> str:
     """The error message of two ranks that share a GPU."""
-    device = own_device(environment)
-    with environment.open() as communicator:
-        try:
-            open_nccl_group(communicator, gpu=device.index).close()
-        except SparkdlError as error:
-            return f"{type(error).__name__}: {error}"
-    return "no error"
+    try:
+        with nccl_group(environment):
+            return "no error"
+    except SparkdlError as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def host_array(environment: RankEnvironment) -> str:
     """The error message for an address that CUDA does not know."""
-    device = own_device(environment)
-    with environment.open() as communicator, open_nccl_group(communicator, gpu=device.index) as group:
+    with nccl_group(environment) as (group, device):
         wrong = torch.ones(4)
         from sparkdl.collective.buffers import DeviceArray
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,7 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 
 ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 BACKENDS = ("auto", "torch", "sparkdl", "host")
-OWN_ROADS = [
+OWN_ROADS: list[Any] = [
     ("sparkdl", 1),
     pytest.param("sparkdl", 2, marks=needs_two_gpus),
     # On two simulated hosts: two ranks and one, and two each.
@@ -33,6 +35,13 @@ OWN_ROADS = [
     pytest.param("hierarchical", 4, marks=needs_four_gpus),
     ("host", 2),
 ]
+own_roads = pytest.mark.parametrize(("backend", "world_size"), OWN_ROADS)
+
+
+def run_backend(world_size: int, scene: Callable[..., Any], backend: str) -> list[Any]:
+    """Run a function on ranks of a backend; with ``host`` they share a GPU."""
+    variables = ONE_GPU if backend == "host" else None
+    return run_ranks(world_size, scene, backend, timeout_s=150, variables=variables)
 
 
 def expected_sums(world_size: int) -> dict[str, tuple[str, float]]:
@@ -40,15 +49,11 @@ def expected_sums(world_size: int) -> dict[str, tuple[str, float]]:
     return {"cpu": ("cpu", total), "cuda": ("cuda", total)}
 
 
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=needs_two_gpus)])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_group_of_one_serves_both_devices(backend: str) -> None:
-    assert run_ranks(1, sum_on_both_devices, backend, timeout_s=120) == [expected_sums(1)]
-
-
-@needs_two_gpus
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_group_of_two_gpus_sums_on_both_devices(backend: str) -> None:
-    assert run_ranks(2, sum_on_both_devices, backend, timeout_s=150) == [expected_sums(2)] * 2
+def test_group_of_ranks_with_a_gpu_each_sums_on_both_devices(backend: str, world_size: int) -> None:
+    sums = run_ranks(world_size, sum_on_both_devices, backend, timeout_s=150)
+    assert sums == [expected_sums(world_size)] * world_size
 
 
 @needs_two_gpus
@@ -71,8 +76,7 @@ def test_nccl_is_refused_to_ranks_that_share_a_gpu(backend: str) -> None:
 
 @cache
 def checked(backend: str, world_size: int) -> list[dict[str, str | None]]:
-    variables = ONE_GPU if backend == "host" else None
-    return run_ranks(world_size, play_checks, backend, timeout_s=150, variables=variables)
+    return run_backend(world_size, play_checks, backend)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -86,24 +90,16 @@ def test_own_cuda_backend_passes_each_check(backend: str, world_size: int, check
         assert outcome[check] is None, outcome[check]
 
 
-@pytest.mark.parametrize(
-    ("backend", "world_size"),
-    OWN_ROADS,
-)
+@own_roads
 def test_collective_returns_while_the_gpu_is_busy_and_keeps_the_streams_order(
     backend: str, world_size: int
 ) -> None:
-    variables = ONE_GPU if backend == "host" else None
-    for is_early, value in run_ranks(world_size, overlap, backend, timeout_s=150, variables=variables):
+    for is_early, value in run_backend(world_size, overlap, backend):
         assert is_early
         assert value == world_size * (world_size + 1)
 
 
-@pytest.mark.parametrize(
-    ("backend", "world_size"),
-    OWN_ROADS,
-)
+@own_roads
 def test_data_parallel_keeps_the_ranks_weights_equal(backend: str, world_size: int) -> None:
-    variables = ONE_GPU if backend == "host" else None
-    first, *others = run_ranks(world_size, train_data_parallel, backend, timeout_s=150, variables=variables)
+    first, *others = run_backend(world_size, train_data_parallel, backend)
     assert all(weights == first for weights in others)

@@ -41,9 +41,10 @@ def make_model(seed, kind, prediction_shape):
 def test_model_on_a_gpu_of_the_task_predicts_what_the_cpu_predicts(request, kind, prediction_shape):
     rows = np.random.default_rng(0).normal(size=(50, 48)).astype(np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 48)
-    on_cpu = load_predictor(make_model(1, kind, prediction_shape))
-    expected = score_batch(on_cpu, (column,)).to_pylist()
+    before = torch.cuda.memory_allocated()
+    expected = score_batch(load_predictor(make_model(1, kind, prediction_shape)), (column,)).to_pylist()
+    assert torch.cuda.memory_allocated() == before
     request.getfixturevalue("task")
     on_gpu = load_predictor(make_model(1, kind, prediction_shape))
-    assert [next(each._module.parameters()).device.type for each in (on_cpu, on_gpu)] == ["cpu", "cuda"]
+    assert torch.cuda.memory_allocated() > before
     np.testing.assert_allclose(score_batch(on_gpu, (column,)).to_pylist(), expected, rtol=0, atol=TOLERANCE)

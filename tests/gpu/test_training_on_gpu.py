@@ -40,41 +40,35 @@ def test_one_rank_on_a_gpu_learns_what_the_cpu_learns(tmp_path: Path) -> None:
     assert [event["kind"] for event in outcome.events].count("epoch") == 2
 
 
-def test_deferred_check_names_the_first_step_whose_loss_was_not_finite(tmp_path: Path) -> None:
-    spec = make_spec(device="cuda", loss=NotFiniteFromStep(3), batch_size=4)
-    with pytest.raises(RankError, match="became NaN or infinite in epoch 1, step 3"):
-        run_ranks(1, train_all, [(spec, write_dataset(tmp_path, 37))], timeout_s=120)
+@pytest.mark.parametrize(
+    ("world_size", "first", "epoch", "step"),
+    [
+        (1, 3, 1, 3),
+        (1, 12, 2, 2),  # 37 rows in batches of 4 are 10 steps
+        pytest.param(2, 2, 1, 2, marks=needs_two_gpus),
+    ],
+)
+def test_deferred_check_names_the_first_step_whose_loss_was_not_finite(
+    tmp_path: Path, world_size: int, first: int, epoch: int, step: int
+) -> None:
+    spec = make_spec(device="cuda", loss=NotFiniteFromStep(first), batch_size=4)
+    with pytest.raises(RankError, match=f"became NaN or infinite in epoch {epoch}, step {step}"):
+        run_ranks(world_size, train_all, [(spec, write_dataset(tmp_path, 37))], timeout_s=150)
 
 
-def test_deferred_check_counts_steps_within_the_epoch(tmp_path: Path) -> None:
-    # 37 rows in batches of 4 are 10 steps, so the 12th call is the second of the second epoch.
-    spec = make_spec(device="cuda", loss=NotFiniteFromStep(12), batch_size=4)
-    with pytest.raises(RankError, match="became NaN or infinite in epoch 2, step 2"):
-        run_ranks(1, train_all, [(spec, write_dataset(tmp_path, 37))], timeout_s=120)
-
-
-@needs_two_gpus
-def test_two_gpus_learn_what_one_process_learns_on_the_joined_batches(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "variables",
+    [{"CUDA_VISIBLE_DEVICES": "0"}, pytest.param(None, marks=needs_two_gpus)],
+    ids=["shared", "own"],
+)
+def test_two_ranks_learn_on_gpus_what_one_process_learns_on_the_joined_batches(
+    tmp_path: Path, variables: dict[str, str] | None
+) -> None:
     spec, dataset = (
         make_spec(device="cuda"),
         write_dataset(tmp_path, 33),
     )  # rank 1 has no rows in the last step
     expected = train_in_one_process(copy.deepcopy(spec), dataset, world_size=2)
-    for (outcome,) in run_ranks(2, train_all, [(spec, dataset)], timeout_s=150):
-        assert_same_weights(outcome.weights, expected)
-
-
-@needs_two_gpus
-def test_deferred_check_ends_both_ranks(tmp_path: Path) -> None:
-    spec = make_spec(device="cuda", loss=NotFiniteFromStep(2), batch_size=4)
-    with pytest.raises(RankError, match="became NaN or infinite in epoch 1, step 2"):
-        run_ranks(2, train_all, [(spec, write_dataset(tmp_path, 37))], timeout_s=150)
-
-
-def test_two_ranks_that_share_a_gpu_learn_what_one_process_learns(tmp_path: Path) -> None:
-    spec, dataset = make_spec(device="cuda"), write_dataset(tmp_path, 33)
-    expected = train_in_one_process(copy.deepcopy(spec), dataset, world_size=2)
-    variables = {"CUDA_VISIBLE_DEVICES": "0"}
     for (outcome,) in run_ranks(2, train_all, [(spec, dataset)], timeout_s=150, variables=variables):
         assert_same_weights(outcome.weights, expected)
 

@@ -16,9 +16,6 @@ from tests.torch.training_examples import (
     reference_weights,
 )
 
-# other order of float32 sums than in one process
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
-
 
 def train(optimizer: torch.optim.Optimizer, module: torch.nn.Module, passes: int = 1) -> None:
     for step in range(NUM_STEPS):
@@ -28,9 +25,12 @@ def train(optimizer: torch.optim.Optimizer, module: torch.nn.Module, passes: int
         optimizer.step()
 
 
-def assert_trained_as_one_process(module: torch.nn.Module) -> None:
-    for name, expected in reference_weights(hvd.size()).items():
-        torch.testing.assert_close(module.state_dict()[name], expected, **TOLERANCE)
+def assert_trained_as_one_process(
+    module: torch.nn.Module, num_steps: int = NUM_STEPS, *, rtol: float = 1e-5, atol: float = 1e-6
+) -> None:
+    """The default tolerance is for another order of float32 sums than in one process."""
+    for name, expected in reference_weights(hvd.size(), num_steps).items():
+        torch.testing.assert_close(module.state_dict()[name], expected, rtol=rtol, atol=atol)
 
 
 def check_distributed_optimizer_trains_as_one_process() -> None:
@@ -90,7 +90,7 @@ def check_gradients_can_be_clipped_between_synchronize_and_step() -> None:
         optimizer.step()
     loss_of(reference, joined_batch(hvd.size(), 0)).backward()
     expected = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
-    torch.testing.assert_close(norm, expected, **TOLERANCE)
+    torch.testing.assert_close(norm, expected, rtol=1e-5, atol=1e-6)
     loss_of(module, batch(hvd.rank(), 0)).backward()
     optimizer.synchronize()
     with pytest.warns(UserWarning, match="skip_synchronize"):
@@ -106,15 +106,13 @@ def check_predivide_compression_and_sum_are_honoured() -> None:
         module = model()
         half = hvd.DistributedOptimizer(optimizer_of(module), compression=hvd.Compression.fp16, groups=groups)
         train(half, module)
-        for name, expected in reference_weights(hvd.size()).items():
-            # float16 gradients have 11 significant bits.
-            torch.testing.assert_close(module.state_dict()[name], expected, rtol=1e-2, atol=1e-3)
+        # float16 gradients have 11 significant bits.
+        assert_trained_as_one_process(module, rtol=1e-2, atol=1e-3)
     module = model()
     summing = hvd.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1 / hvd.size()), op=hvd.Sum)
     loss_of(module, batch(hvd.rank(), 0)).backward()
     summing.step()
-    for name, expected in reference_weights(hvd.size(), 1).items():
-        torch.testing.assert_close(module.state_dict()[name], expected, **TOLERANCE)
+    assert_trained_as_one_process(module, 1)
     with pytest.raises(ValueError, match="not supported with op != Average"):
         hvd.DistributedOptimizer(optimizer_of(module), op=hvd.Sum, gradient_predivide_factor=2.0)
 

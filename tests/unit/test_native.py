@@ -8,8 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,52 +21,6 @@ pytestmark = pytest.mark.timeout(60)
 DEADLINE_S = 45.0
 PROMPTLY_S = 30.0
 """Many times what is needed on an idle machine, and far below the deadline that must not be waited for."""
-
-TOPOLOGIES = [[0], [0, 0], [0, 1], [0, 1, 0, 1], [0, 0, 0, 1]]
-
-
-def _every_operation(world_size: int, communicator: _native.Communicator, rank: int) -> dict[str, Any]:
-    size = 4096 + 7
-    found: dict[str, Any] = {}
-    values = np.arange(size, dtype=np.float32) + rank
-    communicator.allreduce(values)
-    found["allreduce"] = values
-    blocks = np.repeat(np.arange(world_size, dtype=np.int64), size) * (rank + 1)
-    out = np.empty(size, dtype=np.int64)
-    communicator.reduce_scatter(blocks, out, op="max")
-    found["reduce_scatter"] = out
-    gathered = np.full((world_size, size), 255, dtype=np.uint8)
-    gathered[rank] = rank
-    communicator.allgather(gathered[rank], gathered)
-    found["allgather"] = gathered
-    sent = np.full((3, 5), float(rank))
-    communicator.broadcast(sent, root=world_size - 1)
-    found["broadcast"] = sent
-    communicator.barrier()
-    handles = [communicator.allreduce_async(np.full(10, rank, np.int32)) for _ in range(3)]
-    mean = np.full(10, rank, np.float64)
-    handles.append(communicator.allreduce_async(mean, op="avg"))
-    handles.append(communicator.barrier_async())
-    for handle in handles:
-        handle.wait()
-    assert all(handle.done() for handle in handles)
-    found["mean"] = mean
-    return found
-
-
-@pytest.mark.parametrize("host_of_rank", TOPOLOGIES, ids=str)
-def test_every_operation_is_right_over_processes(host_of_rank: list[int]) -> None:
-    world_size = len(host_of_rank)
-    results = fork_ranks(World(host_of_rank), partial(_every_operation, world_size))
-    for rank, found in enumerate(results):
-        size = found["allreduce"].size
-        expected = np.arange(size, dtype=np.float32) * world_size + sum(range(world_size))
-        np.testing.assert_array_equal(found["allreduce"], expected)
-        np.testing.assert_array_equal(found["reduce_scatter"], np.full(size, rank * world_size))
-        np.testing.assert_array_equal(found["allgather"][:, 0], np.arange(world_size))
-        assert (found["allgather"] == found["allgather"][:, :1]).all()
-        assert (found["broadcast"] == world_size - 1).all()
-        np.testing.assert_array_equal(found["mean"], np.full(10, (world_size - 1) / 2))
 
 
 def _reduce_bfloat16(communicator: _native.Communicator, rank: int) -> list[float]:
@@ -174,19 +126,6 @@ def _abort(communicator: _native.Communicator, rank: int) -> tuple[str, str | No
 def test_abort_reaches_all_ranks_with_its_reason() -> None:
     for message, failure in fork_ranks(World([0, 0, 1, 1]), _abort):
         assert message == failure == "rank 2 aborted: the loss is not finite — stopped"
-
-
-def _disagree(communicator: _native.Communicator, rank: int) -> str:
-    with pytest.raises(errors.CommunicatorError) as caught:
-        communicator.allreduce(np.zeros(10 + rank, np.float32))
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("host_of_rank", [[0, 0], [0, 1]], ids=str)
-def test_mismatch_error_describes_the_operation_of_each_rank(host_of_rank: list[int]) -> None:
-    for message in fork_ranks(World(host_of_rank), _disagree):
-        assert "rank 0 said allreduce of 10 float32 by sum" in message
-        assert "rank 1 said allreduce of 11 float32 by sum" in message
 
 
 def _interrupt_oneself(communicator: _native.Communicator, rank: int) -> str | None:
@@ -313,18 +252,6 @@ def test_descriptors_that_do_not_fit_the_topology_are_refused() -> None:
     options["lifeline_fds"] = tuple(end.detach() for end in socket.socketpair())
     with pytest.raises(ParamError, match=r"has 0 bytes, 2 ranks need segment_bytes\(2\)"):
         _native.Communicator(**options, host_of_rank=[0, 0])
-
-
-def test_world_of_one_computes_alone(alone: _native.Communicator) -> None:
-    array = np.arange(6, dtype=np.float32)
-    out = np.empty(6, np.float32)
-    alone.allreduce(array, op="avg")
-    alone.reduce_scatter(array, out, op="avg")
-    np.testing.assert_array_equal(out, np.arange(6))
-    alone.allgather(array, out)
-    alone.broadcast_async(out, root=0).wait(timeout_s=5)
-    np.testing.assert_array_equal(out, np.arange(6))
-    alone.close()
 
 
 def test_idle_communicator_uses_no_processor_time(alone: _native.Communicator) -> None:

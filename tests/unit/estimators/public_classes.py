@@ -21,7 +21,7 @@ from sparkdl.estimators import (
 )
 from sparkdl.estimators.torch_model import TrainingSummary
 from sparkdl.model.saved_model import SavedModel
-from sparkdl.training.history import EpochRecord
+from sparkdl.training.history import EpochRecord, RankSeconds
 from tests.training.signatures import make_signature
 
 
@@ -46,8 +46,11 @@ def make_ready_made(made):
 def make_model(made, kind):
     def make():
         signature = make_signature((2,), kind, **({"num_classes": 3} if kind == "class" else {}))
-        history = (EpochRecord(epoch=1, loss=0.5, rows=3, seconds=1.0, rows_per_s=3.0),)
-        return made(SavedModel(nn.Linear(2, 3), signature), TrainingSummary(history=history, run_id="abc"))
+        seconds = (RankSeconds(reading=0.25, communicating=0.25, computing=0.5),)
+        times = {"seconds": 1.0, "rows_per_s": 3.0, "validation_s": 0.5, "rank_seconds": seconds}
+        record = EpochRecord(epoch=1, loss=0.5, rows=3, metrics={"right": 0.5, "val_loss": 0.25}, **times)
+        summary = TrainingSummary(history=(record,), model_epoch=1, run_id="abc")
+        return made(SavedModel(nn.Linear(2, 3), signature), summary)
 
     return make
 

@@ -11,29 +11,11 @@ from torch import nn
 
 from sparkdl.errors import SavedModelError, SerializationError
 from sparkdl.estimators import Callback, TorchEstimator, TorchModel
-from sparkdl.estimators.summary import TrainingSummary
-from sparkdl.model.saved_model import SavedModel
-from sparkdl.training.history import EpochRecord, RankSeconds
-from tests.training.signatures import make_signature
+from tests.unit.estimators.public_classes import MODELS
 
 
 def make_model():
-    signature = make_signature((2,), "class")
-    record = EpochRecord(
-        epoch=1,
-        loss=0.5,
-        rows=3,
-        seconds=1.0,
-        rows_per_s=3.0,
-        metrics={"right": 0.5, "val_loss": 0.25},
-        validation_s=0.5,
-        rank_seconds=(RankSeconds(reading=0.25, communicating=0.25, computing=0.5),),
-    )
-    history = (record,)
-    summary = TrainingSummary(history=history, model_epoch=1, run_id="abc")
-    return (
-        TorchModel(SavedModel(nn.Linear(2, 3), signature), summary).setFeaturesCol("x").setPredictionCol("p")
-    )
+    return MODELS["TorchModel"]().setFeaturesCol("x").setPredictionCol("p")
 
 
 @pytest.fixture(params=["disk", "memory"])

@@ -22,11 +22,10 @@ KINDS = ("cat", "dog", "owl")
 
 
 def many_into_many() -> TorchModel:
+    ragged = {"kind": "ragged", "lengths": (None,), "element": ("number", "int64")}
     columns = {
         "matrix": Column(name="matrix", dtype="float32", shape=(2, 3)),
-        "tokens": Column(
-            name="tokens", dtype="object", kind="ragged", lengths=(None,), element=("number", "int64")
-        ),
+        "tokens": Column(name="tokens", dtype="object", **ragged),
         "count": Column(name="count", dtype="int32"),
     }
     inputs = make_inputs(

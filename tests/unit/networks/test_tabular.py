@@ -86,19 +86,6 @@ def test_network_may_have_only_categories_or_no_hidden_layer():
     assert len(network.layers) == 1
 
 
-def test_first_weights_depend_on_the_seed_alone_and_restore_the_generator():
-    torch.manual_seed(11)
-    expected = torch.rand(3)
-    torch.manual_seed(11)
-    one, same = make_network(), make_network()
-    assert torch.equal(torch.rand(3), expected)
-    for left, right in zip(one.parameters(), same.parameters(), strict=True):
-        assert torch.equal(left, right)
-    with seeded(4):
-        other = TabularNetwork(mean=[0.0], deviation=[1.0], hidden_sizes=[], dropout=0.0, num_outputs=2)
-    assert not torch.equal(other.layers[0].weight, one.layers[0].weight[:2, :1])
-
-
 @pytest.mark.parametrize("deviation", [1e-6, 1.0, 1e6])
 def test_standardized_loss_has_the_units_of_the_labels_and_gradients_of_standardized_ones(deviation):
     labels = deviation * torch.tensor([[1.0], [2.0], [4.0]])

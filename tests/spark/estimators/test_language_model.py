@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import mlflow
 import pytest
@@ -115,14 +116,13 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     tokens = spark.createDataFrame(
         [(tokenizer(row["text"])["input_ids"],) for row in texts.collect()], "text array<long>"
     )
+    rows = texts.coalesce(1)
+    alone = make(tmp_path, loraRank=4, epochs=2, numWorkers=1, **changes).fit(rows)
     for sizes in ({"pipeline": 2}, {"context": 2, "data": 1}):
-        with_stages = make(tmp_path, loraRank=4, epochs=2, parallelism=sizes, **changes).fit(
-            texts.coalesce(1)
-        )
-        alone = make(tmp_path, loraRank=4, epochs=2, numWorkers=1, **changes).fit(texts.coalesce(1))
-        assert with_stages.history[1].loss == pytest.approx(alone.history[1].loss, rel=1e-4)
-    shared = {"parallelism": {"shard": 2}}
-    same = make(tmp_path, loraRank=4, epochs=2, **changes, **shared).fit(tokens.repartition(2))
+        shared = make(tmp_path, loraRank=4, epochs=2, parallelism=sizes, **changes).fit(rows)
+        assert shared.history[1].loss == pytest.approx(alone.history[1].loss, rel=1e-4)
+    sharded = make(tmp_path, loraRank=4, epochs=2, parallelism={"shard": 2}, **changes)
+    same = sharded.fit(tokens.repartition(2))
     assert same.history[1].loss == pytest.approx(losses[1], rel=0.05)
     assert same.generate("the cat") == tokenizer.decode(same.generate(tokenizer("the cat")["input_ids"]))
     transformers.LlamaForCausalLM(config).save_pretrained(folder)  # with other weights
@@ -177,39 +177,46 @@ def test_epoch_draws_rows_of_each_corpus_by_its_weight(spark, tmp_path):
     assert estimated.num_marked == 16
     assert estimated.num_rows - 16 == pytest.approx(168, abs=1)  # 4/3 of the other rows of "many"
     assert "val_loss" in short.history[0].metrics
-    changes["corpusWeights"] = {"few": 1}
-    with pytest.raises(DataError, match="holds 'many', which has no weight"):
-        make(tmp_path, **changes).fit(tokens)
-    changes["corpusWeights"] = {"few": 1, "many": 3, "none": 1}
-    with pytest.raises(DataError, match="'none' has a weight of 1, and no rows"):
-        make(tmp_path, **changes).fit(tokens)
+    for weights, message in (
+        ({"few": 1}, "holds 'many', which has no weight"),
+        ({"few": 1, "many": 3, "none": 1}, "'none' has a weight of 1, and no rows"),
+    ):
+        with pytest.raises(DataError, match=message):
+            make(tmp_path, **{**changes, "corpusWeights": weights}).fit(tokens)
+
+
+OF_A_FOLDER = {
+    "vocabularySize": None,
+    "embeddingSize": None,
+    "numLayers": None,
+    "pretrained": str(Path(__file__).parent),
+}
+REFUSED = [
+    ({"embeddingSize": 65}, "width 65 cannot have 4 heads"),
+    ({"loraRank": 4}, "loraRank is set, and pretrained is not"),
+    (
+        {**OF_A_FOLDER, "loraRank": 4, "parallelism": {"tensor": 2}},
+        "adapters do not support tensor parallelism",
+    ),
+    (OF_A_FOLDER, "holds no causal language model"),
+    ({"weightCol": "w"}, "weightCol has no meaning"),
+    ({"vocabularySize": 100}, "Set it to 257 or more"),
+    ({"endToken": 7}, "Leave endToken out"),
+    ({"endToken": 400}, "endToken is 400, and vocabularySize 400"),
+]
 
 
 @pytest.mark.any_spark_will_do
 def test_invalid_params_and_rows_of_a_language_model_are_refused(spark, texts, tmp_path):
-    with pytest.raises(ParamError, match="width 65 cannot have 4 heads"):
-        make(tmp_path, embeddingSize=65).fit(texts)
-    with pytest.raises(ParamError, match="loraRank is set, and pretrained is not"):
-        make(tmp_path, loraRank=4).fit(texts)
-    with pytest.raises(ParamError, match="adapters do not support tensor parallelism"):
-        others = {"vocabularySize": None, "embeddingSize": None, "numLayers": None}
-        make(tmp_path, loraRank=4, pretrained=str(tmp_path), parallelism={"tensor": 2}, **others).fit(texts)
-    with pytest.raises(ParamError, match="weightCol has no meaning"):
-        make(tmp_path, weightCol="w").fit(texts)
-    with pytest.raises(DataError, match="holds null"):
-        make(tmp_path).fit(spark.createDataFrame([("a",), (None,)], "text string"))
-    with pytest.raises(DataError, match="holds double, and LanguageModel takes"):
-        make(tmp_path).fit(spark.createDataFrame([(0.5,)], "text double"))
-    with pytest.raises(ParamError, match="Set it to 257 or more"):
-        make(tmp_path, vocabularySize=100).fit(texts)
-    with pytest.raises(ParamError, match="Leave endToken out"):
-        make(tmp_path, endToken=7).fit(texts)
-    with pytest.raises(ParamError, match="endToken is 400, and vocabularySize 400"):
-        make(tmp_path, endToken=400).fit(texts)
-    with pytest.raises(ParamError, match="holds no causal language model"):
-        make(tmp_path, vocabularySize=None, embeddingSize=None, numLayers=None, pretrained=str(tmp_path)).fit(
-            texts
-        )
+    for changes, message in REFUSED:
+        with pytest.raises(ParamError, match=message):
+            make(tmp_path, **changes).fit(texts)
+    for rows, type_of_spark, message in (
+        ([("a",), (None,)], "string", "holds null"),
+        ([(0.5,)], "double", "holds double, and LanguageModel takes"),
+    ):
+        with pytest.raises(DataError, match=message):
+            make(tmp_path).fit(spark.createDataFrame(rows, f"text {type_of_spark}"))
 
 
 @pytest.mark.any_spark_will_do

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from sparkdl.torch import RendezvousStore
 from sparkdl.torch.gpu.accelerator import divide, stage
 from sparkdl.torch.gpu.nccl_tensors import NcclTensors
 from sparkdl.torch.gpu.staged import Lane
+from tests.checks import outcome_of
 from tests.run_ranks import RankEnvironment
 
 TIMEOUT_S = 20.0
@@ -253,13 +254,7 @@ def run_checks(
             group = divide(communicator, environment.rendezvous, store, lane, TIMEOUT_S, gpu=gpu)
         else:
             group = stage(communicator, environment.rendezvous, store, lane, TIMEOUT_S)
-        outcomes: dict[str, str | None] = {}
-        for name, check in CHECKS.items():
-            try:
-                check(Scene(group, communicator))
-            except Exception:
-                outcomes[name] = f"rank {environment.rank}:\n{traceback.format_exc()}"
-            else:
-                outcomes[name] = None
+        scene = Scene(group, communicator)
+        outcomes = {name: outcome_of(partial(check, scene), scene.rank) for name, check in CHECKS.items()}
         group.shutdown()
     return outcomes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,7 +11,7 @@ from sparkdl.errors import RankError
 from sparkdl.training.callbacks import Callback, Patience
 from sparkdl.training.spec import Goal
 from tests.run_ranks import run_ranks
-from tests.training.scenes.training_scenes import make_spec, train_all, write_dataset
+from tests.training.scenes.training_scenes import assert_same_weights, make_spec, train_all, write_dataset
 from tests.training.test_validation import with_split
 
 
@@ -70,9 +69,8 @@ def test_stop_request_of_one_rank_stops_all_and_patience_restores_the_best_weigh
         # Rank 0 returns the best model; the other rank keeps its last weights.
         source = torch.load(tmp_path / f"{rank}-{len(losses) if rank else best.model_epoch}.pt")
         at_end = torch.load(tmp_path / f"{rank}-end.pt")
-        for name, value in best.weights.items():
-            np.testing.assert_array_equal(value, source[name].numpy())
-            np.testing.assert_array_equal(value, at_end[name].numpy())
+        assert_same_weights(best.weights, source)
+        assert_same_weights(best.weights, at_end)
 
 
 def test_a_callback_that_fails_on_one_rank_ends_all(dataset):

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -30,7 +29,7 @@ from tests.training.scenes.checkpoint_scenes import (
     train_from_every_checkpoint,
     train_through_death,
 )
-from tests.training.scenes.training_scenes import Outcome, make_model, write_dataset
+from tests.training.scenes.training_scenes import Outcome, assert_same_weights, make_model, write_dataset
 
 if TYPE_CHECKING:
     from sparkdl.training.spec import TrainingSpec
@@ -157,8 +156,7 @@ def on_two_ranks(more_rows, tmp_path_factory):
 
 def assert_same_updates(resumed: Outcome, whole: Outcome) -> None:
     """Assert that every update used the same rows as in the whole fit: only the order of sums may differ."""
-    for name, value in whole.weights.items():
-        np.testing.assert_allclose(resumed.weights[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
+    assert_same_weights(resumed.weights, whole.weights, atol=TOLERANCE)
     for mine, theirs in zip(resumed.history, whole.history, strict=True):
         assert (mine.rows, mine.learning_rate) == (theirs.rows, theirs.learning_rate)
         assert mine.loss == pytest.approx(theirs.loss, abs=TOLERANCE)

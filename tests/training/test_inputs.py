@@ -16,7 +16,7 @@ from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from tests.run_ranks import run_ranks
 from tests.training.scenes.input_scenes import CODES, KINDS, SCENES, decode, padded, tensor, write_rows
-from tests.training.scenes.training_scenes import train_all
+from tests.training.scenes.training_scenes import assert_same_weights, joined_epochs, train_all
 
 TOLERANCE = 2e-6
 WORLD_SIZE, BATCH_SIZE, EPOCHS = 2, 8, 2
@@ -61,33 +61,18 @@ def train_plainly(scene, dataset, spec):
     """Train by a plain loop over the joined rows of all ranks, in the order of the files."""
     model = make_model(scene)
     optimizer = spec.optimizer(model.parameters())
-    feeds = [
-        ParquetFeed(
-            dataset,
-            columns=[column.name for column in dataset.columns],
-            rank=rank,
-            world_size=WORLD_SIZE,
-            batch_size=BATCH_SIZE,
-            seed=spec.seed,
-        )
-        for rank in range(WORLD_SIZE)
-    ]
-    for epoch in range(EPOCHS):
-        for parts in zip(*(feed.epoch(epoch) for feed in feeds), strict=True):
-            rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    for steps in joined_epochs(spec, dataset, WORLD_SIZE):
+        for rows in steps:
             optimizer.zero_grad()
             scene.loss(model, rows).backward()
             optimizer.step()
-    for feed in feeds:
-        feed.close()
-    return model
+    return model.state_dict()
 
 
 @pytest.mark.parametrize("name", SCENES)
 def test_two_ranks_equal_plain_torch_on_the_joined_rows(trained, fits, dataset, name):
-    expected = train_plainly(SCENES[name], dataset, fits[name].spec).state_dict()
-    for key, value in trained[name].weights.items():
-        np.testing.assert_allclose(value, expected[key], rtol=0, atol=TOLERANCE)
+    expected = train_plainly(SCENES[name], dataset, fits[name].spec)
+    assert_same_weights(trained[name].weights, expected, atol=TOLERANCE)
 
 
 def rows_of(dataset):

@@ -13,7 +13,6 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from sklearn import datasets
@@ -22,12 +21,9 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from sparkdl.data import scan_dataset
 from sparkdl.estimators import TorchClassifier, TorchRegressor
-from sparkdl.estimators.fit.inputs import prepare_fit
-from sparkdl.model.predictor import Predictor
-from sparkdl.model.saved_model import SavedModel
 from tests.run_ranks import run_ranks
+from tests.training.scenes.prepared_fits import predictions_of_trained, prepare
 from tests.training.scenes.training_scenes import train_all
 
 NUM_RANKS = 2
@@ -59,15 +55,9 @@ def split(case):
 def make_fit(case, folder, *, unit=1, **params):
     """The spec of a fit with nothing but column names, the rows that it reads, and its signature."""
     features, _, labels, _ = split(case)
-    folder.mkdir()
     vectors = pa.array(features.tolist(), pa.list_(pa.float32()))
-    table = pa.table({"features": vectors, "label": labels * unit})
-    pq.write_table(table, folder / "part-0.parquet", row_group_size=100)
-    dataset = scan_dataset(str(folder))
-    learning = case.estimator(**{"numWorkers": NUM_RANKS, **params}).params_of_fit()
-    learning.learn(dataset)
-    inputs = prepare_fit(learning, dataset)
-    return inputs.spec, dataset, inputs.signature
+    estimator = case.estimator(**{"numWorkers": NUM_RANKS, **params})
+    return prepare(estimator, folder, features=vectors, label=labels * unit)
 
 
 def train_plainly(case, seed):
@@ -94,31 +84,13 @@ def train_plainly(case, seed):
     return case.metric(expected, predicted)
 
 
-def train_ready_made(case, folder):
-    """Train as a fit does, without Spark; return the metric."""
-    spec, dataset, signature = make_fit(case, folder)
-    ((outcome,), _) = run_ranks(NUM_RANKS, train_all, [(spec, dataset)])
-    spec.model.load_state_dict({name: torch.from_numpy(value) for name, value in outcome.weights.items()})
-    _, tested, _, expected = split(case)
-    predicted = Predictor(SavedModel(spec.model, signature)).predict({"features": tested})["label"]
-    return case.metric(expected, predicted)
-
-
-@pytest.fixture
-def one_thread():
-    """Limit torch to one thread: such small layers only wait for its threads."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param("digits", marks=pytest.mark.slow), "breast cancer", "diabetes"]
 )
 def test_a_ready_made_network_is_as_good_as_the_same_layers_in_plain_torch(tmp_path, one_thread, name):
     case = CASES[name]
-    metric = train_ready_made(case, tmp_path / "rows")
+    _, tested, _, expected = split(case)
+    metric = case.metric(expected, predictions_of_trained(make_fit(case, tmp_path / "rows"), tested))
     plain = [train_plainly(case, seed) for seed in range(NUM_PLAIN)]
     print(f"{name}: {metric:.4f}, plain torch {np.mean(plain):.4f} +- {np.std(plain, ddof=1):.4f}")
     assert metric > case.least

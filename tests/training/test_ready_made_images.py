@@ -9,8 +9,6 @@ from __future__ import annotations
 import io
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -18,13 +16,10 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from sparkdl.data import scan_dataset
 from sparkdl.estimators import ImageClassifier
-from sparkdl.estimators.fit.inputs import prepare_fit
-from sparkdl.model.predictor import Predictor
-from sparkdl.model.saved_model import SavedModel
 from sparkdl.networks.images import ResidualNetwork
 from tests.run_ranks import run_ranks
+from tests.training.scenes.prepared_fits import predictions_of_trained, prepare
 from tests.training.scenes.training_scenes import train_all
 
 NUM_RANKS = 2
@@ -44,29 +39,12 @@ def png(pixels):
     return file.getvalue()
 
 
-def make_fit(folder):
-    """The spec of a fit on encoded images, the rows that it reads, and its signature."""
-    images, _, labels, _ = split()
-    folder.mkdir()
-    table = pa.table({"features": [png(image) for image in images], "label": labels})
-    pq.write_table(table, folder / "part-0.parquet", row_group_size=100)
-    dataset = scan_dataset(str(folder))
-    estimator = ImageClassifier(numWorkers=NUM_RANKS, epochs=EPOCHS)
-    learning = estimator.params_of_fit()
-    learning.learn(dataset)
-    inputs = prepare_fit(learning, dataset)
-    return inputs.spec, dataset, inputs.signature
-
-
 def accuracy_on_ranks(folder):
-    spec, dataset, signature = make_fit(folder)
-    ((outcome,), _) = run_ranks(NUM_RANKS, train_all, [(spec, dataset)])
-    spec.model.load_state_dict({name: torch.from_numpy(value) for name, value in outcome.weights.items()})
-    _, tested, _, expected = split()
+    images, tested, labels, expected = split()
+    estimator = ImageClassifier(numWorkers=NUM_RANKS, epochs=EPOCHS)
+    fit = prepare(estimator, folder, features=[png(image) for image in images], label=labels)
     rows = np.array([png(image) for image in tested], dtype=object)
-    return (
-        Predictor(SavedModel(spec.model, signature)).predict({"features": rows})["label"] == expected
-    ).mean()
+    return (predictions_of_trained(fit, rows) == expected).mean()
 
 
 def accuracy_in_plain_torch(seed):
@@ -97,15 +75,6 @@ def accuracy_in_plain_torch(seed):
         return (model.eval()(as_inputs(tested)).argmax(dim=1).numpy() == expected).mean()
 
 
-@pytest.fixture
-def one_thread():
-    """Limit torch to one thread: such small layers only wait for its threads."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.mark.slow
 def test_a_ready_made_image_network_is_as_good_as_the_same_one_in_plain_torch(tmp_path, one_thread):
     accuracy = accuracy_on_ranks(tmp_path / "rows")
@@ -127,14 +96,14 @@ def test_a_network_of_a_library_is_trained_on_ranks(tmp_path, one_thread, backbo
     pytest.importorskip("timm", reason="timm, which comes with torchvision, is not installed")
     features, labels = load_digits(n_class=2, return_X_y=True)
     images = (features[:64].reshape(-1, 8, 8) * 15).astype(np.uint8)
-    (tmp_path / "rows").mkdir()
-    table = pa.table({"features": [png(image) for image in images], "label": labels[:64]})
-    pq.write_table(table, tmp_path / "rows" / "part-0.parquet", row_group_size=16)
-    dataset = scan_dataset(str(tmp_path / "rows"))
     estimator = ImageClassifier(numWorkers=NUM_RANKS, epochs=3, batchSize=8, imageSize=32, backbone=backbone)
-    learning = estimator.params_of_fit()
-    learning.learn(dataset)
-    spec = prepare_fit(learning, dataset).spec
+    spec, dataset, _ = prepare(
+        estimator,
+        tmp_path / "rows",
+        rows_per_group=16,
+        features=[png(image) for image in images],
+        label=labels[:64],
+    )
     ((outcome,), _) = run_ranks(NUM_RANKS, train_all, [(spec, dataset)])
     losses = [epoch.loss for epoch in outcome.history]
     assert losses[0] > losses[1] > losses[2]

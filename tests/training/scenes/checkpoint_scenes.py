@@ -28,7 +28,7 @@ from sparkdl.training.checkpoint.files import MANIFEST, manifest_from_json
 from sparkdl.training.checkpoint.folder import CheckpointFolder
 from sparkdl.training.spec import CheckpointPlan, Goal
 from sparkdl.training.trainer import train
-from tests.training.scenes.training_scenes import Outcome, make_spec
+from tests.training.scenes.training_scenes import Outcome, assert_same_weights, make_spec
 
 if TYPE_CHECKING:
     from sparkdl.data import ParquetDataset
@@ -233,8 +233,7 @@ def train_through_death(
 
 def assert_same_fit(one: Outcome, other: Outcome) -> None:
     """Assert that weights, buffers, losses and metrics are equal to the bit."""
-    for name, value in one.weights.items():
-        np.testing.assert_array_equal(value, other.weights[name], err_msg=name)
+    assert_same_weights(one.weights, other.weights)
     assert one.model_epoch == other.model_epoch
     names = ("epoch", "loss", "rows", "learning_rate", "metrics")
     for mine, theirs in zip(one.history, other.history, strict=True):
@@ -268,8 +267,7 @@ def train_from_every_checkpoint(
     for number, spec in enumerate(specs):
         plan, untrained = spec.checkpoints, copy.deepcopy(spec.model)
         whole = _train(environment, spec, dataset, f"{number}-whole")
-        with environment.open(name=f"{number}-written") as communicator:
-            communicator.barrier()  # rank 0 gets here when the last checkpoint is written
+        environment.meet(f"{number}-written")  # rank 0 gets here when the last checkpoint is written
         resumed = {}
         for name in CheckpointFolder(plan.url).names():
             url = f"{plan.url}-{name}"

@@ -48,8 +48,7 @@ def fail_to_count(environment: RankEnvironment, source: Any, fails: str) -> tupl
             raise ValueError("no such luck")
         return values["id"] >= 0
 
-    with environment.open(name="start") as communicator:
-        communicator.barrier()  # from here on time counts: all ranks have started and finished their imports
+    environment.meet("start")  # from here on time counts: all ranks have started and finished their imports
     with environment.communicator(timeout_s=6.0) as communicator:
         try:
             ParquetFeed(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -120,29 +122,49 @@ def train_in_one_process(
     """Train by a plain loop over the joined batches of all ranks."""
     model = spec.model.train()
     optimizer = spec.optimizer(model.parameters())
-    feeds = [
-        ParquetFeed(
-            dataset,
-            columns=spec.columns(),
-            rank=rank,
-            world_size=world_size,
-            batch_size=spec.batch_size,
-            seed=spec.seed,
-        )
-        for rank in range(world_size)
-    ]
-    for epoch in range(spec.epochs):
-        for parts in zip(*(feed.epoch(epoch) for feed in feeds), strict=True):
-            joined = {name: np.concatenate([part[name] for part in parts]) for name in spec.columns()}
+    for steps in joined_epochs(spec, dataset, world_size):
+        for joined in steps:
             outputs = model(torch.from_numpy(joined["x"]))
             label = torch.from_numpy(joined[spec.label_names[0]])
             targets = label if spec.heads[0].label.dtype == "int64" else label.to(torch.float32).unsqueeze(-1)
             optimizer.zero_grad()
             joined_loss(spec, outputs, targets, joined).backward()
             optimizer.step()
-    for feed in feeds:
-        feed.close()
     return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def joined_epochs(
+    spec: TrainingSpec, dataset: ParquetDataset, world_size: int
+) -> Iterator[list[dict[str, np.ndarray]]]:
+    """The steps of each epoch, each with the rows of all ranks."""
+    with ExitStack() as stack:
+        feeds = [
+            stack.enter_context(
+                ParquetFeed(
+                    dataset,
+                    columns=spec.columns(),
+                    rank=rank,
+                    world_size=world_size,
+                    batch_size=spec.batch_size,
+                    seed=spec.seed,
+                )
+            )
+            for rank in range(world_size)
+        ]
+        for epoch in range(spec.epochs):
+            yield [
+                {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+                for parts in zip(*(feed.epoch(epoch) for feed in feeds), strict=True)
+            ]
+
+
+def assert_same_weights(
+    found: Mapping[str, Any], expected: Mapping[str, Any], *, atol: float = 0.0, rtol: float = 0.0
+) -> None:
+    """Assert that all weights and buffers agree, to the bit unless there is a tolerance."""
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], rtol=rtol, atol=atol, err_msg=name)
 
 
 def joined_loss(

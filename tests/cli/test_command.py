@@ -6,6 +6,7 @@ import pytest
 
 import sparkdl as package
 from sparkdl.cli import main
+from sparkdl.cli.demo import judge
 from tests.cli.sparkdl_command import sparkdl
 
 
@@ -41,3 +42,12 @@ def test_wrong_benchmark_option_ends_with_2_and_one_line(tmp_path: Path) -> None
     done = sparkdl("bench", "allreduce", "--sizes", "nonsense", cwd=tmp_path)
     message = "size 'nonsense' is not understood; write it as 512, 16KiB, 4MiB or 1GiB"
     assert (done.returncode, done.stderr, done.stdout) == (2, f"sparkdl: {message}\n", "")
+
+
+def test_accuracy_of_the_demo_below_97_percent_is_reported_and_fails(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert judge(0.98, 0.96) == 1
+    assert capsys.readouterr().err.startswith("sparkdl: an accuracy of 0.9600 is too low, at least 0.97")
+    assert judge(0.97, 0.97) == 0
+    assert capsys.readouterr().err == ""

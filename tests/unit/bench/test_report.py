@@ -99,7 +99,8 @@ def test_contender_that_is_not_installed_is_named_with_the_extra_that_brings_it(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
     contenders, missing = allreduce.choose_contenders("gloo,mpi")
-    assert set(contenders) - {"horovod"} == {"native", "arena", "torch", "gloo", "gloo tuned"}
+    found = [name for name in contenders if name != "horovod"]
+    assert found == ["native", "arena", "torch", "gloo", "gloo tuned"]
     assert set(missing) - {"horovod"} == {"mpi"}
     assert "pip install mpi4py" in missing["mpi"]
 
@@ -156,6 +157,7 @@ def test_bytes_moved_are_those_of_the_algorithms() -> None:
     assert bytes_moved("copy", 2**20, 1, 2) == 2 * 2**20
     assert bytes_moved("arena", 2**20, 1, 4) == 2 * 2**20
     assert bytes_moved("gloo", 2**20, 1, 2) == 5.5 * 2**20
+    assert bytes_moved("native", 2**20, 1, 2) == 5 * 2**20
     assert bytes_moved("native", 2**20, 1, 4) == 4.75 * 2**20
     assert bytes_moved("native", 1024, 100, 2) == 5 * 1024 * 100
     assert bytes_moved("mpi", 1024, 1, 2) is None

@@ -14,8 +14,19 @@ def task(addresses: list[str] | None) -> Any:
     return SimpleNamespace(resources=lambda: resources)
 
 
-def test_sparks_assignment_of_gpus_is_used() -> None:
-    assert assigned_gpus(task(["3", "5"]), 2, 0) == ["3", "5"]
+@pytest.mark.parametrize(
+    ("addresses", "num_gpus", "position", "assigned"),
+    [
+        (["3", "5"], 2, 0, ["3", "5"]),
+        (None, 2, 0, ["0", "1"]),
+        (None, 2, 1, ["2", "3"]),
+        (None, 0, 1, None),
+    ],
+)
+def test_ranks_take_the_gpus_that_spark_assigned_or_those_of_their_host_in_turn(
+    addresses: list[str] | None, num_gpus: int, position: int, assigned: list[str] | None
+) -> None:
+    assert assigned_gpus(task(addresses), num_gpus, position) == assigned
 
 
 def test_too_few_assigned_gpus_name_the_setting() -> None:
@@ -23,16 +34,9 @@ def test_too_few_assigned_gpus_name_the_setting() -> None:
         assigned_gpus(task(["3"]), 2, 0)
 
 
-def test_ranks_of_a_host_take_its_gpus_in_turn_without_spark() -> None:
-    assert [assigned_gpus(task(None), 2, position) for position in (0, 1)] == [["0", "1"], ["2", "3"]]
-
-
 def test_visible_gpus_are_left_alone_when_none_are_asked_for() -> None:
-    assert assigned_gpus(task(None), 0, 1) is None
-    assert (
-        rank_environment({}, gpus=None, inherited={"CUDA_VISIBLE_DEVICES": "7"})["CUDA_VISIBLE_DEVICES"]
-        == "7"
-    )
+    variables = rank_environment({}, gpus=None, inherited={"CUDA_VISIBLE_DEVICES": "7"})
+    assert variables["CUDA_VISIBLE_DEVICES"] == "7"
 
 
 def test_users_variables_win_and_the_secret_of_sparks_worker_is_removed() -> None:

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sparkdl.errors import ParamError
 from sparkdl.topology import number_hosts
+from sparkdl.torch.mesh_caches import forget_meshes
 from sparkdl.torch.process_group import SparkdlProcessGroup
 
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ class Parallelism:
         """Arrange the ranks of the open process group by these sizes and open a group per dimension. Collective.
 
         Tensor, then context, then shard neighbors are placed on one host as far as it has room for them; data and
-        pipeline neighbors are placed across hosts.
+        pipeline neighbors are placed across hosts. A process may lay out its ranks several times; layouts of a default
+        process group that was destroyed can no longer be used.
 
         Args:
             device_type: device type of the tensors, ``"cpu"`` or ``"cuda"``.
@@ -158,6 +160,7 @@ class Parallelism:
                 "torch.distributed.init_process_group() first."
             )
         sizes = self.resolve(dist.get_world_size())
+        forget_meshes(device_type)
         world = dist.group.WORLD
         if host_of_rank is None and isinstance(world, SparkdlProcessGroup):
             host_of_rank = world.communicator.topology.host_of_rank

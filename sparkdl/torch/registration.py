@@ -61,6 +61,7 @@ from sparkdl.rendezvous.addresses import (
 from sparkdl.rendezvous.deadline import to_seconds
 from sparkdl.rendezvous.store import all_gather_bytes
 from sparkdl.torch.gpu.accelerator import CUDA_BACKENDS, open_accelerator
+from sparkdl.torch.mesh_caches import forget_meshes
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 
 if TYPE_CHECKING:
@@ -438,6 +439,8 @@ def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
     """Create a group; torch calls this with c10d's ``DistributedBackendOptions``."""
     timeout = options.timeout
     timeout_s = to_seconds(timeout) if isinstance(timeout, timedelta) else float(timeout)
+    if _world() is None:
+        forget_meshes()  # those of earlier default groups; for GPUs, Parallelism.lay_out does it
     given = _given.pop() if _given else None
     base_store, owns_communicator = None, False
     if given is not None:

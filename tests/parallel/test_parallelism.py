@@ -7,11 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard, debug, distribute_tensor
 
 import sparkdl.horovod.torch as hvd
+import sparkdl.torch
+from sparkdl.collective import current_communicator
 from sparkdl.errors import ParamError
 from sparkdl.parallel.parallelism import Parallelism
+from sparkdl.torch import mesh_caches
 from tests.checks import checks_in
 from tests.torch.checks import run_checks
 
@@ -48,6 +51,35 @@ def check_ranks_of_a_tensor_group_read_the_same_rows() -> None:
 def check_a_group_that_crosses_hosts_is_placed_by_hosts() -> None:
     layout = Parallelism(tensor=2).lay_out(host_of_rank=[0, 1, 0, 1])
     assert layout.ranks("tensor") == ([0, 2] if dist.get_rank() % 2 == 0 else [1, 3])
+
+
+def check_layouts_of_a_later_default_group_use_its_groups() -> None:
+    """DTensor's caches hold equal meshes of earlier layouts, and the names of groups come again."""
+    before: list[Parallelism] = [Parallelism(context=2, shard=2), Parallelism(data=2, shard=2)]
+    while True:
+        for other in before:
+            other.lay_out()  # torch then gives other names to the groups of the next layout
+        layout = Parallelism(shard=2, tensor=2).lay_out()
+        for name in ("shard", "tensor"):
+            divided = distribute_tensor(torch.arange(4.0), layout.mesh[name], [Shard(0)])
+            found = (divided + 1).sum()
+            assert found.full_tensor().item() == 10
+            assert found.device_mesh.get_group().group_name == layout.group(name).group_name
+        sparkdl.torch.destroy_process_group()
+        sparkdl.torch.init_process_group(current_communicator(), timeout_s=20.0)
+        if not before:
+            return
+        before.pop()
+
+
+def check_caches_of_other_threads_are_cleared_in_their_backward_pass() -> None:
+    """On GPUs the backward pass runs in threads of its own; here the caches of the thread that calls it are cleared."""
+    layout = Parallelism(tensor=2).lay_out()
+    divided = distribute_tensor(torch.arange(4.0), layout.mesh["tensor"], [Shard(0)])
+    _ = divided + 1
+    assert debug._get_fast_path_sharding_prop_cache_stats() != (0, 0)
+    mesh_caches._ClearInBackward.apply(torch.zeros((), requires_grad=True)).backward()
+    assert debug._get_fast_path_sharding_prop_cache_stats() == (0, 0)
 
 
 def check_sizes_that_do_not_fit_the_ranks_are_refused() -> None:

@@ -1,0 +1,56 @@
+"""Removal of the device meshes that torch keeps in DTensor's caches beyond the end of their process groups.
+
+Runs on the *rank*. DTensor remembers how it has divided the result of each operation, with the mesh of the result. Two
+meshes are equal to it if they have the same ranks and names of dimensions, and a mesh finds its process groups by their
+names, which torch numbers from zero again in each default group. After ``destroy_process_group``, operations on a new
+mesh would therefore get results on an equal, earlier mesh, whose names now stand for no group or for another one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+
+def forget_meshes(device_type: str = "cpu") -> None:
+    """Remove all meshes from DTensor's caches, so that later operations keep the mesh of their arguments.
+
+    Each thread has caches of its own. Those of this thread are cleared and, for ``"cuda"``, also those of the thread of
+    the backward pass on the current GPU. torch offers no public function for this. The cost is that DTensor decides once
+    more how to divide each operation.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return  # no operation on a DTensor has filled the caches
+    _clear()
+    if device_type == "cuda":
+        _ClearInBackward.apply(torch.zeros((), device=device_type, requires_grad=True)).backward()
+
+
+def _clear() -> None:
+    from torch.distributed.tensor import _redistribute, debug
+
+    # Releases of torch have some of these.
+    for place, name in (
+        (debug, "_clear_sharding_prop_cache"),
+        (debug, "_clear_python_sharding_prop_cache"),
+        (_redistribute, "clear_redistribute_planner_cache"),
+    ):
+        if hasattr(place, name):
+            getattr(place, name)()
+
+
+class _ClearInBackward(torch.autograd.Function):
+    """The identity; its backward pass clears the caches of the thread that computes it."""
+
+    @staticmethod
+    def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        _clear()
+        return gradient

@@ -20,7 +20,7 @@ from torch import nn
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -160,6 +160,7 @@ class DataParallel(nn.Module):
         self._communicator = communicator
         self._broadcasts_buffers = broadcast_buffers
         self._averages = True
+        self._uncounted: frozenset[nn.Parameter] = frozenset()
         _broadcast([*module.parameters(), *module.buffers()], communicator)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._buckets = make_buckets(trained, communicator, bucket_bytes=bucket_bytes)
@@ -201,6 +202,24 @@ class DataParallel(nn.Module):
         finally:
             self._averages = True
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """A backward pass within takes part in the averaging, but gives no parameter a gradient.
+
+        It is for a rank without rows, whose gradients are zero: a parameter that has no gradient yet gets one only if
+        it took part on another rank. An optimizer would treat a gradient of zero differently from None.
+        """
+        self._uncounted = frozenset(
+            each for bucket in self._buckets for each in bucket.gradients if each.grad is None
+        )
+        try:
+            yield
+        finally:
+            if not self._averages:
+                for parameter in self._uncounted:
+                    parameter.grad = None
+            self._uncounted = frozenset()
+
     def _buffers_of_layers(self) -> list[Tensor]:
         """``module.buffers()``, without another search for the layers."""
         buffers = (buffer for layer in self._layers for buffer in layer._buffers.values())
@@ -227,7 +246,7 @@ class DataParallel(nn.Module):
 
     def _settle(self, bucket: Bucket) -> bool:
         try:
-            return _settle(bucket)
+            return _settle(bucket, self._uncounted)
         except RuntimeError:
             # Sparse tensors have no data pointer. Looking for them beforehand would cost time for every gradient.
             self._refuse_sparse(bucket)
@@ -263,14 +282,16 @@ class DataParallel(nn.Module):
             for (parameter, gradient), on_some_rank in zip(
                 bucket.gradients.items(), bucket.presence.tolist(), strict=True
             ):
-                if on_some_rank and parameter.grad is None:
+                if not on_some_rank:
+                    parameter.grad = None
+                elif parameter.grad is None:
                     parameter.grad = gradient
         current.reset()
         self._held.clear()
 
 
-def _settle(bucket: Bucket) -> bool:
-    """Move all gradients into their bucket, with zeros for missing ones; return whether none is missing.
+def _settle(bucket: Bucket, uncounted: Container[nn.Parameter]) -> bool:
+    """Move all gradients into their bucket, with zeros for missing ones; return whether none is missing or uncounted.
 
     Gradients may also be left from a backward pass without averaging.
     """
@@ -288,6 +309,9 @@ def _settle(bucket: Bucket) -> bool:
             places.append(place)
             found.append(gradient)
             parameter.grad = place
+        if parameter in uncounted:
+            has_all = False
+            bucket.presence[index] = 0
     if places:
         torch._foreach_copy_(places, found)
     return has_all

@@ -97,6 +97,14 @@ class ModelDistribution(ABC):
             for buffer in buffers:
                 torch.distributed.broadcast(buffer, 0)
 
+    def without_rows(self) -> AbstractContextManager[Any]:
+        """Within this context a backward pass on this rank's rows takes part in the step but does not count.
+
+        Parameters that only these rows use stay without a gradient, as in one process, which has no such rows. In a
+        sharded module, all ranks have to use the same parameters; FSDP2's ranks compare them and raise an error.
+        """
+        return nullcontext()
+
     @property
     def parts(self) -> nn.Module | list[nn.Module]:
         """This rank's part of the module; with a pipeline, the stages of this rank."""
@@ -182,6 +190,13 @@ class Replicas(ModelDistribution):
             return nullcontext()
         assert isinstance(self.called, (DataParallel, DistributedDataParallel))
         return self.called.no_sync()
+
+    def without_rows(self) -> AbstractContextManager[Any]:
+        """Within this context a backward pass on this rank's rows takes part in the step but does not count.
+
+        On GPUs, DistributedDataParallel cannot leave them out: parameters that they use get a gradient of zero.
+        """
+        return self.called.uncounted() if isinstance(self.called, DataParallel) else nullcontext()
 
     def whole_module(self) -> nn.Module | None:
         """The trained module on CPU, in ``eval()`` mode."""

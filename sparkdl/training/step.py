@@ -233,13 +233,18 @@ class TrainingStep:
 
         The last batch that had rows goes through the model once more, with weight 0. Most layers would accept an empty
         batch, but a BatchNorm cannot normalize it. The buffers of the model and of the losses are restored afterwards,
-        except the statistics that layers take over all ranks' rows.
+        except the statistics that layers take over all ranks' rows, and parameters that only this batch uses get no
+        gradient.
         """
         assert self.last_batch is not None, "a rank without rows in its first step remembers others"
         shared = {id(buffer) for layer in _synchronized(self._module) for buffer in layer.buffers()}
         buffers = (*self._module.buffers(), *self.objective.loss_buffers())
         own = {id(buffer): buffer for buffer in buffers if id(buffer) not in shared}
-        with buffers_kept(own.values()), _rows_not_counted(self._module):
+        with (
+            buffers_kept(own.values()),
+            _rows_not_counted(self._module),
+            self._distribution.without_rows(),
+        ):
             term = self._distribution.forward_backward(
                 self.objective,
                 self.last_batch,

@@ -83,11 +83,10 @@ def test_number_of_classes_is_counted_as_spark_does_or_by_distinct_labels(datase
 
 
 def test_classes_that_are_named_need_no_rows(dataset):
-    inputs = learn(
-        TorchClassifier(featuresCol="vector", labelCol="kind", labels=["dog", "cat", "bee", "ant"]), dataset
-    )
+    labels = ["dog", "cat", "bee", "ant"]
+    inputs = learn(TorchClassifier(featuresCol="vector", labelCol="kind", labels=labels), dataset)
     (output,) = inputs.signature.outputs
-    assert (output.num_classes, output.classes) == (4, ("dog", "cat", "bee", "ant"))
+    assert (output.num_classes, output.classes) == (4, tuple(labels))
     alone = learn(TorchClassifier(featuresCol="vector", labelCol="same", labels=["ant", "bee"]), dataset)
     assert alone.signature.outputs[0].classes == ("ant", "bee")
 
@@ -100,9 +99,7 @@ def test_class_that_only_validation_rows_have_is_a_class_of_the_model(tmp_path):
     marked = {"featuresCol": "x", "labelCol": "kind", "validationIndicatorCol": "validates"}
     assert learn(TorchClassifier(**marked), rows).signature.outputs[0].classes == ("a", "b", "c")
     label = learn(TorchClassifier(**marked, labels=["a", "b"]), rows).spec.heads[0].label
-    with pytest.raises(
-        DataError, match="'kind' holds 'c', which is none of the 2 classes of the fit: 'a', 'b'"
-    ):
+    with pytest.raises(DataError, match="'kind' holds 'c', .* 2 classes of the fit: 'a', 'b'"):
         label.encoded(np.array(["a", "c"], dtype=object))
 
 
@@ -186,7 +183,7 @@ def test_params_reach_network_and_optimizer(dataset):
             TorchClassifier,
             {"featuresCol": ["age", "holes"]},
             DataError,
-            r"hold NaN or infinity.*: 'holes'\. Fill .*Imputer",
+            r"NaN or infinity.*: 'holes'\. Fill .*Imputer",
         ),
         (TorchRegressor, {"labelCol": "holes"}, DataError, "hold NaN or infinity.*'holes'"),
         (

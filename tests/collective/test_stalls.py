@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from sparkdl.collective import StallCheck
-from sparkdl.collective.telemetry.stalls import StallTimer
 from sparkdl.errors import ParamError
 from tests.collective.scenes import stall_scenes
-from tests.collective.scenes.stall_scenes import ABORT_S, WARN_S
+from tests.collective.scenes.stall_scenes import ABORT_S
 from tests.run_ranks import run_ranks
 
 WORLDS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {
@@ -134,14 +133,3 @@ def test_stall_check_is_read_from_horovods_variables() -> None:
 def test_stall_check_refuses_times_that_are_not_positive(seconds: float) -> None:
     with pytest.raises(ParamError, match="warn_after_s must be positive or None"):
         StallCheck(warn_after_s=seconds)
-
-
-def test_timer_warns_once_per_interval() -> None:
-    timer = StallTimer(StallCheck(warn_after_s=1e-9, abort_after_s=1e-9))
-    assert timer.warning_is_due
-    assert timer.is_over
-    never = StallTimer(StallCheck(warn_after_s=None))
-    assert not never.warning_is_due
-    assert not never.is_over
-    patient = StallTimer(StallCheck(warn_after_s=WARN_S * 1000))
-    assert not patient.warning_is_due

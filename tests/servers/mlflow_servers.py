@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 _STARTED = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
-
-
 _SPARK = re.compile(r"pyspark|py4j|petastorm")
 _SPARKDL = re.compile(r".*sparkdl")  # also matches the extra files of an editable install
 
@@ -85,15 +83,9 @@ def _path() -> str:
 
 def _as_pip() -> dict[str, str]:
     """Variables that make uv look for packages where pip is configured to look."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=500,
-    )
     found: dict[str, str] = {}
-    for line in done.stdout.splitlines():
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    for line in subprocess.check_output(command, text=True, timeout=500).splitlines():
         name, _, value = line.partition("=")
         found[name.rpartition(".")[2]] = " ".join(ast.literal_eval(value).split())
     variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # pip also takes the best version of all indexes
@@ -176,20 +168,10 @@ def tracking_server(folder: Path, *arguments: str, **variables: str) -> Iterator
     """Run ``mlflow server`` on a SQLite store in a folder, on a free port."""
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **variables}
     environment.pop("MLFLOW_TRACKING_URI", None)
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--workers",
-        "1",
-    ]
-    stores = ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination"]
-    with running([*command, *stores, f"{folder}/artifacts", *arguments], environment, folder) as server:
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+    command += ["--host", "127.0.0.1", "--port", "0", "--backend-store-uri", f"sqlite:///{folder}/server.db"]
+    command += ["--artifacts-destination", f"{folder}/artifacts", *arguments]
+    with running(command, environment, folder) as server:
         yield server
 
 

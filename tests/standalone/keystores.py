@@ -38,21 +38,9 @@ def make_keystores(folder: Path) -> Keystores:
     """Make a key for this machine, and a truststore with its certificate."""
     keys, trusted, certificate = folder / "keys.jks", folder / "trusted.jks", folder / "certificate.pem"
     store = ("-alias", "spark", "-storetype", "JKS", "-storepass", PASSWORD)
-    _keytool(
-        *(
-            "-genkeypair",
-            *store,
-            "-keystore",
-            keys,
-            "-keypass",
-            PASSWORD,
-            "-keyalg",
-            "RSA",
-            "-keysize",
-            "2048",
-        ),
-        *("-validity", "2", "-dname", "CN=localhost", "-ext", "san=ip:127.0.0.1,dns:localhost"),
-    )
+    key = ("-keyalg", "RSA", "-keysize", "2048", "-validity", "2", "-keypass", PASSWORD)
+    names = ("-dname", "CN=localhost", "-ext", "san=ip:127.0.0.1,dns:localhost")
+    _keytool("-genkeypair", *store, "-keystore", keys, *key, *names)
     _keytool("-exportcert", *store, "-keystore", keys, "-rfc", "-file", certificate)
     _keytool("-importcert", *store, "-keystore", trusted, "-file", certificate, "-noprompt")
     return Keystores(keys, trusted, certificate)

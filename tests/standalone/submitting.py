@@ -180,14 +180,6 @@ def wait_for_files(process: subprocess.Popen[str], *files: Path) -> None:
         pause.wait(0.05)
 
 
-def children_of(pid: int) -> list[int]:
-    """Return the pids of the children of a process."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
 def rank_pids(folder: Path) -> list[int]:
     """Return the pids of the ranks, which the job's loss has written."""
     return [int(path.read_text().split()[0]) for path in sorted(folder.glob("rank-*"))]

@@ -27,18 +27,8 @@ def environment(tmp_path_factory) -> Path:
     made = tmp_path_factory.mktemp("made") / "environment"
     build(sys.executable, "-m", "venv", "--without-pip", made)
     python = made / "bin" / "python"
-    build(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        wheel,
-    )
+    options = ("--quiet", "--no-deps", "--no-index")
+    build(sys.executable, "-m", "pip", "--python", python, "install", *options, wheel)
     site = Path(build(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     # As code: venv-pack would take a plain path for an editable package, which it refuses to pack.
@@ -66,13 +56,8 @@ def test_a_job_runs_from_a_packed_virtual_environment(bare_cluster, environment,
         *("--archives", f"{archive}#environment"),
     )
     # The environment of the program has no other settings.
-    done = run(
-        command,
-        tmp_path,
-        PYTHONPATH="",
-        PYSPARK_PYTHON="./environment/bin/python",
-        PYSPARK_DRIVER_PYTHON=str(python),
-    )
+    pythons = {"PYSPARK_PYTHON": "./environment/bin/python", "PYSPARK_DRIVER_PYTHON": str(python)}
+    done = run(command, tmp_path, PYTHONPATH="", **pythons)
     assert done.code == 0, done.said
     assert (tmp_path / "out" / "result.json").exists()
     for rank in range(2):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import threading
-import time
 
 import pytest
 
-from tests.standalone.cluster import ROOT, StandaloneCluster
+from tests.standalone.cluster import StandaloneCluster
+from tests.standalone.submitting import started, wait_for_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -122,33 +119,18 @@ if __name__ == "__main__":
 def run_and_lose_a_machine(program, folder):
     """Run a program on a cluster of two machines; kill one as soon as both ranks are ready."""
     (folder / "program.py").write_text(program)
-    with StandaloneCluster(folder / "cluster") as cluster, (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
+    with (
+        StandaloneCluster(folder / "cluster") as cluster,
+        started(
             [sys.executable, "program.py", cluster.url, str(folder)],
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "PYSPARK_PYTHON": sys.executable,
-                "SPARK_LOCAL_IP": "127.0.0.1",
-                "SPARKDL_STORE": str(folder / "store"),
-            },
-        )
-        try:
-            deadline, pause = time.monotonic() + 240, threading.Event()
-            while not all((folder / f"rank-{rank}").exists() for rank in (0, 1)):
-                assert process.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < deadline, (folder / "log").read_text()
-                pause.wait(0.1)
-            cluster.kill("worker-0")
-            status = process.wait(300)
-        finally:
-            process.kill()
-            process.wait()
-    said = (folder / "log").read_text()
-    assert status == 0, said
+            folder,
+            SPARKDL_STORE=str(folder / "store"),
+        ) as process,
+    ):
+        wait_for_files(process, folder / "rank-0", folder / "rank-1")
+        cluster.kill("worker-0")
+        said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
     return json.loads((folder / "value.json").read_text()), said
 
 

@@ -6,13 +6,12 @@ There are no real GPUs: a discovery script makes them up, and the ranks only rep
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 
-from tests.standalone.cluster import ROOT, StandaloneCluster
+from tests.standalone.cluster import StandaloneCluster
+from tests.standalone.submitting import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -64,21 +63,8 @@ def test_ranks_see_the_gpus_that_spark_assigned_to_them(tmp_path):
     script.chmod(0o755)
     gpus = {"spark.worker.resource.gpu.amount": "2", "spark.worker.resource.gpu.discoveryScript": str(script)}
     with StandaloneCluster(tmp_path / "cluster", settings=gpus) as cluster:
-        done = subprocess.run(
-            [sys.executable, "program.py", cluster.url, str(tmp_path / "value.json")],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=400,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "PYSPARK_PYTHON": sys.executable,
-                "SPARK_LOCAL_IP": "127.0.0.1",
-            },
-        )
-    assert done.returncode == 0, done.stderr
+        done = run([sys.executable, "program.py", cluster.url, str(tmp_path / "value.json")], tmp_path)
+    assert done.code == 0, done.said
     value = json.loads((tmp_path / "value.json").read_text())
     ones, twos = value["one each"], value["two each"]
     assert [(len(seen), local_rank) for seen, local_rank in ones] == [(1, "0"), (1, "0")]

@@ -11,11 +11,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from sparkdl.estimators import TorchModel
+from tests.processes import with_descendants
 from tests.standalone.cluster import StandaloneCluster
 from tests.standalone.submitting import (
     SCRIPT,
     assert_gone,
-    children_of,
     rank_pids,
     run,
     started,
@@ -71,7 +71,7 @@ def test_submitted_job_equals_sparkdl_train_to_the_bit(cluster, rows, undisturbe
 
     other = run(submit_command(cluster, [SCRIPT, job, "epochs=6"]), tmp_path)
     assert other.code == 2
-    assert "has the result of another job: params.epochs was 5 and is 6. Choose another output" in other.said
+    assert "has the result of another job: params.epochs was 5 and is 6" in other.said
 
 
 def test_the_plan_of_a_submitted_job_is_printed_and_nothing_is_trained(cluster, rows, tmp_path):
@@ -94,9 +94,7 @@ def test_spark_submit_ends_with_the_code_of_the_job(cluster, rows, tmp_path):
     job = write_job(tmp_path, rows)
     wrong = run(submit_command(cluster, [SCRIPT, job, "epohcs=3"]), tmp_path)
     assert wrong.code == 2
-    assert (
-        "sparkdl: the argument 'epohcs=3': params.epohcs: TorchEstimator has no Param 'epohcs'." in wrong.said
-    )
+    assert "params.epohcs: TorchEstimator has no Param 'epohcs'" in wrong.said
 
     loss = f"loss={{import: my_nets:FailingLoss, arguments: {{folder: {tmp_path}}}}}"
     failed = run(submit_command(cluster, [SCRIPT, job, loss]), tmp_path)
@@ -106,7 +104,7 @@ def test_spark_submit_ends_with_the_code_of_the_job(cluster, rows, tmp_path):
 
     lacking = run(submit_command(cluster, [SCRIPT, job, "numWorkers=3"]), tmp_path)
     assert lacking.code == 75
-    assert "3 ranks need 3 slots at once and the cluster has 2" in lacking.said
+    assert "the cluster has 2" in lacking.said
     assert not (tmp_path / "out").exists()
 
 
@@ -148,11 +146,11 @@ def test_signal_to_spark_submit_ends_its_program_and_the_ranks(cluster, rows, tm
     (tmp_path / "hold").touch()
     with started(submit_command(cluster, [SCRIPT, write_job(tmp_path, rows)]), tmp_path) as process:
         wait_for_files(process, tmp_path / "held-0", tmp_path / "held-1")
-        drivers = children_of(process.pid)
+        program = with_descendants(process.pid) - {process.pid}
         process.send_signal(number)
         process.communicate(timeout=500)
     assert process.returncode == code
-    assert_gone([*drivers, *rank_pids(tmp_path)])
+    assert_gone([*program, *rank_pids(tmp_path)])
     assert not (tmp_path / "out").exists()
 
 
@@ -176,15 +174,4 @@ def test_a_master_that_does_not_answer_may_be_tried_again(cluster, rows, tmp_pat
     command[command.index(cluster.url)] = "spark://127.0.0.1:1"
     done = run(command, tmp_path)
     assert done.code == 75, done.said
-    assert "sparkdl: The master that spark-submit was given did not accept the application" in done.said
-
-
-def test_a_standalone_cluster_runs_no_driver_of_python_itself(cluster, rows, tmp_path):
-    """``--deploy-mode cluster`` is for YARN and Kubernetes: Spark refuses it on a standalone cluster with an error."""
-    job = write_job(tmp_path, rows)
-    done = run(submit_command(cluster, [SCRIPT, job], None, "--deploy-mode", "cluster"), tmp_path)
-    assert done.code == 1
-    assert (
-        "Cluster deploy mode is currently not supported for python applications on standalone clusters"
-        in done.said
-    )
+    assert "sparkdl: The master that spark-submit was given did not accept" in done.said

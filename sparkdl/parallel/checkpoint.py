@@ -60,6 +60,9 @@ _DEFAULT_TIMEOUT_S = 1800.0
 _FAILURE_TIMEOUT_S = 5.0
 """How long failed training waits for a checkpoint that is still being written."""
 
+_REPORT_TIMEOUT_S = 2.0
+"""How much longer than the ranks for each other one waits for a checkpoint: so it learns which rank was missing."""
+
 _MODEL, _OPTIMIZER, _NUMBER, _OTHER = "model", "optimizer", "number", "other"
 """Prefixes of tensor names: ``model/name``, ``optimizer/key/name``, ``number/key/name``, ``other/name``."""
 
@@ -248,10 +251,12 @@ class ShardedCheckpoints:
 
         Raises:
             StoreError: if it could not be written, or not in time.
+            CommunicatorError: if a rank has failed, or has not called :meth:`save` in time; the message names it. With
+                a backend of torch, an error of torch that may not name it.
         """
         if self._writing is None:
             return
-        if futures.wait([self._writing], self._timeout_s).not_done:
+        if futures.wait([self._writing], self._timeout_s + _REPORT_TIMEOUT_S).not_done:
             raise StoreError(
                 f"A checkpoint was still being written to {self._folder.url} after {self._timeout_s:g} s. Save less "
                 "often, choose a faster store, or give ShardedCheckpoints a larger timeout_s."
@@ -267,8 +272,8 @@ class ShardedCheckpoints:
         """
         try:
             self.wait()
-        except BaseException:
-            self._abandon(0.0)
+        except BaseException as error:
+            self._abandon(error, 0.0)
             raise
         self._threads.stop()
         if self._group is not None:
@@ -284,16 +289,16 @@ class ShardedCheckpoints:
         if kind is None:
             self.close()
         else:
-            self._abandon(_FAILURE_TIMEOUT_S)
+            self._abandon(error, _FAILURE_TIMEOUT_S)
 
-    def _abandon(self, timeout_s: float) -> None:
+    def _abandon(self, error: BaseException | None, timeout_s: float) -> None:
         """End without the other ranks, which may have failed or may be waiting for this one."""
         self._threads.stop()
         if self._writing is not None:
             with suppress(Exception):  # the error that ends training is the one to raise
                 self._writing.result(timeout_s)
         if isinstance(self._group, SparkdlProcessGroup):
-            self._group.abort()
+            self._group.abort(f"{type(error).__name__}: {error}" if error is not None else None)
         self._writing = self._group = None
 
     def _write(self, step: int, tensors: dict[str, Any], writer: Writer) -> None:

@@ -19,8 +19,8 @@ def forget_meshes(device_type: str = "cpu") -> None:
     """Remove all meshes from DTensor's caches, so that later operations keep the mesh of their arguments.
 
     Each thread has caches of its own. Those of this thread are cleared and, for ``"cuda"``, also those of the thread of
-    the backward pass on the current GPU. torch offers no public function for this. The cost is that DTensor decides once
-    more how to divide each operation.
+    the backward pass on the current GPU. torch offers no public function for this. Afterwards, DTensor decides again
+    how to divide each operation.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return  # no operation on a DTensor has filled the caches

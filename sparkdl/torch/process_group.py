@@ -148,11 +148,11 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         self._completer.close(timeout_s)
         self._message_completer.close(timeout_s)
 
-    def abort(self) -> None:
-        """Make every collective of the group fail, here and on the other ranks."""
+    def abort(self, reason: str | None = None) -> None:
+        """Make every collective of the group fail, here and on the other ranks, with the reason in their errors."""
         if self._accelerator is not None:
             self._accelerator.abort()
-        self._communicator.abort(f"rank {self._communicator.rank} aborted the process group")
+        self._communicator.abort(reason or f"rank {self._communicator.rank} aborted the process group")
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the default deadline of collectives."""

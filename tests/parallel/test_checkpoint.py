@@ -10,6 +10,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import sparkdl.torch
-from sparkdl.errors import CheckpointError, ParamError, SparkdlError, StoreError
+from sparkdl.errors import CheckpointError, CommunicatorError, ParamError, SparkdlError, StoreError
 from sparkdl.parallel.checkpoint import ShardedCheckpoints
 from sparkdl.parallel.checkpoint_files import MANIFEST
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
@@ -489,6 +490,25 @@ def check_a_checkpoint_that_is_not_written_in_time_is_an_error() -> None:
         checkpoints.close()
     StumblingFileSystem.before = None
     may_write.set()
+
+
+def check_a_rank_that_saves_no_checkpoint_is_named() -> None:
+    """The other ranks wait for it until the deadline, or until it reports the error that has ended its training."""
+    module, is_missing = nn.Linear(2, 2), dist.get_rank() == 2
+    for fails, said in ((False, "rank 2 had not joined"), (True, "rank 2 aborted: ValueError: bad rows")):
+        with (
+            suppress(ValueError),
+            ShardedCheckpoints(new_folder(), layout_of("plain"), timeout_s=2.0) as checkpoints,
+        ):
+            if not is_missing:
+                checkpoints.save(1, module)
+                with pytest.raises(CommunicatorError, match=said):
+                    checkpoints.wait()
+            elif fails:
+                raise ValueError("bad rows")
+            if not fails:
+                dist.barrier()
+        dist.barrier()
 
 
 def check_a_failure_to_write_on_one_rank_is_raised_on_all() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -149,24 +150,40 @@ def test_all_ranks_have_the_same_record(outcomes):
         assert ranks[0].history == ranks[1].history == ranks[2].history
 
 
-def test_training_metrics_are_computed_on_the_training_rows(dataset):
-    """With a learning rate of 0 the weights are the same in each pass."""
-    spec = make_spec(
-        metrics={**METRICS, "r": PearsonOfScores},
-        optimizer=standing_still,
+@pytest.fixture(scope="module")
+def on_two_ranks(dataset):
+    split = with_split(
+        make_spec(model=ModelThatNotes(), loss=LossThatCounts(), metrics=METRICS), dataset, 0.4
     )
-    one = run_ranks(1, train_all, [(spec, dataset)])[0][0]
-    for outcome in run_ranks(2, train_all, [(spec, dataset)]):
-        assert outcome[0].history[0].metrics == pytest.approx(one.history[0].metrics, abs=1e-5)
+    heads = (dataclasses.replace(split.heads[0], loss=LossThatCounts()),)
+    unnormalized = make_spec(model=ModelWithoutRunningStatistics(), sync_batch_norm=True, epochs=1)
+    specs = {
+        "standing still": standing_still_spec(),
+        "validated": split,
+        "alone": dataclasses.replace(
+            split, model=ModelThatNotes(), heads=heads, validation_rows=None, metrics={}
+        ),
+        "one validation row": with_split(unnormalized, dataset, 1 / NUM_ROWS),
+    }
+    ranks = run_ranks(2, train_all, [(spec, dataset) for spec in specs.values()])
+    return [dict(zip(specs, outcomes, strict=True)) for outcomes in ranks]
+
+
+def standing_still_spec():
+    """With a learning rate of 0 the weights are the same in each pass."""
+    return make_spec(metrics={**METRICS, "r": PearsonOfScores}, optimizer=partial(torch.optim.SGD, lr=0.0))
+
+
+def test_training_metrics_are_computed_on_the_training_rows(dataset, on_two_ranks):
+    one = run_ranks(1, train_all, [(standing_still_spec(), dataset)])[0][0]
+    for outcomes in on_two_ranks:
+        found = outcomes["standing still"].history[0].metrics
+        assert found == pytest.approx(one.history[0].metrics, abs=1e-5)
     with ParquetFeed(dataset, columns=["x", "y"], batch_size=NUM_ROWS, shuffle=False) as feed:
         (batch,) = feed.epoch(0)
     outputs, labels = make_model()(torch.from_numpy(batch["x"])), torch.from_numpy(batch["y"])
     assert one.history[0].metrics["right"] == pytest.approx(float(is_right(outputs, labels).double().mean()))
     assert one.history[0].metrics["auroc"] == pytest.approx(float(MulticlassAUROC(3)(outputs, labels)))
-
-
-def standing_still(parameters):
-    return torch.optim.SGD(parameters, lr=0.0)
 
 
 class PearsonOfScores(PearsonCorrCoef):
@@ -176,16 +193,11 @@ class PearsonOfScores(PearsonCorrCoef):
         super().update(outputs[:, 0].double(), labels.double())
 
 
-def test_validation_does_not_affect_training(dataset):
+def test_validation_does_not_affect_training(on_two_ranks):
     """The same rows are trained on with and without validation, by a model and a loss with state and random numbers."""
-    split = with_split(
-        make_spec(model=ModelThatNotes(), loss=LossThatCounts(), metrics=METRICS), dataset, 0.4
-    )
-    heads = (dataclasses.replace(split.heads[0], loss=LossThatCounts()),)
-    plain = dataclasses.replace(split, model=ModelThatNotes(), heads=heads, validation_rows=None, metrics={})
-    ranks = run_ranks(2, train_all, [(split, dataset), (plain, dataset)])
     parameters = [name for name, _ in ModelThatNotes().named_parameters()]
-    for rank, (validated, alone) in enumerate(ranks):
+    for rank, outcomes in enumerate(on_two_ranks):
+        validated, alone = outcomes["validated"], outcomes["alone"]
         assert [record.loss for record in validated.history] == [record.loss for record in alone.history]
         for name in parameters if rank else alone.weights:  # the other ranks get the buffers of rank 0
             np.testing.assert_array_equal(validated.weights[name], alone.weights[name])
@@ -205,11 +217,10 @@ class ModelWithoutRunningStatistics(nn.Module):
         return self.inner(rows)
 
 
-def test_ranks_with_unlike_numbers_of_validation_batches_do_not_wait_for_each_other(dataset):
+def test_ranks_with_unlike_numbers_of_validation_batches_do_not_wait_for_each_other(on_two_ranks):
     """One rank has the only validation row, which a synchronized BatchNorm normalizes without the other rank."""
-    spec = make_spec(model=ModelWithoutRunningStatistics(), sync_batch_norm=True, epochs=1)
-    for (outcome,) in run_ranks(2, train_all, [(with_split(spec, dataset, 1 / NUM_ROWS), dataset)]):
-        assert np.isfinite(outcome.history[0].metrics["val_loss"])
+    for outcomes in on_two_ranks:
+        assert np.isfinite(outcomes["one validation row"].history[0].metrics["val_loss"])
 
 
 def count_collectives(environment, cases):

@@ -88,13 +88,6 @@ def train_hvd(learning_rate, log_dir):
     return losses
 
 
-def train_with_timeline(path):
-    os.environ["HOROVOD_TIMELINE"] = path
-    hvd.init()
-    hvd.allreduce(torch.ones(3), name="three ones")
-    hvd.shutdown()
-
-
 def how_long_ranks_wait():
     hvd.init()
     progress()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 
@@ -44,12 +43,6 @@ def test_negative_np_starts_that_many_local_processes_and_prints_their_output(ca
         "[rank 0] said none",
         "[rank 1] said given",
     ]
-
-
-def test_the_documented_timeline_is_written(tmp_path):
-    runner_of(2).run(notebook.train_with_timeline, path=str(tmp_path / "timeline.json"))
-    events = json.loads((tmp_path / "timeline.json").read_text())
-    assert "three ones" in json.dumps(events)
 
 
 def test_ranks_wait_for_each_other_as_long_as_under_horovod():

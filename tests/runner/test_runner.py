@@ -66,18 +66,6 @@ def test_accelerate_finds_the_ranks_with_and_without_init_torch():
         assert values == [[rank, 2, "gloo", backend] for rank in (0, 1)]
 
 
-def test_ranks_share_an_mpi_world_whatever_the_transport():
-    pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
-    assert make_runner(transport="tcp").run_all(functions.rank_in_mpi) == [(0, 3), (1, 3)]
-
-
-@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has a GPU")
-def test_rank_that_sees_no_gpu_of_those_it_was_to_have_is_warned_of(capsys):
-    assert make_runner(num_workers=1, gpus_per_worker=1).run(int, 7) == 7
-    said = capsys.readouterr().err
-    assert "[rank 0] WARNING sparkdl.runner.on_rank: Rank 0 was to have 1 GPU, and torch" in said
-
-
 def test_function_may_have_keywords_of_any_name():
     names = {"num_ranks": 7, "transport": "x", "spark": 1, "train": 2, "self": 3, "function": 4, "context": 5}
     assert make_runner(num_workers=1).run(functions.keywords_of_the_launch, **names) == names
@@ -152,24 +140,6 @@ def test_failure_that_would_repeat_is_no_loss_and_runs_once(
     for expected in causes:
         error = error.__cause__
         assert type(error) is expected
-
-
-def test_runner_passes_variables_modules_deadline_and_wire_to_the_ranks():
-    plain = make_runner(transport="tcp").run(functions.look_around)
-    assert plain == {"variable": None, "is_imported": False, "timeout_s": 300.0, "sum": 2 + 2**-11}
-    runner = make_runner(
-        transport="tcp",
-        wire="bfloat16",
-        environment={"OF_MINE": "yes"},
-        modules=("wave",),
-        operation_timeout_s=100.0,
-    )
-    assert runner.run(functions.look_around) == {
-        "variable": "yes",
-        "is_imported": True,
-        "timeout_s": 100.0,
-        "sum": 2.0,
-    }
 
 
 def test_log_lines_carry_their_rank_and_log_level():
@@ -271,3 +241,36 @@ def test_invalid_options_are_refused_before_ranks_start(options, said):
 def test_missing_spark_session_error_suggests_local_ranks():
     with pytest.raises(LaunchError, match="no active Spark session.*local=True"):
         make_runner(local=False).run(functions.fail_on, 0)
+
+
+# The ranks of these tests need other forkservers than those before, and come last so that those are started once.
+
+
+def test_ranks_share_an_mpi_world_whatever_the_transport():
+    pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
+    assert make_runner(transport="tcp").run_all(functions.rank_in_mpi) == [(0, 3), (1, 3)]
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has a GPU")
+def test_rank_that_sees_no_gpu_of_those_it_was_to_have_is_warned_of(capsys):
+    assert make_runner(num_workers=1, gpus_per_worker=1).run(int, 7) == 7
+    said = capsys.readouterr().err
+    assert "[rank 0] WARNING sparkdl.runner.on_rank: Rank 0 was to have 1 GPU, and torch" in said
+
+
+def test_runner_passes_variables_modules_deadline_and_wire_to_the_ranks():
+    plain = make_runner(transport="tcp").run(functions.look_around)
+    assert plain == {"variable": None, "is_imported": False, "timeout_s": 300.0, "sum": 2 + 2**-11}
+    runner = make_runner(
+        transport="tcp",
+        wire="bfloat16",
+        environment={"OF_MINE": "yes"},
+        modules=("wave",),
+        operation_timeout_s=100.0,
+    )
+    assert runner.run(functions.look_around) == {
+        "variable": "yes",
+        "is_imported": True,
+        "timeout_s": 100.0,
+        "sum": 2.0,
+    }

@@ -12,12 +12,20 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import gather, gather_summed, sum_gradient, sum_of_ranks, sum_scattered
+from sparkdl.parallel.collectives import (
+    apply,
+    gather,
+    gather_summed,
+    sum_gradient,
+    sum_of_ranks,
+    sum_scattered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,12 +136,30 @@ class DividedExperts:
                 own.masked_fill(elsewhere, own_count),
                 top_k_weights.masked_fill(elsewhere, 0.0),
             )
+            if torch.is_grad_enabled() and not output.requires_grad:  # no token has an expert here
+                output = apply(_WithoutTokens, output, hidden_states, top_k_weights, *layer.parameters())
         finally:
             layer.num_experts = count
             layer._parameters.update(kept)
         if self._in_parts:
             return sum_scattered(output, self._group, _TOKENS)
         return sum_of_ranks(output, self._group)
+
+
+class _WithoutTokens(torch.autograd.Function):
+    """An output to which no input contributes, with gradients of zero for them.
+
+    The backward pass then calls the same collectives as on other ranks, and all experts have a gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.shapes = [each.shape for each in inputs]
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], *(gradients[0].new_zeros(shape) for shape in ctx.shapes)
 
 
 def _whole(parameter: Any) -> Any:

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import itertools
 import re
 import weakref
 from contextlib import contextmanager, nullcontext
@@ -43,6 +44,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from sparkdl.errors import ParamError
@@ -56,6 +58,7 @@ from sparkdl.parallel.collectives import (
     sum_scattered,
 )
 from sparkdl.parallel.experts import DividedExperts, check_experts
+from sparkdl.parallel.sharding import blocks_of
 from sparkdl.parallel.tensor_checks import Alike, ComparedOnce, check_heads, defer_checks
 
 if TYPE_CHECKING:
@@ -145,24 +148,7 @@ def divide(
     def join(part: Tensor) -> Tensor:
         return gather(part, group, _positions_of(part)).contiguous()
 
-    with_whole_features = _modules_with_whole_features(divided, blocks)
-    for name, layer in list(module.named_modules()):
-        if (not layer._parameters and name not in divided) or getattr(layer, "is_elsewhere", False):
-            continue
-        in_parts = blocks is not None and name.startswith(f"{blocks}.")
-        if name in divided:
-            style = divided[name][1]
-        else:
-            style = "replicated" if in_parts and not name.startswith(tuple(with_whole_features)) else "whole"
-        own = frozenset(each for each in layer._parameters if f"{name}.{each}".lstrip(".") in divided)
-        _place_parameters(layer, style, mesh, own)
-        if style == "experts":
-            DividedExperts(name, group, alike, compared, in_parts=in_parts).attach(layer)
-            continue
-        shared = _shared_key_features(module, name) if style == "mla_kv_a_proj" else 0
-        _Divided(
-            name, style, group, inputs, alike, compared, in_parts=in_parts, own=own, shared=shared
-        ).attach(layer)
+    _attach(module, divided, mesh, blocks, inputs, alike, compared)
     _tie_again(module, tied)
     # Not a set: its order would differ between ranks.
     parents = dict.fromkeys(
@@ -185,6 +171,43 @@ def divide(
         for number, block in enumerate(module.get_submodule(blocks).children()):
             compared.watch_sequences(f"{blocks}.{number}", block, join, _on_sequence(join))
     return module
+
+
+def _attach(
+    module: nn.Module,
+    divided: Mapping[str, tuple[nn.Module, str]],
+    mesh: DeviceMesh,
+    blocks: str | None,
+    inputs: _SharedInputs,
+    alike: Alike,
+    compared: ComparedOnce,
+) -> None:
+    """Place the parameters of all layers, and make each compute with this rank's parts."""
+    group = mesh.get_group()
+    with_whole_features = _modules_with_whole_features(divided, blocks)
+    undivided: dict[nn.Module, _Divided] = {}
+    for name, layer in list(module.named_modules()):
+        if (not layer._parameters and name not in divided) or getattr(layer, "is_elsewhere", False):
+            continue
+        in_parts = blocks is not None and name.startswith(f"{blocks}.")
+        if name in divided:
+            style = divided[name][1]
+        else:
+            style = "replicated" if in_parts and not name.startswith(tuple(with_whole_features)) else "whole"
+        own = frozenset(each for each in layer._parameters if f"{name}.{each}".lstrip(".") in divided)
+        _place_parameters(layer, style, mesh, own)
+        if style == "experts":
+            DividedExperts(name, group, alike, compared, in_parts=in_parts).attach(layer)
+            continue
+        shared = _shared_key_features(module, name) if style == "mla_kv_a_proj" else 0
+        attached = _Divided(
+            name, style, group, inputs, alike, compared, in_parts=in_parts, own=own, shared=shared
+        )
+        attached.attach(layer)
+        if name not in divided and not own:
+            undivided[layer] = attached
+    for block in blocks_of(module):
+        _Readable(block, undivided)
 
 
 def divided_layers(
@@ -266,13 +289,15 @@ def _sorted_plan(
 
 
 def _is_of_variant(pattern: str, plan: Mapping[str, str], modules: Mapping[str, nn.Module]) -> bool:
-    """Whether modules of transformers lack a child that the plan names, and have another one that it names."""
+    """Whether modules of transformers lack a part that the plan names, and have another part that it names."""
     parent = pattern.rpartition(".")[0]
-    siblings = [other for other in plan if other != pattern and other.rpartition(".")[0] == parent]
+    while parent and not _named_like(parent, modules):
+        parent = parent.rpartition(".")[0]
     are_of_transformers = [
         type(modules[name]).__module__.startswith("transformers") for name in _named_like(parent, modules)
     ]
-    return any(are_of_transformers) and any(_named_like(other, modules) for other in siblings)
+    others = [other for other in plan if other.startswith(f"{parent}.")]
+    return bool(parent) and any(are_of_transformers) and any(_named_like(other, modules) for other in others)
 
 
 def _matches(
@@ -530,10 +555,7 @@ class _Divided:
         kept = dict(layer._parameters)
         if self._compared.is_whole:
             return self._forward_whole(layer, forward, *args, **kwargs)
-        parts = {name: self._part_of(name, parameter) for name, parameter in kept.items()}
-        if self._style == "whole" or (self._shared and not self._in_parts):
-            whole = {name: part for name, part in parts.items() if name not in self._own}
-            self._alike.watch_gradients(self._name, whole)
+        parts = self.parts_of(layer)
         bias = outside = None
         if self._style.startswith("rowwise"):
             bias, parts["bias"] = parts.get("bias"), None  # added once, after the sum over ranks
@@ -557,6 +579,14 @@ class _Divided:
         if outside is not None:
             output = output.masked_fill(outside.unsqueeze(-1), 0.0)
         return self._joined(output, bias)
+
+    def parts_of(self, layer: nn.Module) -> dict[str, Tensor | None]:
+        """This rank's parts of the layer's parameters, with gradients; compared in the first step if they are whole."""
+        parts = {name: self._part_of(name, parameter) for name, parameter in layer._parameters.items()}
+        if self._style == "whole" or (self._shared and not self._in_parts):
+            whole = {name: part for name, part in parts.items() if name not in self._own}
+            self._alike.watch_gradients(self._name, whole)
+        return parts
 
     def _forward_whole(
         self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any
@@ -597,8 +627,8 @@ class _Divided:
         # Where sequences are divided, all that a layer computes between divided ones has a share of the gradient.
         has_shares = self._in_parts and (self._shared > 0 or self._style.startswith("rowwise"))
         is_summed = self._style == "replicated" or has_shares
-        if name in self._own:
-            return local
+        if name in self._own or not isinstance(parameter, DTensor):
+            return local  # a part already: see _Readable
         # Gradients are summed for layers that see other positions or heads on each rank, and for biases added to them.
         if local is None or not is_summed or (self._style.startswith("rowwise") and local.ndim > 1):
             return local
@@ -623,6 +653,45 @@ class _Divided:
             yield
         finally:
             layer.padding_idx = whole
+
+
+class _Readable:
+    """Makes the parameters of a block's undivided layers plain tensors while the block computes.
+
+    The forward method of a module may compute with the weights of a layer inside of it and not call the layer, as
+    linear attention does with those of its convolution.
+
+    Args:
+        block: the block; its forward method is wrapped.
+        undivided: the layers that are not divided, with what makes them compute with their parts.
+    """
+
+    def __init__(self, block: nn.Module, undivided: Mapping[nn.Module, _Divided]) -> None:
+        self._layers = [
+            (layer, undivided[layer], [block.get_submodule(path) for path in _paths_to(name)])
+            for name, layer in block.named_modules()
+            if name and layer in undivided
+        ]
+        block.forward = functools.partial(self._forward, block.forward)
+
+    def _forward(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        kept = []
+        for layer, divided, around in self._layers:
+            # A part of the block that is sharded by itself gathers its weights when it is called.
+            if any(isinstance(each, FSDPModule) for each in around):
+                continue
+            kept.append((layer, dict(layer._parameters)))
+            layer._parameters.update(cast("Any", divided.parts_of(layer)))  # for this call
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            for layer, parameters in kept:
+                layer._parameters.update(parameters)
+
+
+def _paths_to(name: str) -> Iterator[str]:
+    """The names of the modules on the path to a module, it included."""
+    return itertools.accumulate(name.split("."), "{}.{}".format)
 
 
 def _modules_with_whole_features(

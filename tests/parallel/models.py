@@ -54,7 +54,7 @@ def mixtral(*, implementation: str = "eager", num_experts: int = 4) -> nn.Module
     return module
 
 
-def latent(**changes: object) -> nn.Module:
+def latent(kind: type[PreTrainedModel] = DeepseekV2ForCausalLM, **changes: object) -> nn.Module:
     """A model with multi-head latent attention, and with shared experts in its later layers."""
     sizes = {
         "num_key_value_heads": 4,
@@ -71,7 +71,7 @@ def latent(**changes: object) -> nn.Module:
         "topk_method": "greedy",
         "use_cache": False,  # blocks that are recomputed would fill it twice
     }
-    return llama(DeepseekV2ForCausalLM, **{**sizes, **changes})
+    return llama(kind, **{**sizes, **changes})
 
 
 def with_sinks() -> nn.Module:

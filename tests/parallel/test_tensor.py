@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import HYV3ForCausalLM, Olmo2ForCausalLM, Qwen2MoeForCausalLM
+from transformers import DeepseekV3ForCausalLM, HYV3ForCausalLM, Olmo2ForCausalLM, Qwen2MoeForCausalLM
 
 from sparkdl.errors import ParamError
 from sparkdl.networks.language import LanguageNetwork
@@ -138,6 +138,49 @@ def check_mixtures_of_experts_equal_one_process() -> None:
         check(lambda how=implementation: mixtral(implementation=how))
     check(mixtral, recompute=True)
     check(qwen_of_experts)
+
+
+def of_lonely_experts() -> nn.Module:
+    """It gives all tokens to two of four experts, which one rank has. Its plan does not divide attention."""
+    module = latent(DeepseekV3ForCausalLM, num_hidden_layers=2, n_group=1, topk_group=1)
+    module.set_experts_implementation("eager")
+    module.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.tensor([0.0, 0.0, 9.0, 9.0]))
+    return module
+
+
+def check_a_rank_whose_experts_get_no_tokens_takes_part() -> None:
+    attention = {"q_b_proj": "colwise", "kv_b_proj": "colwise", "o_proj": "rowwise"}
+    attention["kv_a_proj_with_mqa"] = "mla_kv_a_proj"
+    plan = {f"model.layers.*.self_attn.{name}": style for name, style in attention.items()}
+    check(of_lonely_experts)
+    check(of_lonely_experts, recompute=True)
+    check(of_lonely_experts, sequence=True, plan={**of_lonely_experts().tp_plan, **plan})
+
+
+class OwnConvolution(nn.Module):
+    """A block that computes with the weights of its convolution, and does not call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(16, 16, 3, groups=16)
+        self.inner = nn.Linear(16, 64)
+        self.output = nn.Linear(64, 16)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        padded = F.pad(hidden.transpose(1, 2), (2, 0))
+        mixed = F.conv1d(padded, self.convolution.weight, self.convolution.bias, groups=16)
+        return hidden + self.output(F.gelu(self.inner(mixed.transpose(1, 2))))
+
+
+def check_blocks_may_read_the_weights_of_their_layers() -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(3)
+        blocks = nn.Sequential(OwnConvolution(), OwnConvolution())
+        return nn.Sequential(nn.Embedding(32, 16), blocks, nn.Linear(16, 32))
+
+    plan = {"1.*.inner": "colwise", "1.*.output": "rowwise"}
+    for recompute in (False, True):
+        check(make, plan=plan, recompute=recompute)
 
 
 def check_mixtures_of_experts_with_divided_sequences_equal_one_process() -> None:

@@ -14,14 +14,10 @@ from sparkdl.parallel.checkpoint import ShardedCheckpoints, load_whole
 from sparkdl.parallel.context import WholeSequences, share_sequences
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.parallelize import parallelize
-from sparkdl.parallel.pipeline import (
-    SCHEDULES,
-    Pipeline,
-    evaluate_stages,
-    num_microbatches,
-    stages_of_rank,
-)
-from sparkdl.parallel.pipeline_cut import costs_by_memory, costs_by_time, cut
+from sparkdl.parallel.pipeline.cut import cut
+from sparkdl.parallel.pipeline.parts import costs_by_memory, costs_by_time
+from sparkdl.parallel.pipeline.pipeline import Pipeline, evaluate_stages
+from sparkdl.parallel.pipeline.schedules import SCHEDULES, num_microbatches, stages_of_rank
 from sparkdl.parallel.sharding import (
     accumulated,
     average_gradients,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.context import WholeSequences, name_of_positions, share_sequences
-from sparkdl.parallel.pipeline import SCHEDULES, num_microbatches
-from sparkdl.parallel.pipeline_cut import check_trainable
+from sparkdl.parallel.pipeline.cut import check_trainable
+from sparkdl.parallel.pipeline.schedules import SCHEDULES, num_microbatches
 from sparkdl.parallel.sharding import blocks_of, check_shardable, recompute_activations, shard
 from sparkdl.parallel.tensor import divide, divided_layers
 from sparkdl.parallel.tensor_checks import check_heads_shared

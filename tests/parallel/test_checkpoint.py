@@ -30,8 +30,8 @@ from sparkdl.errors import CheckpointError, CommunicatorError, ParamError, Spark
 from sparkdl.parallel.checkpoint import ShardedCheckpoints
 from sparkdl.parallel.checkpoint_files import MANIFEST
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
-from sparkdl.parallel.pipeline import Pipeline
-from sparkdl.parallel.pipeline_cut import cut
+from sparkdl.parallel.pipeline.cut import cut
+from sparkdl.parallel.pipeline.pipeline import Pipeline
 from sparkdl.parallel.sharding import average_gradients, shard
 from sparkdl.parallel.tensor import cross_entropy, divide
 from tests.checks import chosen, slow, with_marks

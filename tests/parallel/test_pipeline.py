@@ -25,8 +25,10 @@ from sparkdl.errors import ParamError
 from sparkdl.networks.language import LanguageNetwork
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.parallelize import parallelize
-from sparkdl.parallel.pipeline import SCHEDULES, Pipeline
-from sparkdl.parallel.pipeline_cut import costs_by_time, cut
+from sparkdl.parallel.pipeline.cut import cut
+from sparkdl.parallel.pipeline.parts import costs_by_time
+from sparkdl.parallel.pipeline.pipeline import Pipeline
+from sparkdl.parallel.pipeline.schedules import SCHEDULES
 from sparkdl.parallel.sharding import average_gradients, blocks_of, recompute_activations, shard
 from sparkdl.parallel.tensor import cross_entropy, divide
 from tests.checks import chosen, slow, with_marks

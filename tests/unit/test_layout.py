@@ -36,7 +36,7 @@ LAYERS = {
     "buffers | data_parallel | sync_batch_norm | futures, work | mesh_caches",
     "data": "blend | converter, feed, megatron | spark, petastorm | store, dataset, checks | files",
     "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, "
-    "attention | pipeline_cut, pipeline | sequence | sharding | tensor, parallelism | experts, collectives | "
+    "attention | pipeline | sequence | sharding | tensor, parallelism | experts, collectives | "
     "tensor_checks",
     "training": "remote, trainer, callbacks | stages, step | validation, checkpoint, history | "
     "distribution, objective | probe, batches | feed_dataset | learning_rate | metrics | spec | update",

@@ -8,8 +8,9 @@ from torch import nn
 
 from sparkdl.errors import ParamError
 from sparkdl.networks.decoder import Decoder, DecoderSizes
-from sparkdl.parallel.pipeline import stages_of_rank
-from sparkdl.parallel.pipeline_cut import PipelineParts, balance, check_trainable, costs_by_memory, parts_of
+from sparkdl.parallel.pipeline.cut import check_trainable
+from sparkdl.parallel.pipeline.parts import PipelineParts, balance, costs_by_memory, parts_of
+from sparkdl.parallel.pipeline.schedules import stages_of_rank
 
 
 def costliest(costs: list[float], firsts: list[int]) -> float:

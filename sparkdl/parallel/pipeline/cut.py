@@ -1,0 +1,260 @@
+"""Models cut into the stages of a pipeline.
+
+:func:`cut` keeps the part of a model that a rank's stages compute: the model itself, in which modules of other stages
+are replaced by modules that return their input. :class:`~sparkdl.parallel.pipeline.pipeline.Pipeline` runs a schedule
+over the stages.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel.pipeline.cut_checks import FirstCall, check_between_parts
+from sparkdl.parallel.pipeline.parts import balance, blocks_in, costs_by_memory, hugging_face_model, parts_of
+from sparkdl.parallel.pipeline.schedules import SCHEDULES, stages_of_rank
+from sparkdl.parallel.pipeline.stand_ins import (
+    OwnBlocks,
+    OwnLayers,
+    replaced_module,
+    set_module,
+    shallow_copy,
+    untie,
+)
+from sparkdl.parallel.pipeline.tied import TiedParameter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdl.parallel.pipeline.parts import PipelineParts
+
+
+def cut(
+    module: nn.Module,
+    group: dist.ProcessGroup,
+    *,
+    schedule: str = "1f1b",
+    costs: Sequence[float] | None = None,
+    stage_blocks: Sequence[int] | None = None,
+    parts: PipelineParts | None = None,
+) -> list[nn.Module]:
+    """Keep this rank's stages of a model.
+
+    Args:
+        module: the whole model, the same on all ranks or on the meta device. It is taken apart: do not use it again.
+        group: process group of the ranks of the pipeline, such as ``layout.group("pipeline")``.
+        schedule: name of a schedule in :data:`SCHEDULES`.
+        costs: cost of each block, by which the stages are balanced; :func:`costs_by_memory` if None.
+        stage_blocks: number of blocks of each stage, in place of balanced stages.
+        parts: parts of the model; :func:`parts_of` if None.
+
+    Returns:
+        The stages of this rank in ascending order; each takes the output of the stage before it. Modules keep their
+        names, and blocks their numbers, so that checkpoints of all stages together are those of the whole model.
+
+    Raises:
+        ParamError: if there are fewer blocks than stages, a parameter of a block would lie on several stages, or the
+            model computes something between its parts, which every stage would compute again. Stages after the first
+            check the latter at their first call, except for Hugging Face models, which are checked here.
+    """
+    parts = parts or parts_of(module)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    own = stages_of_rank(schedule, rank, ranks)
+    num_stages = ranks * SCHEDULES[schedule].stages_per_rank
+    firsts = check_cut(module, schedule, ranks, costs=costs, stage_blocks=stage_blocks, parts=parts)
+    tied = _tied_parameters(module, parts, firsts)
+    # All stages but the last are copies of the shell around the modules that they keep.
+    stages = []
+    for stage in own:
+        shell = module if stage == own[-1] else shallow_copy(module)
+        stages.append(_keep(shell, parts, stage, num_stages, firsts, tied))
+        made = cast("Any", stages[-1])
+        made.is_pipeline_stage = num_stages > 1  # so that nothing takes it for the whole model
+        made.tied_parameters = tied
+    for tie in tied:
+        sharing = [made for stage, made in zip(own, stages, strict=True) if stage in tie.stages]
+        for made in sharing[1:]:  # each stage trains a copy of its own
+            untie(made, tie)
+    return stages
+
+
+def check_cut(
+    module: nn.Module,
+    schedule: str,
+    ranks: int,
+    *,
+    costs: Sequence[float] | None = None,
+    stage_blocks: Sequence[int] | None = None,
+    parts: PipelineParts | None = None,
+) -> list[int]:
+    """Check that a model can be cut into the stages of a schedule; needs no process group.
+
+    Args:
+        module: the whole model.
+        schedule: name of a schedule in :data:`SCHEDULES`.
+        ranks: number of ranks of the pipeline.
+        costs: see :func:`cut`.
+        stage_blocks: see :func:`cut`.
+        parts: parts of the model; :func:`parts_of` if None.
+
+    Returns:
+        Index of the first block of each stage, followed by the number of blocks.
+
+    Raises:
+        ParamError: see :func:`cut`.
+    """
+    parts = parts or parts_of(module)
+    per_rank = len(stages_of_rank(schedule, 0, ranks))
+    num_stages = ranks * per_rank
+    blocks = blocks_in(module, parts)
+    if len(blocks) < num_stages:
+        raise ParamError(
+            f"{len(blocks)} blocks cannot be cut into {num_stages} pipeline stages ({ranks} ranks, schedule "
+            f"{schedule!r}). Use at most {len(blocks) // per_rank} pipeline ranks, or a schedule with one stage per "
+            "rank, such as '1f1b'."
+        )
+    check_between_parts(module, parts)
+    if stage_blocks is not None:
+        if len(stage_blocks) != num_stages or sum(stage_blocks) != len(blocks) or min(stage_blocks) < 1:
+            raise ParamError(
+                f"stage_blocks is {list(stage_blocks)}, and {len(blocks)} blocks are to be cut into {num_stages} "
+                f"pipeline stages. Give {num_stages} positive numbers whose sum is {len(blocks)}."
+            )
+        firsts = [0, *itertools.accumulate(stage_blocks)]
+    else:
+        costs = costs_by_memory(module, parts) if costs is None else costs
+        if len(costs) != len(blocks):
+            raise ParamError(
+                f"There are {len(costs)} costs for {len(blocks)} blocks; give one for each block."
+            )
+        firsts = balance(costs, num_stages)
+    _tied_parameters(module, parts, firsts)
+    return firsts
+
+
+def check_trainable(
+    module: nn.Module, schedule: str, ranks: int, *, stage_blocks: Sequence[int] | None = None
+) -> None:
+    """Check that each rank of a pipeline has a parameter to train, as its optimizer needs one.
+
+    Raises:
+        ParamError: if a rank has none, or the model cannot be cut.
+    """
+    parts = parts_of(module)
+    firsts = check_cut(module, schedule, ranks, stage_blocks=stage_blocks, parts=parts)
+    trained = {
+        _stage_of(name, parts, firsts) for name, each in module.named_parameters() if each.requires_grad
+    }
+    for rank in range(ranks):
+        own = stages_of_rank(schedule, rank, ranks)
+        if not trained.intersection(own):
+            blocks = ", ".join(f"{firsts[stage]} to {firsts[stage + 1] - 1}" for stage in own)
+            raise ParamError(
+                f"Rank {rank} of the pipeline would have the blocks {blocks}, of which no parameter is trained. Use "
+                "fewer pipeline ranks, or join such layers with others into one block."
+            )
+
+
+def _tied_parameters(module: nn.Module, parts: PipelineParts, firsts: Sequence[int]) -> list[TiedParameter]:
+    """The parameters that several stages have.
+
+    Raises:
+        ParamError: if one of them belongs to a block by its first name.
+    """
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    tied = []
+    for several in names.values():
+        stages = tuple(sorted({_stage_of(name, parts, firsts) for name in several}))
+        if len(stages) == 1:
+            continue
+        outside = (*parts.before, *parts.after)
+        if not any(several[0] == part or several[0].startswith(f"{part}.") for part in outside):
+            raise ParamError(
+                f"{' and '.join(map(repr, several))} are one parameter, and lie on the pipeline stages "
+                f"{', '.join(map(str, stages))}. Give each block weights of its own; only modules before and after the "
+                "blocks, such as embedding and head, may share theirs."
+            )
+        tied.append(TiedParameter(several[0], tuple(several), stages))
+    return tied
+
+
+def _stage_of(name: str, parts: PipelineParts, firsts: Sequence[int]) -> int:
+    prefix = f"{parts.blocks}." if parts.blocks else ""
+    if name.startswith(prefix):
+        number = name.removeprefix(prefix).partition(".")[0]
+        if number.isdigit():
+            return max(stage for stage, first in enumerate(firsts[:-1]) if first <= int(number))
+    if any(name == part or name.startswith(f"{part}.") for part in parts.after):
+        return len(firsts) - 2
+    return 0
+
+
+def _keep(
+    shell: nn.Module,
+    parts: PipelineParts,
+    stage: int,
+    num_stages: int,
+    firsts: Sequence[int],
+    tied: Sequence[TiedParameter],
+) -> nn.Module:
+    layers = slice(firsts[stage], firsts[stage + 1])
+    kept = {str(number): blocks_in(shell, parts)[number] for number in range(layers.start, layers.stop)}
+    if not parts.blocks:
+        return OwnLayers(kept)
+    set_module(shell, parts.blocks, OwnBlocks(kept))
+    is_first, is_last = stage == 0, stage == num_stages - 1
+    own_ties = [tie for tie in tied if stage in tie.stages]
+    for names, is_kept in ((parts.before, is_first), (parts.after, is_last)):
+        for name in names:
+            if not is_kept:
+                set_module(shell, name, replaced_module(shell, name, own_ties))
+    found = hugging_face_model(shell)
+    if found is not None:
+        prefix, model = found
+        base = shell.get_submodule(parts.blocks.rpartition(".")[0])
+        _make_stage(model, base, is_root=not prefix, is_first=is_first, is_last=is_last, layers=layers)
+    elif not is_first:
+        FirstCall(shell, parts, layers.start)
+    return shell
+
+
+def _make_stage(
+    model: Any, base: Any, *, is_root: bool, is_first: bool, is_last: bool, layers: slice
+) -> None:
+    """Make a Hugging Face model take and return the tensors that pass between stages.
+
+    Args:
+        model: model in which the parts of other stages were replaced.
+        base: module of the model that holds the blocks.
+        is_root: whether the model is the stage itself, which takes and returns tensors, not part of another module.
+        is_first: whether it is the first stage, which takes tokens.
+        is_last: whether it is the last stage, which returns logits.
+        layers: range of the numbers of its blocks.
+    """
+    # By a block's number the loop over blocks looks up in these lists which kind of attention the block has.
+    count, config = base.config.num_hidden_layers, copy.copy(base.config)
+    for key, value in vars(config).items():
+        if isinstance(value, list) and len(value) == count:
+            config.__dict__[key] = value[layers]
+    base.config = config
+    name, forward, called = "input_ids" if is_first else "inputs_embeds", model.forward, base.forward
+
+    def pass_on(tensor: Tensor, **kwargs: Any) -> Tensor:
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        given |= {name: tensor, "use_cache": False}
+        # Whatever a model computes from its logits is left to the last stage.
+        found: Tensor = forward(**given).logits if is_last else called(**given).last_hidden_state
+        return found
+
+    def answer(input_ids: Tensor, **kwargs: Any) -> SimpleNamespace:
+        return SimpleNamespace(logits=pass_on(input_ids, **kwargs))
+
+    model.forward = pass_on if is_root else answer

@@ -1,0 +1,202 @@
+"""The parts of a model between which it can be cut into stages, and their costs, by which stages are balanced."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class PipelineParts:
+    """The parts of a model in the order in which they compute.
+
+    Attributes:
+        before: names of the modules before the blocks; later stages replace them by modules that return their input.
+        blocks: name of the list of blocks: a ``ModuleList``, or a ``Sequential`` that is the model itself (``""``).
+            ``pipeline_parts`` may also name a module that has parts of its own.
+        after: names of the modules after the blocks; earlier stages replace them in the same way.
+    """
+
+    before: tuple[str, ...]
+    blocks: str
+    after: tuple[str, ...]
+
+
+def parts_of(module: nn.Module) -> PipelineParts:
+    """The parts of a model, from its ``pipeline_parts``, the plan of a Hugging Face model, or a ``Sequential``.
+
+    Raises:
+        ParamError: if the model has none of these.
+    """
+    given = getattr(module, "pipeline_parts", None)
+    if given is not None:
+        before, blocks, after = given
+        inner = module.get_submodule(blocks)
+        if not isinstance(inner, nn.ModuleList | nn.Sequential):
+            own = parts_of(inner)
+            before = (*before, *(f"{blocks}.{name}" for name in own.before))
+            after = (*(f"{blocks}.{name}" for name in own.after), *after)
+            blocks = f"{blocks}.{own.blocks}"
+        return PipelineParts(tuple(before), blocks, tuple(after))
+    if type(module) is nn.Sequential:
+        return PipelineParts((), "", ())
+    found = hugging_face_model(module)
+    if found is not None:
+        outside, model = found
+        plan = [f"{outside}{name}" for name in model.pp_plan or ()]
+        lists = [name for name in plan if isinstance(module.get_submodule(name), nn.ModuleList)]
+        if len(lists) == 1:
+            prefix = lists[0].rpartition(".")[0]
+            of_base = [name for name in plan if name.rpartition(".")[0] == prefix]
+            at = of_base.index(lists[0])
+            others = [name for name in plan if name not in of_base]
+            return PipelineParts(tuple(of_base[:at]), lists[0], (*of_base[at + 1 :], *others))
+    raise ParamError(
+        f"{type(module).__name__} does not say how it can be cut into pipeline stages. Give it an attribute such as "
+        "pipeline_parts = (['embedding'], 'blocks', ['norm', 'head']): modules before, the ModuleList of blocks, "
+        "modules after; or make it a torch.nn.Sequential of its layers."
+    )
+
+
+def balance(costs: Sequence[float], stages: int) -> list[int]:
+    """Cut a sequence of costs into contiguous stages so that the costliest stage is as cheap as possible.
+
+    Args:
+        costs: cost of each block; the costs of modules before and after the blocks are added to the first and the last.
+        stages: number of stages; each gets at least one block.
+
+    Returns:
+        Index of the first block of each stage, followed by the number of blocks.
+    """
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    # best[k][n]: the cost of the costliest of k stages over the first n blocks, and the first block of the last stage.
+    best: list[list[tuple[float, int]]] = [[(0.0 if n == 0 else float("inf"), 0) for n in range(len(sums))]]
+    for k in range(1, stages + 1):
+        row = [(float("inf"), 0)] * k
+        for n in range(k, len(sums)):
+            row.append(min((max(best[k - 1][m][0], sums[n] - sums[m]), m) for m in range(k - 1, n)))
+        best.append(row)
+    ends = [len(costs)]
+    for k in range(stages, 0, -1):
+        ends.append(best[k][ends[-1]][1])
+    return ends[::-1]
+
+
+def costs_by_memory(module: nn.Module, parts: PipelineParts | None = None) -> list[float]:
+    """Number of weights of each block; those before and after the blocks count with the first and the last block."""
+    parts = parts or parts_of(module)
+    costs = [_weights(block) for block in blocks_in(module, parts)]
+    costs[0] += sum(_weights(module.get_submodule(name)) for name in parts.before)
+    costs[-1] += sum(_weights(module.get_submodule(name)) for name in parts.after)
+    return costs
+
+
+def costs_by_time(
+    module: nn.Module,
+    *args: Any,
+    group: dist.ProcessGroup,
+    parts: PipelineParts | None = None,
+    repeats: int = 3,
+    **kwargs: Any,
+) -> list[float]:
+    """Seconds of each block's forward pass on a small batch, measured on the group's first rank. Collective.
+
+    Args:
+        module: the whole model, not on the meta device.
+        args: positional arguments with which the model is called.
+        group: process group of the ranks that cut the model; all get the same costs.
+        parts: parts of the model; :func:`parts_of` if None.
+        repeats: number of calls; the fastest time of each block counts.
+        kwargs: keyword arguments with which the model is called.
+    """
+    parts = parts or parts_of(module)
+    blocks = list(blocks_in(module, parts))
+    measured: list[list[float]] = [[0.0] * len(blocks)]
+    if dist.get_rank(group) == 0:
+        watch = _Stopwatch()
+        watched = [*(module.get_submodule(name) for name in parts.before), *blocks]
+        watched += [module.get_submodule(name) for name in parts.after]
+        handles = []
+        for number, layer in enumerate(watched):
+            handles.append(layer.register_forward_pre_hook(watch.begin))
+            handles.append(layer.register_forward_hook(functools.partial(watch.end, number)))
+        runs = []
+        for _ in range(repeats):
+            watch.seconds = [0.0] * len(watched)
+            with torch.no_grad():
+                module(*args, **kwargs)
+            runs.append(watch.seconds)
+        for handle in handles:
+            handle.remove()
+        fastest = [min(times) for times in zip(*runs, strict=True)]
+        at = len(parts.before)
+        costs = fastest[at : at + len(blocks)]
+        costs[0] += sum(fastest[:at])
+        costs[-1] += sum(fastest[at + len(blocks) :])
+        measured = [costs]
+    dist.broadcast_object_list(measured, src=dist.get_global_rank(group, 0), group=group)
+    return measured[0]
+
+
+class _Stopwatch:
+    """Times layers from their forward hooks.
+
+    Attributes:
+        seconds: time spent in each layer, over all of its calls.
+    """
+
+    seconds: list[float]
+
+    def begin(self, *_: object) -> None:
+        """Note that a layer begins."""
+        self._began = self._now()
+
+    def end(self, number: int, *_: object) -> None:
+        """Note that the layer with this number has ended."""
+        self.seconds[number] += self._now() - self._began
+
+    @staticmethod
+    def _now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # a call only starts the GPU's work
+        return time.perf_counter()
+
+
+def blocks_in(module: nn.Module, parts: PipelineParts) -> nn.ModuleList | nn.Sequential:
+    """The list of blocks of a model or a stage.
+
+    Raises:
+        ParamError: if it is another kind of module.
+    """
+    blocks = module.get_submodule(parts.blocks)
+    if not isinstance(blocks, nn.ModuleList | nn.Sequential):
+        raise ParamError(
+            f"The blocks {parts.blocks!r} of {type(module).__name__} must be a torch.nn.ModuleList or Sequential, they "
+            f"are a {type(blocks).__name__}."
+        )
+    return blocks
+
+
+def _weights(module: nn.Module) -> float:
+    return float(sum(parameter.numel() for parameter in module.parameters()))
+
+
+def hugging_face_model(module: nn.Module) -> tuple[str, Any] | None:
+    """The Hugging Face model that a module is or contains, after the prefix of its names; None if there is none."""
+    for name, each in module.named_modules():
+        if hasattr(type(each), "pp_plan"):  # adapters of peft have it by proxy
+            return f"{name}." if name else "", each
+    return None

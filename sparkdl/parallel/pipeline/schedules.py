@@ -1,0 +1,106 @@
+"""The schedules of a pipeline: which rank has which stages, and into how many microbatches a batch is cut.
+
+Sources: Y. Huang et al., "GPipe" (2019); D. Narayanan et al., "PipeDream" (2019) and "Efficient Large-Scale Language
+Model Training on GPU Clusters" (2021), for 1F1B and its interleaved form; P. Qi et al., "Zero Bubble Pipeline
+Parallelism" (2023), for the zero-bubble schedules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from sparkdl.parallel.parallelism import Parallelism
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule of ``torch.distributed.pipelining``.
+
+    Attributes:
+        name: its name in torch.
+        stages_per_rank: number of stages of each rank.
+        splits_backward: whether the gradients of weights are computed later than those of inputs.
+        is_v: whether rank r of N has the stages r and 2 N - 1 - r, in place of r and N + r.
+    """
+
+    name: str
+    stages_per_rank: int
+    splits_backward: bool = False
+    is_v: bool = False
+
+
+SCHEDULES = {
+    "gpipe": Schedule("GPipe", 1),
+    "1f1b": Schedule("1F1B", 1),
+    "interleaved-1f1b": Schedule("Interleaved1F1B", 2),
+    "looped-bfs": Schedule("LoopedBFS", 2),
+    "zero-bubble": Schedule("InterleavedZeroBubble", 2, splits_backward=True),
+    "zbv": Schedule("ZBVZeroBubble", 2, splits_backward=True, is_v=True),
+    "dualpipe-v": Schedule("DualPipeV", 2, splits_backward=True, is_v=True),
+}
+"""Schedules by name. All compute the same numbers; they differ in idle time and in the activations that they keep."""
+
+
+def stages_of_rank(schedule: str, rank: int, ranks: int) -> list[int]:
+    """Numbers of the stages that a rank of a pipeline has.
+
+    Raises:
+        ParamError: if there is no such schedule.
+    """
+    if schedule not in SCHEDULES:
+        raise ParamError(f"There is no pipeline schedule {schedule!r}; there are {', '.join(SCHEDULES)}.")
+    kind = SCHEDULES[schedule]
+    if kind.is_v:
+        return [rank, 2 * ranks - 1 - rank]
+    return [rank + number * ranks for number in range(kind.stages_per_rank)]
+
+
+def num_microbatches(sizes: Parallelism, rows: int) -> int:
+    """Number of microbatches of equally many rows into which a pipeline cuts a batch; see :class:`Parallelism`.
+
+    Args:
+        sizes: resolved sizes.
+        rows: number of rows of a batch.
+
+    Raises:
+        ParamError: if there is no such number.
+    """
+    least = _least_microbatches(sizes.schedule, sizes.pipeline)
+    if sizes.microbatches is not None:
+        check_microbatches(sizes.schedule, sizes.pipeline, sizes.microbatches)
+        if rows % sizes.microbatches:
+            raise ParamError(
+                f"Batches of {rows} rows cannot be cut into {sizes.microbatches} small batches of equally many rows. "
+                "Choose a batch size that is a multiple of microbatches."
+            )
+        return sizes.microbatches
+    fits = [number for number in range(least, 4 * sizes.pipeline + 1) if rows % number == 0]
+    if not fits:
+        raise ParamError(
+            f"Batches of {rows} rows cannot be cut into {least} to {4 * sizes.pipeline} small batches of equally many "
+            f"rows, as {sizes.pipeline} pipeline ranks with the schedule {sizes.schedule!r} need them. Choose a batch "
+            f"size such as {4 * sizes.pipeline}."
+        )
+    return fits[-1]
+
+
+def _least_microbatches(schedule: str, ranks: int) -> int:
+    return 2 * ranks if schedule == "dualpipe-v" else ranks if schedule == "1f1b" else 1
+
+
+def check_microbatches(schedule: str, ranks: int, microbatches: int) -> None:
+    """Check that a schedule can run with a number of microbatches.
+
+    Raises:
+        ParamError: if it needs more.
+    """
+    least = _least_microbatches(schedule, ranks)
+    if microbatches < least:
+        raise ParamError(
+            f"The schedule {schedule!r} on {ranks} pipeline ranks needs at least {least} small batches, got "
+            f"{microbatches}."
+        )

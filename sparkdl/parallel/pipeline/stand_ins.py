@@ -1,0 +1,114 @@
+"""What a stage has in place of the modules of other stages."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdl.parallel.pipeline.tied import TiedParameter
+
+
+def _first_argument(*args: Any, **kwargs: Any) -> Any:
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+class Pass(nn.Module):
+    """Replaces a module of another stage: returns its first argument."""
+
+    is_elsewhere = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the first argument."""
+        return _first_argument(*args, **kwargs)
+
+
+def replaced_module(shell: nn.Module, name: str, tied: Sequence[TiedParameter]) -> nn.Module:
+    """Returns its first argument in place of a module of another stage, of which it has the tied parameters alone.
+
+    These then have their first name in every stage, as in the whole model.
+    """
+    kept = {tie.name for tie in tied if tie.name == name or tie.name.startswith(f"{name}.")}
+    if not kept:
+        return Pass()
+    replaced: Any = shallow_copy(shell.get_submodule(name))
+    for inner_name, inner in list(replaced.named_modules(prefix=name)):
+        for last in inner._parameters:
+            if f"{inner_name}.{last}" not in kept:
+                inner._parameters[last] = None
+        inner._buffers.clear()
+        for child in list(inner._modules):
+            if not any(each.startswith(f"{inner_name}.{child}.") for each in kept):
+                del inner._modules[child]
+        inner.is_elsewhere = True
+    replaced.forward = _first_argument
+    return replaced  # type: ignore[no-any-return]  # a module
+
+
+def untie(stage: nn.Module, tie: TiedParameter) -> None:
+    """Give a stage a copy of a parameter that another stage of the same rank has, too."""
+    shared = stage.get_parameter(tie.name)
+    own = nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad)
+    for name in tie.names:
+        parent, _, last = name.rpartition(".")
+        holder = dict(stage.named_modules()).get(parent)
+        if holder is not None and holder._parameters.get(last) is shared:
+            holder._parameters[last] = own
+
+
+class PassAs(Pass):
+    """Replaces a block; returns its first argument in the form of another block's output.
+
+    That is a tensor, or a tuple or list that begins with one.
+    """
+
+    def __init__(self, returned: list[Any]) -> None:
+        super().__init__()
+        self._returned = returned
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the first argument in the form of the other block's output."""
+        hidden = super().forward(*args, **kwargs)
+        (output,) = self._returned
+        if isinstance(output, tuple | list):
+            return type(output)((hidden, *output[1:]))
+        return hidden
+
+
+class OwnBlocks(nn.ModuleList):
+    """Some of a list's blocks under their numbers in the list; iterates over them, and its length is their number."""
+
+    def __init__(self, blocks: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self._modules.update(blocks)
+
+    def __getitem__(self, index: Any) -> Any:
+        own = list(self._modules.values())
+        return own[index]
+
+    def __iter__(self) -> Any:
+        return iter(list(self._modules.values()))
+
+
+class OwnLayers(nn.Sequential):
+    """Some of a Sequential's layers under their numbers in the Sequential."""
+
+    def __init__(self, layers: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self._modules.update(layers)
+
+
+def set_module(shell: nn.Module, name: str, module: nn.Module) -> None:
+    """Replace a child of a module, by its name."""
+    parent, _, last = name.rpartition(".")
+    shell.get_submodule(parent)._modules[last] = module
+
+
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module that shares its parameters and buffers, so that children can be replaced."""
+    parameters = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return copy.deepcopy(module, memo=dict(parameters))

@@ -1,0 +1,151 @@
+"""Parameters that several stages of a pipeline have, such as the weights that an embedding and a head share."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel.pipeline.schedules import stages_of_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class TiedParameter:
+    """A parameter that several stages have, such as the weights that an embedding and a head share.
+
+    Each stage has a copy under the first name, in a module with ``is_elsewhere`` if that module is another stage's.
+
+    Attributes:
+        name: first name of the parameter in the whole model.
+        names: all of its names in the whole model.
+        stages: numbers of the stages that have it, in ascending order.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    stages: tuple[int, ...]
+
+
+class TiedGradients:
+    """Sums the gradients of parameters that several stages have, so that all copies of one stay equal.
+
+    Args:
+        stages: stages of this rank, in ascending order.
+        schedule: name of the schedule for which they were cut.
+        group: process group of the ranks of the pipeline.
+    """
+
+    def __init__(self, stages: Sequence[nn.Module], schedule: str, group: dist.ProcessGroup) -> None:
+        self._stages, self._group = stages, group
+        self._rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._numbers = stages_of_rank(schedule, self._rank, ranks)
+        owners = {number: each for each in range(ranks) for number in stages_of_rank(schedule, each, ranks)}
+        self._ties = _tied_parameters(stages[0])
+        self._holders = {tie.name: [owners[number] for number in tie.stages] for tie in self._ties}
+        self._are_compared = not self._ties
+
+    @contextmanager
+    def summed(self) -> Iterator[None]:
+        """Context whose backward passes add to each copy the gradients of all copies. Collective."""
+        copies = {tie.name: self._copies(tie) for tie in self._ties}
+        earlier = [(each, each.grad) for own in copies.values() for each in own.values()]
+        for parameter, _ in earlier:
+            parameter.grad = None
+        yield
+        if not self._are_compared:
+            self._compare(copies)
+            self._are_compared = True
+        for tie in self._ties:
+            self._sum(tie, copies[tie.name])
+        for parameter, gradient in earlier:
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+
+    def _copies(self, tie: TiedParameter) -> dict[int, nn.Parameter]:
+        """This rank's copies of a parameter that is trained, by the number of the stage."""
+        found = {
+            number: _find_parameter(stage, tie.name)
+            for number, stage in zip(self._numbers, self._stages, strict=True)
+            if number in tie.stages
+        }
+        return {number: each for number, each in found.items() if each.requires_grad}
+
+    def _sum(self, tie: TiedParameter, copies: Mapping[int, nn.Parameter]) -> None:
+        own = {number: each.grad for number, each in copies.items()}
+        like = next((grad for grad in own.values() if grad is not None), None)
+        if like is None:  # frozen, or FSDP2 accumulates the gradients of all copies
+            return
+        if any(grad is None for grad in own.values()):
+            own = {number: torch.zeros_like(like) if grad is None else grad for number, grad in own.items()}
+        local = {number: _local(grad).contiguous() for number, grad in own.items() if grad is not None}
+        others = {
+            number: torch.empty_like(_local(like))
+            for number, rank in zip(tie.stages, self._holders[tie.name], strict=True)
+            if rank != self._rank
+        }
+        transfers = []
+        for number, rank in zip(tie.stages, self._holders[tie.name], strict=True):
+            if number in others:
+                transfers.append(dist.P2POp(dist.irecv, others[number], group=self._group, group_peer=rank))
+        for rank in sorted(set(self._holders[tie.name])):
+            if rank != self._rank:
+                transfers += [
+                    dist.P2POp(dist.isend, each, group=self._group, group_peer=rank)
+                    for each in local.values()
+                ]
+        for work in dist.batch_isend_irecv(transfers) if transfers else ():
+            work.wait()
+        # In the same order on all ranks, so that all copies stay equal to the bit.
+        total = functools.reduce(torch.add, (part for _, part in sorted((local | others).items())))
+        for number, parameter in copies.items():
+            gradient = own[number]
+            assert gradient is not None
+            _local(gradient).copy_(total)
+            parameter.grad = gradient
+
+    def _compare(self, copies: Mapping[str, Mapping[int, nn.Parameter]]) -> None:
+        """Refuse copies that are divided in different ways: their parts are not those of the same elements.
+
+        Raises:
+            ParamError: on all ranks, if there are such copies.
+        """
+        own = {name: [_division(each) for each in found.values()] for name, found in copies.items()}
+        everyone: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(everyone, own, group=self._group)
+        for tie in self._ties:
+            found = {each for divisions in everyone for each in divisions.get(tie.name, ())}
+            if len(found) > 1:
+                raise ParamError(
+                    f"{' and '.join(map(repr, tie.names))} are one parameter, and pipeline stages divide it in "
+                    f"different ways: {' and '.join(sorted(found))}. Divide an embedding by 'embedding_rowwise' and "
+                    "the head with its weights by 'colwise', or neither, and shard all stages or none."
+                )
+
+
+def _tied_parameters(stage: nn.Module) -> list[TiedParameter]:
+    """The tied parameters of the model from which a stage was cut; there may be wrappers around the stage."""
+    return [tie for each in stage.modules() for tie in getattr(each, "tied_parameters", ())]
+
+
+def _find_parameter(stage: nn.Module, name: str) -> nn.Parameter:
+    inner = next(each for each in stage.modules() if hasattr(each, "tied_parameters"))
+    return inner.get_parameter(name)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _division(parameter: nn.Parameter) -> str:
+    gradient = "no gradient" if parameter.grad is None else "a gradient"
+    return f"{getattr(parameter, 'placements', 'whole')} with {gradient}"

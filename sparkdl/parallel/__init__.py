@@ -26,7 +26,9 @@ from sparkdl.parallel.sharding import (
     recompute_activations,
     shard,
 )
-from sparkdl.parallel.tensor import cross_entropy, divide, tensor_plan_of
+from sparkdl.parallel.tensor.divide import divide
+from sparkdl.parallel.tensor.loss import cross_entropy
+from sparkdl.parallel.tensor.plan import tensor_plan_of
 from sparkdl.parallel.weights import draw_weights, load_weights, on_meta, save_weights
 
 __all__ = [

@@ -24,7 +24,7 @@ from sparkdl.parallel import sequence
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention, whole_attention
 from sparkdl.parallel.collectives import apply
 from sparkdl.parallel.parallelism import METHODS
-from sparkdl.parallel.tensor_checks import MOST_ROUNDING, MOST_ROUNDING_OF_16_BITS
+from sparkdl.parallel.tensor.checks import MOST_ROUNDING, MOST_ROUNDING_OF_16_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

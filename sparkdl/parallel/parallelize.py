@@ -9,8 +9,9 @@ from sparkdl.parallel.context import WholeSequences, name_of_positions, share_se
 from sparkdl.parallel.pipeline.cut import check_trainable
 from sparkdl.parallel.pipeline.schedules import SCHEDULES, num_microbatches
 from sparkdl.parallel.sharding import blocks_of, check_shardable, recompute_activations, shard
-from sparkdl.parallel.tensor import divide, divided_layers
-from sparkdl.parallel.tensor_checks import check_heads_shared
+from sparkdl.parallel.tensor.checks import check_heads_shared
+from sparkdl.parallel.tensor.divide import divide
+from sparkdl.parallel.tensor.plan import divided_layers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +36,7 @@ def parallelize(
             :func:`sparkdl.parallel.cut`.
         layout: layout of the ranks.
         plan: plan of tensor parallelism; the plan that the module carries if None. For a stage, the plan itself must
-            say which layers return whole outputs: see :func:`sparkdl.parallel.tensor.plan_with_whole_outputs`.
+            say which layers return whole outputs: see :func:`sparkdl.parallel.tensor.plan.plan_with_whole_outputs`.
         whole_outputs: whether the result takes and returns whole sequences and whole vocabularies, as in one process;
             otherwise this rank's parts of them.
         averaged: whether backward passes average gradients over ranks with different rows, and weights are sharded;

@@ -47,7 +47,7 @@ def shard(
     """Shard a module over the ranks that train on different rows, in place.
 
     The shards lie along ``shard`` and ``context``; with ``data`` greater than one they are replicated along it (hybrid
-    sharding). Gradients are averaged over all of these ranks. Layers that :func:`~sparkdl.parallel.tensor.divide` has
+    sharding). Gradients are averaged over all of these ranks. Layers that :func:`~sparkdl.parallel.divide` has
     divided stay divided, and each part is sharded.
 
     Args:
@@ -397,7 +397,7 @@ def part_like(whole: Tensor, like: DTensor) -> DTensor:
 
     Args:
         whole: whole tensor, the same on all ranks.
-        like: parameter of the same shape that :func:`shard` or :func:`~sparkdl.parallel.tensor.divide` has placed.
+        like: parameter of the same shape that :func:`shard` or :func:`~sparkdl.parallel.divide` has placed.
     """
     part = whole
     for along, (first, end) in enumerate(local_ranges(like)):
@@ -412,7 +412,7 @@ def local_ranges(parameter: Tensor) -> list[tuple[int, int]]:
     """The place of this rank's part in a whole tensor: for each dimension, the first index and the one after the last.
 
     Args:
-        parameter: parameter that :func:`shard` or :func:`~sparkdl.parallel.tensor.divide` has placed, or a whole
+        parameter: parameter that :func:`shard` or :func:`~sparkdl.parallel.divide` has placed, or a whole
             tensor.
     """
     ranges = [(0, length) for length in parameter.shape]

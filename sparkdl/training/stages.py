@@ -38,7 +38,7 @@ class Stages(DividedModel):
 
     def _divide(self, spec: TrainingSpec) -> None:
         from sparkdl.parallel import SCHEDULES, cut, num_microbatches, parallelize, stages_of_rank
-        from sparkdl.parallel.tensor import plan_of_stage, plan_with_whole_outputs
+        from sparkdl.parallel.tensor.plan import plan_of_stage, plan_with_whole_outputs
 
         layout, sizes = self._layout, self._layout.sizes
         group = layout.group("pipeline")

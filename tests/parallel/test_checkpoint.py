@@ -33,7 +33,8 @@ from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.pipeline.cut import cut
 from sparkdl.parallel.pipeline.pipeline import Pipeline
 from sparkdl.parallel.sharding import average_gradients, shard
-from sparkdl.parallel.tensor import cross_entropy, divide
+from sparkdl.parallel.tensor.divide import divide
+from sparkdl.parallel.tensor.loss import cross_entropy
 from tests.checks import chosen, slow, with_marks
 from tests.parallel.models import SIZES, batch, decoder, optimizer_of
 from tests.run_ranks import RankEnvironment, run_ranks

@@ -18,7 +18,8 @@ from sparkdl.parallel import sequence
 from sparkdl.parallel.context import WholeSequences, share_sequences
 from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.sharding import blocks_of, recompute_activations, shard
-from sparkdl.parallel.tensor import cross_entropy, divide
+from sparkdl.parallel.tensor.divide import divide
+from sparkdl.parallel.tensor.loss import cross_entropy
 from tests.checks import checks_in
 from tests.parallel.models import POSITIONS, SIZES, batch, decoder, llama, logits_of, optimizer_of, reference
 from tests.torch.checks import run_checks

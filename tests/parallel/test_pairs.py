@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 import sparkdl.torch
 from sparkdl.parallel import Parallelism, Pipeline, cut, parallelize
 from sparkdl.parallel.parallelism import DIMENSIONS
-from sparkdl.parallel.tensor import plan_of_stage, plan_with_whole_outputs
+from sparkdl.parallel.tensor.plan import plan_of_stage, plan_with_whole_outputs
 from tests.checks import Outcomes, first_failures, outcome_of
 from tests.parallel.models import (
     SIZES,

@@ -30,7 +30,8 @@ from sparkdl.parallel.pipeline.parts import costs_by_time
 from sparkdl.parallel.pipeline.pipeline import Pipeline
 from sparkdl.parallel.pipeline.schedules import SCHEDULES
 from sparkdl.parallel.sharding import average_gradients, blocks_of, recompute_activations, shard
-from sparkdl.parallel.tensor import cross_entropy, divide
+from sparkdl.parallel.tensor.divide import divide
+from sparkdl.parallel.tensor.loss import cross_entropy
 from tests.checks import chosen, slow, with_marks
 from tests.parallel.models import SIZES, batch, decoder, llama, mixtral, optimizer_of, reference
 from tests.torch.checks import run_checks

@@ -24,7 +24,8 @@ from sparkdl.parallel.sharding import (
     recompute_activations,
     shard,
 )
-from sparkdl.parallel.tensor import cross_entropy, divide
+from sparkdl.parallel.tensor.divide import divide
+from sparkdl.parallel.tensor.loss import cross_entropy
 from tests.checks import checks_in
 from tests.parallel.models import (
     BATCH,

@@ -17,7 +17,8 @@ from sparkdl.errors import ParamError
 from sparkdl.networks.language import LanguageNetwork
 from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.sharding import blocks_of, recompute_activations
-from sparkdl.parallel.tensor import cross_entropy, divide
+from sparkdl.parallel.tensor.divide import divide
+from sparkdl.parallel.tensor.loss import cross_entropy
 from tests.checks import checks_in
 from tests.parallel.models import (
     SIZES,

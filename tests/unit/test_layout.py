@@ -35,9 +35,8 @@ LAYERS = {
     "torch": "registration, gpu, process_group, movements | reductions, submission, "
     "buffers | data_parallel | sync_batch_norm | futures, work | mesh_caches",
     "data": "blend | converter, feed, megatron | spark, petastorm | store, dataset, checks | files",
-    "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, "
-    "attention | pipeline | sequence | sharding | tensor, parallelism | experts, collectives | "
-    "tensor_checks",
+    "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, attention | pipeline, "
+    "sequence | tensor, sharding, parallelism | collectives",
     "training": "remote, trainer, callbacks | stages, step | validation, checkpoint, history | "
     "distribution, objective | probe, batches | feed_dataset | learning_rate | metrics | spec | update",
     "launch": "local_launch, run, collect, failures, spark_job, task, forkserver | hangs, rank | restarts, slots | "

@@ -14,7 +14,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from sparkdl.errors import ParamError
 from sparkdl.parallel.pipeline.schedules import SCHEDULES, check_microbatches, stages_of_rank
 from sparkdl.parallel.pipeline.tied import TiedGradients
-from sparkdl.parallel.tensor_checks import begin_checks
+from sparkdl.parallel.tensor.checks import begin_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

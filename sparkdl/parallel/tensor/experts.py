@@ -30,7 +30,7 @@ from sparkdl.parallel.collectives import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkdl.parallel.tensor_checks import Alike, ComparedOnce
+    from sparkdl.parallel.tensor.checks import Alike, ComparedOnce
 
 _ARGUMENTS = ["hidden_states", "top_k_index", "top_k_weights"]
 _TOKENS = 0

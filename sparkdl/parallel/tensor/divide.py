@@ -1,0 +1,212 @@
+"""Layers of a model divided by a plan.
+
+Parameters become DTensors, so that FSDP2 and distributed checkpoints know their layout. Activations stay plain tensors:
+the layers compute on the local parts and call the group's collectives, which costs less than DTensor's dispatch.
+
+With sequence parallelism the activations between the divided parts are divided, too, by positions: a sum over ranks is
+scattered among them, and gathered before the next divided part (V. A. Korthikanti et al., "Reducing Activation
+Recomputation in Large Transformer Models", 2022). The division of layers follows M. Shoeybi et al., "Megatron-LM"
+(2019).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import distribute_tensor
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel.collectives import gather, gather_summed, split
+from sparkdl.parallel.sharding import blocks_of
+from sparkdl.parallel.tensor.checks import Alike, ComparedOnce, defer_checks
+from sparkdl.parallel.tensor.experts import DividedExperts
+from sparkdl.parallel.tensor.layers import DividedLayer, Readable, SharedInputs, positions_of
+from sparkdl.parallel.tensor.plan import (
+    divided_layers,
+    placement_of,
+    shared_key_features,
+    tied_parameters,
+    with_whole_outputs,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def divide(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    plan: Mapping[str, str] | None = None,
+    *,
+    sequence: bool = False,
+    whole_outputs: bool = False,
+) -> nn.Module:
+    """Divide the layers of a module among the ranks of a mesh of one dimension, in place.
+
+    Each rank keeps its part of the divided parameters; all parameters become DTensors. The module's inputs and outputs
+    stay the same, except that a ``colwise`` head returns this rank's part of the vocabulary, for :func:`cross_entropy`.
+
+    Args:
+        module: the whole model, the same on all ranks, or on the meta device.
+        mesh: mesh of the tensor-parallel ranks, such as ``layout.mesh["tensor"]``.
+        plan: styles by module names; the plan that the module carries if None.
+        whole_outputs: whether a ``colwise`` head returns the whole vocabulary, for losses that do not support parts of
+            it. A head is a ``colwise`` layer without a ``rowwise`` layer in the same parent module.
+        sequence: whether the activations between the divided parts are divided, too, by positions. The modules whose
+            children are ``colwise`` then take sequences as their first argument or as ``hidden_states``, and the layers
+            of the list that the plan names with its first ``*`` take and return divided sequences.
+
+    Returns:
+        ``module``.
+
+    Raises:
+        ParamError: if the plan names modules that do not exist, a style is unknown or does not suit the layer, or a
+            size cannot be divided by the number of ranks; nothing is changed in these cases.
+    """
+    divided = divided_layers(module, mesh.size(), plan)
+    if whole_outputs:
+        divided = dict(with_whole_outputs(divided))
+    blocks = _blocks_of(module, divided) if sequence else None
+    group = mesh.get_group()
+    tied = tied_parameters(module, divided)
+    inputs, alike, compared = SharedInputs(group), Alike(group), ComparedOnce()
+    if getattr(module, "is_pipeline_stage", False):
+        defer_checks(module, alike, compared)
+
+    def join(part: Tensor) -> Tensor:
+        return gather(part, group, positions_of(part)).contiguous()
+
+    _attach(module, divided, mesh, blocks, inputs, alike, compared)
+    _tie_again(module, tied)
+    # Not a set: its order would differ between ranks.
+    parents = dict.fromkeys(
+        name.rpartition(".")[0] for name, (_, style) in divided.items() if style.startswith("colwise")
+    )
+    for name in parents:
+        joined = {style for other, (_, style) in divided.items() if other.rpartition(".")[0] == name}
+        if name and any(style.startswith("rowwise") for style in joined):
+            compared.watch(name, module.get_submodule(name))
+        module.get_submodule(name).register_forward_hook(inputs.forget, always_call=True)
+        if blocks is not None and name.startswith(f"{blocks}."):
+            module.get_submodule(name).register_forward_pre_hook(
+                _on_sequence(lambda x: x if compared.is_joined else gather_summed(x, group, positions_of(x))),
+                with_kwargs=True,
+            )
+    if blocks is not None:
+        _divide_sequences(module.get_submodule(blocks), group)
+        for number, block in enumerate(module.get_submodule(blocks).children()):
+            compared.watch_sequences(f"{blocks}.{number}", block, join, _on_sequence(join))
+    return module
+
+
+def _attach(
+    module: nn.Module,
+    divided: Mapping[str, tuple[nn.Module, str]],
+    mesh: DeviceMesh,
+    blocks: str | None,
+    inputs: SharedInputs,
+    alike: Alike,
+    compared: ComparedOnce,
+) -> None:
+    """Place the parameters of all layers, and make each compute with this rank's parts."""
+    group = mesh.get_group()
+    with_whole_features = _modules_with_whole_features(divided, blocks)
+    undivided: dict[nn.Module, DividedLayer] = {}
+    for name, layer in list(module.named_modules()):
+        if (not layer._parameters and name not in divided) or getattr(layer, "is_elsewhere", False):
+            continue
+        in_parts = blocks is not None and name.startswith(f"{blocks}.")
+        if name in divided:
+            style = divided[name][1]
+        else:
+            style = "replicated" if in_parts and not name.startswith(tuple(with_whole_features)) else "whole"
+        own = frozenset(each for each in layer._parameters if f"{name}.{each}".lstrip(".") in divided)
+        _place_parameters(layer, style, mesh, own)
+        if style == "experts":
+            DividedExperts(name, group, alike, compared, in_parts=in_parts).attach(layer)
+            continue
+        shared = shared_key_features(module, name) if style == "mla_kv_a_proj" else 0
+        attached = DividedLayer(
+            name, style, group, inputs, alike, compared, in_parts=in_parts, own=own, shared=shared
+        )
+        attached.attach(layer)
+        if name not in divided and not own:
+            undivided[layer] = attached
+    for block in blocks_of(module):
+        Readable(block, undivided)
+
+
+def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh, own: Collection[str]) -> None:
+    """Make the parameters of a layer DTensors; those in ``own`` are divided by themselves."""
+    for name, parameter in list(layer.named_parameters(recurse=False)):
+        # No rank broadcasts its weights: all ranks have the same ones, or none yet (on the meta device).
+        placements = [placement_of("colwise" if name in own else style, name)]
+        part = distribute_tensor(parameter.detach(), mesh, placements, src_data_rank=None)
+        layer.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
+
+
+def _tie_again(module: nn.Module, tied: list[list[str]]) -> None:
+    for first, *others in tied:
+        for name in others:
+            parent, _, last = name.rpartition(".")
+            module.get_submodule(parent).register_parameter(last, module.get_parameter(first))
+
+
+def _modules_with_whole_features(
+    divided: Mapping[str, tuple[nn.Module, str]], blocks: str | None
+) -> list[str]:
+    """Name prefixes of modules in blocks that gather outputs: the rest of each is the same on all ranks."""
+    styles: dict[str, set[str]] = {}
+    for name, (_, style) in divided.items():
+        styles.setdefault(name.rpartition(".")[0], set()).add(style)
+    return [
+        f"{parent}."
+        for parent, found in styles.items()
+        if parent.startswith(f"{blocks}.") and "colwise_gather_output" in found and "colwise" not in found
+    ]
+
+
+def _blocks_of(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]]) -> str:
+    """The name of the list of blocks whose layers are divided."""
+    lists = {
+        match[1]
+        for name, (_, style) in divided.items()
+        if style == "colwise" and (match := re.match(r"(.*?)\.\d+\.", name))
+    }
+    if len(lists) != 1 or not isinstance(module.get_submodule(min(lists)), nn.ModuleList):
+        raise ParamError(
+            "Sequence parallelism needs one torch.nn.ModuleList of blocks with colwise layers; the plan has "
+            f"{', '.join(map(repr, sorted(lists))) or 'none'}. Use sequence=False."
+        )
+    return lists.pop()
+
+
+def _divide_sequences(blocks: nn.Module, group: dist.ProcessGroup) -> None:
+    """Make the blocks of a model take and return parts of sequences."""
+    assert isinstance(blocks, nn.ModuleList)
+    blocks[0].register_forward_pre_hook(
+        _on_sequence(lambda x: split(x, group, positions_of(x))), with_kwargs=True
+    )
+    blocks[-1].register_forward_hook(
+        lambda _module, _args, output: (
+            (gather(output[0], group, positions_of(output[0])), *output[1:])
+            if isinstance(output, tuple)
+            else gather(output, group, positions_of(output))
+        )
+    )
+
+
+def _on_sequence(change: Any) -> Any:
+    """A pre-forward hook that applies ``change`` to the sequence that a module takes."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+
+    return hook

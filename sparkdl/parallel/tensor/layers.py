@@ -1,0 +1,233 @@
+"""Layers that compute with this rank's part of their parameters, and the collectives that their styles need."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from sparkdl.parallel.collectives import gather, split, sum_gradient, sum_of_ranks, sum_scattered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from sparkdl.parallel.tensor.checks import Alike, ComparedOnce
+
+
+class SharedInputs:
+    """Gives ``colwise`` layers with the same input one copy of it, so that its gradient is summed over ranks once."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
+
+    def copy_of(self, tensor: Tensor) -> Tensor:
+        """Return a copy of the tensor whose gradient is summed over the ranks."""
+        if self._last is not None and self._last[0]() is tensor:
+            return self._last[1]
+        copied = sum_gradient(tensor, self._group)
+        self._last = weakref.ref(tensor), copied
+        return copied
+
+    def forget(self, *_: object) -> None:
+        """Drop the last tensor, whose graph would otherwise stay in memory."""
+        self._last = None
+
+
+class DividedLayer:
+    """Makes a layer compute with this rank's part of its parameters, and adds the collectives that its style needs.
+
+    Args:
+        name: name of the layer.
+        style: style in the plan, or ``whole`` for a layer that the plan does not name.
+        group: process group of the tensor-parallel ranks.
+        inputs: copies of inputs, shared by the layers that may take the same tensor.
+        alike: check of the tensors that every rank has whole.
+        compared: comparison of the outputs of divided layers with those of whole ones.
+        in_parts: whether the layer lies where sequences are divided.
+        own: names of the parameters that the plan divides by themselves.
+        shared: number of the last output features that all heads share, in the style ``mla_kv_a_proj``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        style: str,
+        group: dist.ProcessGroup,
+        inputs: SharedInputs,
+        alike: Alike,
+        compared: ComparedOnce,
+        *,
+        in_parts: bool,
+        own: Collection[str],
+        shared: int,
+    ) -> None:
+        self._name = name
+        self._style = style
+        self._group = group
+        self._inputs = inputs
+        self._alike = alike
+        self._compared = compared
+        self._in_parts = in_parts
+        self._own = own
+        self._shared = shared
+        self._rank = dist.get_rank(group)
+
+    def attach(self, layer: nn.Module) -> None:
+        """Wrap the layer's ``forward``: a hook would not run when a block is recomputed."""
+        layer.forward = functools.partial(self._forward, layer, layer.forward)
+
+    def _forward(self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
+        kept = dict(layer._parameters)
+        if self._compared.is_whole:
+            return self._forward_whole(layer, forward, *args, **kwargs)
+        parts = self.parts_of(layer)
+        bias = outside = None
+        if self._style.startswith("rowwise"):
+            bias, parts["bias"] = parts.get("bias"), None  # added once, after the sum over ranks
+        if self._style not in ("whole", "replicated"):
+            first, *others = args or (kwargs.pop(next(iter(kwargs))),)
+            if self._style != "rowwise":
+                self._alike.check_input(self._name, first)
+            if self._style == "embedding_rowwise":
+                first, outside = self._own_rows(first, parts["weight"])
+            elif self._style == "rowwise_split_input":
+                first = split(first, self._group, first.ndim - 1)
+            elif self._style.startswith("colwise") and not self._in_parts:
+                first = self._inputs.copy_of(first)
+            args = (first, *others)
+        layer._parameters.update(parts)  # type: ignore[arg-type]  # for this call
+        try:
+            with self._own_padding(layer) if outside is not None else nullcontext():
+                output = forward(*args, **kwargs)
+        finally:
+            layer._parameters.update(kept)
+        if outside is not None:
+            output = output.masked_fill(outside.unsqueeze(-1), 0.0)
+        return self._joined(output, bias)
+
+    def parts_of(self, layer: nn.Module) -> dict[str, Tensor | None]:
+        """This rank's parts of the layer's parameters, with gradients; compared in the first step if they are whole."""
+        parts = {name: self._part_of(name, parameter) for name, parameter in layer._parameters.items()}
+        if self._style == "whole" or (self._shared and not self._in_parts):
+            whole = {name: part for name, part in parts.items() if name not in self._own}
+            self._alike.watch_gradients(self._name, whole)
+        return parts
+
+    def _forward_whole(
+        self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Compute with whole parameters, as if the layer were not divided; the inputs are whole."""
+        kept = dict(layer._parameters)
+        whole = {
+            name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in kept.items()
+        }
+        layer._parameters.update(whole)
+        try:
+            output: Any = forward(*args, **kwargs)
+        finally:
+            layer._parameters.update(kept)
+        if self._in_parts and self._style.startswith("rowwise") and not self._compared.is_joined:
+            output = split(output, self._group, positions_of(output))
+        return output
+
+    def _joined(self, output: Any, bias: Tensor | None) -> Any:
+        """Combine this rank's output with those of the other ranks, as the style needs it."""
+        if self._style == "embedding_rowwise":
+            return sum_of_ranks(output, self._group)
+        if self._style == "colwise_gather_output":
+            return gather(output, self._group, output.ndim - 1)
+        if self._style.startswith("rowwise"):
+            if self._in_parts:
+                output = sum_scattered(output, self._group, positions_of(output))
+            else:
+                output = sum_of_ranks(output, self._group)
+            return output if bias is None else output + bias
+        if self._shared and not self._in_parts:
+            features, key = output.split([output.shape[-1] - self._shared, self._shared], dim=-1)
+            return torch.cat([features, sum_gradient(key, self._group)], dim=-1)
+        return output
+
+    def _part_of(self, name: str, parameter: nn.Parameter | None) -> Tensor | None:
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        # Where sequences are divided, all that a layer computes between divided ones has a share of the gradient.
+        has_shares = self._in_parts and (self._shared > 0 or self._style.startswith("rowwise"))
+        is_summed = self._style == "replicated" or has_shares
+        if name in self._own or not isinstance(parameter, DTensor):
+            return local  # a part already: see Readable
+        # Gradients are summed for layers that see other positions or heads on each rank, and for biases added to them.
+        if local is None or not is_summed or (self._style.startswith("rowwise") and local.ndim > 1):
+            return local
+        return sum_gradient(local, self._group)
+
+    def _own_rows(self, tokens: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Rows of the tokens in this rank's part of an embedding, and a mask of the tokens that have no row there."""
+        assert weight is not None
+        rows = tokens - self._rank * weight.shape[0]
+        outside = (rows < 0) | (rows >= weight.shape[0])
+        return rows.masked_fill(outside, 0), outside
+
+    @contextmanager
+    def _own_padding(self, layer: nn.Module) -> Iterator[None]:
+        """Context in which ``padding_idx``, whose row gets no gradient, counts in this rank's part of an embedding."""
+        assert isinstance(layer, nn.Embedding)
+        whole = layer.padding_idx
+        if whole is not None:
+            own = whole - self._rank * layer.weight.shape[0]
+            layer.padding_idx = own if 0 <= own < layer.weight.shape[0] else None
+        try:
+            yield
+        finally:
+            layer.padding_idx = whole
+
+
+class Readable:
+    """Makes the parameters of a block's undivided layers plain tensors while the block computes.
+
+    The forward method of a module may compute with the weights of a layer inside of it and not call the layer, as
+    linear attention does with those of its convolution.
+
+    Args:
+        block: the block; its forward method is wrapped.
+        undivided: the layers that are not divided, with what makes them compute with their parts.
+    """
+
+    def __init__(self, block: nn.Module, undivided: Mapping[nn.Module, DividedLayer]) -> None:
+        self._layers = [
+            (layer, undivided[layer], [block.get_submodule(path) for path in _paths_to(name)])
+            for name, layer in block.named_modules()
+            if name and layer in undivided
+        ]
+        block.forward = functools.partial(self._forward, block.forward)
+
+    def _forward(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        kept = []
+        for layer, divided, around in self._layers:
+            # A part of the block that is sharded by itself gathers its weights when it is called.
+            if any(isinstance(each, FSDPModule) for each in around):
+                continue
+            kept.append((layer, dict(layer._parameters)))
+            layer._parameters.update(cast("Any", divided.parts_of(layer)))  # for this call
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            for layer, parameters in kept:
+                layer._parameters.update(parameters)
+
+
+def _paths_to(name: str) -> Iterator[str]:
+    """The names of the modules on the path to a module, it included."""
+    return itertools.accumulate(name.split("."), "{}.{}".format)
+
+
+def positions_of(activations: Tensor) -> int:
+    """The dimension of positions: of ``(batch, positions, features)``, or of ``(tokens, features)`` of some layers."""
+    return 1 if activations.ndim > 2 else 0

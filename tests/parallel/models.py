@@ -128,7 +128,9 @@ def reference(make: Callable[[], nn.Module]) -> list[tuple[float, dict[str, Tens
         loss = F.cross_entropy(logits_of(module, tokens).flatten(0, 1), labels.flatten())
         optimizer.zero_grad()
         loss.backward()
-        gradients = {name: p.grad if p.grad is None else p.grad.clone() for name, p in module.named_parameters()}
+        gradients = {
+            name: p.grad if p.grad is None else p.grad.clone() for name, p in module.named_parameters()
+        }
         found.append((loss.item(), gradients))
         optimizer.step()
     return found

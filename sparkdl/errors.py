@@ -38,7 +38,7 @@ class ParamError(SparkdlError, ValueError):
 
     params: tuple[str, ...] = ()
 
-    def of(self, *params: str) -> Self:
+    def about(self, *params: str) -> Self:
         """Return this error, after noting the Params that do not fit."""
         self.params = params
         return self

@@ -114,10 +114,9 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
     if spec.checkpoints is None:
         return None
     folder = CheckpointFolder(spec.checkpoints.url)
-    identity = fit_identity(spec, dataset)
     for name, manifest in folder.newest_first():
         if isinstance(manifest, Manifest):
-            check_progress(folder.url, manifest, identity, spec.epochs)
+            check_progress(folder.url, manifest, fit_identity(spec, dataset), spec.epochs)
             if not manifest.finished or manifest.epoch < spec.epochs:
                 return None
             # In these cases rank 0 loads the model, without further training: the best weights are in another part of

@@ -203,9 +203,11 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         if self.getRegisteredModelAlias() is not None and self.getRegisteredModelName() is None:
             raise ParamError(
                 f"Param registeredModelAlias is {self.getRegisteredModelAlias()!r}: {self.registeredModelAlias.doc}."
-            ).of("registeredModelAlias")
+            ).about("registeredModelAlias")
         if self.getLogCheckpoints() and self.getCheckpointDir() is None:
-            raise ParamError(f"Param logCheckpoints is True: {self.logCheckpoints.doc}.").of("logCheckpoints")
+            raise ParamError(f"Param logCheckpoints is True: {self.logCheckpoints.doc}.").about(
+                "logCheckpoints"
+            )
         parallelism = self.getParallelism()
         if parallelism is not None:
             with check_of("parallelism", "numWorkers"):
@@ -214,7 +216,7 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
             raise ParamError(
                 f"Param minWorkers is {self.getMinWorkers()} and numWorkers {self.getNumWorkers()}: "
                 f"{self.minWorkers.doc}."
-            ).of("minWorkers", "numWorkers")
+            ).about("minWorkers", "numWorkers")
 
     def _check_presence(self) -> None:
         needed: list[Param[Any]] = [self.model, self.optimizer]
@@ -228,7 +230,7 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
             if self.getTrainStep() is not None and self.isSet(given):
                 raise ParamError(
                     f"Params {given.name} and trainStep are both set. {advice}: leave {given.name} out."
-                ).of(given.name, "trainStep")
+                ).about(given.name, "trainStep")
         for param in needed:
             if not self.isDefined(param):
                 raise ParamError(f"Param {param.name} is not set: {param.doc}.")

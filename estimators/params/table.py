@@ -214,7 +214,7 @@ def check_of(*names: str) -> Iterator[None]:
         yield
     except ParamError as error:
         if not error.params:
-            error.of(*names)
+            error.about(*names)
         raise
 
 

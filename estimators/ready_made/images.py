@@ -372,7 +372,7 @@ class ImageClassifier(
         if len(self.getFeaturesCols()) > 1:
             raise ParamError(
                 f"Param featuresCol is {self.getFeaturesCols()}, and ImageClassifier takes one column of images."
-            ).of("featuresCol", "featuresCols")
+            ).about("featuresCol", "featuresCols")
         self._check_backbone()
 
     def _check_backbone(self) -> None:
@@ -383,14 +383,14 @@ class ImageClassifier(
             raise ParamError(
                 "Param backboneWeights is 'pretrained', and the residual network has no such weights. Take a backbone "
                 "such as 'torchvision:resnet18', or the path of a file."
-            ).of("backboneWeights", "backbone")
+            ).about("backboneWeights", "backbone")
         own: list[Entry[Any]] = [self.stageWidths, self.blocksPerStage, self.dropout]
         for entry in own:
             if name != OWN and self.isSet(entry):
                 raise ParamError(
                     f"Param {entry.name} is {self.getOrDefault(entry)}, which is one of the residual network, and "
                     f"Param backbone is {name!r}. Leave {entry.name} out."
-                ).of(entry.name, "backbone")
+                ).about(entry.name, "backbone")
         if weights not in (NO_WEIGHTS, PRETRAINED):
             with check_of("backboneWeights"):
                 read_backbone_weights(weights)

@@ -343,13 +343,13 @@ class LanguageModel(
             raise ParamError(
                 f"Param featuresCol is {self.getFeaturesCols()}, and LanguageModel takes one column of texts. Join "
                 "several with pyspark.sql.functions.concat_ws."
-            ).of("featuresCol", "featuresCols")
+            ).about("featuresCol", "featuresCols")
         for entry, why in (
             (self.weightCol, "packed rows hold several texts. Repeat texts that shall count more"),
             (self.validationIndicatorCol, "packed rows hold several texts. Use validationFraction"),
         ):
             if self.isSet(entry):
-                raise ParamError(f"Param {entry.name} has no meaning for LanguageModel: {why}.").of(
+                raise ParamError(f"Param {entry.name} has no meaning for LanguageModel: {why}.").about(
                     entry.name
                 )
         self.check_corpora()
@@ -357,14 +357,14 @@ class LanguageModel(
             if self.getLoraRank() is not None:
                 raise ParamError(
                     "Param loraRank is set, and pretrained is not: adapters are for trained weights."
-                ).of("loraRank")
+                ).about("loraRank")
             with check_of("embeddingSize", "numHeads", "numKeyHeads"):
                 self._sizes(num_tokens=self.getVocabularySize())
             end, num_tokens = self.getEndToken(), self.getVocabularySize()
             if end is not None and end >= num_tokens:
                 raise ParamError(
                     f"Param endToken is {end}, and vocabularySize {num_tokens}: {self.endToken.doc}."
-                ).of("endToken", "vocabularySize")
+                ).about("endToken", "vocabularySize")
         else:
             own: list[Param[Any]] = [self.vocabularySize, self.endToken, self.embeddingSize, self.numLayers]
             for given in (*own, self.numHeads, self.numKeyHeads, self.tieEmbeddings):
@@ -372,7 +372,7 @@ class LanguageModel(
                     raise ParamError(
                         f"Param {given.name} is {self.getOrDefault(given)!r}, and the model in Param pretrained brings "
                         f"its own. Leave {given.name} out."
-                    ).of(given.name, "pretrained")
+                    ).about(given.name, "pretrained")
         parallelism = self.getParallelism()
         with check_of("parallelism", "numWorkers"):
             sizes = None if parallelism is None else parallelism.resolve(self.getNumWorkers())
@@ -380,11 +380,11 @@ class LanguageModel(
             raise ParamError(
                 f"Param maxLength is {self.getMaxLength()}, and each of the {sizes.context} ranks of a sequence "
                 f"has two parts of it. Set it to a multiple of {2 * sizes.context}."
-            ).of("maxLength", "parallelism")
+            ).about("maxLength", "parallelism")
         if self.getLoraRank() is not None and sizes is not None and sizes.tensor > 1:
             raise ParamError(
                 "Param loraRank is set, and adapters do not support tensor parallelism. Use shard in place of tensor."
-            ).of("loraRank", "parallelism")
+            ).about("loraRank", "parallelism")
         self.params_of_fit().check_settings()
 
     def params_of_fit(self) -> TorchEstimator:

@@ -258,12 +258,12 @@ class TextClassifier(
             raise ParamError(
                 f"Param featuresCol is {self.getFeaturesCols()}, and TextClassifier takes one column of texts. Join "
                 "several with pyspark.sql.functions.concat_ws."
-            ).of("featuresCol", "featuresCols")
+            ).about("featuresCol", "featuresCols")
         if self.getEmbeddingSize() % self.getNumHeads():
             raise ParamError(
                 f"Param embeddingSize is {self.getEmbeddingSize()}, and numHeads {self.getNumHeads()} does not "
                 "divide it. Change one of them."
-            ).of("embeddingSize", "numHeads")
+            ).about("embeddingSize", "numHeads")
         self._check_pretrained()
 
     def _check_pretrained(self) -> None:
@@ -277,7 +277,7 @@ class TextClassifier(
                 raise ParamError(
                     f"Param {entry.name} is {self.getOrDefault(entry)!r}, and the model in Param pretrained, "
                     f"{folder!r}, brings its own. Leave {entry.name} out."
-                ).of(entry.name, "pretrained")
+                ).about(entry.name, "pretrained")
         with check_of("pretrained"):
             check_folder(folder)
 

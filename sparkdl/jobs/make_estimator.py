@@ -75,7 +75,7 @@ def _try_optimizer(estimator: Any) -> None:
     try:
         make_optimizer(estimator.getOptimizer(), estimator.getModel())
     except ParamError as error:
-        error.of("optimizer")
+        error.about("optimizer")
         raise
 
 

@@ -1,4 +1,4 @@
-"""Collectives with gradients: sums, splits and gathers along a dimension, over the ranks of a group.
+"""Collectives with gradients: sums, splits and gathers along a dimension, over the ranks of a group; parts of DTensors.
 
 Where there are two variants, the right one depends on the gradient that each rank has: the whole gradient, or a share
 of it, where the gradient is the sum of the shares. Source: M. Shoeybi et al., "Megatron-LM" (2019), for these pairs.
@@ -11,8 +11,19 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from sparkdl.errors import ParamError
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor; any other tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Gather the whole of a DTensor, collectively; return any other tensor itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:

@@ -33,8 +33,8 @@ DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
 _INSIDE_A_HOST = ("tensor", "context", "shard")
 
 
-STAGES = (1, 2, 3)
-METHODS = ("ring", "all-to-all")
+SHARDING_STAGES = (1, 2, 3)
+ATTENTION_METHODS = ("ring", "all-to-all")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Parallelism:
     offload: bool = False
 
     def __post_init__(self) -> None:
-        for name, choices in (("sharding_stage", STAGES), ("attention", METHODS)):
+        for name, choices in (("sharding_stage", SHARDING_STAGES), ("attention", ATTENTION_METHODS)):
             if getattr(self, name) not in choices:
                 raise ParamError(
                     f"Parallelism: {name} must be {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}."

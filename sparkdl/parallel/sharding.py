@@ -26,7 +26,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.parallelism import STAGES
+from sparkdl.parallel.collectives import local_part, whole_tensor
+from sparkdl.parallel.parallelism import SHARDING_STAGES
 from sparkdl.torch.submission import called_as_it_is
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def shard(
     Raises:
         ParamError: if there is no such stage, or ``offload`` is set on CPUs.
     """
-    if stage not in STAGES:
+    if stage not in SHARDING_STAGES:
         raise ParamError(f"The stage of sharding must be 1, 2 or 3, got {stage!r}.")
     if offload and layout.mesh.device_type == "cpu":
         raise ParamError(
@@ -162,7 +163,7 @@ class _SameUse:
 
     def _compare(self, counts: Sequence[int], names: Sequence[str], what: str) -> None:
         own = torch.tensor(
-            counts, dtype=torch.int32, device=_device_of_counts(next(self._module.parameters()), self._group)
+            counts, dtype=torch.int32, device=device_of_counts(next(self._module.parameters()), self._group)
         )
         extremes = torch.stack([own, -own])
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
@@ -175,7 +176,7 @@ class _SameUse:
             )
 
 
-def _device_of_counts(parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.device:
+def device_of_counts(parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.device:
     """The CPU if the group takes its tensors: reading counts from a GPU would wait for all that it has to do."""
     return parameter.device if dist.get_backend(group) == "nccl" else torch.device("cpu")
 
@@ -334,17 +335,13 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
     has_gradient = torch.tensor(
         [each.grad is not None for each in parameters],
         dtype=torch.uint8,
-        device=_device_of_counts(parameters[0], group),
+        device=device_of_counts(parameters[0], group),
     )
     dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
     for parameter, is_there in zip(parameters, has_gradient.tolist(), strict=True):
         if is_there and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    gradients = [
-        parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-        for parameter in parameters
-        if parameter.grad is not None
-    ]
+    gradients = [local_part(each.grad) for each in parameters if each.grad is not None]
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):  # the same order on all ranks
         alike = [gradient for gradient in gradients if gradient.dtype == dtype]
         flat = torch.cat([gradient.flatten() for gradient in alike])
@@ -368,7 +365,7 @@ def clip_gradients(module: nn.Module, max_norm: float, layout: RankLayout) -> Te
     copies = copies_of_tied(module)  # they count once
     gradients = [each.grad for each in module.parameters() if each.grad is not None and each not in copies]
     norm = torch.nn.utils.get_total_norm(gradients)
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norm = whole_tensor(norm)
     if layout.size("pipeline") > 1:
         squares = norm.square()
         dist.all_reduce(squares, group=layout.group("pipeline"))

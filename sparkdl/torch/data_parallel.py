@@ -38,8 +38,8 @@ class Bucket:
     Attributes:
         elements: all gradients, flat, followed by ``presence``.
         gradients: view of ``elements`` for each parameter, of the parameter's shape.
-        presence: view of ``elements`` with one entry per parameter: one if this rank has the gradient, else zero. The
-            average over the ranks shows whether any rank has the gradient, without another collective.
+        presence: view of ``elements`` with one entry per parameter: one if this rank contributes to the gradient, else
+            zero. The average over the ranks shows whether any rank contributes, without another collective.
     """
 
     elements: Tensor
@@ -62,7 +62,8 @@ def make_buckets(
     for parameter in reversed(list(parameters)):
         if parameter.device.type != "cpu":
             raise ParamError(
-                f"gradients on {parameter.device} cannot lie in shared memory; they must be on the CPU"
+                f"Gradients on {parameter.device} cannot lie in memory that ranks share. Move the module to the CPU, "
+                "or use DistributedDataParallel."
             )
         by_dtype[parameter.dtype].append(parameter)
     return [
@@ -128,7 +129,8 @@ class DataParallel(nn.Module):
     """Wraps a module so that after the backward pass every rank has the average of the ranks' gradients.
 
     The constructor broadcasts rank 0's parameters and buffers to all ranks; each forward pass in training broadcasts
-    the buffers again. A parameter that took part on no rank keeps the gradient that it had, or None.
+    the buffers again, except inside of :meth:`no_sync`. A parameter that took part on no rank keeps the gradient that
+    it had, or None.
 
     Gradients lie in memory that the ranks share, if all are on one host. ``zero_grad(set_to_none=False)`` leaves
     them there; if they were set to None, autograd creates new ones, which costs one copy.
@@ -196,11 +198,11 @@ class DataParallel(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes within only accumulate this rank's gradients; the next one afterwards averages the sums."""
-        self._averages = False
+        before, self._averages = self._averages, False
         try:
             yield
         finally:
-            self._averages = True
+            self._averages = before
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -246,7 +248,7 @@ class DataParallel(nn.Module):
 
     def _settle(self, bucket: Bucket) -> bool:
         try:
-            return _settle(bucket, self._uncounted)
+            return _move_into(bucket, self._uncounted)
         except RuntimeError:
             # Sparse tensors have no data pointer. Looking for them beforehand would cost time for every gradient.
             self._refuse_sparse(bucket)
@@ -290,7 +292,7 @@ class DataParallel(nn.Module):
         self._held.clear()
 
 
-def _settle(bucket: Bucket, uncounted: Container[nn.Parameter]) -> bool:
+def _move_into(bucket: Bucket, uncounted: Container[nn.Parameter]) -> bool:
     """Move all gradients into their bucket, with zeros for missing ones; return whether none is missing or uncounted.
 
     Gradients may also be left from a backward pass without averaging.

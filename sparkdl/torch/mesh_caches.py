@@ -8,11 +8,14 @@ mesh would therefore get results on an equal, earlier mesh, whose names now stan
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+
+logger = logging.getLogger(__name__)
 
 
 def forget_meshes(device_type: str = "cpu") -> None:
@@ -32,14 +35,23 @@ def forget_meshes(device_type: str = "cpu") -> None:
 def _clear() -> None:
     from torch.distributed.tensor import _redistribute, debug
 
-    # Releases of torch have some of these.
-    for place, name in (
-        (debug, "_clear_sharding_prop_cache"),
-        (debug, "_clear_python_sharding_prop_cache"),
-        (_redistribute, "clear_redistribute_planner_cache"),
-    ):
-        if hasattr(place, name):
-            getattr(place, name)()
+    functions = [
+        getattr(place, name)
+        for place, name in (
+            (debug, "_clear_sharding_prop_cache"),
+            (debug, "_clear_python_sharding_prop_cache"),
+            (_redistribute, "clear_redistribute_planner_cache"),
+        )
+        if hasattr(place, name)  # releases of torch have some of these
+    ]
+    if not functions:
+        logger.warning(
+            "torch %s offers no function that clears DTensor's caches. If this process lays out its ranks again after "
+            "destroy_process_group(), operations may fail with a process group that does not exist.",
+            torch.__version__,
+        )
+    for function in functions:
+        function()
 
 
 class _ClearInBackward(torch.autograd.Function):

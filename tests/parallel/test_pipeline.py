@@ -258,27 +258,38 @@ class Blocked(nn.Module):
 
     pipeline_parts = (("embedding",), "blocks", ("head",))
 
-    def __init__(self, *, scale: float = 1.0, dropout: float = 0.0, by_number: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        scale: float = 1.0,
+        dropout: float = 0.0,
+        by_number: float = 0.0,
+        kind: type[nn.ModuleList | nn.Sequential] = nn.ModuleList,
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(32, 16)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(8))
+        blocks = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(8)]
+        self.blocks = nn.Sequential(*blocks) if kind is nn.Sequential else nn.ModuleList(blocks)
         self.head = nn.Linear(16, 32)
         self.scale, self.by_number, self.dropout = scale, by_number, nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.dropout(self.embedding(tokens) * self.scale)
+        if isinstance(self.blocks, nn.Sequential):
+            return self.head(self.blocks(hidden))
         for number, block in enumerate(self.blocks):
             hidden = block(hidden) + number * self.by_number
         return self.head(hidden)
 
 
-def blocked(**changes: float) -> nn.Module:
+def blocked(**changes: Any) -> nn.Module:
     torch.manual_seed(4)
     return Blocked(**changes)
 
 
 def check_models_that_compute_between_their_parts_are_refused() -> None:
     check(Parallelism(pipeline=-1), blocked)
+    check(Parallelism(pipeline=2, data=2), lambda: blocked(kind=nn.Sequential))
     layout = Parallelism(pipeline=-1).lay_out()
     group = layout.group("pipeline")
     for changes, words in (

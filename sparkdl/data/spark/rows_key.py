@@ -240,7 +240,7 @@ def lasting_key(df: DataFrame, source: Sequence[str]) -> str | None:
 def _repeatable_rows(df: DataFrame) -> tuple[PlanText, dict[str, Any]] | None:
     """Return the plan of a DataFrame and what its rows depend on; None if the rows can differ in another run."""
     plan = plan_text(df)
-    why = "Spark does not show it" if plan is None else _why_not_repeatable(df, plan)
+    why = "Spark does not show their plan" if plan is None else _why_not_repeatable(df, plan)
     files = None
     if plan is not None and not why and any(_FILES.match(node) for node in plan.analyzed):
         files = input_files(df)
@@ -248,7 +248,7 @@ def _repeatable_rows(df: DataFrame) -> tuple[PlanText, dict[str, Any]] | None:
         if any(node.startswith(_CACHED) for node in plan.optimized):
             why = "the files of a cached part are not known"
     if plan is None or why:
-        logger.info("The rows are written for this fit alone: of their plan %s.", why)
+        logger.info("The rows are written for this fit alone: %s.", why)
         return None
     return plan, {
         "plan": plan.canonical,

@@ -16,17 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.pipeline.cut_checks import FirstCall, check_between_parts
+from sparkdl.parallel.pipeline.cut_checks import check_between_parts, check_first_call, check_parameters
 from sparkdl.parallel.pipeline.parts import balance, blocks_in, costs_by_memory, hugging_face_model, parts_of
 from sparkdl.parallel.pipeline.schedules import SCHEDULES, stages_of_rank
-from sparkdl.parallel.pipeline.stand_ins import (
-    OwnBlocks,
-    OwnLayers,
-    replaced_module,
-    set_module,
-    shallow_copy,
-    untie,
-)
+from sparkdl.parallel.pipeline.stand_ins import make_replacement, own_blocks, set_module, shallow_copy, untie
 from sparkdl.parallel.pipeline.tied import TiedParameter
 
 if TYPE_CHECKING:
@@ -59,9 +52,10 @@ def cut(
         names, and blocks their numbers, so that checkpoints of all stages together are those of the whole model.
 
     Raises:
-        ParamError: if there are fewer blocks than stages, a parameter of a block would lie on several stages, or the
-            model computes something between its parts, which every stage would compute again. Stages after the first
-            check the latter at their first call, except for Hugging Face models, which are checked here.
+        ParamError: if there are fewer blocks than stages, a parameter of a block would lie on several stages, a
+            parameter is outside of the parts, or the model computes something between its parts, which every stage
+            would compute again. Stages after the first check the latter at their first call, except for Hugging Face
+            models, which are checked here.
     """
     parts = parts or parts_of(module)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -119,6 +113,7 @@ def check_cut(
             f"{schedule!r}). Use at most {len(blocks) // per_rank} pipeline ranks, or a schedule with one stage per "
             "rank, such as '1f1b'."
         )
+    check_parameters(module, parts)
     check_between_parts(module, parts)
     if stage_blocks is not None:
         if len(stage_blocks) != num_stages or sum(stage_blocks) != len(blocks) or min(stage_blocks) < 1:
@@ -149,7 +144,9 @@ def check_trainable(
     parts = parts_of(module)
     firsts = check_cut(module, schedule, ranks, stage_blocks=stage_blocks, parts=parts)
     trained = {
-        _stage_of(name, parts, firsts) for name, each in module.named_parameters() if each.requires_grad
+        _stage_of(name, parts, firsts)
+        for name, each in module.named_parameters(remove_duplicate=False)
+        if each.requires_grad
     }
     for rank in range(ranks):
         own = stages_of_rank(schedule, rank, ranks)
@@ -206,23 +203,24 @@ def _keep(
     tied: Sequence[TiedParameter],
 ) -> nn.Module:
     layers = slice(firsts[stage], firsts[stage + 1])
-    kept = {str(number): blocks_in(shell, parts)[number] for number in range(layers.start, layers.stop)}
+    blocks = blocks_in(shell, parts)
+    kept = own_blocks(blocks, {str(number): blocks[number] for number in range(layers.start, layers.stop)})
     if not parts.blocks:
-        return OwnLayers(kept)
-    set_module(shell, parts.blocks, OwnBlocks(kept))
+        return kept
+    set_module(shell, parts.blocks, kept)
     is_first, is_last = stage == 0, stage == num_stages - 1
     own_ties = [tie for tie in tied if stage in tie.stages]
     for names, is_kept in ((parts.before, is_first), (parts.after, is_last)):
         for name in names:
             if not is_kept:
-                set_module(shell, name, replaced_module(shell, name, own_ties))
+                set_module(shell, name, make_replacement(shell, name, own_ties))
     found = hugging_face_model(shell)
     if found is not None:
         prefix, model = found
         base = shell.get_submodule(parts.blocks.rpartition(".")[0])
         _make_stage(model, base, is_root=not prefix, is_first=is_first, is_last=is_last, layers=layers)
     elif not is_first:
-        FirstCall(shell, parts, layers.start)
+        check_first_call(shell, parts, layers.start)
     return shell
 
 
@@ -239,7 +237,7 @@ def _make_stage(
         is_last: whether it is the last stage, which returns logits.
         layers: range of the numbers of its blocks.
     """
-    # By a block's number the loop over blocks looks up in these lists which kind of attention the block has.
+    # The loop over blocks looks up each block's kind of attention in these lists, by the block's position.
     count, config = base.config.num_hidden_layers, copy.copy(base.config)
     for key, value in vars(config).items():
         if isinstance(value, list) and len(value) == count:
@@ -250,7 +248,7 @@ def _make_stage(
     def pass_on(tensor: Tensor, **kwargs: Any) -> Tensor:
         given = {key: value for key, value in kwargs.items() if value is not None}
         given |= {name: tensor, "use_cache": False}
-        # Whatever a model computes from its logits is left to the last stage.
+        # Only the last stage computes logits.
         found: Tensor = forward(**given).logits if is_last else called(**given).last_hidden_state
         return found
 

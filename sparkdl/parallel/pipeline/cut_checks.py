@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, SparkdlError
 from sparkdl.parallel.pipeline.parts import blocks_in, hugging_face_model
-from sparkdl.parallel.pipeline.stand_ins import OwnBlocks, Pass, PassAs, set_module, shallow_copy
+from sparkdl.parallel.pipeline.stand_ins import OwnBlocks, Pass, PassAs, own_blocks, set_module, shallow_copy
 
 if TYPE_CHECKING:
     from sparkdl.parallel.pipeline.parts import PipelineParts
@@ -33,7 +33,9 @@ def check_between_parts(module: nn.Module, parts: PipelineParts) -> None:
     set_module(base, parts.blocks.removeprefix(prefix), OwnBlocks({}))
     if any(buffer.is_meta for buffer in base.buffers()):
         return  # draw_weights and load_weights refuse such a model
-    hidden = torch.linspace(-1.0, 1.0, 2 * base.config.get_text_config().hidden_size).view(1, 2, -1)
+    device = next((buffer.device for buffer in base.buffers()), None)
+    width = base.config.get_text_config().hidden_size
+    hidden = torch.linspace(-1.0, 1.0, 2 * width, device=device).view(1, 2, -1)
     if not torch.equal(base(inputs_embeds=hidden, use_cache=False).last_hidden_state, hidden):
         raise ParamError(
             f"{type(found[1]).__name__} computes something between its embedding and its layers, or after them, that "
@@ -41,8 +43,36 @@ def check_between_parts(module: nn.Module, parts: PipelineParts) -> None:
         )
 
 
-class FirstCall:
-    """Checks a stage after the first one when it is called for the first time.
+def check_parameters(module: nn.Module, parts: PipelineParts) -> None:
+    """Check that all parameters of a model belong to its parts.
+
+    Each stage would have its own copy of another parameter, and use it again.
+
+    Raises:
+        ParamError: if one does not.
+    """
+    inside = tuple(f"{name}." for name in (*parts.before, *parts.after, parts.blocks) if name)
+    for name, _ in module.named_parameters(remove_duplicate=False):
+        if parts.blocks and not f"{name}.".startswith(inside):
+            raise ParamError(
+                f"The parameter {name!r} of {type(module).__name__} is in none of its pipeline parts, so that every "
+                "stage would have it. Put it into a module that is named before or after the blocks."
+            )
+
+
+def check_first_call(stage: nn.Module, parts: PipelineParts, number_of_first: int) -> None:
+    """Check a stage after the first one when it is called for the first time; see :class:`_FirstCall`.
+
+    Args:
+        stage: the stage.
+        parts: parts of the model.
+        number_of_first: number of the stage's first block in the model.
+    """
+    _FirstCall(stage, parts, number_of_first)
+
+
+class _FirstCall:
+    """Hook that checks a stage at its first call.
 
     A model whose ``forward`` changes the tensor between its parts would do so in every stage, and a model that looks up
     something by a block's number would find that of another block, as a stage counts its blocks from 0. Both would be
@@ -76,6 +106,8 @@ class FirstCall:
             try:
                 with torch.no_grad(), torch.random.fork_rng(devices):
                     found = stage.forward(tried, *args[1:], **others)
+            except SparkdlError:  # a lost rank, for example
+                raise
             except Exception:  # a forward that does not work with such blocks
                 return None
             return found if isinstance(found, Tensor) else None
@@ -83,10 +115,10 @@ class FirstCall:
         try:
             for name in ends:
                 set_module(stage, name, Pass())
-            nothing = output_with(OwnBlocks({}))
+            nothing = output_with(own_blocks(own, {}))
             counted = output_with(own)
             others_before = {str(n): PassAs(returned[:1]) for n in range(self._number_of_first)}
-            numbered = output_with(OwnBlocks(others_before | own._modules))
+            numbered = output_with(own_blocks(own, others_before | dict(own.named_children())))
         finally:
             noted.remove()
             with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ class PipelineParts:
 
     Attributes:
         before: names of the modules before the blocks; later stages replace them by modules that return their input.
-        blocks: name of the list of blocks: a ``ModuleList``, or a ``Sequential`` that is the model itself (``""``).
-            ``pipeline_parts`` may also name a module that has parts of its own.
+        blocks: name of the list of blocks, a ``ModuleList`` or a ``Sequential``; empty for a ``Sequential`` that is the
+            model itself.
         after: names of the modules after the blocks; earlier stages replace them in the same way.
     """
 
@@ -35,6 +36,8 @@ class PipelineParts:
 
 def parts_of(module: nn.Module) -> PipelineParts:
     """The parts of a model, from its ``pipeline_parts``, the plan of a Hugging Face model, or a ``Sequential``.
+
+    ``pipeline_parts`` may name, as the blocks, a module that has parts of its own.
 
     Raises:
         ParamError: if the model has none of these.
@@ -112,7 +115,7 @@ def costs_by_time(
     repeats: int = 3,
     **kwargs: Any,
 ) -> list[float]:
-    """Seconds of each block's forward pass on a small batch, measured on the group's first rank. Collective.
+    """Seconds of each block's forward pass on a batch, measured on the group's first rank. Collective.
 
     Args:
         module: the whole model, not on the meta device.
@@ -121,34 +124,46 @@ def costs_by_time(
         parts: parts of the model; :func:`parts_of` if None.
         repeats: number of calls; the fastest time of each block counts.
         kwargs: keyword arguments with which the model is called.
+
+    Raises:
+        ParamError: on all ranks, if the call fails.
     """
     parts = parts or parts_of(module)
-    blocks = list(blocks_in(module, parts))
-    measured: list[list[float]] = [[0.0] * len(blocks)]
+    measured: list[Any] = [None]
     if dist.get_rank(group) == 0:
-        watch = _Stopwatch()
-        watched = [*(module.get_submodule(name) for name in parts.before), *blocks]
-        watched += [module.get_submodule(name) for name in parts.after]
-        handles = []
+        try:
+            measured = [_seconds_of_blocks(module, parts, repeats, args, kwargs)]
+        except Exception as error:
+            measured = [ParamError(f"The blocks cannot be timed: {type(error).__name__}: {error}")]
+    dist.broadcast_object_list(measured, src=dist.get_global_rank(group, 0), group=group)
+    (found,) = measured
+    if isinstance(found, ParamError):
+        raise found
+    return list(found)
+
+
+def _seconds_of_blocks(
+    module: nn.Module, parts: PipelineParts, repeats: int, args: Any, kwargs: Any
+) -> list[float]:
+    blocks = list(blocks_in(module, parts))
+    watch = _Stopwatch()
+    watched = [*(module.get_submodule(name) for name in parts.before), *blocks]
+    watched += [module.get_submodule(name) for name in parts.after]
+    runs = []
+    with contextlib.ExitStack() as hooks, torch.no_grad():
         for number, layer in enumerate(watched):
-            handles.append(layer.register_forward_pre_hook(watch.begin))
-            handles.append(layer.register_forward_hook(functools.partial(watch.end, number)))
-        runs = []
+            hooks.enter_context(layer.register_forward_pre_hook(watch.begin))
+            hooks.enter_context(layer.register_forward_hook(functools.partial(watch.end, number)))
         for _ in range(repeats):
             watch.seconds = [0.0] * len(watched)
-            with torch.no_grad():
-                module(*args, **kwargs)
+            module(*args, **kwargs)
             runs.append(watch.seconds)
-        for handle in handles:
-            handle.remove()
-        fastest = [min(times) for times in zip(*runs, strict=True)]
-        at = len(parts.before)
-        costs = fastest[at : at + len(blocks)]
-        costs[0] += sum(fastest[:at])
-        costs[-1] += sum(fastest[at + len(blocks) :])
-        measured = [costs]
-    dist.broadcast_object_list(measured, src=dist.get_global_rank(group, 0), group=group)
-    return measured[0]
+    fastest = [min(times) for times in zip(*runs, strict=True)]
+    at = len(parts.before)
+    costs = fastest[at : at + len(blocks)]
+    costs[0] += sum(fastest[:at])
+    costs[-1] += sum(fastest[at + len(blocks) :])
+    return costs
 
 
 class _Stopwatch:

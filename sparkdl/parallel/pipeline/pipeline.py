@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Stage(PipelineStage):
-    """A stage that tells when its first microbatch comes."""
+    """Stage that calls a function before its first microbatch."""
 
     on_first_microbatch: Callable[[], None] | None = None
 
@@ -53,7 +53,7 @@ class _Trial:
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Undo it before the first microbatch of any stage, when all stages have been tried."""
+        """Restore buffers and random state before the first microbatch, when all stages have been tried."""
         if self._is_undone:
             return
         self._is_undone = True
@@ -113,9 +113,9 @@ class Pipeline:
         self._has_first = 0 in numbers
         self._has_last = num_stages - 1 in numbers
         self.rank_of_last = dist.get_global_rank(group, 0 if kind.is_v else ranks - 1)
-        device = device or torch.device("cpu")
+        self._device = device or torch.device("cpu")
         wrapped = [
-            _Stage(stage, number, num_stages, device, group=group)
+            _Stage(stage, number, num_stages, self._device, group=group)
             for stage, number in zip(stages, numbers, strict=True)
         ]
         self._wrapped, self._is_tried = wrapped, False
@@ -140,6 +140,9 @@ class Pipeline:
 
         Returns:
             The loss of the batch, the same on all ranks, without gradients.
+
+        Raises:
+            ParamError: if the number of rows is not a multiple of the number of microbatches.
         """
         loss = self.run(*args, target=target, **kwargs)
         dist.broadcast(loss, self.rank_of_last, group=self._group)
@@ -147,6 +150,13 @@ class Pipeline:
 
     def run(self, *args: Any, target: Any, **kwargs: Any) -> Tensor:
         """Do the same as :meth:`step` without broadcasting the loss: it is 0 on ranks without the last stage."""
+        given = (*(args if self._has_first else ()), *([target] if self._has_last else []))
+        for tensor in given:
+            if isinstance(tensor, Tensor) and len(tensor) % self.microbatches:
+                raise ParamError(
+                    f"A batch of {len(tensor)} rows cannot be cut into {self.microbatches} microbatches of equally "
+                    "many rows. Repeat rows that do not count, or leave them out."
+                )
         losses: list[Tensor] | None = [] if self._has_last else None
         refusal = None
         if not self._is_tried:
@@ -169,7 +179,7 @@ class Pipeline:
             refusal = error.__cause__
         if refusal is not None:
             raise refusal
-        return torch.stack(losses).sum().detach().float() if losses else torch.zeros(())
+        return torch.stack(losses).sum().detach().float() if losses else torch.zeros((), device=self._device)
 
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)

@@ -44,6 +44,9 @@ SCHEDULES = {
 }
 """Schedules by name. All compute the same numbers; they differ in idle time and in the activations that they keep."""
 
+_IN_ROUNDS = ("interleaved-1f1b", "zero-bubble")
+"""Schedules in which a rank changes between its stages after each round of microbatches."""
+
 
 def stages_of_rank(schedule: str, rank: int, ranks: int) -> list[int]:
     """Numbers of the stages that a rank of a pipeline has.
@@ -69,21 +72,25 @@ def num_microbatches(sizes: Parallelism, rows: int) -> int:
     Raises:
         ParamError: if there is no such number.
     """
-    least = _least_microbatches(sizes.schedule, sizes.pipeline)
+    schedule, ranks = sizes.schedule, sizes.pipeline
     if sizes.microbatches is not None:
-        check_microbatches(sizes.schedule, sizes.pipeline, sizes.microbatches)
+        check_microbatches(schedule, ranks, sizes.microbatches)
         if rows % sizes.microbatches:
             raise ParamError(
-                f"Batches of {rows} rows cannot be cut into {sizes.microbatches} small batches of equally many rows. "
+                f"Batches of {rows} rows cannot be cut into {sizes.microbatches} microbatches of equally many rows. "
                 "Choose a batch size that is a multiple of microbatches."
             )
         return sizes.microbatches
-    fits = [number for number in range(least, 4 * sizes.pipeline + 1) if rows % number == 0]
+    least = _least_microbatches(schedule, ranks)
+    fits = [
+        number
+        for number in range(least, 4 * ranks + 1)
+        if rows % number == 0 and _has_equal_rounds(schedule, ranks, number)
+    ]
     if not fits:
         raise ParamError(
-            f"Batches of {rows} rows cannot be cut into {least} to {4 * sizes.pipeline} small batches of equally many "
-            f"rows, as {sizes.pipeline} pipeline ranks with the schedule {sizes.schedule!r} need them. Choose a batch "
-            f"size such as {4 * sizes.pipeline}."
+            f"Batches of {rows} rows cannot be cut into {least} to {4 * ranks} microbatches of equally many rows, as "
+            f"{ranks} pipeline ranks with the schedule {schedule!r} need them. Choose a batch size such as {4 * ranks}."
         )
     return fits[-1]
 
@@ -92,15 +99,25 @@ def _least_microbatches(schedule: str, ranks: int) -> int:
     return 2 * ranks if schedule == "dualpipe-v" else ranks if schedule == "1f1b" else 1
 
 
+def _has_equal_rounds(schedule: str, ranks: int, microbatches: int) -> bool:
+    """Whether rounds, of at least as many microbatches as there are ranks, have equally many microbatches."""
+    return schedule not in _IN_ROUNDS or microbatches % max(1, microbatches // ranks) == 0
+
+
 def check_microbatches(schedule: str, ranks: int, microbatches: int) -> None:
     """Check that a schedule can run with a number of microbatches.
 
     Raises:
-        ParamError: if it needs more.
+        ParamError: if it cannot.
     """
     least = _least_microbatches(schedule, ranks)
     if microbatches < least:
         raise ParamError(
-            f"The schedule {schedule!r} on {ranks} pipeline ranks needs at least {least} small batches, got "
+            f"The schedule {schedule!r} on {ranks} pipeline ranks needs at least {least} microbatches, got "
             f"{microbatches}."
+        )
+    if not _has_equal_rounds(schedule, ranks, microbatches):
+        raise ParamError(
+            f"The schedule {schedule!r} on {ranks} pipeline ranks takes microbatches in rounds of equally many, which "
+            f"{microbatches} cannot be. Choose a multiple of {ranks}."
         )

@@ -1,4 +1,4 @@
-"""What a stage has in place of the modules of other stages."""
+"""Replacements for the modules of other stages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ class Pass(nn.Module):
         return _first_argument(*args, **kwargs)
 
 
-def replaced_module(shell: nn.Module, name: str, tied: Sequence[TiedParameter]) -> nn.Module:
-    """Returns its first argument in place of a module of another stage, of which it has the tied parameters alone.
+def make_replacement(shell: nn.Module, name: str, tied: Sequence[TiedParameter]) -> nn.Module:
+    """Make the replacement of a module of another stage, which returns its first argument.
 
-    These then have their first name in every stage, as in the whole model.
+    It keeps tied parameters of the module, which have their first name in every stage, as in the whole model.
+
+    Args:
+        shell: the stage.
+        name: name of the module.
+        tied: tied parameters of the stage.
     """
     kept = {tie.name for tie in tied if tie.name == name or tie.name.startswith(f"{name}.")}
     if not kept:
@@ -100,6 +105,11 @@ class OwnLayers(nn.Sequential):
     def __init__(self, layers: dict[str, nn.Module]) -> None:
         super().__init__()
         self._modules.update(layers)
+
+
+def own_blocks(like: nn.Module, blocks: dict[str, nn.Module]) -> OwnBlocks | OwnLayers:
+    """Some of the blocks of a list, or of a Sequential if ``like`` is one."""
+    return OwnLayers(blocks) if isinstance(like, nn.Sequential) else OwnBlocks(blocks)
 
 
 def set_module(shell: nn.Module, name: str, module: nn.Module) -> None:

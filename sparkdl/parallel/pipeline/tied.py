@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.pipeline.schedules import stages_of_rank
+from sparkdl.parallel.sharding import device_of_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -52,11 +53,14 @@ class TiedGradients:
         owners = {number: each for each in range(ranks) for number in stages_of_rank(schedule, each, ranks)}
         self._ties = _tied_parameters(stages[0])
         self._holders = {tie.name: [owners[number] for number in tie.stages] for tie in self._ties}
-        self._are_compared = not self._ties
+        self._are_compared = False
 
     @contextmanager
     def summed(self) -> Iterator[None]:
         """Context whose backward passes add to each copy the gradients of all copies. Collective."""
+        if not self._ties:
+            yield
+            return
         copies = {tie.name: self._copies(tie) for tie in self._ties}
         earlier = [(each, each.grad) for own in copies.values() for each in own.values()]
         for parameter, _ in earlier:
@@ -65,7 +69,7 @@ class TiedGradients:
         if not self._are_compared:
             self._compare(copies)
             self._are_compared = True
-        for tie in self._ties:
+        for tie in self._with_gradients(copies):
             self._sum(tie, copies[tie.name])
         for parameter, gradient in earlier:
             if gradient is not None:
@@ -80,16 +84,27 @@ class TiedGradients:
         }
         return {number: each for number, each in found.items() if each.requires_grad}
 
+    def _with_gradients(self, copies: Mapping[str, Mapping[int, nn.Parameter]]) -> list[TiedParameter]:
+        """The parameters of which any stage has a gradient; FSDP2 has none while it accumulates them."""
+        counts = torch.tensor(
+            [any(each.grad is not None for each in copies[tie.name].values()) for tie in self._ties],
+            dtype=torch.uint8,
+            device=device_of_counts(next(self._stages[0].parameters()), self._group),
+        )
+        dist.all_reduce(counts, op=dist.ReduceOp.MAX, group=self._group)
+        return [tie for tie, has_gradient in zip(self._ties, counts.tolist(), strict=True) if has_gradient]
+
     def _sum(self, tie: TiedParameter, copies: Mapping[int, nn.Parameter]) -> None:
-        own = {number: each.grad for number, each in copies.items()}
-        like = next((grad for grad in own.values() if grad is not None), None)
-        if like is None:  # frozen, or FSDP2 accumulates the gradients of all copies
+        if not copies:
             return
-        if any(grad is None for grad in own.values()):
-            own = {number: torch.zeros_like(like) if grad is None else grad for number, grad in own.items()}
-        local = {number: _local(grad).contiguous() for number, grad in own.items() if grad is not None}
+        own = {
+            number: torch.zeros_like(each) if each.grad is None else each.grad
+            for number, each in copies.items()
+        }
+        local = {number: _local(grad).contiguous() for number, grad in own.items()}
+        like = next(iter(local.values()))
         others = {
-            number: torch.empty_like(_local(like))
+            number: torch.empty_like(like)
             for number, rank in zip(tie.stages, self._holders[tie.name], strict=True)
             if rank != self._rank
         }
@@ -108,10 +123,8 @@ class TiedGradients:
         # In the same order on all ranks, so that all copies stay equal to the bit.
         total = functools.reduce(torch.add, (part for _, part in sorted((local | others).items())))
         for number, parameter in copies.items():
-            gradient = own[number]
-            assert gradient is not None
-            _local(gradient).copy_(total)
-            parameter.grad = gradient
+            _local(own[number]).copy_(total)
+            parameter.grad = own[number]
 
     def _compare(self, copies: Mapping[str, Mapping[int, nn.Parameter]]) -> None:
         """Refuse copies that are divided in different ways: their parts are not those of the same elements.
@@ -147,5 +160,4 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _division(parameter: nn.Parameter) -> str:
-    gradient = "no gradient" if parameter.grad is None else "a gradient"
-    return f"{getattr(parameter, 'placements', 'whole')} with {gradient}"
+    return str(getattr(parameter, "placements", "whole"))

@@ -5,9 +5,8 @@ identity resumes from it. The identity leaves out the number of ranks, settings 
 values of the module's own initial weights, which a checkpoint replaces. The files of initial weights that are read from
 a folder belong to it, as nothing else tells apart two models of the same structure.
 
-Objects of a fit are described in text. Two objects that do the same have the same description in any process. The
-converse does not hold: a function is described by its name and by what :func:`functools.partial` binds, not by what it
-does.
+Objects of a fit are described in text. An object has the same description in every process. Two functions may have the
+same description: it consists of the name and of what :func:`functools.partial` binds, not of what the function does.
 
 A dataset is identified by its columns, its row groups and checksums of its rows; of a large dataset only the first rows
 are read.
@@ -473,7 +472,7 @@ def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epoch
     check_identity(manifest.identity, identity, url)
     if manifest.epoch > epochs:
         raise CheckpointError(
-            f"checkpointDir {url} holds a fit that has come to {manifest.position}, and epochs is {epochs}. Raise "
+            f"checkpointDir {url} holds a fit that has reached {manifest.position}, and epochs is {epochs}. Raise "
             "epochs, or choose another checkpointDir."
         )
     if not manifest.keeps_plan:

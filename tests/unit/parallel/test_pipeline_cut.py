@@ -4,13 +4,15 @@ import itertools
 import random
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
 from sparkdl.networks.decoder import Decoder, DecoderSizes
+from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.pipeline.cut import check_trainable
 from sparkdl.parallel.pipeline.parts import PipelineParts, balance, costs_by_memory, parts_of
-from sparkdl.parallel.pipeline.schedules import stages_of_rank
+from sparkdl.parallel.pipeline.schedules import num_microbatches, stages_of_rank
 
 
 def costliest(costs: list[float], firsts: list[int]) -> float:
@@ -49,6 +51,53 @@ def test_stages_of_a_v_schedule_begin_and_end_on_the_first_rank() -> None:
     assert stages_of_rank("zbv", 0, 4) == [0, 7]
     with pytest.raises(ParamError, match="zbv"):
         stages_of_rank("zebra", 0, 4)
+
+
+class Shifted(nn.Module):
+    """A model with a parameter outside of its parts, which changes nothing before it is trained."""
+
+    pipeline_parts = (("embedding",), "blocks", ("head",))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Linear(2, 4), nn.Linear(4, 2)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.shift = nn.Parameter(torch.zeros(4))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.embedding(rows) + self.shift
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
+def test_a_parameter_outside_of_the_parts_is_refused() -> None:
+    with pytest.raises(ParamError, match="'shift' of Shifted is in none of its pipeline parts"):
+        check_trainable(Shifted(), "1f1b", 2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "rows", "number"),
+    [
+        ("1f1b", 2, 15, 5),
+        ("gpipe", 2, 7, 7),
+        ("interleaved-1f1b", 2, 15, 3),  # 5 would be two rounds, of two and three
+        ("interleaved-1f1b", 2, 16, 8),
+        ("zero-bubble", 3, 10, 5),
+        ("dualpipe-v", 2, 15, 5),
+    ],
+)
+def test_batches_are_cut_into_as_many_microbatches_as_the_schedule_can_run(
+    schedule: str, ranks: int, rows: int, number: int
+) -> None:
+    sizes = Parallelism(pipeline=ranks, schedule=schedule).resolve(ranks)
+    assert num_microbatches(sizes, rows) == number
+
+
+def test_a_number_of_microbatches_that_rounds_cannot_share_is_refused() -> None:
+    sizes = Parallelism(pipeline=2, schedule="interleaved-1f1b", microbatches=5).resolve(2)
+    with pytest.raises(ParamError, match="equally many, which 5 cannot be. Choose a multiple of 2"):
+        num_microbatches(sizes, 15)
 
 
 def test_parts_of_a_pipeline_come_from_the_model() -> None:

@@ -17,9 +17,12 @@ from torch import Tensor, nn
 import sparkdl.torch
 from sparkdl.errors import ParamError
 from sparkdl.torch.gpu.staged import GpuLane
+from tests.checks import Outcomes, outcome_of
+from tests.parallel.test_pairs import check
 from tests.torch.scenes.accelerator_checks import run_checks
 
 if TYPE_CHECKING:
+    from sparkdl.parallel import Parallelism
     from tests.run_ranks import RankEnvironment
 
 NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -124,6 +127,15 @@ def overlap(environment: RankEnvironment, backend: str) -> tuple[bool, float]:
         work.wait()
         tensor *= 2
         return is_early, float(tensor[-1])
+
+
+def train_in_parts(environment: RankEnvironment, backend: str, cases: dict[str, Parallelism]) -> Outcomes:
+    """Train a decoder under each kind of parallelism; return what differs from one process on the CPU."""
+    with process_group(environment, backend) as device:
+        return {
+            name: outcome_of(lambda: check(case, device=device, tolerance=1e-3), environment.rank)  # noqa: B023
+            for name, case in cases.items()
+        }
 
 
 def train_data_parallel(environment: RankEnvironment, backend: str) -> list[float]:

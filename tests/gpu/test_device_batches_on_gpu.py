@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparkdl.training.batches import batches_for
+from sparkdl.training.device_batches import batches_for
 from tests.gpu.gpu_scenes import needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]

@@ -36,6 +36,7 @@ from tests.parallel.models import (
 from tests.run_ranks import RankEnvironment, run_ranks
 
 TOLERANCE = 1e-5  # float32, relative to the norm
+CPU = torch.device("cpu")
 ROWS = 4  # multiple of the rows of a batch: each reader and each microbatch has at least one row
 
 
@@ -68,15 +69,21 @@ def sizes_of(num_ranks: int, *, recompute: bool) -> dict[str, Parallelism]:
     return found
 
 
-def check(parallelism: Parallelism, model: str) -> None:
-    layout = parallelism.lay_out()
+def check(
+    parallelism: Parallelism,
+    model: str = "decoder",
+    *,
+    device: torch.device = CPU,
+    tolerance: float = TOLERANCE,
+) -> None:
+    layout = parallelism.lay_out(device_type=device.type)
     # Ranks of a context group compute the same loss; gradients of their parts are averaged over them.
     same = layout.size("context")
 
     def scaled(logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * same
 
-    module = MODELS[model]()
+    module = MODELS[model]().to(device)
     if layout.size("pipeline") == 1:
         called = parallelize(module, layout, whole_outputs=True)
         parameters = dict(module.named_parameters())
@@ -90,14 +97,14 @@ def check(parallelism: Parallelism, model: str) -> None:
         ]
         parameters = {name: each for stage in stages for name, each in stage.named_parameters()}
         small = 2 * layout.size("pipeline")
-        step_of = Pipeline(
-            parts, layout.group("pipeline"), schedule="1f1b", microbatches=small, loss=scaled
-        ).step
+        group = layout.group("pipeline")
+        step_of = Pipeline(parts, group, schedule="1f1b", microbatches=small, loss=scaled, device=device).step
     optimizer = optimizer_of(nn.ParameterList(parameters.values()))
     number, readers = layout.row_reader
     for step, (loss_of_one, gradients) in enumerate(expected(model)):
         # The batch several times: enough rows for all readers and microbatches.
-        tokens, labels = (part.repeat(4 * ROWS, 1).chunk(readers)[number] for part in batch(step))
+        rows = (part.repeat(4 * ROWS, 1).chunk(readers)[number] for part in batch(step))
+        tokens, labels = (part.to(device) for part in rows)
         optimizer.zero_grad()
         if step_of is None:
             loss = scaled(logits_of(called, tokens), labels)
@@ -106,13 +113,13 @@ def check(parallelism: Parallelism, model: str) -> None:
         else:
             loss = step_of(tokens, target=labels)
         dist.all_reduce(loss, group=layout.group("data", "shard"))
-        assert loss.item() / readers / same == pytest.approx(loss_of_one, rel=TOLERANCE)
+        assert loss.item() / readers / same == pytest.approx(loss_of_one, rel=tolerance)
         for name, parameter in parameters.items():
             found = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-            error = (found - gradients[name]).norm() / gradients[name].norm()
-            assert error <= TOLERANCE, f"the gradient of {name} in step {step}: {error:.1e}"
+            error = (found.cpu() - gradients[name]).norm() / gradients[name].norm()
+            assert error <= tolerance, f"the gradient of {name} in step {step}: {error:.1e}"
         optimizer.step()
-    count = torch.tensor(len(parameters))
+    count = torch.tensor(len(parameters), device=device)
     dist.all_reduce(count, group=layout.group("pipeline"))
     assert count == len(list(MODELS[model]().parameters()))
 

@@ -23,13 +23,13 @@ from sparkdl.model.inputs import positions_in
 from sparkdl.parallel import sequence
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention, whole_attention
 from sparkdl.parallel.collectives import apply
-from sparkdl.parallel.parallelism import METHODS
+from sparkdl.parallel.parallelism import ATTENTION_METHODS
 from sparkdl.parallel.tensor.checks import MOST_ROUNDING, MOST_ROUNDING_OF_16_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_ATTENTION = dict(zip(METHODS, (ring_attention, all_to_all_attention), strict=True))
+_ATTENTION = dict(zip(ATTENTION_METHODS, (ring_attention, all_to_all_attention), strict=True))
 
 _NAMES_OF_POSITIONS = ("positions", "position_ids")
 
@@ -59,9 +59,9 @@ def share_sequences(module: nn.Module, group: dist.ProcessGroup, *, method: str 
         ParamError: if there is no such method, or the model has layers of a type that is not supported. In the first
             step, if the model does not get the numbers of its positions, or computes attention in another way.
     """
-    if method not in METHODS:
+    if method not in ATTENTION_METHODS:
         raise ParamError(
-            f"The method of context parallelism must be {' or '.join(map(repr, METHODS))}, got {method!r}."
+            f"The method of context parallelism must be {' or '.join(map(repr, ATTENTION_METHODS))}, got {method!r}."
         )
     calls = _Calls(module, functools.partial(_ATTENTION[method], group=group))
     with_attend: list[Any] = [layer for layer in module.modules() if callable(getattr(layer, "attend", None))]

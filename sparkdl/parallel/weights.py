@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import ParamError, SavedModelError, StoreError
 from sparkdl.model.weights_file import StoredTensor, read_header, read_rows, write_weights
+from sparkdl.parallel.collectives import local_part, whole_tensor
 from sparkdl.parallel.sharding import copies_of_tied, local_ranges
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ class _Writer:
             self._write_file()
             self._names.append([])
             self._filled = 0
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        whole = whole_tensor(tensor)
         if (len(self._names) - 1) % self._num_peers == self._number:
             self._kept[name] = whole.detach().to("cpu")
         self._names[-1].append(name)
@@ -493,7 +493,7 @@ def _check_drawable(root: nn.Module, layer: nn.Module, name: str) -> None:
 def _fill(tensor: Tensor, whole: Tensor) -> None:
     for along, (first, end) in enumerate(local_ranges(tensor)):
         whole = whole.narrow(along, first, end - first)
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = local_part(tensor)
     with torch.no_grad():
         local.copy_(whole)
 
@@ -504,7 +504,7 @@ def _fill_from(file: Any, stored: StoredTensor, tensor: Tensor) -> None:
     rows = read_rows(file, stored, first, end - first)
     for along, (start, stop) in enumerate(ranges[1:], start=1):
         rows = rows.narrow(along, start, stop - start)
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = local_part(tensor)
     with torch.no_grad():
         local.copy_(rows)
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 
-class Alike:
-    """Checks in the first step that the tensors which every rank has whole are equal on all ranks.
+class EqualityCheck:
+    """Check, in the first step, of the tensors that every rank has whole: they must be equal on all ranks.
 
-    These are the inputs of divided layers, and the gradients of parameters of layers that the plan does not name.
+    They are the inputs of divided layers, and the gradients of parameters of layers that the plan does not name.
     Without the check, ranks would silently train different models if their rows or random numbers differ, or if a layer
     between divided ones is left out of the plan.
 
@@ -118,7 +118,7 @@ def _sums_of(tensor: Tensor) -> Tensor:
 
 
 class ComparedOnce:
-    """Compares a module's output with divided layers to its output with whole layers, at its first call.
+    """Comparison of a module's output with divided layers and its output with whole layers, at its first call.
 
     A fused projection of queries, keys and values would be cut across them, and a number of heads that is a constant in
     ``forward`` would divide a rank's features into smaller heads: the shapes fit, and the numbers are wrong.
@@ -243,13 +243,13 @@ class ComparedOnce:
             return _first_tensor(module.forward(*args, **kwargs))
 
 
-def defer_checks(stage: nn.Module, alike: Alike, compared: ComparedOnce) -> None:
+def defer_checks(stage: nn.Module, equality: EqualityCheck, compared: ComparedOnce) -> None:
     """Check nothing until :func:`begin_checks` is called for this stage of a pipeline.
 
     Torch first calls stages with uninitialized memory, to learn the shapes that they pass on.
     """
-    alike.is_deferred = compared.is_deferred = True
-    cast("Any", stage).deferred_checks = (alike, compared)
+    equality.is_deferred = compared.is_deferred = True
+    cast("Any", stage).deferred_checks = (equality, compared)
 
 
 def begin_checks(stage: nn.Module) -> None:

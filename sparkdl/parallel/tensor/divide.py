@@ -21,9 +21,9 @@ from torch.distributed.tensor import distribute_tensor
 from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import gather, gather_summed, split
 from sparkdl.parallel.sharding import blocks_of
-from sparkdl.parallel.tensor.checks import Alike, ComparedOnce, defer_checks
+from sparkdl.parallel.tensor.checks import ComparedOnce, EqualityCheck, defer_checks
 from sparkdl.parallel.tensor.experts import DividedExperts
-from sparkdl.parallel.tensor.layers import DividedLayer, Readable, SharedInputs, positions_of
+from sparkdl.parallel.tensor.layers import SharedInputs, TensorParallelLayer, compute_with_parts, positions_of
 from sparkdl.parallel.tensor.plan import (
     divided_layers,
     placement_of,
@@ -74,14 +74,14 @@ def divide(
     blocks = _blocks_of(module, divided) if sequence else None
     group = mesh.get_group()
     tied = tied_parameters(module, divided)
-    inputs, alike, compared = SharedInputs(group), Alike(group), ComparedOnce()
+    inputs, equality, compared = SharedInputs(group), EqualityCheck(group), ComparedOnce()
     if getattr(module, "is_pipeline_stage", False):
-        defer_checks(module, alike, compared)
+        defer_checks(module, equality, compared)
 
     def join(part: Tensor) -> Tensor:
         return gather(part, group, positions_of(part)).contiguous()
 
-    _attach(module, divided, mesh, blocks, inputs, alike, compared)
+    _attach(module, divided, mesh, blocks, inputs, equality, compared)
     _tie_again(module, tied)
     # Not a set: its order would differ between ranks.
     parents = dict.fromkeys(
@@ -110,13 +110,13 @@ def _attach(
     mesh: DeviceMesh,
     blocks: str | None,
     inputs: SharedInputs,
-    alike: Alike,
+    equality: EqualityCheck,
     compared: ComparedOnce,
 ) -> None:
     """Place the parameters of all layers, and make each compute with this rank's parts."""
     group = mesh.get_group()
     with_whole_features = _modules_with_whole_features(divided, blocks)
-    undivided: dict[nn.Module, DividedLayer] = {}
+    undivided: dict[nn.Module, TensorParallelLayer] = {}
     for name, layer in list(module.named_modules()):
         if (not layer._parameters and name not in divided) or getattr(layer, "is_elsewhere", False):
             continue
@@ -128,17 +128,17 @@ def _attach(
         own = frozenset(each for each in layer._parameters if f"{name}.{each}".lstrip(".") in divided)
         _place_parameters(layer, style, mesh, own)
         if style == "experts":
-            DividedExperts(name, group, alike, compared, in_parts=in_parts).attach(layer)
+            DividedExperts(name, group, equality, compared, in_parts=in_parts).attach(layer)
             continue
         shared = shared_key_features(module, name) if style == "mla_kv_a_proj" else 0
-        attached = DividedLayer(
-            name, style, group, inputs, alike, compared, in_parts=in_parts, own=own, shared=shared
+        attached = TensorParallelLayer(
+            name, style, group, inputs, equality, compared, in_parts=in_parts, own=own, shared=shared
         )
         attached.attach(layer)
         if name not in divided and not own:
             undivided[layer] = attached
     for block in blocks_of(module):
-        Readable(block, undivided)
+        compute_with_parts(block, undivided)
 
 
 def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh, own: Collection[str]) -> None:

@@ -15,22 +15,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import (
     apply,
     gather,
     gather_summed,
+    local_part,
     sum_gradient,
     sum_of_ranks,
     sum_scattered,
+    whole_tensor,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkdl.parallel.tensor.checks import Alike, ComparedOnce
+    from sparkdl.parallel.tensor.checks import ComparedOnce, EqualityCheck
 
 _ARGUMENTS = ["hidden_states", "top_k_index", "top_k_weights"]
 _TOKENS = 0
@@ -74,7 +75,7 @@ class DividedExperts:
     Args:
         name: name of the module.
         group: process group of the tensor-parallel ranks.
-        alike: check of the tensors that every rank has whole.
+        equality: check that the tensors which every rank has whole are equal.
         compared: comparison of the outputs of divided modules with those of whole ones.
         in_parts: whether each rank has different tokens, those of its part of the sequences.
     """
@@ -83,14 +84,14 @@ class DividedExperts:
         self,
         name: str,
         group: dist.ProcessGroup,
-        alike: Alike,
+        equality: EqualityCheck,
         compared: ComparedOnce,
         *,
         in_parts: bool,
     ) -> None:
         self._name = name
         self._group = group
-        self._alike = alike
+        self._equality = equality
         self._compared = compared
         self._in_parts = in_parts
 
@@ -111,7 +112,7 @@ class DividedExperts:
     ) -> Tensor:
         kept, count = dict(layer._parameters), layer.num_experts
         if self._compared.is_whole:
-            layer._parameters.update({name: _whole(each) for name, each in kept.items()})
+            layer._parameters.update({name: whole_tensor(each) for name, each in kept.items()})
             try:
                 return forward(hidden_states, top_k_index, top_k_weights)
             finally:
@@ -121,13 +122,13 @@ class DividedExperts:
             top_k_weights = gather_summed(top_k_weights, self._group, _TOKENS)
             top_k_index = gather(top_k_index, self._group, _TOKENS)
         else:
-            self._alike.check_input(self._name, hidden_states)
+            self._equality.check_input(self._name, hidden_states)
             hidden_states = sum_gradient(hidden_states, self._group)
             top_k_weights = sum_gradient(top_k_weights, self._group)
         own_count = count // dist.get_world_size(self._group)
         own = top_k_index - dist.get_rank(self._group) * own_count
         elsewhere = (own < 0) | (own >= own_count)
-        layer._parameters.update({name: _local(each) for name, each in kept.items()})
+        layer._parameters.update({name: local_part(each) for name, each in kept.items()})
         layer.num_experts = own_count
         try:
             # The index ``own_count`` stands for the experts of other ranks, as in transformers.
@@ -160,11 +161,3 @@ class _WithoutTokens(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return gradients[0], *(gradients[0].new_zeros(shape) for shape in ctx.shapes)
-
-
-def _whole(parameter: Any) -> Any:
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-
-
-def _local(parameter: Any) -> Any:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

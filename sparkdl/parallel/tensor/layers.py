@@ -14,16 +14,24 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from sparkdl.parallel.collectives import gather, split, sum_gradient, sum_of_ranks, sum_scattered
+from sparkdl.parallel.collectives import (
+    gather,
+    local_part,
+    split,
+    sum_gradient,
+    sum_of_ranks,
+    sum_scattered,
+    whole_tensor,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from sparkdl.parallel.tensor.checks import Alike, ComparedOnce
+    from sparkdl.parallel.tensor.checks import ComparedOnce, EqualityCheck
 
 
 class SharedInputs:
-    """Gives ``colwise`` layers with the same input one copy of it, so that its gradient is summed over ranks once."""
+    """Copies of inputs, one for all ``colwise`` layers that take the same tensor: its gradient is summed only once."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -42,15 +50,17 @@ class SharedInputs:
         self._last = None
 
 
-class DividedLayer:
-    """Makes a layer compute with this rank's part of its parameters, and adds the collectives that its style needs.
+class TensorParallelLayer:
+    """A layer of a divided model; it computes with this rank's parts of its parameters, and its style's collectives.
+
+    A layer that the plan does not name has the style ``whole``, or ``replicated`` where sequences are divided.
 
     Args:
         name: name of the layer.
-        style: style in the plan, or ``whole`` for a layer that the plan does not name.
+        style: style of the layer.
         group: process group of the tensor-parallel ranks.
         inputs: copies of inputs, shared by the layers that may take the same tensor.
-        alike: check of the tensors that every rank has whole.
+        equality: check that the tensors which every rank has whole are equal.
         compared: comparison of the outputs of divided layers with those of whole ones.
         in_parts: whether the layer lies where sequences are divided.
         own: names of the parameters that the plan divides by themselves.
@@ -63,7 +73,7 @@ class DividedLayer:
         style: str,
         group: dist.ProcessGroup,
         inputs: SharedInputs,
-        alike: Alike,
+        equality: EqualityCheck,
         compared: ComparedOnce,
         *,
         in_parts: bool,
@@ -74,7 +84,7 @@ class DividedLayer:
         self._style = style
         self._group = group
         self._inputs = inputs
-        self._alike = alike
+        self._equality = equality
         self._compared = compared
         self._in_parts = in_parts
         self._own = own
@@ -96,7 +106,7 @@ class DividedLayer:
         if self._style not in ("whole", "replicated"):
             first, *others = args or (kwargs.pop(next(iter(kwargs))),)
             if self._style != "rowwise":
-                self._alike.check_input(self._name, first)
+                self._equality.check_input(self._name, first)
             if self._style == "embedding_rowwise":
                 first, outside = self._own_rows(first, parts["weight"])
             elif self._style == "rowwise_split_input":
@@ -119,7 +129,7 @@ class DividedLayer:
         parts = {name: self._part_of(name, parameter) for name, parameter in layer._parameters.items()}
         if self._style == "whole" or (self._shared and not self._in_parts):
             whole = {name: part for name, part in parts.items() if name not in self._own}
-            self._alike.watch_gradients(self._name, whole)
+            self._equality.watch_gradients(self._name, whole)
         return parts
 
     def _forward_whole(
@@ -127,10 +137,8 @@ class DividedLayer:
     ) -> Any:
         """Compute with whole parameters, as if the layer were not divided; the inputs are whole."""
         kept = dict(layer._parameters)
-        whole = {
-            name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in kept.items()
-        }
-        layer._parameters.update(whole)
+        whole = {name: None if each is None else whole_tensor(each) for name, each in kept.items()}
+        layer._parameters.update(cast("Any", whole))  # for this call
         try:
             output: Any = forward(*args, **kwargs)
         finally:
@@ -157,12 +165,12 @@ class DividedLayer:
         return output
 
     def _part_of(self, name: str, parameter: nn.Parameter | None) -> Tensor | None:
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        # Where sequences are divided, all that a layer computes between divided ones has a share of the gradient.
+        local = None if parameter is None else local_part(parameter)
+        # With sequence parallelism each rank has a share of these gradients.
         has_shares = self._in_parts and (self._shared > 0 or self._style.startswith("rowwise"))
         is_summed = self._style == "replicated" or has_shares
         if name in self._own or not isinstance(parameter, DTensor):
-            return local  # a part already: see Readable
+            return local  # a part already: see compute_with_parts
         # Gradients are summed for layers that see other positions or heads on each rank, and for biases added to them.
         if local is None or not is_summed or (self._style.startswith("rowwise") and local.ndim > 1):
             return local
@@ -189,38 +197,42 @@ class DividedLayer:
             layer.padding_idx = whole
 
 
-class Readable:
-    """Makes the parameters of a block's undivided layers plain tensors while the block computes.
+def compute_with_parts(block: nn.Module, undivided: Mapping[nn.Module, TensorParallelLayer]) -> None:
+    """Wrap a block's ``forward``, during which the parameters of its undivided layers are plain tensors.
 
     The forward method of a module may compute with the weights of a layer inside of it and not call the layer, as
     linear attention does with those of its convolution.
 
     Args:
-        block: the block; its forward method is wrapped.
-        undivided: the layers that are not divided, with what makes them compute with their parts.
+        block: the block.
+        undivided: the layers that are not divided, each with the object that gives its parts.
     """
+    layers = [
+        (layer, undivided[layer], [block.get_submodule(path) for path in _paths_to(name)])
+        for name, layer in block.named_modules()
+        if name and layer in undivided
+    ]
+    block.forward = functools.partial(_forward_with_parts, layers, block.forward)
 
-    def __init__(self, block: nn.Module, undivided: Mapping[nn.Module, DividedLayer]) -> None:
-        self._layers = [
-            (layer, undivided[layer], [block.get_submodule(path) for path in _paths_to(name)])
-            for name, layer in block.named_modules()
-            if name and layer in undivided
-        ]
-        block.forward = functools.partial(self._forward, block.forward)
 
-    def _forward(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        kept = []
-        for layer, divided, around in self._layers:
-            # A part of the block that is sharded by itself gathers its weights when it is called.
-            if any(isinstance(each, FSDPModule) for each in around):
-                continue
-            kept.append((layer, dict(layer._parameters)))
-            layer._parameters.update(cast("Any", divided.parts_of(layer)))  # for this call
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            for layer, parameters in kept:
-                layer._parameters.update(parameters)
+def _forward_with_parts(
+    layers: Sequence[tuple[nn.Module, TensorParallelLayer, Sequence[nn.Module]]],
+    forward: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    kept = []
+    for layer, undivided, around in layers:
+        # A part of the block that is sharded by itself gathers its weights when it is called.
+        if any(isinstance(each, FSDPModule) for each in around):
+            continue
+        kept.append((layer, dict(layer._parameters)))
+        layer._parameters.update(cast("Any", undivided.parts_of(layer)))  # for this call
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        for layer, parameters in kept:
+            layer._parameters.update(parameters)
 
 
 def _paths_to(name: str) -> Iterator[str]:

@@ -157,7 +157,7 @@ def _sorted_plan(
 
 
 def _is_of_variant(pattern: str, plan: Mapping[str, str], modules: Mapping[str, nn.Module]) -> bool:
-    """Whether modules of transformers lack a part that the plan names, and have another part that it names."""
+    """Whether a transformers module lacks this entry but has another one of the plan."""
     parent = pattern.rpartition(".")[0]
     while parent and not _named_like(parent, modules):
         parent = parent.rpartition(".")[0]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 OLD_NAMES = {
+    "sparkdl.collective.failure_origin": "sparkdl.collective.error_origin",
     "sparkdl.data.arrow_release": "sparkdl.data.files.threads",
     "sparkdl.data.blend_state": "sparkdl.data.blend.blending",
     "sparkdl.data.blending": "sparkdl.data.blend.blending",
@@ -129,6 +130,7 @@ OLD_NAMES = {
     "sparkdl.model.pyfunc": "sparkdl.model.served_model",
     "sparkdl.tracking.flavor": "sparkdl.tracking.mlflow_model",
     "sparkdl.training.architecture": "sparkdl.model.architecture",
+    "sparkdl.training.batches": "sparkdl.training.device_batches",
     "sparkdl.training.best_weights": "sparkdl.training.callbacks",
     "sparkdl.training.checkpoint_choice": "sparkdl.training.checkpoint.checkpointing",
     "sparkdl.training.checkpoint_files": "sparkdl.training.checkpoint.files",
@@ -141,7 +143,6 @@ OLD_NAMES = {
     "sparkdl.training.crossed_rows": "sparkdl.training.probe",
     "sparkdl.training.dataset_identity": "sparkdl.training.checkpoint.identity",
     "sparkdl.training.descriptions": "sparkdl.training.checkpoint.identity",
-    "sparkdl.training.device_batches": "sparkdl.training.batches",
     "sparkdl.training.early_stopping": "sparkdl.training.callbacks",
     "sparkdl.training.finite": "sparkdl.training.step",
     "sparkdl.training.fit_course": "sparkdl.training.callbacks",
@@ -159,7 +160,7 @@ OLD_NAMES = {
     "sparkdl.training.model_inputs": "sparkdl.model.inputs",
     "sparkdl.training.optimizer": "sparkdl.training.update",
     "sparkdl.training.output_range": "sparkdl.training.probe",
-    "sparkdl.training.padding": "sparkdl.model.inputs",
+    "sparkdl.training.padding": "sparkdl.model.padding",
     "sparkdl.training.parametrized": "sparkdl.model.architecture",
     "sparkdl.training.pickled_modules": "sparkdl.model.saved_model",
     "sparkdl.training.precision": "sparkdl.training.update",
@@ -169,7 +170,7 @@ OLD_NAMES = {
     "sparkdl.training.random_state": "sparkdl.random_state",
     "sparkdl.training.rank_device": "sparkdl.training.trainer",
     "sparkdl.training.rank_state": "sparkdl.training.checkpoint.state",
-    "sparkdl.training.reading_deadline": "sparkdl.training.batches",
+    "sparkdl.training.reading_deadline": "sparkdl.training.device_batches",
     "sparkdl.training.ready_made": "sparkdl.networks",
     "sparkdl.training.ready_made.backbone_weights": "sparkdl.networks.backbones",
     "sparkdl.training.ready_made.backbones": "sparkdl.networks.backbones",

@@ -186,7 +186,7 @@ def _main(fd: int) -> None:
             for received in fds:
                 os.close(received)
             requests.send(str(pid).encode())
-    _settle_in(request, fds)
+    _set_up_fork(request, fds)
     rank_main(request["fds"][0])
 
 
@@ -206,7 +206,7 @@ def _reap(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _settle_in(request: dict[str, Any], fds: Sequence[int]) -> None:
+def _set_up_fork(request: dict[str, Any], fds: Sequence[int]) -> None:
     """Give a fork the state of a new process."""
     # Move them out of the way of the target numbers first.
     high = [fcntl.fcntl(received, fcntl.F_DUPFD, _ABOVE_ALL_FDS) for received in fds]

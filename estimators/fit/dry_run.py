@@ -19,7 +19,7 @@ from sparkdl import data
 from sparkdl.errors import ParamError, SparkdlError, TrainingError
 from sparkdl.model.architecture import evaluating
 from sparkdl.random_state import random_numbers_apart
-from sparkdl.training.batches import single_rows_allowed
+from sparkdl.training.device_batches import single_rows_allowed
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import Evaluation, Objective, StepPosition
 from sparkdl.training.probe import TrialGradients, trial_copy, try_optimizer

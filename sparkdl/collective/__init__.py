@@ -3,7 +3,9 @@
 Rendezvous and authentication are in :mod:`sparkdl.rendezvous`; the names that callers of this package need are
 exported here as well. Depends on NumPy and the native core, not on torch or Spark. The contract is
 :class:`Communicator`; :func:`open_communicator` opens one over a :class:`Rendezvous`. Runs on *ranks*. Begin with
-``communicator`` (the contract) and ``opening``; ``native``, ``mpi`` and ``nccl`` implement it.
+``communicator`` (the contract) and ``opening``; ``native``, ``mpi`` and ``nccl`` implement it. A lost peer is noticed
+and named in ``native/src/tcp/lifeline.cc`` and ``native/src/operation_guard.cc``, and with MPI in ``mpi/peers.py``;
+``error_origin`` distinguishes errors that follow from such a loss from errors of the rank's own code.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.failure_origin import is_consequence
+from sparkdl.collective.error_origin import is_consequence
 from sparkdl.collective.opening import open_communicator
 from sparkdl.errors import (
     CommunicatorError,

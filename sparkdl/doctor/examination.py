@@ -27,7 +27,7 @@ CLUSTER = "the cluster"
 
 _TRANSFER_S = 0.3
 _LOOK_S = 0.5
-_SETTLED_LOOKS = 6
+_EQUAL_LOOKS = 6
 """Number of polls without a new slot after which all executors count as registered; they register one by one."""
 
 _RANKS_UNLESS_KNOWN = 2
@@ -126,7 +126,7 @@ def _ranks_failed(where: str, error: SparkdlError) -> Finding:
 
 
 def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tuple[int, list[Finding]]:
-    slots = _settled_slots(spark, num_ranks, timeout_s)
+    slots = _final_slots(spark, num_ranks, timeout_s)
     wanted = num_ranks or slots or _RANKS_UNLESS_KNOWN
     try:
         check_cluster(spark, num_ranks=wanted, gpus_per_rank=0, start_timeout_s=0.0)
@@ -141,7 +141,7 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
     return wanted, [Finding(check="slots", where=CLUSTER, status=GOOD, found=f"{said}, {version}")]
 
 
-def _settled_slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> int | None:
+def _final_slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> int | None:
     """Return the number of slots; None if Spark does not report it.
 
     Waits at most ``timeout_s``, until there are ``num_ranks`` slots or, if that is None, no more executors register.
@@ -150,7 +150,7 @@ def _settled_slots(spark: SparkSession, num_ranks: int | None, timeout_s: float)
         return wait_for_slots(spark, num_ranks, timeout_s=timeout_s)
     deadline, pause = Deadline(timeout_s), threading.Event()
     slots, num_alike = wait_for_slots(spark, 1, timeout_s=timeout_s), 0
-    while slots is not None and num_alike < _SETTLED_LOOKS and not deadline.expired:
+    while slots is not None and num_alike < _EQUAL_LOOKS and not deadline.expired:
         pause.wait(_LOOK_S)
         before, slots = slots, wait_for_slots(spark, 1, timeout_s=0.0)
         num_alike = num_alike + 1 if slots == before else 0

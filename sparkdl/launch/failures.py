@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from sparkdl.collective.failure_origin import Origin
+from sparkdl.collective.error_origin import Origin
 from sparkdl.data.spark.executor_python import executor_python_problem
 from sparkdl.data.spark.spark_errors import has_application_ended, spark_words, were_executors_lost
 from sparkdl.errors import (

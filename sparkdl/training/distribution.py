@@ -1,7 +1,7 @@
 """The distribution of a fit's module over the ranks: each has a replica, or a part as a Parallelism describes.
 
 Runs on every *rank*. A *reader* reads rows of its own: a rank, or all ranks that work on the same rows, such as those
-of a tensor or context group.
+of a tensor or context group. :func:`sparkdl.training.trainer.distribute` chooses the distribution of a fit.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ModelDistribution(ABC):
             objective: objective of the fit.
             batch: prepared batch of at least one row.
             scaled: function that scales the loss for the backward pass.
-            check: function that is called with the mean loss before the backward pass.
+            check: function that is called with the mean loss before the backward pass; with a pipeline, after it.
         """
         found = objective.evaluate(self.called, batch)
         check(found.term.mean)

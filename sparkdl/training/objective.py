@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparkdl.collective.failure_origin import is_consequence
+from sparkdl.collective.error_origin import is_consequence
 from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError
 from sparkdl.model.heads import Head, output_of_each
 from sparkdl.model.inputs import Arrays, dtype_name, dtype_named, to_features, to_tensor

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 
 _NEVER = np.iinfo(np.int64).max
-_SETTLE_EVERY_STEPS = 50
+_COMPARE_EVERY_STEPS = 50
 
 
 class FiniteLossCheck:
     """Checks losses at once on CPU; on CUDA records them on the device, and all ranks compare the records now and then.
 
-    On CPU the rank with the loss raises before its backward pass, and the other ranks wait for its gradients no later
-    than in the update to which the step belongs: if several losses of one update are not finite, the error may name
-    any of them. On CUDA the error names the earliest step over all ranks.
+    On CPU the rank with the loss raises before its backward pass; with a pipeline, after it. The other ranks wait for
+    its gradients no later than in the update to which the step belongs: if several losses of one update are not finite,
+    the error may name any of them. On CUDA the error names the earliest step over all ranks.
     """
 
     def __init__(self, communicator: Communicator, device: torch.device) -> None:
@@ -64,13 +64,13 @@ class FiniteLossCheck:
                 str(value), epoch, step, f" on rank {self._communicator.rank}", _bad_columns(batch)
             )
 
-    def settle(self, *, epoch: int, step: int, steps: int) -> None:
+    def compare_records(self, *, epoch: int, step: int, steps: int) -> None:
         """Compare the records after every 50th and the last step of an epoch. Collective on CUDA; nothing on CPU.
 
         Raises:
             TrainingError: on every rank, naming the earliest step in which some rank's loss was not finite.
         """
-        if not self._is_deferred or (step % _SETTLE_EVERY_STEPS and step != steps):
+        if not self._is_deferred or (step % _COMPARE_EVERY_STEPS and step != steps):
             return
         first = np.array([int(self._first_bad_step)], dtype=np.int64)
         if self._communicator.world_size > 1:
@@ -180,7 +180,7 @@ class TrainingStep:
         if updates:
             self._update.apply(self._divisor(self._plan.rows_of_update(step)))
             self._weight_of_update = 0.0
-        self._finite.settle(epoch=epoch, step=step, steps=self._plan.num_steps)
+        self._finite.compare_records(epoch=epoch, step=step, steps=self._plan.num_steps)
         return StepResult(term.mean.detach(), weight, rows if self._distribution.counts_rows else 0)
 
     def state_dict(self) -> dict[str, float]:
@@ -200,13 +200,13 @@ class TrainingStep:
         """Remember a batch with rows for steps without rows; needed if this rank's first step has no rows."""
         self.last_batch = batch
 
-    def settle(self, *, epoch: int, step: int) -> None:
+    def check_losses(self, *, epoch: int, step: int) -> None:
         """Check now that all losses so far were finite, as :meth:`run` does now and then. Collective on CUDA.
 
         Raises:
             TrainingError: if a loss was not finite.
         """
-        self._finite.settle(epoch=epoch, step=step, steps=step)
+        self._finite.compare_records(epoch=epoch, step=step, steps=step)
 
     def _scaled(self, term: LossTerm, rows_of_update: int) -> Tensor:
         """The loss, scaled so that the gradients of all batches and ranks add up to those of the update."""

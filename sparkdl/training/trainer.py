@@ -17,10 +17,10 @@ from sparkdl.data import ParquetDataset, PlannedFeed
 from sparkdl.errors import ParamError
 from sparkdl.random_state import refuse_what_varies, seed_rank
 from sparkdl.torch import collective_errors, destroy_process_group, init_process_group
-from sparkdl.training.batches import batches_for, read_timeout_s, single_rows_allowed
 from sparkdl.training.callbacks import FitControl
 from sparkdl.training.checkpoint.checkpointing import Checkpoints, Choice, agree_on_checkpoint
 from sparkdl.training.checkpoint.state import FitState
+from sparkdl.training.device_batches import batches_for, read_timeout_s, single_rows_allowed
 from sparkdl.training.distribution import DividedModel, ModelDistribution, Replicas
 from sparkdl.training.history import EpochMeter, EpochRecord, ProgressReporter, Report
 from sparkdl.training.learning_rate import LearningRate, scaling_factor

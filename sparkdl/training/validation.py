@@ -14,8 +14,8 @@ from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.data.feed.shards import steps_per_epoch
 from sparkdl.model.architecture import evaluating
 from sparkdl.random_state import random_numbers_apart
-from sparkdl.training.batches import batches_for, read_timeout_s
 from sparkdl.training.checkpoint.state import buffers_kept, loss_buffers
+from sparkdl.training.device_batches import batches_for, read_timeout_s
 from sparkdl.training.history import LossSum
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import StepPosition, error_context

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torchmetrics import MeanMetric
 
-from sparkdl.collective.failure_origin import is_consequence
+from sparkdl.collective.error_origin import is_consequence
 from sparkdl.errors import RankError, SparkdlError
-from sparkdl.training.batches import single_rows_allowed
 from sparkdl.training.callbacks import Callback
+from sparkdl.training.device_batches import single_rows_allowed
 from tests.run_ranks import run_ranks
 from tests.training.scenes.training_scenes import (
     assert_same_weights,

@@ -31,20 +31,20 @@ LAYERS = {
     "rendezvous": "client, coordinator, listener | pmi, dialing | hosts, handshake, frames | store, "
     "addresses | deadline | protocol",
     "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "
-    "nccl | telemetry, buffers | byte_exchange | operation_queue | failure_origin",
+    "nccl | telemetry, buffers | byte_exchange | operation_queue | error_origin",
     "torch": "registration, gpu, process_group, movements | reductions, submission, "
     "buffers | data_parallel | sync_batch_norm | futures, work | mesh_caches",
     "data": "blend | converter, feed, megatron | spark, petastorm | store, dataset, checks | files",
     "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, attention | pipeline, "
     "sequence | tensor, sharding, parallelism | collectives",
     "training": "remote, trainer, callbacks | stages, step | validation, checkpoint, history | "
-    "distribution, objective | probe, batches | feed_dataset | learning_rate | metrics | spec | update",
+    "distribution, objective | probe, device_batches | feed_dataset | learning_rate | metrics | spec | update",
     "launch": "local_launch, run, collect, failures, spark_job, task, forkserver | hangs, rank | restarts, slots | "
     "wire",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",
     "model": "served_model, predictor | saved_model, heads, losses | served_columns | signature, "
-    "architecture | inputs | weights_file",
+    "architecture | inputs, padding | weights_file",
     "networks": "language_folder, language, generation, logits | adapters | pretrained, backbones | decoder | images | "
     "initial_weights | standardization | tabular | text",
     "tracking": "run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | carried_native | "

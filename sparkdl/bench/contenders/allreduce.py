@@ -37,7 +37,7 @@ class Contender:
         allreduce: function that sums a buffer over the ranks, in place.
         allreduce_queued: function that submits the sums of several buffers before it waits for the first.
         allocate: function that allocates an array of a number of float32 elements; called on all ranks at once.
-        settle: function that every rank calls after the time has been taken.
+        after_timing: function that every rank calls after the time has been taken.
         wrap: function that converts such an array to the buffer that ``allreduce`` and ``allreduce_queued`` take, over
             the same memory.
         sums: whether the result is a sum to check; False for other operations.
@@ -46,7 +46,7 @@ class Contender:
     allreduce: Callable[[Any], object]
     allreduce_queued: Callable[[Sequence[Any]], object]
     allocate: Callable[[int], FloatArray] = _allocate
-    settle: Callable[[], object] = _do_nothing
+    after_timing: Callable[[], object] = _do_nothing
     wrap: Callable[[FloatArray], Any] = _unchanged
     sums: bool = True
 
@@ -94,7 +94,7 @@ class AllreduceTrial:
 
     def check(self) -> None:
         """Check that every used buffer holds the sum over all ranks, summed as often as the buffer was used."""
-        self._contender.settle()
+        self._contender.after_timing()
         if not self._contender.sums:
             return
         total = sum(rank + 1 + self._repetition for rank in range(self._world_size))
@@ -161,7 +161,7 @@ def _mpi(_: Session) -> Contender:
 
     # MPICH moves data only inside its calls: a rank that has finished and waits for something else would leave the
     # others waiting for the rest of its data.
-    return Contender(allreduce=allreduce, allreduce_queued=queued, settle=world.Barrier)
+    return Contender(allreduce=allreduce, allreduce_queued=queued, after_timing=world.Barrier)
 
 
 def _horovod(_: Session) -> Contender:

@@ -223,17 +223,17 @@ class BlendedFeed:
             DataError: if a feed has other rows, another seed or another order than in the state, or cannot continue
                 on another number of ranks; the message names the feed.
         """
-        settled = from_json(state, self._settings)
+        loaded = from_json(state, self._settings)
         before = [stream.state(in_rows=self._batch_size is not None) for stream in self._streams]
         try:
             for stream in self._streams:
-                _resume(stream, settled.feeds[stream.name])
+                _resume(stream, loaded.feeds[stream.name])
         except SparkdlError:
             for stream, position in zip(self._streams, before, strict=True):
                 stream.resume(position)
             raise
-        self._mixture.drawn = settled.drawn
-        self._steps_done = settled.steps_done
+        self._mixture.drawn = loaded.drawn
+        self._steps_done = loaded.steps_done
         self._begin()
 
     def close(self) -> None:

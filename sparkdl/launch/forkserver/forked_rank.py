@@ -71,7 +71,7 @@ class ForkedRank:
             os.close(writing)
         self._on_start, self._on_exit = on_start, on_exit
         self._pid: int | None = None
-        self._is_settled = threading.Event()
+        self._start_is_decided = threading.Event()
         self.refusal: tuple[str, str] | None = None
         self._is_reaped = False
         self._is_abandoned = False
@@ -88,15 +88,15 @@ class ForkedRank:
         Raises:
             LaunchError: if the process could not be started.
         """
-        self._is_settled.wait()
+        self._start_is_decided.wait()
         if self._pid is None:
             raise LaunchError(self.refusal[0] if self.refusal else "it was ended before it had started")
         return self._pid
 
     @property
-    def is_settled(self) -> bool:
+    def start_is_decided(self) -> bool:
         """Whether the process has started, or is known not to start any more."""
-        return self._is_settled.is_set()
+        return self._start_is_decided.is_set()
 
     @property
     def has_started(self) -> bool:
@@ -123,7 +123,7 @@ class ForkedRank:
         """
         if self._is_reaped:
             return
-        if not self._is_settled.is_set():
+        if not self._start_is_decided.is_set():
             self._was_ended_before_start = True
             self._forkserver.disconnect()  # also ends the rank if it has started meanwhile
         if self._pid is not None:
@@ -146,7 +146,7 @@ class ForkedRank:
         while (message := self._forkserver.receive()) is not None:
             if "pid" in message:
                 self._pid = message["pid"]
-                self._is_settled.set()
+                self._start_is_decided.set()
                 self._on_start()
                 continue
             self.status = message.get("exited")
@@ -162,7 +162,7 @@ class ForkedRank:
                 how = f"the forkserver {self._forkserver.describe_exit()}"
                 self.refusal = how, self._forkserver.last_output()
             self._forkserver.disconnect()
-        self._is_settled.set()
+        self._start_is_decided.set()
         self.exited.set()
         self._on_exit()
         if self._is_abandoned:

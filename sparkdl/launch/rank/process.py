@@ -23,7 +23,7 @@ import cloudpickle
 
 from sparkdl.collective import RendezvousClient, provide_communicator
 from sparkdl.collective.current import provide_job
-from sparkdl.collective.failure_origin import Origin, origin_of
+from sparkdl.collective.error_origin import Origin, origin_of
 from sparkdl.collective.job import Job
 from sparkdl.errors import CommunicatorError
 from sparkdl.launch.rank.context import RankContext

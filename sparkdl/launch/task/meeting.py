@@ -112,7 +112,7 @@ class Meeting:
     def _on_answer(self, peers: list[dict[str, Any]] | None) -> None:
         """Handle the driver's answer; None means that the tasks meet through Spark."""
         if peers is not None:
-            self._settle(peers)
+            self._set_peers(peers)
             return
         with self._lock:
             # The driver repeats this message for each task of a later attempt of the stage.
@@ -124,7 +124,7 @@ class Meeting:
     def _gather(self, context: BarrierTaskContext, mine: Peer) -> None:
         try:
             gathered = context.allGather(json.dumps(asdict(mine)))
-            self._settle([json.loads(text) for text in gathered])
+            self._set_peers([json.loads(text) for text in gathered])
         except Exception as error:
             self._fail(error)
 
@@ -134,7 +134,7 @@ class Meeting:
         except InvalidStateError:
             pass  # the result is already there
 
-    def _settle(self, peers: list[dict[str, Any]]) -> None:
+    def _set_peers(self, peers: list[dict[str, Any]]) -> None:
         try:
             self._peers.set_result([Peer(**peer) for peer in peers])
         except InvalidStateError:

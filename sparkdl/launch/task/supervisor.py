@@ -254,7 +254,7 @@ class RankSupervisor:
         Returns:
             The rank's failure; None if its function returned, and then the pickled value is in ``result``.
         """
-        if not self._changed.wait(START_TIMEOUT_S) and not self._process.is_settled:
+        if not self._changed.wait(START_TIMEOUT_S) and not self._process.start_is_decided:
             return self._end_unstarted()
         self._changed.wait()
         reason = self._stop_reason
@@ -304,7 +304,9 @@ class RankSupervisor:
     def _end_hanging(self, reason: StopReason) -> Failure:
         """End the rank where it is, as some rank hangs, even if the signal that requests its stack wakes it."""
         health = self.health()
-        stack = self._take_stack() if self._process.is_settled else self._process.examine_forkserver()[1]
+        stack = (
+            self._take_stack() if self._process.start_is_decided else self._process.examine_forkserver()[1]
+        )
         self._end(grace_s=0.0)
         return self._stopped(reason, health, stack)
 

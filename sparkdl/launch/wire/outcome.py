@@ -100,7 +100,7 @@ class Failure:
     """Whether another rank's failure, or a cancelled fit, caused this one."""
 
     origin: str = ""
-    """Origin of the error that the rank raised: a value of :class:`~sparkdl.collective.failure_origin.Origin`."""
+    """Origin of the error that the rank raised: a value of :class:`~sparkdl.collective.error_origin.Origin`."""
 
     is_loss: bool = False
     """Whether the rank's process was killed or lost with its executor, and not ended by an exception of its code."""

@@ -17,7 +17,6 @@ import numpy as np
 from sparkdl.collective.byte_exchange import broadcast_bytes
 from sparkdl.errors import CheckpointError
 from sparkdl.random_state import random_numbers_apart, seed_rank, set_random_state
-from sparkdl.training.batches import read_timeout_s
 from sparkdl.training.checkpoint.files import (
     DIVIDED_VERSION,
     FIT,
@@ -40,6 +39,7 @@ from sparkdl.training.checkpoint.state import (
     read_rank_state,
     set_buffers,
 )
+from sparkdl.training.device_batches import read_timeout_s
 from sparkdl.training.distribution import num_readers
 from sparkdl.training.history import EpochRecord, join_meter_states
 from sparkdl.training.objective import StepPosition
@@ -171,7 +171,7 @@ class Checkpoints:
         if step == self._updates.num_steps:
             return  # the checkpoint at the end of the epoch follows
         if self._plan.every_updates and self._num_updates % self._plan.every_updates == 0:
-            self._step.settle(epoch=epoch, step=step)
+            self._step.check_losses(epoch=epoch, step=step)
             where = {"epoch": epoch, "step": step, "ends_epoch": False, "finished": False}
             self._take(where, {"meter": meter.state_dict()}, self._position.history)
 

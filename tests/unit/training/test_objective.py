@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparkdl.collective.failure_origin import is_consequence
+from sparkdl.collective.error_origin import is_consequence
 from sparkdl.errors import CorruptFileError, DataError, ParamError, RankLostError, TrainingError
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.training.objective import Objective, StepPosition, error_context

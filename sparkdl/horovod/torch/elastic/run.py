@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
-from sparkdl.collective.failure_origin import Origin, origin_of
+from sparkdl.collective.error_origin import Origin, origin_of
 from sparkdl.horovod.torch.basics import begin_again
 from sparkdl.horovod.torch.elastic.commits import State, take_up_commit
 from sparkdl.horovod.torch.names import HorovodInternalError, HostsUpdatedInterrupt

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 import torch
 
-from sparkdl.training.batches import Copy, copied_ahead
+from sparkdl.training.device_batches import Copy, copied_ahead
 
 
 @pytest.mark.parametrize(("rows", "most"), [(256, 4), (1024, 1), (5000, 1), (1, 9)])

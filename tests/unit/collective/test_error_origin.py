@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from sparkdl.collective.failure_origin import Origin, is_consequence, origin_of
+from sparkdl.collective.error_origin import Origin, is_consequence, origin_of
 from sparkdl.errors import (
     CommunicatorAbortedError,
     CommunicatorError,

@@ -33,13 +33,14 @@ class ParamError(SparkdlError, ValueError):
     """A Param or argument has a value that cannot work; the message names it and the values it may take.
 
     Attributes:
-        params: names of the Params of an estimator that do not fit; empty if the error is not of a check of Params.
+        params: names of the Params of an estimator whose values are wrong; empty if the error is not of a check of
+            Params.
     """
 
     params: tuple[str, ...] = ()
 
     def about(self, *params: str) -> Self:
-        """Return this error, after noting the Params that do not fit."""
+        """Return this error, after noting the Params whose values are wrong."""
         self.params = params
         return self
 
@@ -53,7 +54,7 @@ class JobFileError(ParamError):
 
 
 class DataError(SparkdlError, ValueError):
-    """The data does not fit the fit: a missing column, a null, strings as features, arrays of differing length.
+    """The data cannot be used: a missing column, a null, strings as features, arrays of differing length.
 
     The message names the column and what was found. Fix the DataFrame, or choose other columns.
     """
@@ -79,7 +80,7 @@ class ColumnMismatchError(DataError):
 
 
 class EmptyDatasetError(DataError):
-    """There are no rows: no files, none in them, or none that passes a filter. Look at what was to write them."""
+    """There are no rows: no files, none in them, or none that passes a filter. Look at the job that writes them."""
 
 
 class ShardingError(DataError):
@@ -139,19 +140,22 @@ class RankError(SparkdlError, RuntimeError):
         self.traceback_text = traceback_text
 
 
-class LossError(SparkdlError):
-    """Ranks were lost: a process was killed or stood still, an executor or a host went away. No code raised anything.
+class ProcessesLostError(SparkdlError):
+    """Processes were lost: one was killed or stood still, an executor or a host went away. No code raised anything.
 
     ``maxRestarts`` has a fit continue by itself; else look for what ended them, often a lack of memory, and fit again
-    with the same checkpointDir.
+    with the same checkpointDir. ``LossError``, the former name, can still be imported, caught and unpickled.
     """
 
 
-class RankDiedError(LossError, RankError):
+LossError = ProcessesLostError
+
+
+class RankDiedError(ProcessesLostError, RankError):
     """A rank's process was killed, or went with its executor or its host; the message names rank and host."""
 
 
-class HangError(LossError, RankError):
+class HangError(ProcessesLostError, RankError):
     """A rank stood still, and all ranks were ended; the message names it, and shows where it was.
 
     Look at that place: a file that does not come, a lock, a loop without an end, operations that ranks call in another
@@ -159,7 +163,7 @@ class HangError(LossError, RankError):
 
     Attributes:
         report: where every rank was: its Python stack, and what it waited in for how long.
-        is_in_code: whether what the ranks run is to blame for certain: they called operations in different orders, or
+        is_in_code: whether the ranks' code certainly caused the hang: they called operations in different orders, or
             one did not come further. It would do so again.
     """
 
@@ -178,7 +182,7 @@ class HangError(LossError, RankError):
         self.is_in_code = is_in_code
 
 
-class ExecutorsLostError(LossError, LaunchError):
+class ExecutorsLostError(ProcessesLostError, LaunchError):
     """Executors went away with their ranks, and none is left that could report more. Look at the executors' logs."""
 
 
@@ -190,14 +194,14 @@ class SparkJobError(SparkdlError, RuntimeError):
     """
 
 
-class WorkersLostError(LossError, SparkJobError):
+class WorkersLostError(ProcessesLostError, SparkJobError):
     """Python workers or executors were lost while a Spark job read, counted or wrote rows. Nothing of it stays.
 
     Often the machine had no memory left for them. Give the executors more, look at their logs, and fit again.
     """
 
 
-class ClusterLostError(LossError, LaunchError):
+class ClusterLostError(ProcessesLostError, LaunchError):
     """Spark's application ended while a job ran: its cluster was lost, or it was stopped. Run the job again."""
 
 

@@ -86,7 +86,9 @@ def fit_on_rows(
         progress.status("Preparing the rows")
         store = params.getStore()
         with (
-            rows.use(lambda: progress.status("Writing the rows to the Store"), _prepare(params)) as parquet,
+            rows.use(
+                on_write=lambda: progress.status("Writing the rows to the Store"), in_tasks=_prepare(params)
+            ) as parquet,
             store.scratch_folder("weights") as weights,
             checkpoints_of(params, progress.status) as (checkpoints, check_alone),
         ):
@@ -156,7 +158,11 @@ def _train(
     def run(num_ranks: int) -> FitOutcome:
         listener.progress.status(f"Starting {num_ranks} rank{'s' if num_ranks > 1 else ''}")
         outcomes = run_on_ranks(
-            fit_on_rank,
+            partial(
+                fit_on_rank,
+                reports_progress=params.getHangTimeoutSeconds() is not None,
+                reports_load=tracking.is_tracked,
+            ),
             stored,
             parquet,
             num_ranks=num_ranks,
@@ -165,12 +171,10 @@ def _train(
             wire=params.getWire(),
             gpus_per_rank=params.getGpusPerWorker(),
             hang_timeout_s=params.getHangTimeoutSeconds(),
-            tells_progress=params.getHangTimeoutSeconds() is not None,
             modules=IMPORTED_FIRST,
             on_event=listener.hear,
             on_log=listener.log,
             on_wait=listener.progress.status,
-            is_watched=tracking.is_tracked,
         )
         return cast("FitOutcome", outcomes[0])
 

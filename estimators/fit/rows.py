@@ -96,7 +96,7 @@ class TrainingRows:
 
     @contextmanager
     def use(
-        self, on_write: Callable[[], None], in_tasks: Callable[[int], None] | None = None
+        self, *, on_write: Callable[[], None], in_tasks: Callable[[int], None] | None = None
     ) -> Iterator[ParquetDataset]:
         """Give the rows to one fit.
 
@@ -111,7 +111,7 @@ class TrainingRows:
         """
         with self._lock:
             if self._dataset is None:
-                self._dataset = self._held.enter_context(self._obtain(on_write, in_tasks))
+                self._dataset = self._held.enter_context(self._obtain(on_write=on_write, in_tasks=in_tasks))
             dataset = self._dataset
             self._num_open += 1
         try:
@@ -132,7 +132,7 @@ class TrainingRows:
             self._let_go()
 
     def _obtain(
-        self, on_write: Callable[[], None], in_tasks: Callable[[int], None] | None
+        self, *, on_write: Callable[[], None], in_tasks: Callable[[int], None] | None
     ) -> AbstractContextManager[ParquetDataset]:
         needed = self._needed
         rows = with_doubles(self._df, needed.doubles)

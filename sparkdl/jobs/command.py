@@ -37,8 +37,8 @@ from sparkdl.errors import (
     CheckpointsInUseError,
     HangError,
     JobFileError,
-    LossError,
     ParamError,
+    ProcessesLostError,
     SlotsMissingError,
     SparkdlError,
 )
@@ -55,7 +55,7 @@ TRY_AGAIN = os.EX_TEMPFAIL
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 
-_TEMPORARY = (LossError, SlotsMissingError, CheckpointsInUseError)
+_TEMPORARY = (ProcessesLostError, SlotsMissingError, CheckpointsInUseError)
 
 
 class Terminated(KeyboardInterrupt):

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from sparkdl.errors import ClusterLostError, LossError, RankError, SlotsMissingError
+from sparkdl.errors import ClusterLostError, ProcessesLostError, RankError, SlotsMissingError
 from sparkdl.launch.slots import wait_for_slots
 
 if TYPE_CHECKING:
@@ -69,20 +69,20 @@ def run_with_restarts(
         resources: resources of each rank's task, if they differ from the application's default; None if they do not.
 
     Raises:
-        LossError: if ranks are lost more than ``max_restarts`` times; it is the error of the last call.
+        ProcessesLostError: if ranks are lost more than ``max_restarts`` times; it is the error of the last call.
         RankError: if code on a rank raises more than ``max_retries`` times; it is the error of the last call.
         SlotsMissingError: if the first call has too few slots, or fewer than ``min_ranks`` are left after a loss. With
             more slots left, a call that has too few is repeated with one rank less, as part of the same restart.
     """
     ranks = num_ranks
     num_restarts = num_retries = 0
-    lost: LossError | None = None
+    lost: ProcessesLostError | None = None
     while True:
         try:
             return run(ranks)
         except ClusterLostError:
             raise  # no application is left that could start ranks
-        except LossError as error:
+        except ProcessesLostError as error:
             if num_restarts == restarts.max_restarts:
                 raise
             num_restarts += 1
@@ -106,7 +106,7 @@ def run_with_restarts(
 
 
 def _ranks_left(
-    error: LossError,
+    error: ProcessesLostError,
     restarts: Restarts,
     spark: SparkSession | None,
     num_ranks: int,

@@ -11,8 +11,8 @@ import pytest
 
 from sparkdl.errors import (
     LaunchError,
-    LossError,
     ParamError,
+    ProcessesLostError,
     RankDiedError,
     RankError,
     SerializationError,
@@ -132,7 +132,7 @@ def test_failure_that_would_repeat_is_no_loss_and_runs_once(
     monkeypatch.setattr(supervisor, "EXIT_GRACE_S", 1.0)
     with pytest.raises(RankError, match=said) as caught:
         make_runner(max_restarts=3).run(functions.note_attempt, str(tmp_path), name)
-    assert not isinstance(caught.value, LossError)
+    assert not isinstance(caught.value, ProcessesLostError)
     if culprit is not None:
         assert caught.value.rank == culprit
     assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["0", "1"]

@@ -74,8 +74,8 @@ def fit_on_rank(
     stored: StoredSpec,
     dataset: ParquetDataset,
     *,
-    tells_progress: bool = False,
-    is_watched: bool = False,
+    reports_progress: bool = False,
+    reports_load: bool = False,
 ) -> FitOutcome | None:
     """Train on this rank; rank 0 returns the outcome, every other rank None. Runs on a *rank*.
 
@@ -83,9 +83,9 @@ def fit_on_rank(
         context: the launcher's context of this rank.
         stored: the stored spec, which says what to train and how.
         dataset: the rows to train on.
-        tells_progress: whether each step is reported as progress, so that a step longer than the hang timeout counts as
-            a hang.
-        is_watched: whether to report the load of the hosts and the communication to the driver.
+        reports_progress: whether to report each step as progress, so that a step longer than the hang timeout counts
+            as a hang.
+        reports_load: whether to report the load of the hosts and the communication to the driver.
     """
     # Imported here: the driver imports this module and needs neither of them.
     from sparkdl.training.remote.host_watch import HostWatch
@@ -93,19 +93,19 @@ def fit_on_rank(
 
     spec = load_spec(stored)
     communicator = context.communicator
-    reports_for_host = is_watched and context.topology.local_rank == 0
+    reports_for_host = reports_load and context.topology.local_rank == 0
     with HostWatch(context.report) if reports_for_host else nullcontext():
         result = train(
             spec,
             communicator=communicator,
             dataset=dataset,
             report=context.report,
-            on_step=context.progress if tells_progress else lambda: None,
+            on_step=context.progress if reports_progress else lambda: None,
             on_position=context.note_position,
             # done=True: the hang timeout must not apply to writing the model.
             keep=partial(store_trained, folder=stored.folder, before=partial(context.progress, done=True)),
         )
-    communication = communicator.gather_report() if is_watched else None
+    communication = communicator.gather_report() if reports_load else None
     if context.rank != 0:
         return None
     return FitOutcome(result.module, result.history, result.model_epoch, communication)

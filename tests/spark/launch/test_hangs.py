@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdl.errors import HangError, LaunchError, LossError, RankError, SlotsMissingError
+from sparkdl.errors import HangError, LaunchError, ProcessesLostError, RankError, SlotsMissingError
 from sparkdl.launch import run, run_on_ranks, wait_for_slots
 from tests.collective.eventually import eventually
 from tests.processes import wait_until_gone
@@ -88,7 +88,7 @@ def test_failure_is_raised_and_the_stage_ended_even_if_the_task_of_another_rank_
     monkeypatch.setattr(run, "END_AFTER_FAILURE_TIMEOUT_S", 0.5)
     with pytest.raises(RankError, match="Rank 0 on .* failed .*rank 0 failed") as caught:
         launch(functions.fail_while_the_worker_of_another_is_stopped, str(tmp_path))
-    assert not isinstance(caught.value, LossError)
+    assert not isinstance(caught.value, ProcessesLostError)
     workers = [int((tmp_path / "worker").read_text())]
     assert wait_until_gone(functions.pids_in(tmp_path) + workers, 20) == []
 
@@ -175,7 +175,7 @@ def test_decommissioned_executor_keeps_its_rank_until_it_exits_and_is_then_a_los
         alive_after.extend(pid for pid in pids if Path(f"/proc/{pid}").exists())
         os.kill(executor_pid(spark.conf.get("spark.driver.port"), executor), signal.SIGKILL)
 
-    with pytest.raises(LossError, match="lost"):
+    with pytest.raises(ProcessesLostError, match="lost"):
         launch(functions.hang, str(tmp_path), on_event=take_it_away)
     assert len(alive_after) == 4, "its rank works on, with that of the other executor"
     assert sorted(started) == [0, 1], "nothing runs twice"

@@ -241,7 +241,7 @@ def test_opening_and_closing_leaks_neither_descriptors_nor_threads() -> None:
         )
 
 
-def test_operation_that_is_only_captured_is_not_waited_for() -> None:
+def test_captured_operation_has_no_deadline() -> None:
     for outcome in seen("captured"):
         assert outcome == {"done": True, "failure": None}
 

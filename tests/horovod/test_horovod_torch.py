@@ -35,12 +35,12 @@ def outcomes_of_three() -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("check", checks_of(TWO_RANKS))
-def test_on_two_ranks(check: str, outcomes_of_two: dict[str, str | None]) -> None:
+def test_check_holds_on_two_ranks(check: str, outcomes_of_two: dict[str, str | None]) -> None:
     assert outcomes_of_two[check] is None, outcomes_of_two[check]
 
 
 @pytest.mark.parametrize("check", checks_of(THREE_RANKS))
-def test_on_three_ranks(check: str, outcomes_of_three: dict[str, str | None]) -> None:
+def test_check_holds_on_three_ranks(check: str, outcomes_of_three: dict[str, str | None]) -> None:
     assert outcomes_of_three[check] is None, outcomes_of_three[check]
 
 

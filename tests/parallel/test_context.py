@@ -248,5 +248,5 @@ def outcomes() -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_context_parallelism(check: str, outcomes: dict[str, str | None]) -> None:
+def test_check_holds_on_four_ranks(check: str, outcomes: dict[str, str | None]) -> None:
     assert outcomes[check] is None, outcomes[check]

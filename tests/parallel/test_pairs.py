@@ -77,11 +77,9 @@ def check(
     tolerance: float = TOLERANCE,
 ) -> None:
     layout = parallelism.lay_out(device_type=device.type)
-    # Ranks of a context group compute the same loss; gradients of their parts are averaged over them.
-    same = layout.size("context")
 
-    def scaled(logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * same
+    def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     module = MODELS[model]().to(device)
     if layout.size("pipeline") == 1:
@@ -98,7 +96,7 @@ def check(
         parameters = {name: each for stage in stages for name, each in stage.named_parameters()}
         small = 2 * layout.size("pipeline")
         group = layout.group("pipeline")
-        step_of = Pipeline(parts, group, schedule="1f1b", microbatches=small, loss=scaled, device=device).step
+        step_of = Pipeline(parts, group, schedule="1f1b", microbatches=small, loss=loss_of, device=device).step
     optimizer = optimizer_of(nn.ParameterList(parameters.values()))
     number, readers = layout.row_reader
     for step, (loss_of_one, gradients) in enumerate(expected(model)):
@@ -107,13 +105,13 @@ def check(
         tokens, labels = (part.to(device) for part in rows)
         optimizer.zero_grad()
         if step_of is None:
-            loss = scaled(logits_of(called, tokens), labels)
+            loss = loss_of(logits_of(called, tokens), labels)
             loss.backward()
             loss = loss.detach()
         else:
             loss = step_of(tokens, target=labels)
         dist.all_reduce(loss, group=layout.group("data", "shard"))
-        assert loss.item() / readers / same == pytest.approx(loss_of_one, rel=tolerance)
+        assert loss.item() / readers == pytest.approx(loss_of_one, rel=tolerance)
         for name, parameter in parameters.items():
             found = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
             error = (found.cpu() - gradients[name]).norm() / gradients[name].norm()

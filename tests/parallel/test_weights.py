@@ -236,5 +236,5 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("check", with_marks(__name__))
-def test_weights(check: str, outcomes: dict[str, str | None]) -> None:
+def test_check_holds_on_four_ranks(check: str, outcomes: dict[str, str | None]) -> None:
     assert outcomes[check] is None, outcomes[check]

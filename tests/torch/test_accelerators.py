@@ -55,7 +55,7 @@ def outcomes_of(world: str) -> list[dict[str, str | None]]:
 @pytest.mark.parametrize(
     "world", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in WORLDS]
 )
-def test_backend_for_cuda_tensors(world: str, check: str) -> None:
+def test_check_holds_for_cuda_tensors(world: str, check: str) -> None:
     for outcome in outcomes_of(world):
         assert outcome[check] is None, outcome[check]
 

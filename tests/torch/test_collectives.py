@@ -334,5 +334,5 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_collectives(check: str, outcomes: dict[str, str | None]) -> None:
+def test_check_holds_on_every_transport(check: str, outcomes: dict[str, str | None]) -> None:
     assert outcomes[check] is None, outcomes[check]

@@ -257,7 +257,7 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_data_parallel(check: str, outcomes: dict[str, str | None]) -> None:
+def test_check_holds_on_every_transport(check: str, outcomes: dict[str, str | None]) -> None:
     assert outcomes[check] is None, outcomes[check]
 
 

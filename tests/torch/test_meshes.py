@@ -69,5 +69,5 @@ def outcomes() -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_meshes(check: str, outcomes: dict[str, str | None]) -> None:
+def test_check_holds_on_four_ranks(check: str, outcomes: dict[str, str | None]) -> None:
     assert outcomes[check] is None, outcomes[check]

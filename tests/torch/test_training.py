@@ -190,5 +190,5 @@ def outcomes() -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_training(check: str, outcomes: dict[str, str | None]) -> None:
+def test_check_holds_on_two_ranks(check: str, outcomes: dict[str, str | None]) -> None:
     assert outcomes[check] is None, outcomes[check]

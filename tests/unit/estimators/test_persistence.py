@@ -29,7 +29,7 @@ def place(request, tmp_path):
     filesystem.rm(path.rpartition("/")[0], recursive=True)
 
 
-def test_a_model_comes_back_as_it_was(place):
+def test_saved_model_loads_unchanged(place):
     model = make_model()
     model.save(place)
     loaded = TorchModel.load(place)

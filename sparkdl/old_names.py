@@ -125,6 +125,7 @@ OLD_NAMES = {
     "sparkdl.estimators.weights": "sparkdl.estimators.fit.inputs",
     "sparkdl.horovod.torch.exceptions": "sparkdl.horovod.torch.names",
     "sparkdl.horovod.torch.operations.meeting": "sparkdl.horovod.torch.operations.barrier_and_join",
+    "sparkdl.horovod.torch.operations.target": "sparkdl.horovod.torch.operations.preparation",
     "sparkdl.horovod.torch.reduce_ops": "sparkdl.horovod.torch.names",
     "sparkdl.launch.forkserver.kept": "sparkdl.launch.forkserver.reuse",
     "sparkdl.model.pyfunc": "sparkdl.model.served_model",

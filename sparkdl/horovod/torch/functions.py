@@ -20,7 +20,7 @@ from sparkdl.horovod.torch.basics import rank
 from sparkdl.horovod.torch.handles import synchronize
 from sparkdl.horovod.torch.operations.allgather import allgather
 from sparkdl.horovod.torch.operations.broadcast import broadcast_, broadcast_async_
-from sparkdl.horovod.torch.operations.target import refuse_subclasses
+from sparkdl.horovod.torch.operations.preparation import refuse_subclasses
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 
 

@@ -29,7 +29,7 @@ from sparkdl.horovod.torch.gradient_reduction import GradientReduction
 from sparkdl.horovod.torch.handles import synchronize
 from sparkdl.horovod.torch.names import Adasum, Average, choose
 from sparkdl.horovod.torch.operations.allreduce import allreduce_async_
-from sparkdl.horovod.torch.operations.target import refuse_subclasses
+from sparkdl.horovod.torch.operations.preparation import refuse_subclasses
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 
 

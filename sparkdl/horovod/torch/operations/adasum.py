@@ -18,8 +18,8 @@ from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.current_session import session
 from sparkdl.horovod.torch.engine.request import Kind, Request, Result
 from sparkdl.horovod.torch.names import Adasum
-from sparkdl.horovod.torch.operations.target import (
-    Arrival,
+from sparkdl.horovod.torch.operations.preparation import (
+    StreamPoint,
     as_buffer,
     check_tensors,
     copy_back,
@@ -55,7 +55,7 @@ class AdasumRequest(Request[Result]):
         )
         self._tensors = tensors
         self._outputs = outputs
-        self._arrival = Arrival(tensors)
+        self._stream_point = StreamPoint(tensors)
         self._given = np.zeros((0, 0), np.int64)
 
     def match(self, communicator: Communicator) -> None:
@@ -65,7 +65,7 @@ class AdasumRequest(Request[Result]):
 
     def complete(self, communicator: Communicator) -> None:
         """Combine the tensors."""
-        self._arrival.wait()
+        self._stream_point.wait()
         combine = self._combine_slices if self._given.all() else self._combine_whole
         for tensor, output in zip(self._tensors, self._outputs, strict=True):
             if tensor.numel():

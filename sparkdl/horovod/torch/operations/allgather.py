@@ -17,8 +17,8 @@ from sparkdl.horovod.torch.engine.request import Kind, Request, Result
 from sparkdl.horovod.torch.handles import run_later, run_now, synchronize
 from sparkdl.horovod.torch.names import Average
 from sparkdl.horovod.torch.operations.allreduce import grouped_allreduce
-from sparkdl.horovod.torch.operations.target import (
-    Arrival,
+from sparkdl.horovod.torch.operations.preparation import (
+    StreamPoint,
     as_buffer,
     as_bytes,
     bytes_per_row,
@@ -37,7 +37,7 @@ class AllgatherRequest(Request[Result]):
     def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__(describe(Kind.ALLGATHER, name, tensors))
         self._tensors = tensors
-        self._arrival = Arrival(tensors)
+        self._stream_point = StreamPoint(tensors)
         self._rows = np.zeros((0, 0), np.int64)
         self._outputs: list[torch.Tensor] = []
 
@@ -51,7 +51,7 @@ class AllgatherRequest(Request[Result]):
         """Gather the rows."""
         refuse_ranks_that_joined(Kind.ALLGATHER, self._rows)
         refuse_scalars("ALLGATHER", self._tensors)
-        self._arrival.wait()
+        self._stream_point.wait()
         gathered = [
             torch.empty((int(rows.sum()), *tensor.shape[1:]), dtype=tensor.dtype)
             for tensor, rows in zip(self._tensors, self._rows[:, 1:].T, strict=True)

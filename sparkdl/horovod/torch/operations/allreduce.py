@@ -17,8 +17,8 @@ from sparkdl.horovod.torch.engine.request import Kind, Request, Result
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.names import Adasum, choose, name_of
 from sparkdl.horovod.torch.operations.adasum import GroupedAdasumRequest, SingleAdasumRequest, check_adasum
-from sparkdl.horovod.torch.operations.target import (
-    Arrival,
+from sparkdl.horovod.torch.operations.preparation import (
+    StreamPoint,
     check_outputs,
     check_reducible,
     copy_back,
@@ -49,13 +49,13 @@ class AllreduceRequest(Request[Result]):
         )
         self._tensors = tensors
         self._outputs = outputs
-        self._arrival = Arrival(tensors)
+        self._stream_point = StreamPoint(tensors)
         self._buffers: list[torch.Tensor] = []
 
     def match(self, communicator: Communicator) -> None:
         """Reduce all tensors of the first one's dtype."""
         if not self._buffers:
-            self._arrival.wait()
+            self._stream_point.wait()
             self._buffers = [
                 _buffer_for(tensor, output)
                 for tensor, output in zip(self._tensors, self._outputs, strict=True)

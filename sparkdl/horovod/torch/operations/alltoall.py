@@ -12,8 +12,8 @@ from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Kind, Request
 from sparkdl.horovod.torch.handles import run_later, run_now
-from sparkdl.horovod.torch.operations.target import (
-    Arrival,
+from sparkdl.horovod.torch.operations.preparation import (
+    StreamPoint,
     as_buffer,
     as_bytes,
     bytes_per_row,
@@ -45,7 +45,7 @@ class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
         self._tensor = tensor
         self._splits = list(splits)
         self._received_on = received_on
-        self._arrival = Arrival([tensor])
+        self._stream_point = StreamPoint([tensor])
         self._splits_of_ranks = np.zeros((0, 0), np.int64)
         self._received: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -59,7 +59,7 @@ class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
         """Exchange the rows."""
         refuse_ranks_that_joined(Kind.ALLTOALL, self._splits_of_ranks)
         refuse_scalars("ALLTOALL", [self._tensor])
-        self._arrival.wait()
+        self._stream_point.wait()
         received = self._splits_of_ranks[:, 1 + communicator.rank].tolist()
         output = torch.empty((sum(received), *self._tensor.shape[1:]), dtype=self._tensor.dtype)
         width = bytes_per_row(self._tensor)

@@ -17,7 +17,7 @@ from sparkdl.horovod.torch.engine.request import Description, Kind, Request
 from sparkdl.horovod.torch.handles import run_now
 from sparkdl.horovod.torch.operations.adasum import GroupedAdasumRequest
 from sparkdl.horovod.torch.operations.allreduce import GroupedAllreduceRequest
-from sparkdl.horovod.torch.operations.target import refuse_ranks_that_joined
+from sparkdl.horovod.torch.operations.preparation import refuse_ranks_that_joined
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
 
 

@@ -13,8 +13,8 @@ from sparkdl.horovod.torch.engine.request import Kind, Request
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.names import Average
 from sparkdl.horovod.torch.operations.allreduce import allreduce
-from sparkdl.horovod.torch.operations.target import (
-    Arrival,
+from sparkdl.horovod.torch.operations.preparation import (
+    StreamPoint,
     as_buffer,
     as_bytes,
     check_outputs,
@@ -37,13 +37,13 @@ class BroadcastRequest(Request[torch.Tensor]):
         super().__init__(describe(Kind.BROADCAST, name, [tensor], root=root, root_rank=root_rank))
         self._tensor = tensor
         self._output = output
-        self._arrival = Arrival([tensor])
+        self._stream_point = StreamPoint([tensor])
         self._buffer: torch.Tensor | None = None
 
     def match(self, communicator: Communicator) -> None:
         """Broadcast the tensor."""
         if self._buffer is None:
-            self._arrival.wait()
+            self._stream_point.wait()
             if self._output is not self._tensor and communicator.rank == self.description.root:
                 self._output.detach().copy_(self._tensor.detach())
             self._buffer = as_buffer(self._output)

@@ -18,8 +18,8 @@ from sparkdl.horovod.torch.engine.request import Kind, Request, Result
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.names import Average, HorovodInternalError, Sum, name_of
 from sparkdl.horovod.torch.operations.allgather import grouped_allgather
-from sparkdl.horovod.torch.operations.target import (
-    Arrival,
+from sparkdl.horovod.torch.operations.preparation import (
+    StreamPoint,
     as_buffer,
     check_reducible,
     describe,
@@ -47,7 +47,7 @@ class ReducescatterRequest(Request[Result]):
             describe(Kind.REDUCESCATTER, name, tensors, op=op, prescale=prescale, postscale=postscale)
         )
         self._tensors = tensors
-        self._arrival = Arrival(tensors)
+        self._stream_point = StreamPoint(tensors)
         self._given = np.zeros((0, 0), np.int64)
         self._outputs: list[torch.Tensor] = []
 
@@ -62,7 +62,7 @@ class ReducescatterRequest(Request[Result]):
     def complete(self, communicator: Communicator) -> None:
         """Reduce the tensors."""
         refuse_ranks_that_joined(Kind.REDUCESCATTER, self._given)
-        self._arrival.wait()
+        self._stream_point.wait()
         rows = [split_rows(tensor.shape[0], communicator.world_size) for tensor in self._tensors]
         reduced = [
             torch.empty((of_ranks[communicator.rank], *tensor.shape[1:]), dtype=tensor.dtype)

@@ -1,4 +1,4 @@
-"""The first steps of every collective: its buffers, its engine and name, its checks and its description.
+"""The preparation of every collective: its buffers, its engine and name, its checks and its description.
 
 Tensors are converted to the contiguous CPU buffers that a communicator takes, and back. The engine is that of a
 process set; the ranks match an operation by its name. The checks refuse tensors that cannot be communicated. The
@@ -24,7 +24,7 @@ from sparkdl.torch.buffers import as_bytes as tensor_bytes
 _AVERAGED_DTYPES = ELEMENT_DTYPES - {torch.bool}
 
 
-class Arrival:
+class StreamPoint:
     """The point on an accelerator's streams at which tensors are complete; CPU tensors always are."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -378,7 +378,7 @@ def _check_pipeline(params: _TorchEstimatorParams) -> None:
     if norms:
         raise ParamError(
             f"Param parallelism has pipeline stages, and {norms[0]!r} of the model is a BatchNorm, which would "
-            "normalize each small batch for itself. Use GroupNorm or LayerNorm, or shard in place of pipeline."
+            "normalize each microbatch for itself. Use GroupNorm or LayerNorm, or shard in place of pipeline."
         )
     for name, is_set in (
         ("trainStep", params.getTrainStep() is not None),
@@ -396,7 +396,7 @@ def _check_pipeline(params: _TorchEstimatorParams) -> None:
 def _check_sparse(params: _TorchEstimatorParams, gradients: Gradients) -> None:
     if gradients.are_sparse and (params.getNumWorkers() > 1 or params.getMaxGradNorm() is not None):
         raise ParamError(
-            "Param model has sparse gradients, which can neither be averaged over workers nor clipped. "
+            "Param model has sparse gradients, which can neither be averaged over ranks nor clipped. "
             "Make its embeddings with sparse=False."
         )
 

@@ -31,7 +31,7 @@ _LOSS_TOLERANCE = 1e-4
 
 _LEGEND = (
     "A step is forward, backward and AdamW (fused), on one batch of rows x positions. TP (tensor), TP+SP (and\n"
-    "sequence), PP (pipeline, 1F1B, 4 small batches) and CP (context, ring attention) share the batch among the\n"
+    "sequence), PP (pipeline, 1F1B, 4 microbatches) and CP (context, ring attention) share the batch among the\n"
     "ranks; with FSDP2 (ZeRO-3) each rank has a batch. one rank: one process with one thread, two threads: with two;\n"
     "other ranks sleep. state: weights, gradients and AdamW's moments on the fullest rank. saved: what a forward pass\n"
     "keeps for the backward pass, without weights. of gloo: the time as a multiple of the same code's on Gloo; of one\n"

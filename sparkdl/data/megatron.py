@@ -174,7 +174,7 @@ def _open_index(prefix: str) -> _Index:
             raise DataError(f"{path} is truncated: it has {size} bytes, and its head alone has {_HEAD.size}.")
         _, version, code, num_sequences, num_borders = _HEAD.unpack(head)
         if version != _VERSION:
-            raise DataError(f"{path} is of version {version}, and version {_VERSION} is read here.")
+            raise DataError(f"{path} has version {version}; only version {_VERSION} is supported.")
         dtype = _TYPES.get(code)
         if dtype is None or not np.issubdtype(dtype, np.integer):
             of = f"{dtype}, which are no tokens" if dtype else "a type that the format does not have"
@@ -182,7 +182,7 @@ def _open_index(prefix: str) -> _Index:
         expected = _HEAD.size + 12 * num_sequences + 8 * num_borders
         if size == expected + num_sequences and num_sequences:
             raise DataError(
-                f"{path} is of a multimodal dataset, as its sequences have modes, and texts are read here."
+                f"{path} belongs to a multimodal dataset, as its sequences have modes; only text is supported."
             )
         if size != expected or not num_borders:
             raise DataError(

@@ -2,8 +2,8 @@
 
 :class:`SlotHolders` holds the launches of this process whose ranks run, and which therefore occupy slots that other
 launches wait for. Spark queues a barrier stage until slots for all of its tasks are free. A launch whose ranks do not
-start therefore checks the :class:`SlotHolders`: it may wait for another launch of this process, as when
-``CrossValidator`` fits models in parallel, or for something else, for which the waiting time has to be limited.
+start therefore checks the :class:`SlotHolders`. If another launch holds the slots, as when ``CrossValidator`` fits
+models in parallel, it waits; otherwise the wait is limited.
 """
 
 from __future__ import annotations

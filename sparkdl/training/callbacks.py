@@ -357,7 +357,7 @@ class FitControl:
             )
         self._stopping: EarlyStopping | None = None
         if spec.patience is not None:
-            assert spec.watched is not None, "patience is for something"
+            assert spec.watched is not None, "patience needs a watched metric"
             self._stopping = EarlyStopping(spec.watched, spec.patience)
         self._last: EpochRecord | None = None
         self._has_ended = False

@@ -538,8 +538,7 @@ def _try_labels(
         if not is_torch_loss(loss) and crosses_rows(loss, outputs[:1], targets[:1]):
             raise ParamError(
                 f"Param loss compares outputs of shape (N, 1) with the labels of column {name!r}, of shape (N,), which "
-                "torch takes for every row with every other one. Give both one shape, as loss(outputs.squeeze(1), "
-                "labels) does."
+                "torch broadcasts to (N, N). Give both one shape, as loss(outputs.squeeze(1), labels) does."
             )
         return _with_dtype(head, dtype)
     raise DataError(

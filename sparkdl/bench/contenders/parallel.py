@@ -224,7 +224,7 @@ class _PipelineStep(_Step):
 
 
 def takes(contender: str, rows: int) -> bool:
-    """Return whether a contender can train on a batch of this many rows; a pipeline divides it into micro-batches."""
+    """Return whether a contender can train on a batch of this many rows; a pipeline divides it into microbatches."""
     return not contender.startswith("PP") or rows % _MICROBATCHES == 0
 
 

@@ -137,7 +137,7 @@ def from_json(state: Mapping[str, Any], identity: Identity) -> Progress:
     """
     _KIND.check(state)
     if not isinstance(state["of"], Mapping):
-        raise _KIND.impossible("of", state["of"], "a dict that tells the dataset")
+        raise _KIND.impossible("of", state["of"], "a dict that identifies the dataset")
     identity.check(state["of"])
     later = state.get("later", [])
     if not isinstance(later, Sequence) or not all(

@@ -337,7 +337,8 @@ class WholeSequences(nn.Module):
     """Calls a module of :func:`share_sequences` with whole sequences and returns whole outputs, with gradients.
 
     For losses that do not support shared sequences. All ranks of the group pass the same inputs and compute the same
-    loss of the outputs; each rank's gradients of the module's weights are then those of its own positions.
+    loss of the outputs. Each rank then has the gradients of its own positions, times the number of ranks: their average
+    over the ranks, which :func:`shard` computes, is the gradient of the whole sequences.
 
     Args:
         module: a module that takes ``(batch, positions, ...)``, and the numbers of positions as ``positions`` or
@@ -354,6 +355,8 @@ class WholeSequences(nn.Module):
         self._positions = name_of_positions(module)
         # The trial of a pipeline's stages is with uninitialized memory.
         self._is_compared = getattr(module, "is_pipeline_stage", False)
+        # Earlier stages get gradients that the last one has scaled.
+        self._scale = dist.get_world_size(group) if getattr(module, "is_last_stage", True) else 1
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output for whole sequences, joined along ``module.positions_dim``, 1 by default."""
@@ -434,7 +437,7 @@ class WholeSequences(nn.Module):
                     "over positions, cannot be computed from the parts of ranks. Return one of each position, or use "
                     "no context parallelism."
                 )
-            return apply(_Joined, output, dim, self._group)
+            return apply(_Joined, output, dim, self._group, self._scale)
         if isinstance(output, dict):  # a Hugging Face ModelOutput is one
             for name, each in output.items():
                 output[name] = self._joined(each, length)
@@ -458,15 +461,16 @@ def _is_sequence(value: object) -> bool:
 
 
 class _Joined(torch.autograd.Function):
-    """Joins the parts of all ranks to whole sequences; the gradient is cut back to this rank's part."""
+    """Joins the parts of all ranks to whole sequences; the gradient is cut back to this rank's part, and scaled."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, part: Tensor, dim: int, group: dist.ProcessGroup, scale: int) -> Tensor:
         """Join ``(batch, positions / ranks, ...)`` to ``(batch, positions, ...)``."""
-        ctx.dim, ctx.group = dim, group
+        ctx.dim, ctx.group, ctx.scale = dim, group, scale
         return sequence.unshard(part, dim, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Return this rank's part of the gradient."""
-        return sequence.shard(gradient, ctx.dim, ctx.group), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return this rank's part of the gradient, times ``scale``."""
+        part = sequence.shard(gradient, ctx.dim, ctx.group)
+        return part if ctx.scale == 1 else part * ctx.scale, None, None, None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,6 @@ from sparkdl.torch.mesh_caches import forget_meshes
 from sparkdl.torch.process_group import SparkdlProcessGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sparkdl.collective import Communicator
 
 logger = logging.getLogger(__name__)
@@ -35,6 +34,16 @@ _INSIDE_A_HOST = ("tensor", "context", "shard")
 
 SHARDING_STAGES = (1, 2, 3)
 ATTENTION_METHODS = ("ring", "all-to-all")
+SCHEDULE_NAMES = (
+    "gpipe",
+    "1f1b",
+    "interleaved-1f1b",
+    "looped-bfs",
+    "zero-bubble",
+    "zbv",
+    "dualpipe-v",
+)
+"""Names of the schedules in :data:`sparkdl.parallel.SCHEDULES`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +88,23 @@ class Parallelism:
     offload: bool = False
 
     def __post_init__(self) -> None:
-        for name, choices in (("sharding_stage", SHARDING_STAGES), ("attention", ATTENTION_METHODS)):
+        for name, choices in (
+            ("sharding_stage", SHARDING_STAGES),
+            ("attention", ATTENTION_METHODS),
+            ("schedule", SCHEDULE_NAMES),
+        ):
             if getattr(self, name) not in choices:
                 raise ParamError(
                     f"Parallelism: {name} must be {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}."
                 )
+        for name in ("sequence", "recompute", "offload"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParamError(f"Parallelism: {name} must be True or False, got {getattr(self, name)!r}.")
         if self.stage_blocks is not None:
-            if not all(isinstance(each, int) for each in self.stage_blocks):
+            is_list = isinstance(self.stage_blocks, Sequence)
+            if not is_list or not all(isinstance(each, int) for each in self.stage_blocks):
                 raise ParamError(
-                    f"Parallelism: stage_blocks must be whole numbers, got {self.stage_blocks!r}."
+                    f"Parallelism: stage_blocks must be a list of whole numbers, got {self.stage_blocks!r}."
                 )
             object.__setattr__(self, "stage_blocks", tuple(self.stage_blocks))  # jobs give a list
         if self.microbatches is not None and (

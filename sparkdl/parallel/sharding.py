@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -99,8 +99,14 @@ def check_shardable(module: nn.Module) -> None:
     """Check that all parameters of a module can be divided.
 
     Raises:
-        ParamError: if one is a single number without dimensions.
+        ParamError: if one is a single number without dimensions, or an embedding renormalizes its rows.
     """
+    for name, layer in module.named_modules():
+        if getattr(layer, "max_norm", None) is not None and isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            raise ParamError(
+                f"{name!r} is an embedding with max_norm, which changes its rows in the forward pass; shards would "
+                "lose the changes. Make it without max_norm, or train replicas (data in place of shard)."
+            )
     for name, parameter in module.named_parameters():
         if parameter.ndim == 0:
             raise ParamError(
@@ -196,6 +202,7 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
             # A list does not compute, so it cannot be a block itself.
             for member in (child.children() if isinstance(child, nn.ModuleList | nn.ModuleDict) else [child])
             if any(True for _ in member.parameters())
+            and not isinstance(member, nn.ParameterList | nn.ParameterDict)
         ]
     return list(dict.fromkeys(found))  # a layer may occur several times
 
@@ -255,48 +262,41 @@ def _recomputed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwa
 def _contexts_of_passes(
     block: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Context managers around a block's first computation, and around its recomputation."""
-    first = _FirstPass(block)
-    return first, _KeptBuffers(first)
+    """Context managers around a block's first computation, and around its recomputation.
+
+    The recomputation begins with the buffers from before the first one, and its changes of buffers are dropped: a
+    BatchNorm would count each batch twice.
+    """
+    return nullcontext(), OtherBuffers(block)
 
 
-class _FirstPass(AbstractContextManager[None]):
-    """Records which buffers a block changes.
+class OtherBuffers(AbstractContextManager[None]):
+    """Context in which a module has copies of the buffers that it had when this object was made.
 
-    Attributes:
-        changed: buffers that the block has changed.
+    What the module does with its buffers within is dropped. The context can be entered several times.
     """
 
-    def __init__(self, block: nn.Module) -> None:
-        self._block = block
-        self.changed: list[Tensor] = []
-
-    def __enter__(self) -> None:
-        self._before = [(buffer, buffer._version) for buffer in self._block.buffers()]
-
-    def __exit__(self, *_: object) -> None:
-        self.changed = [buffer for buffer, version in self._before if buffer._version != version]
-        # Torch changes the statistics of norms without increasing the version of their buffers.
-        norms = [each for each in self._block.modules() if getattr(each, "track_running_stats", False)]
-        self.changed += [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
-
-
-class _KeptBuffers(AbstractContextManager[None]):
-    """Restores buffers after a block is recomputed: a BatchNorm would count each batch twice.
-
-    Entered once for each backward pass.
-    """
-
-    def __init__(self, first: _FirstPass) -> None:
-        self._first = first
-
-    def __enter__(self) -> None:
-        self._kept = [(buffer, buffer.clone()) for buffer in self._first.changed]
-
-    def __exit__(self, *_: object) -> None:
+    def __init__(self, module: nn.Module) -> None:
+        copies: dict[Tensor, Tensor] = {}
+        self._values: list[tuple[nn.Module, str, Tensor]] = []
         with torch.no_grad():
-            for buffer, value in self._kept:
-                buffer.copy_(value)
+            for layer in module.modules():
+                for name, buffer in layer._buffers.items():
+                    if buffer is not None:
+                        copy = copies.setdefault(buffer, buffer.clone() if buffer not in copies else buffer)
+                        self._values.append((layer, name, copy))
+
+    def __enter__(self) -> None:
+        self._own = [(layer, name, layer._buffers[name]) for layer, name, _ in self._values]
+        copies: dict[Tensor, Tensor] = {}
+        for layer, name, value in self._values:
+            if value not in copies:
+                copies[value] = value.clone()
+            layer._buffers[name] = copies[value]
+
+    def __exit__(self, *_: object) -> None:
+        for layer, name, buffer in self._own:
+            layer._buffers[name] = buffer
 
 
 @contextmanager
@@ -351,26 +351,28 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
             gradient.copy_(part.view_as(gradient))
 
 
-def clip_gradients(module: nn.Module, max_norm: float, layout: RankLayout) -> Tensor:
+def clip_gradients(module: nn.Module | Sequence[nn.Module], max_norm: float, layout: RankLayout) -> Tensor:
     """Scale all gradients so that their joint 2-norm over all ranks is at most ``max_norm``. Collective.
 
     Args:
-        module: this rank's part of the model.
+        module: this rank's part of the model; with a pipeline, all stages of this rank.
         max_norm: maximum norm.
         layout: layout of the ranks.
 
     Returns:
         The norm before scaling, the same on all ranks.
     """
-    copies = copies_of_tied(module)  # they count once
-    gradients = [each.grad for each in module.parameters() if each.grad is not None and each not in copies]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    norm = whole_tensor(norm)
+    modules = [module] if isinstance(module, nn.Module) else list(module)
+    parameters = [each for one in modules for each in one.parameters()]
+    copies = {each for one in modules for each in copies_of_tied(one)}  # they count once
+    gradients = [each.grad for each in parameters if each.grad is not None and each not in copies]
+    norm = whole_tensor(torch.nn.utils.get_total_norm(gradients))
     if layout.size("pipeline") > 1:
-        squares = norm.square()
+        # In float64 on all ranks: a stage without gradients does not know their dtype.
+        squares = norm.to(layout.mesh.device_type).double().square()
         dist.all_reduce(squares, group=layout.group("pipeline"))
-        norm = squares.sqrt()
-    torch.nn.utils.clip_grads_with_norm_(module.parameters(), max_norm, norm)
+        norm = squares.sqrt().to(norm.dtype)
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
 
 

@@ -46,7 +46,7 @@ class ModelDistribution(ABC):
         num_readers: number of readers.
         counts_rows: whether this rank counts its rows; among ranks with the same rows one does.
         counts_outputs: whether this rank updates metrics with the module's outputs.
-        num_averaged: number of ranks over which gradients are averaged.
+        num_averaged: number of ranks over which gradients are averaged: readers, and ranks that share sequences.
         num_generator: number in the seed of this rank's random numbers; ranks with different numbers draw different
             ones.
         name: name of the layout; if it is the same when a fit resumes, each rank continues with its own state.

@@ -210,7 +210,7 @@ class TrainingStep:
 
     def _scaled(self, term: LossTerm, rows_of_update: int) -> Tensor:
         """The loss, scaled so that the gradients of all batches and ranks add up to those of the update."""
-        scale = term.weight * self._distribution.num_averaged / (rows_of_update * self._weight_per_row)
+        scale = term.weight * self._distribution.num_readers / (rows_of_update * self._weight_per_row)
         scaled = term.mean if scale == 1.0 else term.mean * scale  # the usual case costs no operation
         return self._precision.scaler.scale(scaled)
 

@@ -96,7 +96,9 @@ def check(
         parameters = {name: each for stage in stages for name, each in stage.named_parameters()}
         small = 2 * layout.size("pipeline")
         group = layout.group("pipeline")
-        step_of = Pipeline(parts, group, schedule="1f1b", microbatches=small, loss=loss_of, device=device).step
+        step_of = Pipeline(
+            parts, group, schedule="1f1b", microbatches=small, loss=loss_of, device=device
+        ).step
     optimizer = optimizer_of(nn.ParameterList(parameters.values()))
     number, readers = layout.row_reader
     for step, (loss_of_one, gradients) in enumerate(expected(model)):

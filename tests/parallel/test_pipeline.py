@@ -29,7 +29,13 @@ from sparkdl.parallel.pipeline.cut import cut
 from sparkdl.parallel.pipeline.parts import costs_by_time
 from sparkdl.parallel.pipeline.pipeline import Pipeline
 from sparkdl.parallel.pipeline.schedules import SCHEDULES
-from sparkdl.parallel.sharding import average_gradients, blocks_of, recompute_activations, shard
+from sparkdl.parallel.sharding import (
+    average_gradients,
+    blocks_of,
+    clip_gradients,
+    recompute_activations,
+    shard,
+)
 from sparkdl.parallel.tensor.divide import divide
 from sparkdl.parallel.tensor.loss import cross_entropy
 from tests.checks import chosen, slow, with_marks
@@ -327,6 +333,23 @@ class OfPairs(Blocked):
         for block in self.blocks:
             hidden = block(hidden)[0]
         return self.head(hidden)
+
+
+def check_gradients_of_several_stages_are_clipped_together() -> None:
+    layout = Parallelism(pipeline=-1).lay_out()
+    group = layout.group("pipeline")
+    stages = cut(tied(), group, schedule="interleaved-1f1b")
+    pipeline = Pipeline(stages, group, schedule="interleaved-1f1b", microbatches=4, loss=cross_entropy_of)
+    tokens, labels = batch(0)
+    pipeline.step(tokens, target=labels)
+    ((_, gradients), *_) = reference(tied)
+    whole = nn.utils.get_total_norm(gradients.values())
+    torch.testing.assert_close(clip_gradients(stages, whole.item() / 2, layout), whole, rtol=1e-4, atol=0.0)
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            torch.testing.assert_close(parameter.grad, gradients[name] / 2, rtol=1e-3, atol=1e-6, msg=name)
+    with pytest.raises(ParamError, match="shapes"):
+        pipeline.step(tokens.repeat(2, 1), target=labels.repeat(2, 1))
 
 
 def check_blocks_may_return_tuples_and_be_alone_on_a_sharded_stage() -> None:

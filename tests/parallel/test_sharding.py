@@ -103,6 +103,45 @@ def check_a_llama_sharded_and_divided_equals_one_process() -> None:
     check(Parallelism(shard=2, tensor=2), llama)
 
 
+class Listed(nn.Module):
+    """A model without a list of blocks, with parameters in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.embedding, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
+        self.scales = nn.ParameterList(nn.Parameter(torch.rand(16)) for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embedding(tokens) * self.scales[0] + self.scales[1])
+
+
+def check_parameters_in_lists_are_sharded_and_changing_rows_are_refused() -> None:
+    check(Parallelism(shard=4), Listed)
+    module = nn.Sequential(nn.Embedding(8, 4, max_norm=1.0), nn.Linear(4, 2))
+    with pytest.raises(ParamError, match="'0' is an embedding with max_norm"):
+        shard(module, Parallelism(shard=4).lay_out())
+
+
+def check_recomputed_blocks_begin_with_the_same_buffers() -> None:
+    def norms(*, recompute: bool) -> nn.Module:
+        torch.manual_seed(5)
+        module = nn.Sequential(*(nn.utils.spectral_norm(nn.Linear(6, 6)) for _ in range(3)))
+        if recompute:
+            recompute_activations(module)
+        for _ in range(2):  # the power iteration goes on from the buffers of the pass before
+            module.zero_grad()
+            module(torch.linspace(-1, 1, 24).view(4, 6)).square().sum().backward()
+        return module
+
+    recomputed, plain = norms(recompute=True), norms(recompute=False)
+    for (name, one), other in zip(recomputed.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-7, msg=name)
+    torch.testing.assert_close(
+        dict(recomputed.named_buffers()), dict(plain.named_buffers()), rtol=0.0, atol=0.0
+    )
+
+
 def check_a_gpt2_sharded_by_its_blocks_equals_one_process() -> None:
     check(Parallelism(data=2, shard=2), gpt2, recompute=True)
     for sizes in (Parallelism(tensor=4), Parallelism(pipeline=4)):

@@ -70,6 +70,7 @@ def cut(
         stages.append(_keep(shell, parts, stage, num_stages, firsts, tied))
         made = cast("Any", stages[-1])
         made.is_pipeline_stage = num_stages > 1  # so that nothing takes it for the whole model
+        made.is_last_stage = stage == num_stages - 1
         made.tied_parameters = tied
     for tie in tied:
         sharing = [made for stage, made in zip(own, stages, strict=True) if stage in tie.stages]
@@ -130,6 +131,13 @@ def check_cut(
             )
         firsts = balance(costs, num_stages)
     _tied_parameters(module, parts, firsts)
+    if SCHEDULES[schedule].splits_backward:
+        frozen = sorted(set(range(num_stages)) - _trained_stages(module, parts, firsts))
+        if frozen:
+            raise ParamError(
+                f"No parameter of pipeline stage {frozen[0]} is trained, for which the schedule {schedule!r} computes "
+                "wrong gradients. Use a schedule that does not split the backward pass, such as '1f1b'."
+            )
     return firsts
 
 
@@ -143,11 +151,7 @@ def check_trainable(
     """
     parts = parts_of(module)
     firsts = check_cut(module, schedule, ranks, stage_blocks=stage_blocks, parts=parts)
-    trained = {
-        _stage_of(name, parts, firsts)
-        for name, each in module.named_parameters(remove_duplicate=False)
-        if each.requires_grad
-    }
+    trained = _trained_stages(module, parts, firsts)
     for rank in range(ranks):
         own = stages_of_rank(schedule, rank, ranks)
         if not trained.intersection(own):
@@ -181,6 +185,14 @@ def _tied_parameters(module: nn.Module, parts: PipelineParts, firsts: Sequence[i
             )
         tied.append(TiedParameter(several[0], tuple(several), stages))
     return tied
+
+
+def _trained_stages(module: nn.Module, parts: PipelineParts, firsts: Sequence[int]) -> set[int]:
+    return {
+        _stage_of(name, parts, firsts)
+        for name, each in module.named_parameters(remove_duplicate=False)
+        if each.requires_grad
+    }
 
 
 def _stage_of(name: str, parts: PipelineParts, firsts: Sequence[int]) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sparkdl.errors import ParamError, SparkdlError
 from sparkdl.parallel.pipeline.parts import blocks_in, hugging_face_model
 from sparkdl.parallel.pipeline.stand_ins import OwnBlocks, Pass, PassAs, own_blocks, set_module, shallow_copy
+from sparkdl.parallel.sharding import OtherBuffers
 
 if TYPE_CHECKING:
     from sparkdl.parallel.pipeline.parts import PipelineParts
@@ -95,7 +96,7 @@ class _FirstCall:
         ends = [name for name in self._parts.after if not hasattr(stage.get_submodule(name), "is_elsewhere")]
         kept = {name: stage.get_submodule(name) for name in ends}
 
-        buffers = [(each, each.clone()) for each in stage.buffers()]
+        buffers = OtherBuffers(stage)  # each call begins with the same ones
         returned: list[Any] = []
         first_own: nn.Module = next(iter(own.children()))
         noted = first_own.register_forward_hook(lambda *call: returned.append(call[-1]))
@@ -104,7 +105,7 @@ class _FirstCall:
             set_module(stage, self._parts.blocks, blocks)
             devices = [hidden.device] if hidden.is_cuda else []
             try:
-                with torch.no_grad(), torch.random.fork_rng(devices):
+                with buffers, torch.no_grad(), torch.random.fork_rng(devices):
                     found = stage.forward(tried, *args[1:], **others)
             except SparkdlError:  # a lost rank, for example
                 raise
@@ -121,9 +122,6 @@ class _FirstCall:
             numbered = output_with(own_blocks(own, others_before | dict(own.named_children())))
         finally:
             noted.remove()
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
             set_module(stage, self._parts.blocks, own)
             for name, each in kept.items():
                 set_module(stage, name, each)

@@ -96,8 +96,14 @@ class Pipeline:
         sums: bool = False,
         device: torch.device | None = None,
     ) -> None:
-        kind = SCHEDULES[schedule]
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        numbers = stages_of_rank(schedule, rank, ranks)
+        kind = SCHEDULES[schedule]
+        if len(stages) != len(numbers):
+            raise ParamError(
+                f"The schedule {schedule!r} has {len(numbers)} stages per rank, got {len(stages)}. Cut the model for "
+                "this schedule."
+            )
         num_stages = ranks * kind.stages_per_rank
         check_microbatches(schedule, ranks, microbatches)
         if kind.splits_backward and any(isinstance(stage, FSDPModule) for stage in stages):
@@ -109,7 +115,6 @@ class Pipeline:
             )
         self._group = group
         self.microbatches = microbatches
-        numbers = stages_of_rank(schedule, rank, ranks)
         self._has_first = 0 in numbers
         self._has_last = num_stages - 1 in numbers
         self.rank_of_last = dist.get_global_rank(group, 0 if kind.is_v else ranks - 1)
@@ -119,6 +124,7 @@ class Pipeline:
             for stage, number in zip(stages, numbers, strict=True)
         ]
         self._wrapped, self._is_tried = wrapped, False
+        self._shapes: list[tuple[int, ...]] | None = None
         self._tied = TiedGradients(stages, schedule, group)
         parts = 1 if sums else microbatches
         made: Any = get_schedule_class(kind.name)
@@ -150,13 +156,7 @@ class Pipeline:
 
     def run(self, *args: Any, target: Any, **kwargs: Any) -> Tensor:
         """Do the same as :meth:`step` without broadcasting the loss: it is 0 on ranks without the last stage."""
-        given = (*(args if self._has_first else ()), *([target] if self._has_last else []))
-        for tensor in given:
-            if isinstance(tensor, Tensor) and len(tensor) % self.microbatches:
-                raise ParamError(
-                    f"A batch of {len(tensor)} rows cannot be cut into {self.microbatches} microbatches of equally "
-                    "many rows. Repeat rows that do not count, or leave them out."
-                )
+        self._check_shapes([*args, target])  # on all ranks that get them, so that none waits for another
         losses: list[Tensor] | None = [] if self._has_last else None
         refusal = None
         if not self._is_tried:
@@ -180,6 +180,22 @@ class Pipeline:
         if refusal is not None:
             raise refusal
         return torch.stack(losses).sum().detach().float() if losses else torch.zeros((), device=self._device)
+
+    def _check_shapes(self, given: Sequence[Any]) -> None:
+        """Check that a batch can be cut into microbatches, and has the shapes of the batches before."""
+        shapes = [tuple(each.shape) for each in given if isinstance(each, Tensor)]
+        for rows, *_ in shapes:
+            if rows % self.microbatches:
+                raise ParamError(
+                    f"A batch of {rows} rows cannot be cut into {self.microbatches} microbatches of equally many rows. "
+                    "Repeat rows that do not count, or leave them out."
+                )
+        self._shapes = shapes if self._shapes is None else self._shapes
+        if shapes != self._shapes:
+            raise ParamError(
+                f"A pipeline got tensors of the shapes {shapes}, and {self._shapes} before. Make a Pipeline of the "
+                "same stages for each shape."
+            )
 
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)

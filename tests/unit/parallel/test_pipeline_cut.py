@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
 from sparkdl.networks.decoder import Decoder, DecoderSizes
-from sparkdl.parallel.parallelism import Parallelism
+from sparkdl.parallel.parallelism import SCHEDULE_NAMES, Parallelism
 from sparkdl.parallel.pipeline.cut import check_trainable
 from sparkdl.parallel.pipeline.parts import PipelineParts, balance, costs_by_memory, parts_of
-from sparkdl.parallel.pipeline.schedules import num_microbatches, stages_of_rank
+from sparkdl.parallel.pipeline.schedules import SCHEDULES, num_microbatches, stages_of_rank
 
 
 def costliest(costs: list[float], firsts: list[int]) -> float:
@@ -43,6 +43,22 @@ def test_a_rank_without_anything_to_train_is_refused() -> None:
     check_trainable(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), "1f1b", 2)
     with pytest.raises(ParamError, match="Rank 1 of the pipeline would have the blocks 1 to 1"):
         check_trainable(nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)), "1f1b", 2)
+
+
+def test_a_frozen_stage_is_refused_by_schedules_that_split_the_backward_pass() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    model[0].requires_grad_(False)
+    check_trainable(model, "interleaved-1f1b", 2)
+    for schedule in ("zero-bubble", "zbv", "dualpipe-v"):
+        with pytest.raises(ParamError, match="No parameter of pipeline stage 0 is trained"):
+            check_trainable(model, schedule, 2)
+
+
+def test_options_of_parallelism_are_checked_by_type_and_name() -> None:
+    assert tuple(SCHEDULES) == SCHEDULE_NAMES
+    for wrong in ({"recompute": "off"}, {"schedule": "zb-h1"}, {"stage_blocks": 3}, {"offload": 1}):
+        with pytest.raises(ParamError, match=f"{next(iter(wrong))} must be "):
+            Parallelism(**wrong)  # type: ignore[arg-type]  # as a job's YAML may give them
 
 
 def test_stages_of_a_v_schedule_begin_and_end_on_the_first_rank() -> None:

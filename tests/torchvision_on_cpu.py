@@ -51,7 +51,7 @@ def install() -> None:
         shutil.copyfile(__file__, module)
         start.write_text(f"import {_NAME}\n")
         print(
-            "torchvision is built for another torch: its operators are declared here, without an implementation"
+            "torchvision's operators are declared without an implementation, as needed with CPU builds of torch"
         )
         subprocess.run([sys.executable, "-c", "import torchvision"], check=True)
     elif tried.returncode:

@@ -45,7 +45,7 @@ def test_check_holds_on_three_ranks(check: str, outcomes_of_three: dict[str, str
 
 
 def test_init_outside_a_rank_says_how_to_start_ranks() -> None:
-    with pytest.raises(LaunchError, match="run_on_ranks"):
+    with pytest.raises(LaunchError, match="sparkdl.Runner"):
         hvd.init()
     assert not hvd.is_initialized()
 

@@ -189,7 +189,7 @@ def _launched() -> Communicator:
     if launched is None:
         raise LaunchError(
             "hvd.init() found no communicator: this process was not started as a rank. Run the training function by"
-            " sparkdl.launch.run_on_ranks, or the script by `sparkdl run`, mpiexec or torchrun."
+            " sparkdl.Runner, or the script by `sparkdl run`, mpiexec or torchrun."
         )
     return launched
 

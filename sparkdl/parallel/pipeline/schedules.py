@@ -88,9 +88,10 @@ def num_microbatches(sizes: Parallelism, rows: int) -> int:
         if rows % number == 0 and _has_equal_rounds(schedule, ranks, number)
     ]
     if not fits:
+        near = rows + -rows % (2 * ranks)  # a multiple that every schedule can run
         raise ParamError(
             f"Batches of {rows} rows cannot be cut into {least} to {4 * ranks} microbatches of equally many rows, as "
-            f"{ranks} pipeline ranks with the schedule {schedule!r} need them. Choose a batch size such as {4 * ranks}."
+            f"{ranks} pipeline ranks with the schedule {schedule!r} need them. Choose a batch size such as {near}."
         )
     return fits[-1]
 

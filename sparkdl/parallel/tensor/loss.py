@@ -27,8 +27,14 @@ def cross_entropy(
         A scalar of at least float32, the same on all ranks, with gradients; NaN if no position counts, as in torch.
 
     Raises:
-        ParamError: if a label is not a class index; for CUDA tensors a device-side assertion fails later, as in torch.
+        ParamError: if there is no group, or a label is not a class index; for CUDA tensors a device-side assertion
+            fails later, as in torch.
     """
+    if group is None:
+        raise ParamError(
+            'cross_entropy needs the group of the tensor-parallel ranks, got None. Give layout.group("tensor"), which '
+            "is a group of one where tensor is 1."
+        )
     flat = logits.reshape(-1, logits.shape[-1])
     losses = apply(_DividedCrossEntropy, flat, labels.reshape(-1), group, ignore_index)
     return losses.sum() / (labels != ignore_index).sum()

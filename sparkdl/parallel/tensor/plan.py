@@ -72,9 +72,9 @@ def tensor_plan_of(module: nn.Module) -> dict[str, str]:
         if plan:
             return dict(plan)
     raise ParamError(
-        f"{type(module).__name__} carries no plan for tensor parallelism. Give one, such as "
-        "{'layers.*.attention.query': 'colwise', 'layers.*.attention.output': 'rowwise'}, or use shard= in place of "
-        "tensor=, which needs none."
+        f"{type(module).__name__} carries no plan for tensor parallelism. Set model.tensor_plan, such as to "
+        "{'layers.*.attention.query': 'colwise', 'layers.*.attention.output': 'rowwise'}, or use shard in place of "
+        "tensor, which needs none."
     )
 
 

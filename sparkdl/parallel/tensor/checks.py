@@ -302,8 +302,14 @@ def check_heads(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]],
             if heads % size:
                 raise ParamError(
                     f"The model has {attribute} = {heads}, which {size} tensor-parallel ranks cannot divide ({name!r} "
-                    f"would be cut inside a head). Use a tensor size that divides {heads}."
+                    f"would be cut inside a head). {_sizes_that_fit(heads)}"
                 )
+
+
+def _sizes_that_fit(heads: int) -> str:
+    if heads == 1:
+        return "Use shard or context in place of tensor."
+    return f"Use a tensor size that divides {heads}."
 
 
 def check_heads_shared(module: nn.Module, method: str, size: int) -> None:

@@ -231,6 +231,11 @@ def _check(name: str, layer: nn.Module, style: str, size: int) -> None:
             f"The plan divides {name!r} in the style {style!r}, which takes a torch.nn.{wanted.__name__}; it is a "
             f"{type(layer).__name__}."
         )
+    if "weight" not in layer._parameters:
+        raise ParamError(
+            f"The plan divides {name!r}, whose weight is computed from other parameters, as by spectral_norm or "
+            "weight_norm. Leave the layer out of the plan, or remove the norm."
+        )
     if isinstance(layer, nn.Embedding):
         length, what = layer.num_embeddings, "rows"
         for option in ("max_norm", "scale_grad_by_freq", "sparse"):

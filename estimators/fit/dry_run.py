@@ -56,9 +56,10 @@ def try_metrics(
     """Update each metric with the first rows and compute it, as at the end of an epoch.
 
     Many metrics cannot be updated or computed with one or two rows (R2Score needs two, others both classes). A metric
-    that fails is therefore tried again on whole batches, until it can be computed. Even then a ValueError may be due to
-    the rows, for example if a metric needs a thousand of them. Unless those were all rows, a ValueError leads only to a
-    warning, and the fit starts. Any other error is a fault of the metric, and so is a value that is not one number.
+    that fails is therefore tried again on whole batches, until it can be computed. A ValueError can be due to too few
+    rows even then, for example if a metric needs a thousand of them. If there are more rows than were tried, a
+    ValueError therefore leads only to a warning, and the fit starts. Any other error is a fault of the metric, and so
+    is a value that is not one number.
 
     Args:
         metrics: metrics by name.
@@ -121,7 +122,7 @@ class _Trial:
             try:
                 self._running.add(*batch)
             except TrainingError as error:
-                self.begin()  # it may have taken in half of the batch
+                self.begin()  # it may have counted half of the batch
                 return error
             try:
                 self._running.try_to_compute()

@@ -160,8 +160,9 @@ class NestedRuns:
 class _Search:
     """A running search: its frame, which distinguishes it from other searches, and the group of its runs.
 
-    The frame keeps the search's DataFrames and models alive. A search is therefore removed when one of its fits fails
-    or after its last fit; if it ended with another error (in its evaluator, for example), at the start of the next fit.
+    The frame keeps the search's DataFrames and models alive. A search is therefore removed after its last fit, or when
+    one of its fits fails. If another error ended it, for example in its evaluator, it is removed at the start of the
+    next fit.
     """
 
     def __init__(self, frame: FrameType, group: RunGroup) -> None:

@@ -164,7 +164,7 @@ class HasBackbone(Params):
 LOOKED_AT = 512
 """Number of images from which size and scales are learned.
 
-To decode all images would take the driver longer than the training takes the ranks.
+Decoding all images would take longer on the driver than the training takes on the ranks.
 """
 
 LARGEST_LEARNED = 224

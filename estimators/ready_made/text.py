@@ -98,7 +98,7 @@ class HasTransformer(Params):
 
 
 COUNTED_HERE = 20_000
-"""Maximum number of rows whose words the driver counts: to start Spark would take longer."""
+"""Maximum number of rows whose words the driver counts; for more rows, Spark is faster."""
 
 _ROWS_AT_ONCE = 1 << 12
 _MOST_PARTS = 256

@@ -1,7 +1,7 @@
-"""``make_spark_converter``, as notebooks on Databricks know it from Petastorm: a DataFrame as a torch DataLoader.
+"""``make_spark_converter`` of Petastorm, which notebooks on Databricks call: a DataFrame as a torch DataLoader.
 
-The DataFrame becomes Parquet on the *driver*; the converter is pickled to wherever training runs and makes its loader
-there. pyspark is imported inside the functions of the driver, torch where a loader is made.
+The *driver* writes the DataFrame as Parquet. The converter is pickled to the processes that train, and makes its loader
+there. pyspark is imported inside the functions of the driver, and torch when a loader is made.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparkdl.data.store.housekeeping import FolderUse
 
 PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
-"""Petastorm's Spark setting for where converters write; it holds here too."""
+"""Petastorm's Spark setting for the folder that converters write to; it applies here, too."""
 
 
 def make_spark_converter(
@@ -42,21 +42,21 @@ def make_spark_converter(
     """Write a DataFrame as Parquet, for training functions to read (*driver*).
 
     Args:
-        df: the DataFrame; all of its columns are written, and have to be of types that the feed gives.
+        df: the DataFrame; all of its columns are written, so the feed has to support their types.
         parent_cache_dir_url: the Store to write to; by default the Spark setting
             ``petastorm.spark.converter.parentCacheDirUrl``, or else :meth:`Store.default`. Executors have to reach it
             under the same URL.
         parquet_row_group_size_bytes: size at which Spark begins a new row group.
-        dtype: ``float32`` or ``float64``: what floating-point columns, arrays of them and vectors become;
-            None leaves them as they are.
+        dtype: type to which floating-point columns, arrays of them and vectors are cast, ``float32`` or ``float64``;
+            None for no cast.
 
     Returns:
-        The converter. The files stay until :meth:`SparkDatasetConverter.delete`, the end of a ``with`` block, or the
-        end of this process, whatever others clean up or delete; a DataFrame of equal rows shares them until then. A
-        plain read of Parquet files is used where it lies, and stays.
+        The converter. Its files are kept until :meth:`SparkDatasetConverter.delete`, the end of a ``with`` block, or
+        the end of this process, even if other processes clean up the Store; converters of DataFrames with equal rows
+        share them. A DataFrame that only reads Parquet files is not copied, and its files are never removed.
 
     Raises:
-        ParamError: if ``dtype`` is neither, or ``parquet_row_group_size_bytes`` below 1.
+        ParamError: if ``dtype`` is another type, or ``parquet_row_group_size_bytes`` is below 1.
         DataError: if ``df`` is no DataFrame of Spark, or a stream; if a column cannot be fed, or there are no rows.
         StoreError: if the Store cannot be written.
     """
@@ -86,9 +86,9 @@ class SparkDatasetConverter:
     """A materialized DataFrame that makes DataLoaders; it can be pickled to the ranks.
 
     Attributes:
-        dataset: the Parquet files, for :class:`sparkdl.data.ParquetFeed` too.
-        is_written: whether the files were written for it, so that it may delete them.
-        use: keeps the files from being removed by others; only the driver's converter has it.
+        dataset: the Parquet files, which :class:`sparkdl.data.ParquetFeed` reads as well.
+        is_written: whether the files are a copy in a Store; only such files are deleted.
+        use: use that protects the files from removal by other processes; only on the driver.
     """
 
     dataset: ParquetDataset
@@ -138,35 +138,34 @@ class SparkDatasetConverter:
     ) -> Any:
         """Return a loader of dict batches of tensors, to be used in a ``with`` block (*rank*).
 
-        Every rank that trains makes its own, with ``cur_shard=hvd.rank(), shard_count=hvd.size()``. All of them take
-        equally many steps, each row comes exactly once in an epoch, and no batch is empty as long as
-        ``batch_size`` is above 1. Without ``num_epochs`` batches are always full, and continue from one epoch into the
-        next.
+        Each rank makes its own loader, with ``cur_shard=hvd.rank(), shard_count=hvd.size()``. All ranks take the same
+        number of steps, and each row is read exactly once per epoch. No batch is empty if ``batch_size`` is above 1.
+        Without ``num_epochs`` every batch is full, and a batch can contain rows of two epochs.
 
         Args:
             batch_size: rows per batch.
             num_epochs: passes over the rows; None for no end.
             workers_count: reader threads, by default 2.
-            shuffling_queue_capacity: rows among which the next are drawn; by default as many as
-                :class:`~sparkdl.data.ParquetFeed` chooses; 0 leaves rows inside a row group in their order.
+            shuffling_queue_capacity: number of rows in the shuffle buffer; by default as for
+                :class:`~sparkdl.data.ParquetFeed`; with 0 the rows of a row group keep their order.
             cur_shard: this rank.
             shard_count: number of ranks.
-            shuffle_row_groups: whether row groups are shuffled anew in each epoch; rows are shuffled only if they are.
+            shuffle_row_groups: whether to shuffle the row groups in every epoch; if not, rows are not shuffled either.
             seed: seed of the order, 0 by default; the same on every rank.
-            schema_fields: names of the columns that are read, by default all; a ``transform_spec`` takes those.
+            schema_fields: names of the columns to read, by default all; a ``transform_spec`` gets these columns.
             predicate: a predicate of Petastorm or a :class:`~sparkdl.data.RowFilter`.
             transform_spec: a ``TransformSpec``; its function takes a pandas DataFrame.
             cache_type: ``memory`` or ``local-disk`` to keep decoded rows after the first epoch; None or ``null``
                 for no cache.
             cache_location: folder of a cache on disk.
-            cache_size_limit: bytes that the cache takes at most.
-            others: refused by name, as Petastorm's other arguments have no meaning here.
+            cache_size_limit: maximum size of the cache in bytes.
+            others: other arguments of Petastorm, which are refused because they have no meaning here.
 
         Returns:
-            A context manager and iterable; ``len`` gives its batches where ``num_epochs`` was given.
+            A context manager and iterable; ``len`` returns the number of batches if ``num_epochs`` is set.
 
         Raises:
-            ParamError: if an argument is out of range, unknown, or does not go with another.
+            ParamError: if an argument is out of range, unknown, or cannot be combined with another.
             DataError: if a column does not exist.
             ShardingError: if there are fewer rows than ranks.
         """
@@ -197,9 +196,9 @@ class SparkDatasetConverter:
         )
 
     def delete(self) -> None:
-        """Remove the files that were written; doing so again does nothing (*driver*).
+        """Remove the files that were written (*driver*); calling it again does nothing.
 
-        What others read just now stays, and so do files that were not copied, as the DataFrame was nothing but them.
+        Files that other processes are reading are kept, and so are Parquet files that were not copied.
 
         Raises:
             StoreError: if they cannot be removed.
@@ -230,7 +229,7 @@ def _with_precision(df: DataFrame, dtype: str) -> DataFrame:
 
 
 def _cast_type(data_type: DataType, wanted: str) -> str | None:
-    """Return the type to cast to, or None where there are no floating-point numbers of the other precision."""
+    """Return the type to cast to; None for a type without floating-point numbers of the other precision."""
     from pyspark.sql import types as T
 
     if isinstance(data_type, T.ArrayType) and not is_vector(data_type):

@@ -88,10 +88,11 @@ def find_culprit(failures: Iterable[Failure]) -> Failure | None:
 
 
 def were_ranks_lost(failures: Sequence[Failure], returned: Collection[int], num_ranks: int) -> bool:
-    """Whether a rank was lost in a launch whose culprit is a consequence.
+    """Whether a rank was lost in a launch in which all known failures are consequences of others.
 
-    No rank was lost if every rank has reported how it ended and none has missed another rank. The function then made
-    one rank leave or close the communicator while others needed it, and would do so again.
+    No rank was lost if every rank has reported how it ended, and no rank has reported that another one was missing. In
+    that case the function itself made a rank leave or close the communicator while others needed it, and a restart
+    would repeat that.
 
     Args:
         failures: failures of the ranks that failed.
@@ -115,7 +116,7 @@ def rank_error(failure: Failure, were_lost: bool, stuck: str = "") -> RankError:
     Args:
         failure: the failure to report.
         were_lost: whether a rank was lost, if the failure is a consequence.
-        stuck: text that shows where other ranks were that did not end by themselves; empty without such ranks.
+        stuck: text with the stacks of other ranks that did not end by themselves; empty if there are none.
     """
     detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
     message = (
@@ -133,7 +134,7 @@ def _with_pickled(failures: list[Failure]) -> list[Failure]:
 
 
 def _stuck(failures: list[Failure]) -> str:
-    """Show by their stacks where ranks were that did not end after another rank had failed."""
+    """Return the stacks of the ranks that did not end by themselves after another rank had failed, as a text."""
     stacks = {failure.rank: failure for failure in failures if failure.stack}
     return "".join(
         f"\n\nRank {rank} on {stuck.host} did not end by itself, and was here:\n{stuck.stack}"

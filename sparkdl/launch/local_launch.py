@@ -437,7 +437,8 @@ class LocalRanks:
             # An equal share of the cores, unless the user has set it.
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // self._num_ranks)),
             **ARROW_VARIABLES,
-            # By default Gloo listens on the interface that the host name leads to, and there may be none.
+            # By default Gloo listens on the interface of the address to which the host name resolves; there may be
+            # none.
             "GLOO_SOCKET_IFNAME": _LOOPBACK,
             **self._environment,
             # Output is passed on line by line, not when a buffer is full.

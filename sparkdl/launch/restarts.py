@@ -112,7 +112,7 @@ def _ranks_left(
     num_ranks: int,
     resources: ResourceProfile | None,
 ) -> int:
-    """Number of ranks to start after a loss: at most ``num_ranks``, and that if Spark does not report its slots."""
+    """Number of ranks to start after a loss, at most ``num_ranks``; all of them if Spark does not report its slots."""
     if spark is None:
         return num_ranks
     began, timeout_s = time.monotonic(), min(REPLACEMENT_TIMEOUT_S, restarts.start_timeout_s)

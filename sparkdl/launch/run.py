@@ -182,14 +182,14 @@ def run_on_ranks(
         start_timeout_s: limit in seconds of each of two waits. The first is for slots of executors that Spark has yet
             to start, because its settings request them or as replacements of lost ones. The second is for free slots,
             until all ranks have started; it is extended while ranks of another launch of this process run. Tasks that
-            have started wait as long for a task that has not.
+            have started wait for the others for this time, too.
         operation_timeout_s: default deadline of a collective in seconds.
         hang_timeout_s: seconds after which a rank counts as hanging: if others wait for it in a collective, unless the
             collective has a longer deadline of its own; if its process sends no heartbeat, because it is stopped or
             holds Python's lock (the GIL); or if it has called ``context.progress()`` before and no longer does. Four
             fifths of ``operation_timeout_s`` when None; ``math.inf`` for never; at least 2.
-        silence_timeout_s: seconds after which a process or task that sends no heartbeat counts as hanging, if they are
-            to be fewer than for waits; ``hang_timeout_s`` when None.
+        silence_timeout_s: seconds after which a process or task that sends no heartbeat counts as hanging, if this time
+            is to be shorter than that for waits; ``hang_timeout_s`` when None.
         on_log: called with rank and line for everything the ranks print; prints ``[rank N] line`` when None.
         on_event: called with rank and event for every ``context.report(event)``.
         on_wait: called with a line that says what the launch waits for before the ranks start, whenever that changes

@@ -175,7 +175,7 @@ def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], I
         from sparkdl.launch.task.barrier_task import run_barrier_task  # not needed on the driver
 
         for _ in batches:
-            pass  # the rows only number the tasks
+            pass  # each row only makes Spark start a task
         context = BarrierTaskContext.get()
         types = (pa.int32(), pa.string(), pa.int32(), pa.binary())
         for row in run_barrier_task(spec, context):

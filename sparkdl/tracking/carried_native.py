@@ -1,7 +1,7 @@
-"""The native extension in the wheel that a logged model carries, where it is named ``sparkdl._native``.
+"""Stand-in for the native extension in the wheel of a logged model, where it is named ``sparkdl._native``.
 
-Modules of sparkdl that name the extension can be imported with it, such as that of a ``SyncBatchNorm`` in a model.
-What the extension does needs an installed sparkdl.
+With it, modules of sparkdl that import the extension, such as that of a ``SyncBatchNorm`` in a model, can be imported
+without an installed sparkdl. Calling the extension needs one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _Missing:
-    """Something of the extension, which fails when it is used."""
+    """Stand-in for a name of the extension; using it raises an error."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -60,7 +60,7 @@ _WAIT_AFTER_INTERRUPT_S = 5.0
 _MAX_PARAM_VALUE_LENGTH = 500  # the limit of the oldest servers in use; MLflow 2.x and 3.x take 6000
 
 _making_database = threading.Lock()
-"""Held while a run is opened in a local store: of two threads that find no database at once, both would make one."""
+"""Held while a run is opened in a local store: if two threads found no database at once, both would create one."""
 
 _logger = logging.getLogger(__name__)
 

@@ -110,7 +110,7 @@ def describe_start(
         active = group.active
     experiment_id = None if active is None else active.info.experiment_id
     if experiment is None and experiment_id is None and "DATABRICKS_RUNTIME_VERSION" in os.environ:
-        experiment_id = _get_experiment_id()  # that of the notebook, which other threads may not know
+        experiment_id = _get_experiment_id()  # the experiment of the notebook; other threads may not know it
     return RunStart(
         key=key,
         experiment=experiment if active is None else None,

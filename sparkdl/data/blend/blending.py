@@ -253,7 +253,7 @@ class BlendedFeed:
         self.close()
 
     def _begin(self) -> None:
-        """Keep the position from which the end of the blend is counted."""
+        """Record the current position as the one from which the end of the blend is computed."""
         self._steps_before, self._drawn_before = self._steps_done, self._mixture.drawn
         self._limits = None
         if self._settings["at_end"] == "stop":

@@ -1,4 +1,4 @@
-"""The mixture: which of several datasets supplies which sample, as close to the weights as whole samples can be.
+"""The choice of the dataset that supplies each sample, so that counts follow weights as closely as whole samples can.
 
 It computes with integers and reads no data. The result is the same on every *rank*: it depends only on weights, seed
 and position.
@@ -69,7 +69,7 @@ class Mixture:
         if len(drawn) != len(self._shares) or min(drawn) < 0:
             raise ParamError(f"A mixture of {len(self._shares)} datasets cannot continue from {list(drawn)}.")
         self._drawn = [int(count) for count in drawn]
-        # After counts that other weights led to, the datasets first catch up, which the table does not cover.
+        # If the counts come from other weights, some datasets first catch up; the table does not cover that.
         self._repeats = self._scale <= _MAX_TABLE and self._counts_are_its_own()
 
     def draw(self, num_samples: int) -> npt.NDArray[np.intp]:

@@ -341,7 +341,7 @@ class ParquetFeed:
         Args:
             given: number of batches of the current iteration that count as used; by default all that were yielded.
                 Pass it if batches are taken ahead of their use.
-            epoch: number of the epoch of these batches, to be passed in the same case; by default the current one.
+            epoch: number of the epoch of these batches, needed in the same case; by default the current one.
         """
         given = self._given if given is None else given
         epoch = self._epoch if epoch is None else epoch

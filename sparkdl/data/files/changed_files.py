@@ -28,8 +28,8 @@ def version_of(file: Any, path: str) -> str | None:
 
     ``path`` is the path under which the file was opened.
 
-    The version is the same on every machine: only one of several tags is used, because servers report times in another
-    precision when they list files than when they describe one.
+    Only the most reliable of its tags is used, so that the version is the same on every machine: when servers list
+    files, they report times in another precision than when they describe one file.
     """
     details = getattr(file, "details", None)
     if isinstance(details, dict):

@@ -187,8 +187,8 @@ class ReadAhead(Generic[Item]):
     def close(self) -> None:
         """Ask the thread to end after the current item, and wait for it.
 
-        What the generator waits for must be closed first, such as the reader. Waiting items can still be taken;
-        instead of the items that were not made, a :class:`~sparkdl.errors.DataError` is raised.
+        Whatever the generator waits for, such as a reader, must be closed first. Items that are ready can still be
+        taken; after them a :class:`~sparkdl.errors.DataError` is raised.
         """
         with self._changed:
             self._closed = True

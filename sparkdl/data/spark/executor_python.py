@@ -1,6 +1,6 @@
 """Detects Spark jobs that failed because of the executors' Python. Runs on the *driver*.
 
-It is missing, has another version than that of the driver, or lacks sparkdl or another module.
+That Python is missing, has another version than the driver, or lacks sparkdl or another module.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ _NOT_FOUND = re.compile(
 _DAMAGED = (
     "FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER",
     "org.apache.parquet.io.ParquetDecodingException:",
-    # Parquet's and Snappy's words, for which they have no classes.
+    # Messages of Parquet and Snappy whose exceptions have no class of their own.
     "is not a Parquet file",
     "could not read page",
     "FAILED_TO_UNCOMPRESS",

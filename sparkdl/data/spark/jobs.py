@@ -108,14 +108,14 @@ def spark_job(
                 yield
             except BaseException:
                 if outlives_no_task:
-                    with suppress(Exception):  # where Spark is gone, so are its tasks
+                    with suppress(Exception):  # if Spark is gone, its tasks are gone, too
                         _wait_for_tasks(spark, tag)
                 raise
 
 
 @contextmanager
 def named_jobs(spark: SparkSession, words: str) -> Iterator[None]:
-    """Name the Spark jobs of a block, and of threads that it starts, as :func:`spark_job` does, and do nothing else."""
+    """Name the Spark jobs of a block and of the threads that it starts; failures are raised as Spark raises them."""
     with jobs_of(words):
         purpose = _purpose.get()
         assert purpose is not None, "it has just been set"

@@ -99,7 +99,7 @@ def end_idle_forkservers(timeout_s: float) -> None:
 
 
 def _keep_one_kind(kept: _Kept) -> None:
-    """Keep a connection beside those of its kind: one in a Python worker, several for local ranks."""
+    """Keep an idle connection and those of its kind (one in a Python worker, several for local ranks); close others."""
     for other in _idle:
         if other.kind != kept.kind:
             other.forkserver.disconnect()

@@ -109,7 +109,7 @@ def _name(environment: Mapping[str, str], modules: Sequence[str]) -> str:
     """The socket name for workers that can share a forkserver.
 
     All users can read the name, so it does not depend on the values of variables. The one exception is the variable of
-    the GPUs, which always differs between ranks: they need not connect to find that out.
+    the GPUs, which always differs between ranks: with it in the name, they do not connect in vain.
     """
     gpus = environment.get("CUDA_VISIBLE_DEVICES")
     kind = hashlib.sha256(json.dumps([sys.executable, list(modules), sorted(environment), gpus]).encode())

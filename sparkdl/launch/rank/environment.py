@@ -40,8 +40,8 @@ _LEFT_BY_LAUNCHERS = (*JOB_VARIABLES, *TORCHRUN_VARIABLES, "NODE_RANK", "PYSPARK
 and leaves them there for later tasks, and a driver that is itself a rank has them."""
 
 _OF_DRIVER_ONLY = ("MLFLOW_TRACKING_", "MLFLOW_AUTH_", "MLFLOW_FLASK_SERVER_SECRET_KEY", "DATABRICKS_")
-"""Prefixes of variables with credentials that only the driver needs: ranks run code of many origins, and report to the
-driver."""
+"""Prefixes of variables with credentials that only the driver needs: ranks run code of many origins, and need none,
+because they report to the driver."""
 
 _NO_SECRET = ("MLFLOW_TRACKING_URI", "DATABRICKS_RUNTIME_VERSION")
 """Exceptions to these prefixes: libraries detect their platform by them. A URI with credentials is removed, too."""

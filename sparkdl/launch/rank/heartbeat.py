@@ -34,7 +34,7 @@ class RankHeartbeat:
         self._progressed_at = time.monotonic()
 
     def expect_no_progress(self) -> None:
-        """Report no time since the last progress until progress is noted again."""
+        """Stop reporting the time since the last progress, until progress is noted again."""
         self._progressed_at = None
 
     def _run(self) -> None:

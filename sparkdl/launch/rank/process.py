@@ -129,7 +129,7 @@ def _run(
         try:
             value = call(context)
         except BaseException as error:
-            # Reported at once: other ranks may fail because of this error, and this rank be ended because of theirs.
+            # Reported at once: other ranks may fail because of this error, and their failures may end this rank.
             task.send({"kind": "raised", "failure": _describe(error)})
             with contextlib.suppress(CommunicatorError):  # it would hide the first error
                 context.close(failed=True, reason=f"rank {context.rank} failed: {error_text(error)}")

@@ -302,7 +302,7 @@ class RankSupervisor:
         )
 
     def _end_hanging(self, reason: StopReason) -> Failure:
-        """End the rank where it is, as some rank hangs, even if the signal that requests its stack wakes it."""
+        """End the rank because some rank hangs, even if the signal that requests its stack makes it continue."""
         health = self.health()
         stack = (
             self._take_stack() if self._process.start_is_decided else self._process.examine_forkserver()[1]

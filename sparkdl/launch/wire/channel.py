@@ -55,13 +55,13 @@ class DriverLink:
                 self._address, self._secret, purpose=PURPOSE, timeout_s=REACH_TIMEOUT_S
             )
         except OSError:
-            return self  # driver out of reach, or its address is another machine's here: log lines are kept
+            return self  # out of reach, or another machine here has its address: log lines are kept
         self._connection = MessageConnection(sock)
         self._send(self._hello)
         threading.Thread(
             target=self._listen, args=(self._connection,), name="sparkdl-driver-watch", daemon=True
         ).start()
-        # After this wait it is known whether the launch was cancelled before; the rank then never begins.
+        # Wait until it is known whether the launch was already cancelled: its rank must then not begin.
         self._is_answered.wait(REACH_TIMEOUT_S)
         return self
 

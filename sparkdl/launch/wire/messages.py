@@ -4,8 +4,9 @@ A message is a JSON header and a binary body; receiving one never unpickles it. 
 authentication happens before the first one.
 
 A mark at the beginning of an output line of a rank holds the level of a log record, or marks a message meant for the
-driver. A rank writes marks if the process that started it has requested them, in order with everything else that the
-rank prints; the process that shows the lines removes the marks. Nothing is inferred from the text of a line.
+driver. A rank writes marks only if the process that started it has requested them. Marked lines keep their order among
+all other lines that the rank prints; the process that shows the lines removes the marks. Nothing is inferred from the
+text of a line.
 
 An exception is packed with the exceptions that it was raised from, which pickling alone leaves out. The function that
 runs on the ranks is pickled on the driver, and the error names what cannot be pickled.

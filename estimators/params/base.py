@@ -170,7 +170,7 @@ def _wrong_type(param: Param[Any], value: Any, error: Exception) -> ParamTypeErr
     if takes is not None:
         return ParamTypeError(f"Param {param.name} takes {takes}, got {reprlib.repr(value)}: {param.doc}.")
     # Spark puts its own text before the message of the converter.
-    cause = error.__context__ or error
+    cause = str(error.__context__ or error).removesuffix(".")
     return ParamTypeError(f"Param {param.name} cannot be {reprlib.repr(value)}: {cause}.")
 
 

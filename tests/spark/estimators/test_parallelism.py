@@ -68,7 +68,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"tensor": 2}, {"model": with_plan_for_nothing()}, "names the module '1.*.up'"),
     ({"context": 2}, {}, "neither positions nor position_ids"),
     ({"pipeline": 2, "schedule": "interleaved-1f1b"}, {}, "3 blocks cannot be cut into 4 pipeline stages"),
-    ({"pipeline": 2, "schedule": "2f2b"}, {}, "There is no pipeline schedule '2f2b'"),
+    ({"pipeline": 2, "schedule": "2f2b"}, {}, "schedule must be 'gpipe' or .*, got '2f2b'"),
     ({"pipeline": 2, "microbatches": 2}, {"batchSize": 7}, "Batches of 7 rows cannot be cut"),
     ({"pipeline": 2}, {"model": NORMALIZED}, "'1' of the model is a BatchNorm"),
     ({"shard": 2, "offload": True}, {}, "parallelism has offload, .* and gpusPerWorker is 0"),

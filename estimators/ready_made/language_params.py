@@ -152,6 +152,6 @@ class HasCorpora(Params):
                 alone, other = other, alone
             raise ParamError(f"Param {alone} is set, and {other} is not. Set both, or none.").about(alone)
         if self.getEpochRows() is not None and self.getCorpusWeights() is None:
-            raise ParamError(f"Param epochRows is set, and corpusWeights is not: {self.epochRows.doc}.").about(
-                "epochRows"
-            )
+            raise ParamError(
+                f"Param epochRows is set, and corpusWeights is not: {self.epochRows.doc}."
+            ).about("epochRows")

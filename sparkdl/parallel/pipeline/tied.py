@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 
 from sparkdl.errors import ParamError
+from sparkdl.parallel.collectives import local_part
 from sparkdl.parallel.pipeline.schedules import stages_of_rank
 from sparkdl.parallel.sharding import device_of_counts
 
@@ -101,7 +101,7 @@ class TiedGradients:
             number: torch.zeros_like(each) if each.grad is None else each.grad
             for number, each in copies.items()
         }
-        local = {number: _local(grad).contiguous() for number, grad in own.items()}
+        local = {number: local_part(grad).contiguous() for number, grad in own.items()}
         like = next(iter(local.values()))
         others = {
             number: torch.empty_like(like)
@@ -123,7 +123,7 @@ class TiedGradients:
         # In the same order on all ranks, so that all copies stay equal to the bit.
         total = functools.reduce(torch.add, (part for _, part in sorted((local | others).items())))
         for number, parameter in copies.items():
-            _local(own[number]).copy_(total)
+            local_part(own[number]).copy_(total)
             parameter.grad = own[number]
 
     def _compare(self, copies: Mapping[str, Mapping[int, nn.Parameter]]) -> None:
@@ -153,10 +153,6 @@ def _tied_parameters(stage: nn.Module) -> list[TiedParameter]:
 def _find_parameter(stage: nn.Module, name: str) -> nn.Parameter:
     inner = next(each for each in stage.modules() if hasattr(each, "tied_parameters"))
     return inner.get_parameter(name)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _division(parameter: nn.Parameter) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparkdl import data
@@ -42,7 +43,7 @@ from sparkdl.model.signature import ModelOutput, ModelSignature
 from sparkdl.training.learning_rate import make_scheduler
 from sparkdl.training.probe import ProbeResult, probe
 from sparkdl.training.spec import DRAWN, Goal, TrainingSpec
-from sparkdl.training.update import updates_per_epoch
+from sparkdl.training.update import make_optimizer, updates_per_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -337,6 +338,8 @@ def _check_parallelism(params: _TorchEstimatorParams) -> None:
 
     sizes = parallelism.resolve(params.getNumWorkers())
     check_parts(params.getModel(), sizes, params.getBatchSize())
+    if sizes.tensor * sizes.shard * sizes.context > 1:
+        _check_divided_optimizer(params)
     if sizes.pipeline > 1:
         _check_pipeline(params)
     if sizes.offload and not params.getGpusPerWorker():
@@ -353,6 +356,19 @@ def _check_parallelism(params: _TorchEstimatorParams) -> None:
         raise ParamError(
             "Param syncBatchNorm would count rows twice where ranks of tensor or context parallelism have the same "
             "ones. Leave it out, or use shard alone."
+        )
+
+
+def _check_divided_optimizer(params: _TorchEstimatorParams) -> None:
+    """Refuse optimizers of torch whose step fails on the parts of parameters that a rank has."""
+    try:
+        made = make_optimizer(params.getOptimizer(), params.getModel())
+    except ParamError:
+        return  # the trial of the optimizer says what is wrong
+    if isinstance(made, torch.optim.Adafactor | torch.optim.Rprop):
+        raise ParamError(
+            f"Param optimizer makes {type(made).__name__}, which needs whole parameters, and with Param parallelism "
+            "each rank has a part of them. Choose another one, such as AdamW, or train replicas: leave parallelism out."
         )
 
 

@@ -62,11 +62,10 @@ def parallelize(
         share_sequences(module, layout.group("context"), method=sizes.attention)
         if whole_outputs:
             called = WholeSequences(module, layout.group("context"))
-    blocks = blocks_of(module)
     if sizes.recompute:
-        recompute_activations(blocks)
+        recompute_activations(blocks_of(module))
     if averaged and layout.size("data", "shard", "context") > 1:
-        shard(module, layout, stage=sizes.sharding_stage, blocks=blocks, offload=sizes.offload)
+        shard(module, layout, stage=sizes.sharding_stage, offload=sizes.offload)
     return called
 
 

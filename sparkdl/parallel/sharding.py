@@ -56,7 +56,9 @@ def shard(
         layout: layout of the ranks.
         stage: ZeRO stage: 3 shards weights, gradients and optimizer state; 2 keeps a block's weights from its forward
             to its backward pass; 1 also keeps whole gradients while they are accumulated over several batches.
-        blocks: modules whose weights are gathered together; :func:`blocks_of` if None.
+        blocks: modules whose weights are gathered together when they are called; the members of the model's lists of
+            layers if None, and without such a list the layers of a ``Sequential`` or the whole model, because a module
+            may also read the weights of a child that it does not call.
         dtype: dtype in which blocks compute, where gradients are then summed in float32; weights and gradients keep
             their dtype. None for the dtype of the weights.
         offload: whether shards lie in host memory, and a block's weights on the GPU only while it computes.
@@ -84,7 +86,7 @@ def shard(
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
     check_shardable(module)
-    own = _without_shared(module, blocks_of(module) if blocks is None else blocks)
+    own = _without_shared(module, _called_blocks_of(module) if blocks is None else blocks)
     for block in own:
         fully_shard(block, **arguments)
     fully_shard(module, **arguments)
@@ -205,6 +207,12 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
             and not isinstance(member, nn.ParameterList | nn.ParameterDict)
         ]
     return list(dict.fromkeys(found))  # a layer may occur several times
+
+
+def _called_blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The blocks of a model that compute only when they are called."""
+    has_lists = any(True for _ in _members_of_lists(module))
+    return blocks_of(module) if has_lists or isinstance(module, nn.Sequential) else []
 
 
 def _without_shared(module: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:

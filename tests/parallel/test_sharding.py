@@ -72,10 +72,9 @@ def check(
     module = make()
     if layout.size("tensor") > 1:
         divide(module, layout.mesh["tensor"], sequence=sequence)
-    blocks = blocks_of(module)
     if recompute:
-        recompute_activations(blocks)
-    shard(module, layout, stage=stage, blocks=blocks)
+        recompute_activations(blocks_of(module))
+    shard(module, layout, stage=stage)
     optimizer = optimizer_of(module)
     for step, (loss_of_one, gradients) in enumerate(reference(make)):
         loss = loss_of(module, layout, *rows_of(layout, step))
@@ -104,16 +103,17 @@ def check_a_llama_sharded_and_divided_equals_one_process() -> None:
 
 
 class Listed(nn.Module):
-    """A model without a list of blocks, with parameters in a list."""
+    """A model without a list of blocks, which has parameters in a list and reads those of a layer."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(5)
-        self.embedding, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
+        self.embedding, self.head = nn.Embedding(32, 16), nn.Linear(16, 16)
         self.scales = nn.ParameterList(nn.Parameter(torch.rand(16)) for _ in range(2))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.embedding(tokens) * self.scales[0] + self.scales[1])
+        hidden = self.head(self.embedding(tokens) * self.scales[0] + self.scales[1])
+        return F.linear(hidden, self.embedding.weight)
 
 
 def check_parameters_in_lists_are_sharded_and_changing_rows_are_refused() -> None:

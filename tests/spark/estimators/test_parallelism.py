@@ -73,6 +73,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"pipeline": 2}, {"model": NORMALIZED}, "'1' of the model is a BatchNorm"),
     ({"shard": 2, "offload": True}, {}, "parallelism has offload, .* and gpusPerWorker is 0"),
     ({"pipeline": 2}, {"compileModel": True}, "Param compileModel is set"),
+    ({"shard": 2}, {"optimizer": torch.optim.Rprop}, "makes Rprop, which needs whole parameters"),
 ]
 
 

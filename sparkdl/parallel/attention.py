@@ -550,8 +550,16 @@ def _summed(gradient: Tensor, key_heads: int) -> Tensor:
     return gradient.view(batch, key_heads, heads // key_heads, positions, size).sum(2)
 
 
+_BIAS_ALIGNMENT = 16
+"""The rows of a bias begin at multiples of this many elements: a requirement of torch's kernels for GPUs."""
+
+
 def _bias(mask: Tensor | None, query: Tensor) -> Tensor | None:
     if mask is None:
         return None
-    bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -math.inf)
-    return bias if query.device.type == "cpu" else bias.expand(*query.shape[:2], -1, -1)
+    keys = mask.shape[-1]
+    is_on_cpu = query.device.type == "cpu"
+    width = keys if is_on_cpu else -(-keys // _BIAS_ALIGNMENT) * _BIAS_ALIGNMENT
+    bias = torch.zeros((*mask.shape[:-1], width), dtype=query.dtype, device=query.device)[..., :keys]
+    bias.masked_fill_(~mask, -math.inf)
+    return bias if is_on_cpu else bias.expand(*query.shape[:2], -1, -1)

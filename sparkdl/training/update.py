@@ -208,12 +208,14 @@ def use_float8(module: nn.Module, device: torch.device) -> None:
             "such as an H100, or a newer one. Use 'bfloat16'."
         )
     try:
-        from torchao.float8 import convert_to_float8_training
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
         raise ParamError(
             f"Param precision is 'float8', which needs torchao on the executors: {error}. Run pip install torchao."
         ) from error
-    convert_to_float8_training(module, module_filter_fn=_takes_float8)
+    # The gradient of a weight is a sum over the rows of a batch, whose number need not be a multiple of 16 either.
+    config = Float8LinearConfig(pad_inner_dim=True)
+    convert_to_float8_training(module, module_filter_fn=_takes_float8, config=config)
 
 
 def _takes_float8(layer: nn.Module, name: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,9 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import sparkdl.torch
-from sparkdl.errors import ParamError
+from sparkdl.collective.nccl.opening import SHARING_VARIABLE, load_nccl
+from sparkdl.errors import ParamError, TransportUnavailableError
 from sparkdl.torch.gpu.staged import GpuLane
 from tests.checks import Outcomes, outcome_of
+from tests.parallel import test_attention
 from tests.parallel.test_pairs import check
 from tests.torch.scenes.accelerator_checks import run_checks
 
@@ -28,15 +31,30 @@ if TYPE_CHECKING:
 NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 needs_gpu = pytest.mark.skipif(NUM_GPUS < 1, reason=f"torch {torch.__version__} sees no CUDA device")
-needs_three_gpus = pytest.mark.skipif(
-    NUM_GPUS < 3, reason=f"one host with two GPUs and one with one are played, torch sees {NUM_GPUS}"
-)
-needs_four_gpus = pytest.mark.skipif(
-    NUM_GPUS < 4, reason=f"two hosts with two GPUs each are played, torch sees {NUM_GPUS}"
-)
 needs_two_gpus = pytest.mark.skipif(
     NUM_GPUS < 2, reason=f"NCCL needs a GPU per rank, torch {torch.__version__} sees {NUM_GPUS}"
 )
+
+
+@cache
+def _takes_ranks_that_share_a_gpu() -> bool:
+    try:
+        return NUM_GPUS > 0 and tuple(int(part) for part in load_nccl().version.split(".")) >= (2, 30)
+    except TransportUnavailableError:
+        return False
+
+
+def needs_nccl_over(num_ranks: int) -> pytest.MarkDecorator:
+    """Skip a test where NCCL cannot be opened over that many ranks: each has its own GPU, or NCCL is 2.30 or later."""
+    return pytest.mark.skipif(
+        num_ranks > NUM_GPUS and not _takes_ranks_that_share_a_gpu(),
+        reason=f"NCCL before 2.30 needs a GPU for each of {num_ranks} ranks, torch sees {NUM_GPUS}",
+    )
+
+
+def nccl_variables(num_ranks: int) -> dict[str, str] | None:
+    """The environment of ranks over which NCCL is opened: they share a GPU if there are too few."""
+    return {SHARING_VARIABLE: "1", "CUDA_VISIBLE_DEVICES": "0"} if num_ranks > NUM_GPUS else None
 
 
 class NotFiniteFromStep(nn.CrossEntropyLoss):
@@ -135,6 +153,15 @@ def train_in_parts(environment: RankEnvironment, backend: str, cases: dict[str, 
         return {
             name: outcome_of(lambda: check(case, device=device, tolerance=1e-3), environment.rank)  # noqa: B023
             for name, case in cases.items()
+        }
+
+
+def attend(environment: RankEnvironment) -> Outcomes:
+    """Run the checks of attention over a sharded sequence with all tensors on the GPU."""
+    with process_group(environment, "host") as device, torch.device(device):
+        return {
+            name: outcome_of(getattr(test_attention, name), environment.rank)
+            for name in test_attention.CHECKS
         }
 
 

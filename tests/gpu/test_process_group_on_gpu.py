@@ -11,9 +11,9 @@ import pytest
 from tests.gpu.gpu_scenes import (
     ask_for,
     average_on_gpus,
-    needs_four_gpus,
+    nccl_variables,
     needs_gpu,
-    needs_three_gpus,
+    needs_nccl_over,
     needs_two_gpus,
     overlap,
     play_checks,
@@ -29,10 +29,10 @@ ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 BACKENDS = ("auto", "torch", "sparkdl", "host")
 OWN_ROADS: list[Any] = [
     ("sparkdl", 1),
-    pytest.param("sparkdl", 2, marks=needs_two_gpus),
+    pytest.param("sparkdl", 2, marks=needs_nccl_over(2)),
     # On two simulated hosts: two ranks and one, and two each.
-    pytest.param("hierarchical", 3, marks=needs_three_gpus),
-    pytest.param("hierarchical", 4, marks=needs_four_gpus),
+    pytest.param("hierarchical", 3, marks=needs_nccl_over(3)),
+    pytest.param("hierarchical", 4, marks=needs_nccl_over(4)),
     ("host", 2),
 ]
 own_roads = pytest.mark.parametrize(("backend", "world_size"), OWN_ROADS)
@@ -40,7 +40,7 @@ own_roads = pytest.mark.parametrize(("backend", "world_size"), OWN_ROADS)
 
 def run_backend(world_size: int, scene: Callable[..., Any], backend: str) -> list[Any]:
     """Run a function on ranks of a backend; with ``host`` they share a GPU."""
-    variables = ONE_GPU if backend == "host" else None
+    variables = ONE_GPU if backend == "host" else nccl_variables(world_size)
     return run_ranks(world_size, scene, backend, timeout_s=150, variables=variables)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -41,6 +43,7 @@ def make_model(seed, kind, prediction_shape):
 def test_model_on_a_gpu_of_the_task_predicts_what_the_cpu_predicts(request, kind, prediction_shape):
     rows = np.random.default_rng(0).normal(size=(50, 48)).astype(np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 48)
+    gc.collect()  # tensors of other tests
     before = torch.cuda.memory_allocated()
     expected = score_batch(load_predictor(make_model(1, kind, prediction_shape)), (column,)).to_pylist()
     assert torch.cuda.memory_allocated() == before

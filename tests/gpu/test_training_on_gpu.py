@@ -22,6 +22,11 @@ from tests.training.scenes.training_scenes import make_spec, train_all, train_in
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
+shared_or_own = pytest.mark.parametrize(
+    "variables",
+    [{"CUDA_VISIBLE_DEVICES": "0"}, pytest.param(None, marks=needs_two_gpus)],
+    ids=["shared", "own"],
+)
 TOLERANCE = 1e-4  # float32 on other hardware: other order of sums, fused multiply-add
 
 
@@ -56,11 +61,7 @@ def test_deferred_check_names_the_first_step_whose_loss_was_not_finite(
         run_ranks(world_size, train_all, [(spec, write_dataset(tmp_path, 37))], timeout_s=150)
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [{"CUDA_VISIBLE_DEVICES": "0"}, pytest.param(None, marks=needs_two_gpus)],
-    ids=["shared", "own"],
-)
+@shared_or_own
 def test_two_ranks_learn_on_gpus_what_one_process_learns_on_the_joined_batches(
     tmp_path: Path, variables: dict[str, str] | None
 ) -> None:
@@ -99,11 +100,11 @@ def test_fit_resumed_from_any_checkpoint_ends_with_the_same_bits(tmp_path: Path)
         assert_same_fit(whole, outcome)
 
 
-@needs_two_gpus
+@shared_or_own
 @pytest.mark.parametrize("initial_weights", [None, "drawn"])
 @pytest.mark.parametrize("offload", [False, True])
 def test_shards_on_gpus_learn_what_one_process_learns(
-    tmp_path: Path, offload: bool, initial_weights: str | None
+    tmp_path: Path, offload: bool, initial_weights: str | None, variables: dict[str, str] | None
 ) -> None:
     from sparkdl.parallel import Parallelism, draw_weights
 
@@ -116,7 +117,7 @@ def test_shards_on_gpus_learn_what_one_process_learns(
     divided = dataclasses.replace(
         spec, parallelism=Parallelism(shard=2, offload=offload), initial_weights=initial_weights
     )
-    outcomes = run_ranks(2, train_all, [(divided, dataset)], timeout_s=120)
+    outcomes = run_ranks(2, train_all, [(divided, dataset)], timeout_s=120, variables=variables)
     assert_same_weights(outcomes[0][0].weights, expected)
 
 

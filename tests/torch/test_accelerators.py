@@ -93,6 +93,16 @@ def test_hierarchical_transport_chooses_the_backend_unless_another_was_asked_for
     assert choose_cuda_backend(["auto"] * 2, ["a", ""], is_hierarchical=True, num_hosts=num_hosts) is None
 
 
+def test_ranks_that_may_share_a_gpu_get_the_backends_that_open_nccl_themselves() -> None:
+    shared = ["a", "a"]
+    assert choose_cuda_backend(["sparkdl"] * 2, shared, may_share=True) == "sparkdl"
+    assert choose_cuda_backend(["hierarchical"] * 2, shared, num_hosts=2, may_share=True) == "hierarchical"
+    assert choose_cuda_backend(["auto"] * 2, shared, may_share=True) == "host"
+    for backend in ("torch", "hierarchical"):  # on one host both are torch's NCCL
+        with pytest.raises(ParamError, match=r"ranks 0, 1 share GPU a"):
+            choose_cuda_backend([backend] * 2, shared, may_share=True)
+
+
 def test_hierarchical_transport_is_not_replaced_where_ranks_share_a_gpu() -> None:
     with pytest.raises(ParamError, match=r"cuda='hierarchical' needs a GPU for every rank"):
         choose_cuda_backend(["auto"] * 2, ["a", "a"], is_hierarchical=True, num_hosts=1)

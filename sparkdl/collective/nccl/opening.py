@@ -40,6 +40,10 @@ logger = logging.getLogger(__name__)
 LIBRARY_VARIABLE = "SPARKDL_NCCL_LIBRARY"
 """Environment variable with the path of the NCCL library to use if the caller names none."""
 
+SHARING_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""NCCL's own environment variable: 1 lets ranks share a GPU, from NCCL 2.30 on."""
+
+_SHARING_SINCE = (2, 30)
 _SONAME = "libnccl.so.2"
 _DRIVER = "libcuda.so.1"
 
@@ -101,6 +105,8 @@ def open_nccl_group(
 ) -> NcclGroup:
     """Open NCCL over the ranks of a communicator, each with a GPU of its own; all ranks must make this call.
 
+    Ranks may share a GPU if NCCL is 2.30 or later and its ``NCCL_MULTI_RANK_GPU_ENABLE`` is 1 on all of them.
+
     Args:
         communicator: communicator of the ranks, over which they exchange what NCCL needs. The caller still closes it,
             but it fails together with the group from now on.
@@ -111,7 +117,7 @@ def open_nccl_group(
 
     Raises:
         TransportUnavailableError: if some rank has no NCCL, no GPU or no driver; the message names the ranks.
-        ParamError: if ranks share a GPU, or one asked for a GPU that it does not see.
+        ParamError: if ranks share a GPU that may not, or one asked for a GPU that it does not see.
         CommunicatorTimeoutError: if NCCL does not open in time.
         CommunicatorError: if some rank failed in any other way; the message names it and has NCCL's own text.
     """
@@ -139,6 +145,11 @@ def open_nccl_group(
     return NcclGroup(core, communicator, gpu=gpu, name=f"{communicator.name}/{name}", timeout_s=timeout_s)
 
 
+def may_share_gpus() -> bool:
+    """Return whether this process's environment lets ranks share a GPU in NCCL."""
+    return os.environ.get(SHARING_VARIABLE) == "1"
+
+
 def find_shared_gpus(gpus: Sequence[str]) -> dict[str, list[int]]:
     """Return the GPUs that more than one rank has, with these ranks.
 
@@ -158,7 +169,13 @@ def _look_at_own(gpu: int, library: str | None) -> tuple[NcclLibrary | None, dic
         uuid, bus_id = loaded.gpu_id(gpu)
     except (SparkdlError, ValueError) as error:
         return None, {"kind": type(error).__name__, "error": str(error)}
-    return loaded, {"version": loaded.version, "path": loaded.path, "gpu": uuid, "bus": bus_id}
+    return loaded, {
+        "version": loaded.version,
+        "path": loaded.path,
+        "gpu": uuid,
+        "bus": bus_id,
+        "may_share": may_share_gpus(),
+    }
 
 
 def _check_ranks(ranks: Sequence[Mapping[str, Any]]) -> None:
@@ -177,11 +194,13 @@ def _check_ranks(ranks: Sequence[Mapping[str, Any]]) -> None:
         )
         raise CommunicatorError(f"all ranks need the same version of NCCL, but have: {text}")
     shared = find_shared_gpus([published["gpu"] for published in ranks])
-    if shared:
+    version = tuple(int(part) for part in versions[0].split("."))
+    if shared and not (version >= _SHARING_SINCE and all(published["may_share"] for published in ranks)):
         who = "; ".join(f"{name_ranks(members)} share {gpu}" for gpu, members in shared.items())
         raise ParamError(
             f"NCCL needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or let them communicate"
-            " through host memory."
+            f" through host memory. NCCL 2.30 and later also works between them if {SHARING_VARIABLE}=1 on all ranks;"
+            f" this is {versions[0]}."
         )
 
 

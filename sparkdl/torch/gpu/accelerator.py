@@ -12,7 +12,9 @@ Runs on the *rank*. The ranks exchange which GPU they have, as NCCL needs one fo
   all ranks are on one host, torch's NCCL is used instead.
 * ``"host"``: :class:`~sparkdl.torch.gpu.staged.StagedTensors`.
 
-A backend that is asked for by name but not available is an error, never replaced by another one.
+A backend that is asked for by name but not available is an error, never replaced by another one. ``"sparkdl"`` and
+``"hierarchical"`` are available to ranks that share a GPU, too, where NCCL is told to take them
+(:func:`~sparkdl.collective.nccl.opening.may_share_gpus`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from sparkdl.collective import Communicator, Rendezvous, all_gather_bytes
 from sparkdl.collective.nccl.hierarchy import open_hierarchy
-from sparkdl.collective.nccl.opening import find_shared_gpus, open_nccl_group
+from sparkdl.collective.nccl.opening import find_shared_gpus, may_share_gpus, open_nccl_group
 from sparkdl.collective.opening import is_hierarchical
 from sparkdl.errors import ParamError
 from sparkdl.topology import name_ranks
@@ -67,7 +69,7 @@ def open_accelerator(
         key="gpu",
         rank=communicator.rank,
         world_size=communicator.world_size,
-        value=json.dumps({"backend": backend, "gpu": _own_gpu()}).encode(),
+        value=json.dumps({"backend": backend, "gpu": _own_gpu(), "may_share": may_share_gpus()}).encode(),
         timeout_s=timeout_s,
     )
     ranks = [json.loads(text) for text in texts]
@@ -76,6 +78,7 @@ def open_accelerator(
         [rank["gpu"] for rank in ranks],
         is_hierarchical=is_hierarchical(communicator.requested_transport),
         num_hosts=communicator.topology.num_hosts,
+        may_share=all(rank["may_share"] for rank in ranks),
     )
     if chosen is None:
         return None
@@ -95,7 +98,12 @@ def open_accelerator(
 
 
 def choose_cuda_backend(
-    backends: Sequence[str], gpus: Sequence[str], *, is_hierarchical: bool = False, num_hosts: int = 1
+    backends: Sequence[str],
+    gpus: Sequence[str],
+    *,
+    is_hierarchical: bool = False,
+    num_hosts: int = 1,
+    may_share: bool = False,
 ) -> str | None:
     """Choose the backend that the ranks use; None for no backend.
 
@@ -104,6 +112,7 @@ def choose_cuda_backend(
         gpus: identity of each rank's GPU; empty for a rank without one.
         is_hierarchical: whether the communicator's transport asks for NCCL only inside hosts.
         num_hosts: number of hosts that the ranks are on.
+        may_share: whether NCCL may be opened over ranks that share a GPU, if sparkdl opens it.
 
     Raises:
         ParamError: if the backend is not available, or ranks asked for different backends.
@@ -123,7 +132,8 @@ def choose_cuda_backend(
         backend = "hierarchical"
     if backend == "auto":
         return "host" if shared else "torch"
-    if shared and backend != "host":
+    opens_nccl = backend == "sparkdl" or (backend == "hierarchical" and num_hosts > 1)
+    if shared and backend != "host" and not (may_share and opens_nccl):
         who = "; ".join(f"{name_ranks(ranks)} share GPU {gpu}" for gpu, ranks in shared.items())
         raise ParamError(
             f"cuda={backend!r} needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or use"

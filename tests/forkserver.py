@@ -29,7 +29,7 @@ OF_A_FIT = "sparkdl.data.petastorm.reader"
 """Module that :func:`sparkdl.training.trainer.train` imports when it reads the first rows, and with it pandas."""
 
 NOT_PRELOADED = "tests.gpu."
-"""Prefix of modules that count GPUs at import, after which no fork can use a GPU."""
+"""Prefix of modules that count GPUs at import, after which no fork can use a GPU; what they import most is preloaded."""
 
 READ_AT_IMPORT = (
     "PYTHON",
@@ -192,8 +192,7 @@ def _main(fd: int) -> None:
 
 def _preload(modules: Sequence[str]) -> None:
     for name in modules:
-        if not name.startswith(NOT_PRELOADED):
-            importlib.import_module(name)
+        importlib.import_module("sparkdl.torch" if name.startswith(NOT_PRELOADED) else name)
     if "torch" in sys.modules:
         for name in WITH_TORCH:
             importlib.import_module(name)

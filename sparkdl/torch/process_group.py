@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from sparkdl.errors import CommunicatorError
 from sparkdl.rendezvous.deadline import to_seconds
@@ -209,14 +210,17 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     def _start_coalescing(self, device: torch.device) -> None:
         if torch.device(device).type == "cpu":
             self._coalesced = []
-        elif isinstance(self._accelerator, dist.ProcessGroup):
+        elif self._accelerator is not None:
             self._accelerator._start_coalescing(device)
 
     def _end_coalescing(self, device: torch.device) -> Any:
         """One work for all operations since :meth:`_start_coalescing`, whose own works torch has dropped."""
-        if torch.device(device).type != "cpu" and isinstance(self._accelerator, dist.ProcessGroup):
-            return self._accelerator._end_coalescing(device)
-        works, self._coalesced = self._coalesced or [], None
+        if torch.device(device).type != "cpu" and self._accelerator is not None:
+            works = self._accelerator._end_coalescing(device)
+            if isinstance(works, dist.Work):
+                return works
+        else:
+            works, self._coalesced = self._coalesced or [], None
         return joined(works, completer=self._completer)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -227,6 +231,28 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
 
     def _has_hooks(self) -> bool:
         return False
+
+
+_torchs_batch_isend_irecv = dist.batch_isend_irecv
+
+
+def _batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+    if not p2p_op_list or not isinstance(p2p_op_list[0], dist.P2POp):
+        return _torchs_batch_isend_irecv(p2p_op_list)  # torch's error
+    group, device = p2p_op_list[0].group, p2p_op_list[0].tensor.device
+    if not isinstance(group, SparkdlProcessGroup) or device.type == "cpu":
+        return _torchs_batch_isend_irecv(p2p_op_list)
+    distributed_c10d._check_p2p_op_list(p2p_op_list)
+    with distributed_c10d._coalescing_manager(group, device, async_ops=True) as manager:
+        for each in p2p_op_list:
+            each.op(each.tensor, each.peer, each.group, each.tag)
+    works: list[dist.Work] = manager.works
+    return works
+
+
+# torch starts the messages of a batch together only in groups of its own class. One after the other, NCCL sends a large
+# message only when it is received: two ranks that both send first, as pipelines and rings do, would wait for ever.
+dist.batch_isend_irecv = distributed_c10d.batch_isend_irecv = _batch_isend_irecv
 
 
 def _leave_groups() -> None:

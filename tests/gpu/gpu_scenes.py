@@ -20,8 +20,6 @@ from sparkdl.collective.nccl.opening import SHARING_VARIABLE, load_nccl
 from sparkdl.errors import ParamError, TransportUnavailableError
 from sparkdl.torch.gpu.staged import GpuLane
 from tests.checks import Outcomes, outcome_of
-from tests.parallel import test_attention
-from tests.parallel.test_pairs import check
 from tests.torch.scenes.accelerator_checks import run_checks
 
 if TYPE_CHECKING:
@@ -147,8 +145,25 @@ def overlap(environment: RankEnvironment, backend: str) -> tuple[bool, float]:
         return is_early, float(tensor[-1])
 
 
+def exchange(environment: RankEnvironment, backend: str) -> bool:
+    """Send a large tensor around the ring in a batch that begins with the sends; return whether it arrived."""
+    with process_group(environment, backend):
+        rank, size = environment.rank, environment.world_size
+        sent = torch.full((1 << 24,), float(rank), device="cuda")
+        received = torch.zeros_like(sent)
+        batch = [
+            dist.P2POp(dist.isend, sent, (rank + 1) % size),
+            dist.P2POp(dist.irecv, received, (rank - 1) % size),
+        ]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        return bool((received == (rank - 1) % size).all())
+
+
 def train_in_parts(environment: RankEnvironment, backend: str, cases: dict[str, Parallelism]) -> Outcomes:
     """Train a decoder under each kind of parallelism; return what differs from one process on the CPU."""
+    from tests.parallel.test_pairs import check
+
     with process_group(environment, backend) as device:
         return {
             name: outcome_of(lambda: check(case, device=device, tolerance=1e-3), environment.rank)  # noqa: B023
@@ -158,6 +173,8 @@ def train_in_parts(environment: RankEnvironment, backend: str, cases: dict[str, 
 
 def attend(environment: RankEnvironment) -> Outcomes:
     """Run the checks of attention over a sharded sequence with all tensors on the GPU."""
+    from tests.parallel import test_attention
+
     with process_group(environment, "host") as device, torch.device(device):
         return {
             name: outcome_of(getattr(test_attention, name), environment.rank)

@@ -11,6 +11,7 @@ import pytest
 from tests.gpu.gpu_scenes import (
     ask_for,
     average_on_gpus,
+    exchange,
     nccl_variables,
     needs_gpu,
     needs_nccl_over,
@@ -97,6 +98,14 @@ def test_collective_returns_while_the_gpu_is_busy_and_keeps_the_streams_order(
     for is_early, value in run_backend(world_size, overlap, backend):
         assert is_early
         assert value == world_size * (world_size + 1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "world_size"),
+    [*OWN_ROADS, ("auto", 1), pytest.param("auto", 2, marks=needs_two_gpus)],
+)
+def test_batch_of_large_messages_that_begins_with_the_sends_arrives(backend: str, world_size: int) -> None:
+    assert all(run_backend(world_size, exchange, backend))
 
 
 @own_roads

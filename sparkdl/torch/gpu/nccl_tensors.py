@@ -8,7 +8,7 @@ has not completed it by then, the group fails. A thread of the group checks this
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C._distributed_c10d import (
@@ -98,6 +98,16 @@ class NcclWork(Work):
 Tensors = Sequence[torch.Tensor]
 Finish = Callable[[], object]
 
+
+class _Operation(NamedTuple):
+    """One operation of c10d: its options, the tensors that it uses and returns, and what it adds to a batch."""
+
+    opts: Any
+    used: Tensors
+    outputs: Tensors
+    add: Callable[[NcclBatch, list[Finish]], None]
+
+
 # NCCL does not reduce these; truncating the wider sum gives the result of wrapping arithmetic.
 _WIDER_DTYPE = {torch.int16: torch.int32, torch.uint16: torch.int32}
 
@@ -115,6 +125,7 @@ class NcclTensors:
         self._group = group
         self._lane = lane
         self._timeout_s = timeout_s
+        self._coalesced: list[_Operation] | None = None
 
     @property
     def failure(self) -> CommunicatorError | None:
@@ -300,18 +311,35 @@ class NcclTensors:
         """Complete the collectives in progress and close the group."""
         self._group.close()
 
+    def _start_coalescing(self, _: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, _: torch.device) -> NcclWork | list[NcclWork]:
+        """Start all operations since :meth:`_start_coalescing` together; an empty list if there was none."""
+        operations, self._coalesced = self._coalesced or [], None
+        return self._run_together(operations) if operations else []
+
     def _run(
         self, opts: Any, used: Tensors, outputs: Tensors, add: Callable[[NcclBatch, list[Finish]], None]
     ) -> NcclWork:
         """Put the operations that ``add`` adds on a stream, with the copies before and after them."""
-        asynchronous = getattr(opts, "asyncOp", True)
+        operation = _Operation(opts, used, outputs, add)
+        if self._coalesced is None:
+            return self._run_together([operation])
+        self._coalesced.append(operation)
+        return None  # type: ignore[return-value]  # torch drops the works of coalesced operations
+
+    def _run_together(self, operations: Sequence[_Operation]) -> NcclWork:
+        used = [tensor for each in operations for tensor in each.used]
+        outputs = [tensor for each in operations for tensor in each.outputs]
+        timeouts = [seconds(getattr(each.opts, "timeout", None)) or self._timeout_s for each in operations]
+        asynchronous = any(getattr(each.opts, "asyncOp", True) for each in operations)
         finishes: list[Finish] = []
         with self._lane.beside(used, asynchronous=asynchronous) as stream:
             batch = self._group.batch()
-            add(batch, finishes)
-            handle = batch.run(
-                stream=stream, timeout_s=seconds(getattr(opts, "timeout", None)) or self._timeout_s
-            )
+            for each in operations:
+                each.add(batch, finishes)
+            handle = batch.run(stream=stream, timeout_s=max(timeouts))
             self._lane.order(handle)
             for finish in finishes:
                 finish()

@@ -3,7 +3,8 @@
 Host memory is for ranks that share a GPU, which NCCL refuses. Tensors are copied to pinned memory, communicated there
 as CPU tensors are (through shared memory, on one host), and copied back. The copies are in the order of the caller's
 stream; a thread of the process group waits for them on the host, so that neither the caller nor its stream waits
-before ``wait``.
+before ``wait``. Collectives follow each other on this thread. Messages only start on it and end whenever their peer
+takes them, so that two ranks may both send before they receive.
 
 A lane is the stream beside the caller's on which collectives of CUDA tensors run, so that they overlap with
 computation. Collectives use ``torch.cuda`` only in :class:`GpuLane`; the collectives here and in
@@ -106,7 +107,7 @@ class StagedWork(Work):
 
 
 def _staged(
-    method: str, *, reads: Sequence[int] = (), writes: Sequence[int] = ()
+    method: str, *, reads: Sequence[int] = (), writes: Sequence[int] = (), is_message: bool = False
 ) -> Callable[..., StagedWork]:
     """Make a method that runs the host group's method on twins of its tensors in host memory.
 
@@ -114,10 +115,11 @@ def _staged(
         method: name of the host group's method.
         reads: positions of the arguments whose tensors are copied to the host first.
         writes: positions of the arguments whose tensors are copied back afterwards.
+        is_message: whether the thread goes on to the next operation before this one is over.
     """
 
     def call(self: StagedTensors, *arguments: Any) -> StagedWork:
-        return self._stage(method, reads, writes, arguments)
+        return self._stage(method, reads, writes, arguments, is_message)
 
     call.__doc__ = f"c10d's ``{method}``, as the host group does it."
     return call
@@ -140,6 +142,7 @@ class StagedTensors:
         self._host_group = host_group
         self._lane = lane
         self.failure: CommunicatorError | None = None
+        self._coalesced: list[StagedWork] | None = None
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"sparkdl-staging-{name}", daemon=True)
         self._thread.start()
@@ -158,8 +161,16 @@ class StagedTensors:
     scatter = _staged("scatter", reads=[1], writes=[0])
     alltoall = _staged("alltoall", reads=[1], writes=[0])
     alltoall_base = _staged("alltoall_base", reads=[1], writes=[0])
-    send = _staged("send", reads=[0])
-    recv = _staged("recv", writes=[0])
+    send = _staged("send", reads=[0], is_message=True)
+    recv = _staged("recv", writes=[0], is_message=True)
+
+    def _start_coalescing(self, _: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, _: torch.device) -> list[StagedWork]:
+        """The works of all operations since :meth:`_start_coalescing`."""
+        works, self._coalesced = self._coalesced or [], None
+        return works
 
     def abort(self) -> None:
         """Make every collective fail, here and on the other ranks."""
@@ -176,7 +187,12 @@ class StagedTensors:
         self._thread.join()
 
     def _stage(
-        self, method: str, reads: Sequence[int], writes: Sequence[int], arguments: Sequence[Any]
+        self,
+        method: str,
+        reads: Sequence[int],
+        writes: Sequence[int],
+        arguments: Sequence[Any],
+        is_message: bool,
     ) -> StagedWork:
         twins: dict[int, torch.Tensor] = {}
         given = [tensor for argument in arguments for tensor in tensors_in(argument)]
@@ -190,36 +206,66 @@ class StagedTensors:
             copied = self._lane.mark()
         twin_arguments = [with_twins(argument, twins) for argument in arguments]
 
-        def communicate() -> Any:
+        def start() -> Any:
             self._lane.block(copied)
-            getattr(self._host_group, method)(*twin_arguments).wait()
+            return getattr(self._host_group, method)(*twin_arguments)
+
+        def finish(host_work: Any) -> Any:
+            host_work.wait()
             with self._lane.after(copied, written):
                 for tensor in written:
                     tensor.detach().copy_(twins[id(tensor)], non_blocking=True)
                 return self._lane.mark()
 
-        return self._submit(written, arguments, communicate)
+        if is_message:
+            return self._submit_message(written, start, finish)
+        return self._submit(written, arguments, lambda: finish(start()))
 
     def _submit(
         self, outputs: Sequence[torch.Tensor], arguments: Sequence[Any], communicate: Callable[[], Any]
     ) -> StagedWork:
         """Have the thread call ``communicate``, which returns a mark after its work on the lane's stream."""
-        work = StagedWork(outputs, self._lane)
-
-        def carry_out() -> None:
-            try:
-                mark = communicate()
-            except Exception as error:
-                if self.failure is None and isinstance(error, CommunicatorError):
-                    self.failure = error
-                work.end(None, error)
-            else:
-                work.end(mark, None)
-
-        self._queue.put(carry_out)
+        work = self._new_work(outputs)
+        self._queue.put(lambda: self._end(work, communicate))
         if not all(getattr(argument, "asyncOp", True) for argument in arguments):
             work.wait()
         return work
+
+    def _submit_message(
+        self, outputs: Sequence[torch.Tensor], start: Callable[[], Any], finish: Callable[[Any], Any]
+    ) -> StagedWork:
+        """Have the thread call ``start``, and any thread ``finish`` as soon as the work of ``start`` is complete."""
+        work = self._new_work(outputs)
+
+        def carry_out() -> None:
+            try:
+                host_work = start()
+            except Exception as error:
+                self._fail(work, error)
+            else:
+                host_work.when_done(lambda: self._end(work, lambda: finish(host_work)))
+
+        self._queue.put(carry_out)
+        return work
+
+    def _new_work(self, outputs: Sequence[torch.Tensor]) -> StagedWork:
+        work = StagedWork(outputs, self._lane)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _end(self, work: StagedWork, communicate: Callable[[], Any]) -> None:
+        try:
+            mark = communicate()
+        except Exception as error:
+            self._fail(work, error)
+        else:
+            work.end(mark, None)
+
+    def _fail(self, work: StagedWork, error: Exception) -> None:
+        if self.failure is None and isinstance(error, CommunicatorError):
+            self.failure = error
+        work.end(None, error)
 
     def _work(self) -> None:
         while (task := self._queue.get()) is not None:

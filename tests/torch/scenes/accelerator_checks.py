@@ -194,6 +194,34 @@ def check_alltoall_exchanges_blocks(scene: Scene) -> None:
         torch.testing.assert_close(output, torch.full_like(output, float(scene.rank)))
 
 
+def check_messages_reach_their_ranks_where_all_ranks_send_first(scene: Scene) -> None:
+    """Both the neighbors of a ring and a pair; messages larger than the buffers of any transport."""
+    device = torch.get_default_device()
+    elements = 6_000_000
+    for step in (1, -1):
+        to, source = (scene.rank + step) % scene.size, (scene.rank - step) % scene.size
+        received = torch.zeros(elements)
+        scene.group._start_coalescing(device)
+        scene.group.send([torch.full((elements,), float(scene.rank))], to, 0)
+        scene.group.recv([received], source, 0)
+        works = scene.group._end_coalescing(device)
+        for work in works if isinstance(works, list) else [works]:
+            assert work.wait()
+        assert received.min() == received.max() == source
+
+
+def check_coalesced_collectives_are_over_after_the_wait(scene: Scene) -> None:
+    device = torch.get_default_device()
+    tensors = [scene.mine(), scene.mine(2, 2)]
+    scene.group._start_coalescing(device)
+    for tensor in tensors:
+        scene.group.allreduce([tensor])
+    works = scene.group._end_coalescing(device)
+    for work in works if isinstance(works, list) else [works]:
+        work.wait()
+    torch.testing.assert_close(tensors, [scene.everyones().sum(0), scene.everyones(2, 2).sum(0)])
+
+
 def check_future_has_the_outputs(scene: Scene) -> None:
     tensor = scene.mine()
     future = scene.group.allreduce([tensor]).get_future()

@@ -116,7 +116,7 @@ def read_weights(file: IO[bytes]) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for name, stored in read_header(file).items():
-        tensor = torch.empty(stored.shape, dtype=stored.dtype)
+        tensor = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
         _fill(memoryview(_bytes_of(tensor)), file, name)
         tensors[name] = tensor
     return tensors
@@ -168,7 +168,7 @@ def read_rows(file: IO[bytes], stored: StoredTensor, first: int, count: int) -> 
     Raises:
         SavedModelError: if the file ends too early.
     """
-    tensor = torch.empty((count, *stored.shape[1:]), dtype=stored.dtype)
+    tensor = torch.empty((count, *stored.shape[1:]), dtype=stored.dtype, device="cpu")
     file.seek(stored.begin + first * math.prod(stored.shape[1:]) * stored.dtype.itemsize)
     _fill(memoryview(_bytes_of(tensor)), file, "a tensor")
     return tensor

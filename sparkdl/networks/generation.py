@@ -107,10 +107,10 @@ def _choose(logits: Tensor, generators: Sequence[torch.Generator], generation: G
 
 def _last_logits(decoder: nn.Module, texts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """The logits after each text, ``(texts, vocabulary)``, computed from all of its tokens."""
-    lengths = torch.tensor([len(text) for text in texts])
-    tokens = torch.zeros((len(texts), int(lengths.max())), dtype=torch.int64)
+    lengths = torch.tensor([len(text) for text in texts], device="cpu")
+    tokens = torch.zeros((len(texts), int(lengths.max())), dtype=torch.int64, device="cpu")
     for row, text in zip(tokens, texts, strict=True):
-        row[: len(text)] = torch.tensor(text)
+        row[: len(text)] = torch.tensor(text, device="cpu")
     return logits_of(decoder, tokens.to(device))[torch.arange(len(texts)), lengths - 1]
 
 

@@ -235,7 +235,9 @@ class ShardedCheckpoints:
         set_random_state(own["random"], self._device)
         readers = set(manifest["readers"])
         if not self._is_same_layout(manifest) and self._layout.row_reader[0] not in readers:
-            seed_generators(rank_seed(int(torch.randint(2**62, ())), self._layout.row_reader[0]))
+            seed_generators(
+                rank_seed(int(torch.randint(2**62, (), device="cpu")), self._layout.row_reader[0])
+            )
         return shared["state"] or {}
 
     def steps(self) -> list[int]:
@@ -437,7 +439,7 @@ class _Part:
             for key, value in state.items():
                 if isinstance(value, bool | int | float):
                     dtype = None if isinstance(value, bool | int) else torch.float64
-                    found[f"{_NUMBER}/{key}/{name}"] = torch.tensor(value, dtype=dtype)
+                    found[f"{_NUMBER}/{key}/{name}"] = torch.tensor(value, dtype=dtype, device="cpu")
                 elif value is not None:
                     _check_optimizer_state(name, parameter, key, value)
                     found[f"{_OPTIMIZER}/{key}/{name}"] = value
@@ -487,7 +489,7 @@ class _Part:
             if section == _OPTIMIZER and entry["shape"] == list(parameter.shape):
                 found[full_name] = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
             else:
-                found[full_name] = torch.empty(entry["shape"], dtype=dtype)
+                found[full_name] = torch.empty(entry["shape"], dtype=dtype, device="cpu")
         return found
 
     def _take(self, tensors: Mapping[str, Any], options: Mapping[str, Any] | None) -> None:

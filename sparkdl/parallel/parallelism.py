@@ -208,7 +208,7 @@ def place_ranks(sizes: Parallelism, hosts: Sequence[int]) -> torch.Tensor:
         Ranks, ``int64`` of shape ``(pipeline, data, shard, context, tensor)``.
     """
     by_host = sorted(range(len(hosts)), key=lambda rank: (hosts[rank], rank))
-    return torch.tensor(by_host).view([getattr(sizes, name) for name in DIMENSIONS])
+    return torch.tensor(by_host, device="cpu").view([getattr(sizes, name) for name in DIMENSIONS])
 
 
 def _num_crossing(ranks: torch.Tensor, dim: int, hosts: Sequence[int]) -> int:

@@ -69,9 +69,12 @@ def allreduce_sparse(
     own = tensor.detach().coalesce()
     shape = tuple(tensor.shape)
     what = f"sparse {own.dtype} of shape {shape}, {own.sparse_dim()} dimensions sparse"
-    counts = torch.zeros(communicator.world_size, dtype=torch.int64)
+    counts = torch.zeros(communicator.world_size, dtype=torch.int64, device="cpu")
     communicator.allgather(
-        export(torch.tensor([own.indices().shape[1]])), export(counts), name=what, timeout_s=timeout_s
+        export(torch.tensor([own.indices().shape[1]], device="cpu")),
+        export(counts),
+        name=what,
+        timeout_s=timeout_s,
     )
     indices = _gather(communicator, own.indices().t(), counts.tolist(), what, timeout_s)
     values = _gather(communicator, own.values(), counts.tolist(), what, timeout_s)
@@ -116,6 +119,8 @@ class Reductions(Submission):
         """Reduce each tensor over the ranks, in place."""
         tensors = as_list(tensors)
         opts = AllreduceOptions() if opts is None else opts
+        if tensors and (other := self._group_of(tensors[0])) is not None:
+            return other.allreduce(tensors, opts)
         if profiler._is_profiler_enabled:
             return self._allreduce_recorded(tensors, opts)
         if len(tensors) == 1 and (work := self._allreduce_plainly(tensors[0], opts)) is not None:
@@ -152,11 +157,12 @@ class Reductions(Submission):
     @recorded("all_reduce")
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         """Reduce each tensor over the ranks, in place, as one operation per element type."""
-        return self._allreduce_any(as_list(tensors), opts)
-
-    def _allreduce_any(self, tensors: list[torch.Tensor], opts: Any) -> Any:
+        tensors = as_list(tensors)
         if tensors and (other := self._group_of(tensors[0])) is not None:
             return other.allreduce_coalesced(tensors, opts)
+        return self._allreduce_any(tensors, opts)
+
+    def _allreduce_any(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         opts = AllreduceCoalescedOptions() if opts is None else opts
         reduction = reduction_of(opts.reduceOp)
         handles: list[Handle] = []
@@ -317,7 +323,7 @@ class Reductions(Submission):
         opts: Any,
         handles: list[Handle],
     ) -> Finish:
-        whole = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        whole = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
         combine = self._combine_bitwise(tensor, whole, reduction, opts, handles)
         rank = self._communicator.rank
         start = sum(counts[:rank])

@@ -109,6 +109,7 @@ def graph(environment: RankEnvironment) -> float:
         for _ in range(3):
             captured.replay()
         torch.cuda.synchronize()
+        captured.reset()  # NCCL does not close before its graphs are gone
         return float(tensor[0])
 
 

@@ -37,6 +37,9 @@ OWN_ROADS: list[Any] = [
     ("host", 2),
 ]
 own_roads = pytest.mark.parametrize(("backend", "world_size"), OWN_ROADS)
+all_roads = pytest.mark.parametrize(
+    ("backend", "world_size"), [*OWN_ROADS, ("auto", 1), pytest.param("auto", 2, marks=needs_two_gpus)]
+)
 
 
 def run_backend(world_size: int, scene: Callable[..., Any], backend: str) -> list[Any]:
@@ -100,15 +103,12 @@ def test_collective_returns_while_the_gpu_is_busy_and_keeps_the_streams_order(
         assert value == world_size * (world_size + 1)
 
 
-@pytest.mark.parametrize(
-    ("backend", "world_size"),
-    [*OWN_ROADS, ("auto", 1), pytest.param("auto", 2, marks=needs_two_gpus)],
-)
+@all_roads
 def test_batch_of_large_messages_that_begins_with_the_sends_arrives(backend: str, world_size: int) -> None:
     assert all(run_backend(world_size, exchange, backend))
 
 
-@own_roads
+@all_roads
 def test_data_parallel_keeps_the_ranks_weights_equal(backend: str, world_size: int) -> None:
     first, *others = run_backend(world_size, train_data_parallel, backend)
     assert all(weights == first for weights in others)

@@ -25,10 +25,10 @@ TOLERANCE = 1e-4  # float32 on other hardware: other order of sums, fused multip
 @pytest.fixture
 def task(monkeypatch):
     """Make this process look like a Python worker whose task has the first GPU."""
-    context = TaskContext()
+    monkeypatch.setattr(TaskContext, "_taskContext", None)
+    context = TaskContext()  # pyspark makes it the current one
     context._resources = {"gpu": ResourceInformation("gpu", ["0"])}
     context._cpus = 1
-    monkeypatch.setattr(TaskContext, "_taskContext", context)
 
 
 def make_model(seed, kind, prediction_shape):

@@ -269,3 +269,17 @@ def check_adasum_adds_what_is_orthogonal_and_averages_what_is_parallel() -> None
     assert hvd.allreduce(torch.zeros(3), op=hvd.Adasum).tolist() == [0, 0, 0]
     with pytest.raises(ValueError, match="IntTensor"):
         hvd.allreduce(torch.ones(2, dtype=torch.int32), op=hvd.Adasum)
+
+
+def check_tensors_on_the_cpu_are_served_whatever_the_default_device_is() -> None:
+    rank = hvd.rank()
+    rows, pair = torch.full((rank + 1, 2), float(rank)), torch.tensor([1.0, rank])
+    with torch.device("meta"):  # as torch.set_default_device("cuda")
+        assert hvd.allreduce(pair, op=hvd.Sum).tolist() == [2.0, 1.0]
+        assert hvd.allreduce(pair, op=hvd.Adasum).device.type == "cpu"
+        assert hvd.allgather(rows).tolist() == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+        received, splits = hvd.alltoall(pair, splits=[1, 1])
+        assert (received.tolist(), splits.tolist()) == ([1.0, 1.0] if rank == 0 else [0.0, 1.0], [1, 1])
+        assert hvd.reducescatter(pair, op=hvd.Sum).tolist() == [[2.0], [1.0]][rank]
+        assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
+        assert hvd.allgather_object(rank) == [0, 1]

@@ -55,6 +55,20 @@ def check_tensors_of_differing_dtypes_are_refused_before_anything_is_sent() -> N
     dist.barrier()
 
 
+def check_tensors_on_the_cpu_are_served_whatever_the_default_device_is() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    flags, block = torch.tensor([1 << rank] * size), torch.zeros(1, dtype=torch.int64)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (size,))
+    with torch.device("meta"):  # as torch.set_default_device("cuda")
+        dist.reduce_scatter_tensor(block, flags, op=dist.ReduceOp.BOR)
+        dist.all_reduce(sparse)
+        dist.all_reduce(flags)
+        dist.barrier()
+    assert block.tolist() == [(1 << size) - 1]
+    assert sparse.to_dense().tolist() == [1.0] * size
+    assert flags.tolist() == [(1 << size) - 1] * size
+
+
 def check_expanded_tensors_get_the_value_that_they_hold_once() -> None:
     rank, size = rank_and_size()
     held = torch.full((3, 1), rank + 1.0)

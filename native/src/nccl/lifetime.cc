@@ -53,7 +53,10 @@ Status NcclCommunicator::Finish(Deadline& deadline, InterruptCheck interrupt_che
     auto quiet = AwaitQuiet(*state_, deadline, interrupt_check);
     SPARKDL_RETURN_IF_ERROR(quiet.status());
     if (!quiet.value()) {
-      return Status(StatusCode::kTimeout, what + " waited for the other ranks in vain");
+      return Status(StatusCode::kTimeout, what +
+                                              " waited in vain for the other ranks, or for CUDA "
+                                              "graphs that hold operations of it: reset "
+                                              "graphs before");
     }
     if (!finalize) break;
     const std::scoped_lock lock(state_->mutex);

@@ -453,7 +453,14 @@ class NcclGroup:
         self.communicator.abort(reason)
 
     def close(self) -> None:
-        """Wait for operations under way, and leave the group. May be called again."""
+        """Wait for operations under way, and leave the group. May be called again.
+
+        NCCL also waits for CUDA graphs that captured operations of the group: reset them before.
+
+        Raises:
+            CommunicatorTimeoutError: if NCCL does not close within the group's deadline.
+            CommunicatorError: if the group has failed; the subclass says how.
+        """
         if self._closed:
             return
         self._closed = True

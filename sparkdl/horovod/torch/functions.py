@@ -42,12 +42,14 @@ def broadcast_object(
         ParamError: on the root, if the object holds DTensors, of which each rank has another part.
         pickle.PicklingError: on the other ranks, if the root cannot pickle the object; on the root its own error.
     """
-    pickled, failure = _pickled(obj) if rank() == root_rank else (torch.empty(0, dtype=torch.uint8), None)
+    pickled, failure = (
+        _pickled(obj) if rank() == root_rank else (torch.empty(0, dtype=torch.uint8, device="cpu"), None)
+    )
     name = name or "broadcast_object"
-    size = torch.tensor([pickled.numel() if failure is None else -pickled.numel()])
+    size = torch.tensor([pickled.numel() if failure is None else -pickled.numel()], device="cpu")
     size = broadcast_(size, root_rank, f"{name}.sz", process_set)
     if rank() != root_rank:
-        pickled = torch.empty(abs(int(size)), dtype=torch.uint8)
+        pickled = torch.empty(abs(int(size)), dtype=torch.uint8, device="cpu")
     broadcast_(pickled, root_rank, f"{name}.t", process_set)
     if failure is not None:
         raise failure
@@ -68,7 +70,7 @@ def allgather_object(
     pickled, failure = _pickled(obj)
     name = name or "allgather_object"
     size = pickled.numel() if failure is None else -pickled.numel()
-    sizes = allgather(torch.tensor([size]), f"{name}.sz", process_set).tolist()
+    sizes = allgather(torch.tensor([size], device="cpu"), f"{name}.sz", process_set).tolist()
     parts = allgather(pickled, f"{name}.t", process_set).split([abs(size) for size in sizes])
     if failure is not None:
         raise failure
@@ -232,7 +234,7 @@ def _take_out_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 def _put_in_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Undo :func:`_take_out_tensors` with new, uninitialized tensors; append them to ``tensors``."""
     if isinstance(value, _TensorOutline):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        tensors.append(torch.empty(value.shape, dtype=value.dtype, device="cpu"))
         return tensors[-1]
     return _map_nested(value, lambda entry: _put_in_tensors(entry, tensors))
 

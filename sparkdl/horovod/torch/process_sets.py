@@ -195,8 +195,8 @@ def process_set_of(mesh: DeviceMesh) -> ProcessSet:
             f"process_set_of takes a mesh of one dimension, got {mesh.ndim}; choose one, mesh['name']."
         )
     own = sorted(dist.get_process_group_ranks(mesh.get_group()))
-    everyone = torch.empty(dist.get_world_size(), len(own), dtype=torch.int64)
-    dist.all_gather_into_tensor(everyone, torch.tensor(own))
+    everyone = torch.empty(dist.get_world_size(), len(own), dtype=torch.int64, device="cpu")
+    dist.all_gather_into_tensor(everyone, torch.tensor(own, device="cpu"))
     current = session()
     found: ProcessSet | None = None
     for ranks in sorted({tuple(row) for row in everyone.tolist()}):

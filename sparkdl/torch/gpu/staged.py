@@ -382,7 +382,7 @@ class GpuLane:
 
     def host_twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """See :class:`Lane`; the tensor is in pinned memory."""
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu")
 
     def new_future(self) -> torch.futures.Future[Any]:
         """See :class:`Lane`."""

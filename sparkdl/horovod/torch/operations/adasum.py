@@ -76,7 +76,7 @@ class AdasumRequest(Request[Result]):
     def _combine_slices(self, communicator: Communicator, tensor: torch.Tensor, output: torch.Tensor) -> None:
         counts = split_rows(tensor.numel(), communicator.world_size)
         own = counts[communicator.rank]
-        received = torch.empty((communicator.world_size, own), dtype=tensor.dtype)
+        received = torch.empty((communicator.world_size, own), dtype=tensor.dtype, device="cpu")
         communicator.alltoall(
             export(as_buffer(tensor)),
             export(received),
@@ -92,7 +92,7 @@ class AdasumRequest(Request[Result]):
         communicator.allgather(export(combined), export(output), counts=counts, name=self.label)
 
     def _combine_whole(self, communicator: Communicator, tensor: torch.Tensor, output: torch.Tensor) -> None:
-        received = torch.empty((communicator.world_size, tensor.numel()), dtype=tensor.dtype)
+        received = torch.empty((communicator.world_size, tensor.numel()), dtype=tensor.dtype, device="cpu")
         communicator.allgather(export(as_buffer(tensor)), export(received), name=self.label)
         output.copy_(self._combine(received, lambda _: None).view(output.shape))
 
@@ -102,7 +102,7 @@ class AdasumRequest(Request[Result]):
         rows = list(received.to(wide).mul_(self.description.prescale))
         while len(rows) > 1:
             pairs = list(zip(rows[::2], rows[1::2], strict=True))
-            products = torch.tensor([_products(a, b) for a, b in pairs], dtype=torch.float64)
+            products = torch.tensor([_products(a, b) for a, b in pairs], dtype=torch.float64, device="cpu")
             add_up(products)
             rows = [
                 a * _weight(dot, a_squared) + b * _weight(dot, b_squared)

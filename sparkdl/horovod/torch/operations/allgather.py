@@ -53,7 +53,7 @@ class AllgatherRequest(Request[Result]):
         refuse_scalars("ALLGATHER", self._tensors)
         self._stream_point.wait()
         gathered = [
-            torch.empty((int(rows.sum()), *tensor.shape[1:]), dtype=tensor.dtype)
+            torch.empty((int(rows.sum()), *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
             for tensor, rows in zip(self._tensors, self._rows[:, 1:].T, strict=True)
         ]
         some = [position for position, whole in enumerate(gathered) if whole.numel()]
@@ -148,7 +148,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         averages = grouped_allreduce(grads, op=Average, process_set=ctx.process_set)
-        rows_of_ranks = allgather(torch.tensor([ctx.num_rows]), process_set=ctx.process_set)
+        rows_of_ranks = allgather(torch.tensor([ctx.num_rows], device="cpu"), process_set=ctx.process_set)
         starts = rows_of_ranks[: ctx.process_set.rank()].sum(0).tolist()
         own = [
             average.narrow(0, start, num_rows)

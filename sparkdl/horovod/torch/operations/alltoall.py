@@ -61,7 +61,7 @@ class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
         refuse_scalars("ALLTOALL", [self._tensor])
         self._stream_point.wait()
         received = self._splits_of_ranks[:, 1 + communicator.rank].tolist()
-        output = torch.empty((sum(received), *self._tensor.shape[1:]), dtype=self._tensor.dtype)
+        output = torch.empty((sum(received), *self._tensor.shape[1:]), dtype=self._tensor.dtype, device="cpu")
         width = bytes_per_row(self._tensor)
         communicator.alltoall(
             as_bytes(as_buffer(self._tensor[: sum(self._splits)])),
@@ -154,7 +154,7 @@ def _check_splits(splits: Splits, num_rows: int, world_size: int) -> list[int]:
     if splits is None:
         splits = []
     if not isinstance(splits, torch.Tensor):
-        splits = torch.tensor(splits, dtype=torch.int32)
+        splits = torch.tensor(splits, dtype=torch.int32, device="cpu")
     if splits.dim() > 1:
         raise ValueError("alltoall expects a 1D splits tensor")
     if splits.dtype != torch.int32:

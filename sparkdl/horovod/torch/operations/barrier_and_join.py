@@ -109,7 +109,7 @@ def join(device: int = -1) -> int:
 def make_stand_in(description: Description) -> Request[Any]:
     """Make the same request with zeros for tensors; only for kinds that can run while ranks have joined."""
     zeros = [
-        torch.zeros(shape, dtype=getattr(torch, dtype))
+        torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu")
         for shape, dtype in zip(description.shapes, description.dtypes, strict=True)
     ]
     if description.kind is Kind.ALLREDUCE:

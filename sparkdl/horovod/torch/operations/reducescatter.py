@@ -65,7 +65,7 @@ class ReducescatterRequest(Request[Result]):
         self._stream_point.wait()
         rows = [split_rows(tensor.shape[0], communicator.world_size) for tensor in self._tensors]
         reduced = [
-            torch.empty((of_ranks[communicator.rank], *tensor.shape[1:]), dtype=tensor.dtype)
+            torch.empty((of_ranks[communicator.rank], *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
             for tensor, of_ranks in zip(self._tensors, rows, strict=True)
         ]
         for dtype in dict.fromkeys(tensor.dtype for tensor in self._tensors):

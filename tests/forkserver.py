@@ -29,7 +29,7 @@ OF_A_FIT = "sparkdl.data.petastorm.reader"
 """Module that :func:`sparkdl.training.trainer.train` imports when it reads the first rows, and with it pandas."""
 
 NOT_PRELOADED = "tests.gpu."
-"""Prefix of modules that count GPUs at import, after which no fork can use a GPU: sparkdl.torch is preloaded instead."""
+"""Prefix of modules that count GPUs at import, after which no fork can use one; sparkdl.torch is preloaded instead."""
 
 READ_AT_IMPORT = (
     "PYTHON",

@@ -158,6 +158,19 @@ def test_ranks_that_share_a_gpu_are_refused_before_nccl_is_called() -> None:
         assert "ranks 0, 2 share GPU-abababab-abab-abab-abab-ababababab03" in outcome["message"]
 
 
+@pytest.mark.parametrize(
+    ("version", "enabled", "opens"), [(23000, "1", True), (23000, "0", False), (22907, "1", False)]
+)
+def test_ranks_may_share_a_gpu_where_nccl_is_told_so_and_new_enough(
+    version: int, enabled: str, opens: bool
+) -> None:
+    orders = dict.fromkeys(range(2), f"version={version}")
+    variables = {"CUDA_VISIBLE_DEVICES": "0", "NCCL_MULTI_RANK_GPU_ENABLE": enabled}
+    for outcome in on_stand_ins(nccl_scenes.share_gpu, 2, orders, variables=variables):
+        assert ("ParamError" in outcome["kinds"]) != opens, outcome
+        assert opens or "NCCL 2.30 and later also works between them" in outcome["message"]
+
+
 def test_missing_gpu_is_named_with_its_rank() -> None:
     for outcome in seen("no gpu"):
         assert "ParamError" in outcome["kinds"], outcome

@@ -290,6 +290,13 @@ def open_once(environment: RankEnvironment, orders: dict[int, str]) -> Outcome:
         return told(orders, timeout_s=10.0)(environment, communicator)
 
 
+def share_gpu(environment: RankEnvironment, orders: dict[int, str]) -> Outcome:
+    """Open a group in fresh processes, all on the first GPU."""
+    tell_stand_in(orders[environment.rank])
+    with environment.open() as communicator:
+        return error_of(lambda: open_nccl_group(communicator, gpu=0, timeout_s=10.0).close())
+
+
 def lost_peer(environment: RankEnvironment) -> Outcome:
     """Rank 1 dies while the others wait for it on the GPU."""
     with environment.open(timeout_s=LONG_S) as communicator:

@@ -196,6 +196,8 @@ def check_alltoall_exchanges_blocks(scene: Scene) -> None:
 
 def check_messages_reach_their_ranks_where_all_ranks_send_first(scene: Scene) -> None:
     """Both the neighbors of a ring and a pair; messages larger than the buffers of any transport."""
+    if scene.size == 1:
+        return  # the communicator below host memory has no messages to the own rank
     device = torch.get_default_device()
     elements = 6_000_000
     for step in (1, -1):

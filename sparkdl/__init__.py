@@ -1,8 +1,8 @@
 """sparkdl trains PyTorch models on the machines of a Spark cluster.
 
-Importing this package imports neither torch nor pyspark; :mod:`sparkdl.estimators` is the face for DataFrames,
-:class:`Runner` and :class:`HorovodRunner` that for any training function. :func:`autolog` chooses what fits log to
-MLflow.
+:mod:`sparkdl.estimators` trains on DataFrames. :class:`Runner` and :class:`HorovodRunner` run any training function
+on ranks (training processes). :func:`autolog` chooses what fits log to MLflow. Importing this package imports neither
+torch nor pyspark.
 """
 
 from __future__ import annotations

@@ -141,10 +141,11 @@ class RankError(SparkdlError, RuntimeError):
 
 
 class ProcessesLostError(SparkdlError):
-    """Processes were lost: one was killed or stood still, an executor or a host went away. No code raised anything.
+    """Processes were lost: a process was killed or hung, or an executor or host was lost. No exception was raised.
 
-    ``maxRestarts`` has a fit continue by itself; else look for what ended them, often a lack of memory, and fit again
-    with the same checkpointDir. ``LossError``, the former name, can still be imported, caught and unpickled.
+    With ``maxRestarts``, a fit continues automatically. Otherwise find out why the processes ended (often a lack of
+    memory), and fit again with the same checkpointDir. The former name ``LossError`` can still be imported, caught
+    and unpickled.
     """
 
 
@@ -156,15 +157,15 @@ class RankDiedError(ProcessesLostError, RankError):
 
 
 class HangError(ProcessesLostError, RankError):
-    """A rank stood still, and all ranks were ended; the message names it, and shows where it was.
+    """A rank hung, and all ranks were ended; the message names the rank and shows its Python stack.
 
-    Look at that place: a file that does not come, a lock, a loop without an end, operations that ranks call in another
-    order. ``maxRestarts`` has a fit continue by itself. If it may take that long, raise the time.
+    Usual causes are a file that never appears, a lock, an endless loop, and ranks that call operations in different
+    orders. With ``maxRestarts``, a fit continues automatically. If the rank was only slow, raise the hang timeout.
 
     Attributes:
-        report: where every rank was: its Python stack, and what it waited in for how long.
-        is_in_code: whether the ranks' code certainly caused the hang: they called operations in different orders, or
-            one did not come further. It would do so again.
+        report: the Python stack of every rank, and the operations in which it waited, with the waiting times.
+        is_in_code: whether the ranks' code certainly caused the hang, so that it would hang again: the ranks called
+            operations in different orders, or a rank made no progress.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class HangError(ProcessesLostError, RankError):
 
 
 class ExecutorsLostError(ProcessesLostError, LaunchError):
-    """Executors went away with their ranks, and none is left that could report more. Look at the executors' logs."""
+    """Executors were lost together with their ranks, so the cause was not reported. See the executors' logs."""
 
 
 class SparkJobError(SparkdlError, RuntimeError):
@@ -195,9 +196,9 @@ class SparkJobError(SparkdlError, RuntimeError):
 
 
 class WorkersLostError(ProcessesLostError, SparkJobError):
-    """Python workers or executors were lost while a Spark job read, counted or wrote rows. Nothing of it stays.
+    """Python workers or executors were lost while a Spark job read, counted or wrote rows; written rows are removed.
 
-    Often the machine had no memory left for them. Give the executors more, look at their logs, and fit again.
+    A frequent cause is a lack of memory. Give the executors more memory, check their logs, and fit again.
     """
 
 
@@ -267,11 +268,11 @@ def did_you_mean(
     """Return a sentence for an error that names the known words that are most similar to a wrong one.
 
     Args:
-        word: the wrong one.
-        known: the right ones.
-        otherwise: is returned where none is similar.
-        most: how many are named at most.
-        show: how one is written.
+        word: the unknown word.
+        known: the known words.
+        otherwise: text to return if no known word is similar.
+        most: maximum number of words that the sentence names.
+        show: function that formats a word for the sentence.
     """
     folded = {each.lower(): each for each in known}
     near = difflib.get_close_matches(word.lower(), folded, n=most, cutoff=0.6)

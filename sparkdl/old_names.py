@@ -133,7 +133,7 @@ OLD_NAMES = {
     "sparkdl.training.architecture": "sparkdl.model.architecture",
     "sparkdl.training.batches": "sparkdl.training.device_batches",
     "sparkdl.training.best_weights": "sparkdl.training.callbacks",
-    "sparkdl.training.checkpoint_choice": "sparkdl.training.checkpoint.checkpointing",
+    "sparkdl.training.checkpoint_choice": "sparkdl.training.checkpoint.choice",
     "sparkdl.training.checkpoint_files": "sparkdl.training.checkpoint.files",
     "sparkdl.training.checkpoint_folder": "sparkdl.training.checkpoint.folder",
     "sparkdl.training.checkpoint_writer": "sparkdl.training.checkpoint.folder",

@@ -55,15 +55,15 @@ def held_alone(url: str, on_wait: Callable[[str], None]) -> Iterator[Callable[[]
         if lease.is_lost:
             raise CheckpointsInUseError(
                 f"Another fit may use the checkpointDir {url}: this one was suspended, or cut off from it, for more "
-                f"than {LEASE_S:g} s, and was taken for ended. Wait until the other has ended and fit again, which "
-                "continues from its checkpoints, or choose another checkpointDir."
+                f"than {LEASE_S:g} s, so other fits assume that it has ended. Wait until the other fit has ended and "
+                "fit again, which continues from its checkpoints, or choose another checkpointDir."
             )
 
     try:
         _await_others(location, lease, url, on_wait)
         yield check
         lease.stop()
-        lease.look()
+        lease.renew_if_held()
         check()
     finally:
         lease.end()
@@ -77,7 +77,7 @@ def _await_others(location: Location, lease: Lease, url: str, on_wait: Callable[
     except SparkdlError:
         raise
     except Exception as error:
-        raise store_error(f"Whether another fit uses {url} cannot be seen", error) from error
+        raise store_error(f"It cannot be determined whether another fit uses {url}", error) from error
 
 
 def _await_end(location: Location, name: str, url: str, on_wait: Callable[[str], None]) -> None:

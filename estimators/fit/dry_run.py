@@ -92,8 +92,8 @@ def try_metrics(
         if not isinstance(error.__cause__, ValueError) or tried >= num_rows:
             raise _refusal(error, f"the first {tried} rows") from error
         logger.warning(
-            "After the first %d of %d rows: %s. The fit starts nevertheless, and fails in its first epoch where "
-            "that is so for all rows.",
+            "After the first %d of %d rows: %s. The fit starts nevertheless; it fails in its first epoch if the "
+            "metric cannot be computed from all rows either.",
             tried,
             num_rows,
             str(error).rstrip("."),
@@ -197,10 +197,10 @@ def _try_user_step(
         loss = found.term.mean
         if loss.requires_grad:
             _try("trainStep", lambda: gradients.backward(loss))
-    if not gradients.found.are_there:
+    if not gradients.found.any_found:
         raise ParamError(
-            "Param trainStep returned a loss in which no weight of the model has a part. Find it by what the model "
-            "returns, without detach(), item() or torch.no_grad()."
+            "Param trainStep returned a loss that does not depend on any weight of the model. Compute the loss from "
+            "the model's outputs, without detach(), item() or torch.no_grad()."
         )
     return found
 

@@ -172,7 +172,7 @@ def _train(
             gpus_per_rank=params.getGpusPerWorker(),
             hang_timeout_s=params.getHangTimeoutSeconds(),
             modules=IMPORTED_FIRST,
-            on_event=listener.hear,
+            on_event=listener.handle_event,
             on_log=listener.log,
             on_wait=listener.progress.status,
         )
@@ -222,7 +222,7 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
         self._indices = iter(range(len(self._estimators)))
         self._lock = threading.Lock()
         for rows in set(self._rows):
-            weakref.finalize(self, rows.let_go)
+            weakref.finalize(self, rows.release)
 
     def __next__(self) -> tuple[int, M]:
         with self._lock:

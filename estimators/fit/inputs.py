@@ -281,7 +281,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     gradients = try_step(spec, dataset) or found.gradients
     _check_sparse(params, gradients)
     # In a user's training step, other rows may use other parameters than the rows that were tried.
-    spec = replace(spec, has_unused_parameters=gradients.lack_some or spec.user_step is not None)
+    spec = replace(spec, has_unused_parameters=gradients.any_missing or spec.user_step is not None)
     signature = _signature(found, heads)
     check_scored_columns(scored_columns_of(params), signature.outputs)
     return FitInputs(spec, signature, row)
@@ -349,8 +349,8 @@ def _check_parallelism(params: _TorchEstimatorParams) -> None:
         )
     if params.getPrecision() == "float16" and sizes.data != params.getNumWorkers():
         raise ParamError(
-            "Param precision is 'float16', whose gradients parts of a model do not scale alike. Use 'bfloat16' with "
-            "parallelism."
+            "Param precision is 'float16', whose loss scaling is not supported if parallelism divides the model. Use "
+            "'bfloat16' with parallelism."
         )
     if params.getSyncBatchNorm() and sizes.tensor * sizes.context > 1:
         raise ParamError(
@@ -388,7 +388,7 @@ def _check_initial_weights(params: _TorchEstimatorParams) -> None:
 
 
 def _check_pipeline(params: _TorchEstimatorParams) -> None:
-    """Refuse settings that a pipeline of microbatches cannot compute, or with another result than one process."""
+    """Refuse settings that pipeline parallelism does not support, or whose result would differ from one process."""
     model = params.getModel()
     norms = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     if norms:

@@ -90,9 +90,9 @@ def named_classes(
         return None
     if ignored is not None:
         raise ParamError(
-            f"Param labels names other labels of column {name!r} than 0 to {most - 1} in their order, and its loss has "
-            f"ignore_index {ignored}, which goes with these alone. Number the classes so in the column and in labels, "
-            f"or leave out the rows that hold {ignored} and give a loss without ignore_index."
+            f"The loss of column {name!r} has ignore_index {ignored}, which is supported only if Param labels is 0 "
+            f"to {most - 1} in ascending order. Number the classes from 0 in the column and in labels, or remove the "
+            f"rows with the label {ignored} and use a loss without ignore_index."
         )
     check_magnitudes(labels, name)
     for value in column.value_range or ():
@@ -178,7 +178,7 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
     modules = [as_module(loss) for loss in losses]
     if len({reduction_of(loss) == "sum" for loss in modules}) > 1:
         raise ParamError(
-            "Param loss has losses that sum over the rows and others that do not. Let them all do alike."
+            "Param loss has losses that sum over the rows and others that do not. Give them all one reduction."
         )
     if len(names) > 1:
         for name, loss in zip(names, modules, strict=True):
@@ -206,7 +206,7 @@ def _head_of_step(column: Column) -> Head:
 
 
 def _check_divisor(loss: LossFunction, column: Column) -> None:
-    """Refuse one of several losses if its mean is not taken over the rows; see check_like_weights."""
+    """Refuse one of several losses if its mean is not taken over the rows; see check_equal_divisors."""
     if needs_global_weight(loss, weighted=False, label_is_scalar=not column.shape):
         raise ParamError(
             f"The loss of label column {column.name!r} divides by the labels or the weights of classes that count, and "
@@ -348,14 +348,16 @@ def count_classes(dataset: ParquetDataset, name: str) -> int:
     if column.shape or column.kind not in ("number", "string"):
         what = f"arrays of {column.shape}" if column.shape else f"{column.kind} values"
         raise DataError(
-            f"Column {name!r} holds {what}, which are no classes. Give one number or string per row."
+            f"Column {name!r} holds {what}, which are not classes. Give one number or string per row."
         )
     if column.dtype == "bool":
         return 2
     found: set[Any] = set()
     for values in stored_values(dataset, name):
         if column.kind == "number" and not np.isfinite(values).all():
-            raise DataError(f"Column {name!r} holds labels that are no finite numbers. Leave those rows out.")
+            raise DataError(
+                f"Column {name!r} holds labels that are not finite numbers. Leave those rows out."
+            )
         found.update(set(values.tolist()) if column.kind == "string" else np.unique(values).tolist())
         if len(found) > MOST_CLASSES:
             raise DataError(
@@ -380,7 +382,7 @@ def _number_of_classes(labels: set[Any], name: str, *, is_integer: bool) -> int:
         return max(2, len(labels))
     bad = next(label for label in sorted(labels) if label < 0 or label >= MOST_CLASSES or label != int(label))
     raise DataError(
-        f"Column {name!r} holds the label {bad!r}, which is no class: doubles and decimals have to be "
+        f"Column {name!r} holds the label {bad!r}, which is not a class: doubles and decimals have to be "
         f"whole numbers from 0 to {MOST_CLASSES - 1}, or those that Param labels names. Number the classes with "
         "StringIndexer, or take TorchRegressor for a regression."
     )

@@ -218,7 +218,7 @@ class FitListener:
         self._num_samples: dict[str, int] = {}
         self.progress = progress
 
-    def hear(self, rank: int, event: Mapping[str, Any]) -> None:
+    def handle_event(self, rank: int, event: Mapping[str, Any]) -> None:
         """Handle an event of :class:`~sparkdl.training.history.ProgressReporter` or of a host watch."""
         del rank  # events of a host name the host
         self._check()

@@ -126,8 +126,8 @@ class TrainingRows:
                 if not self._num_open and (self._is_given_up or self._num_left <= 0):
                     self._let_go()
 
-    def let_go(self) -> None:
-        """Release the rows, if no more fits will use them; further calls do nothing."""
+    def release(self) -> None:
+        """Release the rows. To be called when no more fits will use them; further calls do nothing."""
         with self._lock:
             self._let_go()
 

@@ -51,7 +51,9 @@ def marked_rows(dataset: ParquetDataset, name: str) -> tuple[RowFilter, RowFilte
     column = dataset.column(name)
     if column.dtype != "bool" or column.shape:
         shown = f"arrays of {column.dtype}" if column.shape else column.dtype
-        raise DataError(f"Column {name!r} holds {shown}, but has to say true or false of each row.")
+        raise DataError(
+            f"Column {name!r} holds {shown}, but validationIndicatorCol must be a column of booleans."
+        )
     ends = np.cumsum(dataset.row_counts)
     marked = np.zeros(len(ends), np.int64)
     position = 0

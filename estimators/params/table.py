@@ -8,7 +8,8 @@ An entry is one statement in the body of a class of Params::
 
 It defines the pyspark Param, its getter and setter, its default, the check of its value before a fit, its line in the
 documentation of every estimator that has it, and the field of the :class:`~sparkdl.training.spec.TrainingSpec` that
-gets its value.
+gets its value. Two things stay beside it: the argument's type in ``SharedArguments``, which type checkers read before
+the code runs (a test names a missing line), and the field, which belongs to the ranks.
 """
 
 from __future__ import annotations

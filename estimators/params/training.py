@@ -341,7 +341,7 @@ def best_goal_of(params: HasTraining, available: Sequence[str]) -> Goal | None:
         )
     if mode is None and metric not in ("loss", "val_loss"):
         raise ParamError(
-            f"Param bestMetric is {metric!r}, and bestMode is not set: whether {metric!r} is better where it is "
-            "'min' or 'max' has to be said."
+            f"Param bestMetric is {metric!r}, and bestMode is not set. Set bestMode to 'min' if smaller values of "
+            f"{metric!r} are better, or to 'max' if larger values are better."
         )
     return Goal(metric=metric, mode=mode or "min")

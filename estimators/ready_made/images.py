@@ -221,7 +221,7 @@ def _shape_of_arrays(column: Column, shape: Sequence[int] | None) -> tuple[int, 
         return column.shape
     if len(column.shape) > 3:
         raise DataError(
-            f"Column {column.name!r} holds arrays of {_by(column.shape)}, which are no images: those have a height, a "
+            f"Column {column.name!r} holds arrays of {_by(column.shape)}, which are not images: those have a height, a "
             "width, and channels where there are several."
         )
     if shape is None:

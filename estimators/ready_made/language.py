@@ -576,7 +576,7 @@ class LanguageModel(
         if not texts:
             raise DataError(f"There are no texts in column {name!r}.")
         if None in texts:
-            raise DataError(f"Column {name!r} holds null, which is no text. Leave those rows out.")
+            raise DataError(f"Column {name!r} holds null, which is not a text. Leave those rows out.")
         return learn_tokenizer(texts, self.getVocabularySize())
 
     def _sizes(self, *, num_tokens: int) -> DecoderSizes:

@@ -86,13 +86,15 @@ class Texts:
             return
         for text in values.to_pylist():
             if text is None:
-                raise DataError(f"Column {self.column!r} holds null, which is no text. Leave those rows out.")
+                raise DataError(
+                    f"Column {self.column!r} holds null, which is not a text. Leave those rows out."
+                )
             yield self.tokenizer.encode(text)
 
     def _arrays(self, values: pa.Array) -> Iterator[Tokens]:
         if values.null_count or values.flatten().null_count:
             raise DataError(
-                f"Column {self.column!r} holds null, or arrays with null, which is no token. Leave those rows out."
+                f"Column {self.column!r} holds null, or arrays with null, which is not a token. Leave those rows out."
             )
         tokens = values.flatten().to_numpy(zero_copy_only=False)
         check_tokens(tokens, self.num_tokens, self.column)

@@ -102,7 +102,7 @@ def _predicted(output: ModelOutput) -> str:
     if output.kind == "value" or output.is_sequence:
         return "no classes"
     return (
-        f"classes of shape {output.shape} per row" if output.shape else "margins, which are no probabilities"
+        f"classes of shape {output.shape} per row" if output.shape else "margins, which are not probabilities"
     )
 
 

@@ -152,7 +152,7 @@ TEST(GarbageOnALifelineIsRefused) {
   Puppet(world, 1).SendOnLifeline(std::string(5000, '\xff'));
   const Status status = AllReduceSomehow(communicator);
   CHECK(status.code() == StatusCode::kRankLost);
-  CHECK_CONTAINS(status.ToString(), "it sent something that is no lifeline message");
+  CHECK_CONTAINS(status.ToString(), "it sent something that is not a lifeline message");
 }
 
 TEST(AnswerForAnUnknownRankIsRefused) {
@@ -162,7 +162,7 @@ TEST(AnswerForAnUnknownRankIsRefused) {
   const Status status = communicator.Run(BarrierRequest(), 0.1, nullptr);
   answer.join();
   CHECK(status.code() == StatusCode::kRankLost);
-  CHECK_CONTAINS(status.ToString(), "it sent something that is no lifeline message");
+  CHECK_CONTAINS(status.ToString(), "it sent something that is not a lifeline message");
 }
 
 TEST(GarbageOnALaneIsRefused) {

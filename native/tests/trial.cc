@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "check.h"
-#include "sparkdl/ring/blocks.h"
+#include "sparkdl/collectives/blocks.h"
 #include "world.h"
 
 namespace sparkdl::tests {

@@ -208,7 +208,7 @@ def check_losses(losses: Mapping[str, float]) -> None:
         if not loss <= _LOSS_TOLERANCE * best:
             found = ", ".join(f"{other} {value:.4g}" for other, value in losses.items())
             raise TrainingError(
-                f"{name} has not trained the same model: the losses are {found}. Its time is no measure."
+                f"{name} has not trained the same model: the losses are {found}. Its time cannot be compared."
             )
 
 

@@ -152,7 +152,7 @@ def flatten(array: Any, *, reads: bool = True, writes: bool = False) -> FlatBuff
         elements = data.view(np.uint8) if name == "bool" else data
         return FlatBuffer(dtype=name, data=elements, owner=array, shape=array.shape)
     if not hasattr(array, "__dlpack__"):
-        raise ParamError(f"{type(array).__name__} is neither a NumPy array nor has it __dlpack__")
+        raise ParamError(f"{type(array).__name__} is not a NumPy array and has no __dlpack__ method")
     if getattr(array, "is_neg", bool)():  # torch exports such a tensor without the negation
         raise ParamError(f"{type(array).__name__} is yet to be negated; pass tensor.resolve_neg()")
     try:
@@ -203,7 +203,7 @@ def _flatten_capsule(array: Any, capsule: object, *, reads: bool, writes: bool) 
         return FlatBuffer(dtype=name, data=np.empty(0, storage), owner=array, shape=shape)
     if tensor.data is None:
         raise ParamError(
-            f"{type(array).__name__} has no memory, as tensors have that only stand for others; pass a plain tensor"
+            f"{type(array).__name__} has no data pointer, like fake and wrapper tensors; pass a plain tensor"
         )
     num_elements, is_contiguous = 1, True
     for position in reversed(range(tensor.ndim)):

@@ -62,7 +62,7 @@ def _open(size: int, variable: str, environ: Mapping[str, str]) -> Communicator:
     if world.Get_size() != size:
         raise LaunchError(f"{_wrong_library(size, variable)} It sees a world of {world.Get_size()}.")
 
-    def spread(invitation: bytes) -> bytes:
+    def broadcast(invitation: bytes) -> bytes:
         buffer = np.zeros(_INVITATION_BYTES, np.uint8)
         buffer[: len(invitation)] = np.frombuffer(invitation, np.uint8)
         request = world.Ibcast(buffer, 0)
@@ -77,7 +77,7 @@ def _open(size: int, variable: str, environ: Mapping[str, str]) -> Communicator:
 
     is_one_machine = any(environ.get(name) == str(size) for name in _LOCAL_SIZES)
     host = LOOPBACK if is_one_machine else None
-    return host_job(world.Get_rank(), size, spread, environ, host=host)
+    return host_job(world.Get_rank(), size, broadcast, environ, host=host)
 
 
 def _wrong_library(size: int, variable: str) -> str:

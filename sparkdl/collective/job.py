@@ -125,7 +125,7 @@ class Job:
         except ParamError as error:
             raise LaunchError(str(error)) from error
         except ValueError as error:
-            raise LaunchError(f"{TIMEOUT_S}={timeout_s} is no number of seconds") from error
+            raise LaunchError(f"{TIMEOUT_S}={timeout_s} is not a number of seconds") from error
         return replace(
             self,
             transport=environ.get(TRANSPORT) or self.transport,
@@ -202,7 +202,7 @@ def join_job(job: Job, coordinator: Coordinator | None = None) -> Communicator:
 def host_job(
     rank: int,
     world_size: int,
-    spread: Callable[[bytes], bytes],
+    broadcast: Callable[[bytes], bytes],
     environ: Mapping[str, str],
     *,
     host: str | Sequence[str] | None = None,
@@ -212,7 +212,7 @@ def host_job(
     Args:
         rank: number of this rank.
         world_size: number of ranks.
-        spread: function that returns, on every rank, the bytes that rank 0 passes to it.
+        broadcast: function that returns, on every rank, the bytes that rank 0 passes to it.
         environ: environment variables, with the user's choices.
         host: address or addresses at which the other ranks reach the machine of rank 0; chosen by
             :func:`~sparkdl.rendezvous.addresses.reachable_hosts` when None.
@@ -223,7 +223,7 @@ def host_job(
         coordinator = Coordinator(secret=secret, world_size=world_size, host=host)
         invitation = json.dumps([coordinator.address.to_bytes().decode(), secret.hex()]).encode()
     try:
-        address, secret_text = json.loads(spread(invitation))
+        address, secret_text = json.loads(broadcast(invitation))
         job = Job(
             rank=rank,
             world_size=world_size,

@@ -207,7 +207,7 @@ _LOOK_S = 0.02
 """Pause between two polls of the communicator's failure, which only its operations raise."""
 
 
-def explain(
+def fail_communicator(
     message: PendingMessage, error: Exception, parent: Communicator | None, parent_name: str
 ) -> CommunicatorError:
     """Return the error of a failed message, and make its communicator fail as well.

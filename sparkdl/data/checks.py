@@ -80,7 +80,7 @@ class StateKind:
         if missing:
             lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(self.parts) else ""
             raise ParamError(
-                f"This is no state of a {self.name}: {str(state)[:80]}.{lacks} Give what a {self.name}'s state() "
+                f"This is not a state of a {self.name}: {str(state)[:80]}.{lacks} Give what a {self.name}'s state() "
                 f"returned, a dict of {', '.join(self.parts)}."
             )
         if state["version"] != self.version:
@@ -92,7 +92,7 @@ class StateKind:
     def impossible(self, part: str, value: Any, expected: str) -> ParamError:
         """Return the error for a part that cannot have such a value."""
         return ParamError(
-            f"This is no state of a {self.name}: {part} is {value!r:.80}, and has to be {expected}. Give what a "
+            f"This is not a state of a {self.name}: {part} is {value!r:.80}, and has to be {expected}. Give what a "
             f"{self.name}'s state() returned."
         )
 

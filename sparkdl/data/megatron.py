@@ -167,7 +167,7 @@ def _open_index(prefix: str) -> _Index:
         size = file.seek(0, 2)
         if head[: len(_MAGIC)] != _MAGIC:
             raise DataError(
-                f"{path} is no index of Megatron's memory-mapped datasets: it begins with {head[: len(_MAGIC)]!r}, and "
+                f"{path} is not an index of Megatron's memory-mapped datasets: it begins with {head[: len(_MAGIC)]!r}, "
                 f"not with {_MAGIC!r}."
             )
         if len(head) < _HEAD.size:
@@ -177,7 +177,7 @@ def _open_index(prefix: str) -> _Index:
             raise DataError(f"{path} has version {version}; only version {_VERSION} is supported.")
         dtype = _TYPES.get(code)
         if dtype is None or not np.issubdtype(dtype, np.integer):
-            of = f"{dtype}, which are no tokens" if dtype else "a type that the format does not have"
+            of = f"{dtype}, which are not token types" if dtype else "a type that the format does not have"
             raise DataError(f"{path} has type {code} for its tokens: {of}.")
         expected = _HEAD.size + 12 * num_sequences + 8 * num_borders
         if size == expected + num_sequences and num_sequences:

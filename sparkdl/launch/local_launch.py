@@ -89,8 +89,9 @@ def run_on_local_ranks(
 ) -> list[Any]:
     """Run ``function(context, *args, **kwargs)`` in one process of this machine per rank, and return all values.
 
-    Arguments, return value and errors are the same as for :func:`~sparkdl.launch.run_on_ranks`. Each rank gets an equal
-    share of the machine's cores (in ``OMP_NUM_THREADS``, unless that is set) and the next ``gpus_per_rank`` GPUs.
+    The arguments have the same meaning as those of :func:`~sparkdl.launch.run_on_ranks`; those that concern Spark
+    (``spark``, ``resources``, ``start_timeout_s``, ``on_wait``) do not exist here. Each rank gets an equal share of
+    the machine's cores (in ``OMP_NUM_THREADS``, unless that is set) and the next ``gpus_per_rank`` GPUs.
 
     Raises:
         ParamError: if an argument has a value that cannot work.
@@ -521,6 +522,6 @@ class LocalRanks:
         held = sorted({rank for rank, is_finished in finished if not is_finished})
         if held:
             logger.warning(
-                "A process that %s has started still holds its output open; no more is shown.",
+                "A process started by %s still holds the output of the rank open; further output is not shown.",
                 name_ranks(held),
             )

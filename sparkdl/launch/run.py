@@ -57,14 +57,14 @@ class SlotHolders:
         with self._lock:
             self._jobs.discard(job)
 
-    def others_than(self, job: str) -> bool:
+    def has_others(self, job: str) -> bool:
         """Whether ranks of another launch run."""
         with self._lock:
             return bool(self._jobs - {job})
 
 
 END_TIMEOUT_S = 15.0
-"""How long the tasks may take to report where their ranks were and to end; a task that itself hangs never does."""
+"""Time limit for the tasks to report the stacks of their ranks and to end. A task that hangs itself does neither."""
 
 END_AFTER_FAILURE_TIMEOUT_S = FINISH_TIMEOUT_S + END_TIMEOUT_S
 """How long the tasks may take to end once code on a rank has raised: rank 0's task may wait for the others first."""
@@ -176,9 +176,9 @@ def run_on_ranks(
         resources: resources of each task of the stage, if they differ from the application's default. The profile may
             have only task requests, as Spark starts no executors for a stage. Needs Spark 4.0 and a cluster.
         environment: environment variables for the rank processes.
-        modules: libraries that the function needs and that take long to import, such as ``("torch",)``. The ranks of
-            the next launch are forked from a process that has imported them, if that launch begins within a minute
-            after the last task. Ranks with GPUs import them themselves.
+        modules: libraries that the function needs and that take long to import, such as ``("torch",)``. Each executor
+            imports them once, in a process from which its ranks are forked; ranks of later launches are forked from
+            it as well, until a minute has passed without tasks. Ranks with GPUs import the libraries themselves.
         start_timeout_s: limit in seconds of each of two waits. The first is for slots of executors that Spark has yet
             to start, because its settings request them or as replacements of lost ones. The second is for free slots,
             until all ranks have started; it is extended while ranks of another launch of this process run. Tasks that
@@ -302,7 +302,7 @@ def _watch(
             continue
         if time.monotonic() < start_deadline:
             continue
-        if _slot_holders.others_than(spec.job):
+        if _slot_holders.has_others(spec.job):
             _logger.info("%d ranks wait for slots that another launch of this process holds.", spec.num_ranks)
             start_deadline = time.monotonic() + start_timeout_s
             continue

@@ -60,8 +60,9 @@ def check_cluster(
         ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range, or ``resources`` requests executors, or fewer
             GPUs than a rank is to have.
         SlotsMissingError: if the cluster cannot run that many tasks at once, even after the wait.
-        LaunchError: if a local master has too few slots, executors are allocated dynamically, or the session belongs to
-            a Spark Connect server before 4.0, which cannot keep a stage's rows (``localCheckpoint``).
+        LaunchError: if a local master has too few slots, executors are allocated dynamically, the session belongs to
+            a Spark Connect server before 4.0, which cannot keep a stage's rows (``localCheckpoint``); or if
+            ``resources`` is given with Spark before 4.0 or a local master, which do not support it.
     """
     if num_ranks < 1:
         raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
@@ -310,7 +311,7 @@ def executors_by_settings(master: str, get: Callable[[str], str]) -> AskedExecut
         number, each = int(simulated[1]), int(simulated[2]) // cpus
         return AskedExecutors(num_executors=number, slots_of_each=each, most_slots=number * each)
     if master.startswith("spark://"):
-        # A standalone master ignores instances, and workers may have fewer cores than an application may take.
+        # A standalone master ignores spark.executor.instances, and its workers may have fewer cores than this limit.
         cores = get("spark.cores.max")
         return AskedExecutors(most_slots=int(cores) // cpus if cores else None)
     instances = get("spark.executor.instances")
@@ -347,8 +348,8 @@ def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_r
     if resources.executorResources:
         named = ", ".join(sorted(resources.executorResources))
         raise ParamError(
-            f"resources asks for executors with {named}, and Spark makes executors for a stage only with dynamic "
-            "allocation, with which no barrier stage runs. Use a profile of TaskResourceRequests alone."
+            f"resources requests executors with {named}. Spark starts executors for a stage only with dynamic "
+            "allocation, which barrier stages do not support. Use a profile that has only TaskResourceRequests."
         )
     if _is_local(spark):
         raise LaunchError(

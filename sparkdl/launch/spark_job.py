@@ -381,7 +381,7 @@ def driver_hosts(spark: SparkSession) -> Sequence[str]:
     hosts = reachable_hosts(found)
     if not found:
         _note_once(
-            f"spark.driver.host={driver!r} is no address of this machine, so the driver listens on"
+            f"spark.driver.host={driver!r} is not an address of this machine, so the driver listens on"
             f" {', '.join(hosts)}. If the executors cannot reach that, say where they can in {LISTEN}."
         )
     return hosts

@@ -1,8 +1,9 @@
 """Loads a logged model as a pyfunc of MLflow. Needs neither Spark nor Java, and imports no pyspark.
 
-MLflow finds :func:`_load_pyfunc` by ``loader_module`` in the MLmodel file. Errors in an input are raised as MLflow's
-exception for bad requests, to which its scoring server responds with status 400 and the message. To any other
-exception the server would respond with a message without information.
+The ``loader_module`` in the MLmodel file is a copy of :mod:`sparkdl.tracking.model_loader`, which calls
+:func:`_load_pyfunc`. Errors in an input are raised as MLflow's exception for bad requests, to which its scoring server
+responds with status 400 and the message. To any other exception the server would respond with a message without
+information.
 """
 
 from __future__ import annotations

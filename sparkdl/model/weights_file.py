@@ -145,7 +145,7 @@ def read_header(file: IO[bytes]) -> dict[str, StoredTensor]:
     """
     size = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if size > _MAX_HEADER_BYTES:
-        raise SavedModelError(f"This is no file of weights: its header would have {size} bytes.")
+        raise SavedModelError(f"This is not a file of weights: its header would have {size} bytes.")
     try:
         header = json.loads(file.read(size))
         stored = {
@@ -158,7 +158,7 @@ def read_header(file: IO[bytes]) -> dict[str, StoredTensor]:
             if name != "__metadata__"
         }
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise SavedModelError(f"This is no file of weights: {type(error).__name__}: {error}") from error
+        raise SavedModelError(f"This is not a file of weights: {type(error).__name__}: {error}") from error
     return dict(sorted(stored.items(), key=lambda item: item[1].begin))
 
 

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import local_part, whole_tensor
 from sparkdl.parallel.parallelism import SHARDING_STAGES
-from sparkdl.torch.submission import called_as_it_is
+from sparkdl.torch.submission import not_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -116,7 +116,7 @@ def check_shardable(module: nn.Module) -> None:
             )
 
 
-@called_as_it_is
+@not_compiled
 class _SameUse:
     """Checks that ranks which share the weights of blocks call the same blocks and get the same gradients.
 

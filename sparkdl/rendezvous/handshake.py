@@ -129,7 +129,7 @@ class ClientHandshake:
 
     def _answer_greeting(self, greeting: bytes) -> bytes:
         if not greeting.startswith(_NAME):
-            raise AuthenticationError("is no listener of sparkdl, or of another version")
+            raise AuthenticationError("is not a listener of sparkdl, or of another version")
         _check_version(greeting)
         if greeting == VERSION_NOTICE:
             raise AuthenticationError(_REFUSAL)

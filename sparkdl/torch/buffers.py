@@ -156,14 +156,14 @@ def _single(values: torch.Tensor, dim: int) -> torch.Tensor:
     first = values.narrow(dim, 0, 1)
     if not torch.equal(as_bytes(first.expand_as(values)), as_bytes(values)):  # NaN equals itself
         raise ParamError(
-            f"Different values arrived for elements of an expanded tensor that are one in memory (dimension {dim} of "
-            f"{tuple(values.shape)}). Pass a tensor of its own, as tensor.contiguous() makes it."
+            f"The result has different values for elements of an expanded tensor that share memory (dimension {dim} "
+            f"of {tuple(values.shape)}). Pass a tensor with its own memory, such as tensor.contiguous()."
         )
     return first
 
 
 def check_dtypes(name: str, *tensors: torch.Tensor) -> None:
-    """Check that the tensors of a rank that data are copied between have one dtype.
+    """Check that the tensors between which a rank copies data have the same dtype.
 
     Raises:
         ParamError: if they do not: the bytes of one type would be taken for values of the other.

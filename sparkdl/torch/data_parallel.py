@@ -197,7 +197,7 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes within only accumulate this rank's gradients; the next one afterwards averages the sums."""
+        """In this context, backward passes accumulate local gradients; the first one after it averages the sums."""
         before, self._averages = self._averages, False
         try:
             yield
@@ -206,7 +206,7 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """A backward pass within takes part in the averaging, but gives no parameter a gradient.
+        """In this context, a backward pass takes part in the averaging, but gives no parameter a gradient.
 
         It is for a rank without rows, whose gradients are zero: a parameter that has no gradient yet gets one only if
         it took part on another rank. An optimizer would treat a gradient of zero differently from None.

@@ -38,11 +38,11 @@ class FutureCompleter:
     Futures complete in the order in which they were requested, which is that of the collectives of one process group.
     Their callbacks run one after another, so that collectives which they start begin in the same order on all ranks.
 
-    * A callback may request further futures and wait for them. Another thread completes the futures that are requested
-      on a thread that runs callbacks, before that thread's next callback begins.
-    * A callback may wait for anything else, such as a future that comes later, also by polling it with pauses. If it
-      has slept for a while, or has not returned within the timeout of the process group, another thread continues with
-      the futures that follow; only then do two callbacks run at the same time.
+    * A callback may request further futures and wait for them. A separate thread completes these futures, before the
+      next callback begins.
+    * A callback may wait for anything else, such as a future that completes after its own, also by polling. If it has
+      slept for a while, or has not returned within the process group's timeout, another thread continues with the
+      futures that follow. Only in this case do two callbacks run at the same time.
 
     A callback runs on the thread that attaches it if the future is already complete, else on a thread of this class.
     The order of its collectives among those of other threads therefore differs between ranks: a program whose callbacks
@@ -149,13 +149,13 @@ _running = threading.local()
 """Has ``lines`` on a thread that runs callbacks: by completer, the line for futures that the callbacks request."""
 
 _LOOK_S = 0.2
-"""A callback whose thread has used no processor time for so long counts as waiting."""
+"""Interval of the checks of a callback's thread. If the thread used no CPU time in it, the callback is waiting."""
 
 _DROWSY_LOOKS = 10
 _DROWSY_SHARE = 0.1
-"""Likewise one whose thread, at so many looks, has used less than this share of the time and slept for more than it, as
-between polls. A thread that computes on a busy machine waits for a processor and does not sleep; one that computes in
-Python beside others gets a larger share."""
+"""A callback that polls is waiting, too: in this number of successive checks, its thread used less than this share of
+the time and slept for more than this share. A thread that computes on a busy machine waits for a CPU and does not
+sleep; a thread that competes with others for the GIL gets a larger share."""
 
 _DRAINED_S = 10.0
 """How long to wait for the end of a thread that has no more work."""

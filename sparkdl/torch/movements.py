@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import (
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import check_dtypes, elements_per_element, export, movable, restore
 from sparkdl.torch.futures import FutureCompleter
-from sparkdl.torch.submission import Finish, Submission, as_list, called_as_it_is, recorded, restoring
+from sparkdl.torch.submission import Finish, Submission, as_list, not_compiled, recorded, restoring
 from sparkdl.torch.work import CollectiveWork
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sparkdl.collective import Handle
 
 
-@called_as_it_is
+@not_compiled
 class Movements(Submission):
     """allgather in its forms, broadcast, and barrier, which moves nothing."""
 
@@ -178,7 +178,7 @@ def restoring_parts(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> li
     return finishes
 
 
-@called_as_it_is
+@not_compiled
 class Exchanges(Submission):
     """gather, scatter and alltoall in its forms."""
 
@@ -292,7 +292,7 @@ def _elements_per_rank(tensor: torch.Tensor, split_sizes: Sequence[int] | None, 
     return [size * per_row for size in split_sizes]
 
 
-@called_as_it_is
+@not_compiled
 class Messages(Submission):
     """send and recv. torch's ``isend`` and ``irecv`` call these, and its ``send`` and ``recv`` also wait for them."""
 

@@ -24,7 +24,7 @@ from sparkdl.rendezvous.deadline import to_seconds
 from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.movements import Exchanges, Messages, Movements
 from sparkdl.torch.reductions import Reductions
-from sparkdl.torch.submission import called_as_it_is
+from sparkdl.torch.submission import not_compiled
 from sparkdl.torch.work import CollectiveWork, joined
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _open_groups: WeakSet[SparkdlProcessGroup] = WeakSet()
 os.register_at_fork(after_in_child=_open_groups.clear)
 
 
-@called_as_it_is  # mypy: the bases' methods differ, as torch renames some
+@not_compiled  # mypy: the bases' methods differ, as torch renames some
 class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.ProcessGroup):  # type: ignore[misc]
     """A process group whose CPU tensors travel over a communicator.
 

@@ -36,7 +36,7 @@ from sparkdl.torch.buffers import (
     reduction_of,
     restore,
 )
-from sparkdl.torch.submission import Finish, Submission, as_list, called_as_it_is, recorded, restoring
+from sparkdl.torch.submission import Finish, Submission, as_list, not_compiled, recorded, restoring
 from sparkdl.torch.work import CollectiveWork, CompletedWork, seconds
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _gather(
 _PLAIN_OPS = {hash(dist.ReduceOp(kind)): op for kind, op in PLAIN_OPS.items()}
 
 
-@called_as_it_is
+@not_compiled
 class Reductions(Submission):
     """allreduce, reduce_scatter and reduce, of one tensor or several."""
 

@@ -28,6 +28,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import (
     _env_rendezvous_handler,
     _file_rendezvous_handler,
@@ -344,12 +345,12 @@ def _open_for_job(environ: Mapping[str, str]) -> Communicator:
     store, rank, world_size = next(iter(rendezvous("env://", timeout=_MEET_TIMEOUT)))
     _stores.append(store)
 
-    def spread(invitation: bytes) -> bytes:
+    def broadcast(invitation: bytes) -> bytes:
         if rank == 0:
             store.set(_KEY, invitation)
         return bytes(store.get(_KEY))
 
-    return host_job(rank, world_size, spread, environ, host=_where_rank_0_is_reached(environ, world_size))
+    return host_job(rank, world_size, broadcast, environ, host=_where_rank_0_is_reached(environ, world_size))
 
 
 def _where_rank_0_is_reached(environ: Mapping[str, str], world_size: int) -> Sequence[str]:
@@ -437,10 +438,12 @@ def destroy_process_group() -> None:
 
 def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
     """Create a group; torch calls this with c10d's ``DistributedBackendOptions``."""
-    timeout = options.timeout
+    timeout, world = options.timeout, _world()
     timeout_s = to_seconds(timeout) if isinstance(timeout, timedelta) else float(timeout)
-    if _world() is None:
+    if world is None:
         forget_meshes()  # those of earlier default groups; for GPUs, Parallelism.lay_out does it
+    elif timeout == default_pg_timeout:
+        timeout_s = world.timeout_s  # torch's default for groups without a timeout is half an hour
     given = _given.pop() if _given else None
     base_store, owns_communicator = None, False
     if given is not None:

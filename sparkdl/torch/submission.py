@@ -56,7 +56,7 @@ def recorded(name: str, argument: int = 0) -> Callable[[Method], Method]:
     return decorate
 
 
-def called_as_it_is(kind: Kind) -> Kind:
+def not_compiled(kind: Kind) -> Kind:
     """Decorate a class so that ``torch.compile`` calls its methods without compiling them or what they call.
 
     It treats torch's own groups in the same way, as their methods are C++. ``torch.compiler.disable`` would import the

@@ -231,7 +231,7 @@ class CollectiveWork(Work):
         return list(self._outputs)
 
     def release(self) -> bool:
-        """Drop the outputs if the work is complete and nobody finishes it just now; return whether they are dropped.
+        """Drop the outputs if the work is complete and no thread is finishing it; return whether they were dropped.
 
         The work can still be waited for; ``result`` is empty then.
         """

@@ -1,7 +1,8 @@
 """Callbacks of a fit, the weights of its best epoch, and early stopping.
 
 Callbacks are called on every *rank*. The weights of the best epoch are kept on rank 0, whose model a fit returns.
-Early stopping ends a fit that no longer improves; every rank decides by the same values.
+Early stopping ends a fit that no longer improves. The ranks agree on the end of the fit in an allreduce, because
+their values may differ by rounding.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ class BestWeights:
         if self.epoch is None:
             if self._is_keeper:
                 logger.warning(
-                    "%s was a number in no epoch, so none is the best: the model is that of the last epoch.",
+                    "%s was NaN in every epoch, so no epoch is the best: the model is that of the last epoch.",
                     self._goal.metric,
                 )
             return None

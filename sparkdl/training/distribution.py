@@ -47,7 +47,7 @@ class ModelDistribution(ABC):
         counts_rows: whether this rank counts its rows; among ranks with the same rows one does.
         counts_outputs: whether this rank updates metrics with the module's outputs.
         num_averaged: number of ranks over which gradients are averaged: readers, and ranks that share sequences.
-        num_generator: number in the seed of this rank's random numbers; ranks with different numbers draw different
+        generator_index: number in the seed of this rank's random numbers; ranks with different numbers draw different
             ones.
         name: name of the layout; if it is the same when a fit resumes, each rank continues with its own state.
         is_divided: whether each rank has only a part of the module, so that operations on the whole are collective.
@@ -63,7 +63,7 @@ class ModelDistribution(ABC):
     reader: int
     num_readers: int
     num_averaged: int
-    num_generator: int
+    generator_index: int
     name: str
 
     def forward_backward(
@@ -98,10 +98,11 @@ class ModelDistribution(ABC):
                 torch.distributed.broadcast(buffer, 0)
 
     def without_rows(self) -> AbstractContextManager[Any]:
-        """Within this context a backward pass on this rank's rows takes part in the step but does not count.
+        """Context for the backward pass of a rank without rows, whose loss is multiplied by 0.
 
-        Parameters that only these rows use stay without a gradient, as in one process, which has no such rows. In a
-        sharded module, all ranks have to use the same parameters; FSDP2's ranks compare them and raise an error.
+        Where possible, parameters that only this pass uses get no gradient, as in one process, which has no such
+        pass. This default does nothing: in a sharded module, all ranks have to use the same parameters; FSDP2's ranks
+        compare them and raise an error.
         """
         return nullcontext()
 
@@ -154,7 +155,7 @@ class Replicas(ModelDistribution):
 
             self._recomputed = blocks_of(self.module)
             recompute_activations(self._recomputed)
-        self.rank = self.reader = self.num_generator = communicator.rank
+        self.rank = self.reader = self.generator_index = communicator.rank
         self.num_ranks = self.num_readers = self.num_averaged = communicator.world_size
         self.name = f"{communicator.world_size} replicas"
         self.called = self._wrap(spec, communicator, device, resources)
@@ -192,9 +193,9 @@ class Replicas(ModelDistribution):
         return self.called.no_sync()
 
     def without_rows(self) -> AbstractContextManager[Any]:
-        """Within this context a backward pass on this rank's rows takes part in the step but does not count.
+        """Context for the backward pass of a rank without rows, whose loss is multiplied by 0.
 
-        On GPUs, DistributedDataParallel cannot leave them out: parameters that they use get a gradient of zero.
+        On GPUs it does nothing: with DistributedDataParallel, parameters that only this pass uses get zero gradients.
         """
         return self.called.uncounted() if isinstance(self.called, DataParallel) else nullcontext()
 
@@ -238,7 +239,7 @@ class DividedModel(ModelDistribution):
         self.rank, self.num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self.reader, self.num_readers = layout.row_reader
         self.num_averaged = layout.size("data", "shard", "context")
-        self.num_generator = layout.rank("pipeline", "data", "shard", "context")
+        self.generator_index = layout.rank("pipeline", "data", "shard", "context")
         self.counts_rows = self.counts_outputs = layout.rank("tensor", "context") == 0
         if spec.sync_batch_norm:
             resources.enter_context(synchronized_batch_norms(spec.model))

@@ -105,7 +105,7 @@ class FeedDataset(IterableDataset[dict[str, Any]]):
         """
         if isinstance(self._feed, BlendedFeed):
             raise ParamError(
-                "A blend runs on through the epochs of its feeds and has none to choose; leave it out."
+                "A blend has no epochs of its own, so its epoch cannot be chosen. Do not call set_epoch on it."
             )
         self._feed.set_epoch(epoch)
 

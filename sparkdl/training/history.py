@@ -112,7 +112,7 @@ class EpochRecord:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> EpochRecord:
-        """Restore a record from the dict that :func:`dataclasses.asdict` made of it, also after a way through JSON."""
+        """Restore a record from the dict that :func:`dataclasses.asdict` made of it, also after a JSON round trip."""
         ranks = tuple(RankSeconds(**seconds) for seconds in content.get("rank_seconds", ()))
         return cls(**{**content, "rank_seconds": ranks})
 

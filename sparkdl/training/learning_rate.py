@@ -69,7 +69,7 @@ class LearningRate:
         scheduler: factory of the scheduler; None for a constant learning rate.
         interval: interval at which the scheduler is stepped: ``"epoch"``, or ``"step"`` for each update of the weights.
         num_epochs: number of epochs of the fit.
-        steps_per_epoch: number of updates of an epoch.
+        updates_per_epoch: number of updates of an epoch.
 
     Raises:
         ParamError: as :func:`make_scheduler`.
@@ -84,7 +84,7 @@ class LearningRate:
         scheduler: SchedulerFactory | None = None,
         interval: str = "epoch",
         num_epochs: int,
-        steps_per_epoch: int,
+        updates_per_epoch: int,
     ) -> None:
         self._optimizer = optimizer
         self._factor = factor
@@ -92,7 +92,7 @@ class LearningRate:
         self._interval = interval
         self._num_updates = 0
         self._scheduler: LRScheduler | None = None
-        self._num_steps = num_epochs * (steps_per_epoch if interval == "step" else 1)
+        self._num_steps = num_epochs * (updates_per_epoch if interval == "step" else 1)
         if scheduler is not None:
             self._scheduler = make_scheduler(scheduler, optimizer, self._num_steps, interval)
         self._tried = self.last = float("nan")

@@ -50,8 +50,8 @@ def make_state_metric(name: str, metric: Any, device: torch.device) -> StateMetr
             )
     if _holds_metrics(metric):
         raise ParamError(
-            f"Metric {name!r} is a {type(metric).__name__}, which holds other metrics, whose states ranks cannot put "
-            "together. Give each of those under a name of its own."
+            f"Metric {name!r} is a {type(metric).__name__}, which consists of other metrics. Their states cannot be "
+            "merged over the ranks. Pass each of these metrics separately, under its own name."
         )
     return StateMetric(name, metric, device)
 
@@ -89,7 +89,7 @@ class StateMetric:
         self._metric.dist_sync_on_step = False
         self._device = device
         self._earlier: list[dict[str, Any]] = []
-        """States of ranks that a resumed fit no longer has. Joined states serve to compute, not to update."""
+        """States of ranks that a resumed fit no longer has. Kept apart, as joined states cannot be updated."""
 
     def add(self, outputs: Any, targets: Any, rows: int) -> None:
         """Update the metric with a batch; a classification metric gets labels as integers."""

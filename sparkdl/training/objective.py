@@ -226,7 +226,7 @@ class Objective:
 
     Attributes:
         sums: whether the loss is the sum over the rows, not their mean.
-        finds_weight: whether the weight of a batch depends on its content, not only on the number of its rows.
+        weight_depends_on_content: whether the weight of a batch depends on more than its number of rows.
         precision: precision in which the module computes.
         draws: whether preparing a batch may draw random numbers of the process; batches must then not be prepared on a
             thread beside the training.
@@ -243,7 +243,7 @@ class Objective:
         self._device = device
         self.draws = spec.augment is not None
         self.sums = any(reduction_of(loss) == "sum" for loss in self._losses)
-        self.finds_weight = not self.sums and any(
+        self.weight_depends_on_content = not self.sums and any(
             needs_global_weight(
                 loss, weighted=spec.weight is not None, label_is_scalar=head.label.shape == ()
             )
@@ -379,19 +379,19 @@ class Objective:
         ]
         if len(terms) == 1 and self._spec.heads[0].weight == 1:
             return terms[0]
-        check_like_weights(terms)
+        check_equal_divisors(terms)
         means = [head.weight * term.mean for head, term in zip(self._spec.heads, terms, strict=True)]
         return LossTerm(mean=torch.stack([mean.reshape(()) for mean in means]).sum(), weight=terms[0].weight)
 
 
-def check_like_weights(terms: list[LossTerm]) -> None:
+def check_equal_divisors(terms: list[LossTerm]) -> None:
     """Check that the mean losses of several heads were divided by the same number.
 
     Raises:
-        ParamError: if they were not; no weight then joins the means of several ranks to the mean over all rows.
+        ParamError: if they were not; the mean over all rows cannot be computed from such mean losses of the ranks.
     """
     if len({term.weight for term in terms}) > 1:
         raise ParamError(
-            "The losses of several heads divide by different numbers: by the rows, and by the weights of classes or "
-            "the labels that count. Leave ignore_index and weight out of them, or give a trainStep."
+            "The losses of the label columns are means over different numbers: some over the rows, others over class "
+            "weights or over labels that are not ignored. Use losses without ignore_index and weight, or a trainStep."
         )

@@ -149,13 +149,13 @@ class Gradients:
     """Which gradients the trainable parameters got.
 
     Attributes:
-        are_there: whether any parameter got a gradient.
-        lack_some: whether any parameter got none.
+        any_found: whether any parameter got a gradient.
+        any_missing: whether any parameter got none.
         are_sparse: whether any gradient is a sparse tensor.
     """
 
-    are_there: bool
-    lack_some: bool
+    any_found: bool
+    any_missing: bool
     are_sparse: bool
 
 
@@ -179,8 +179,8 @@ class TrialGradients:
     def found(self) -> Gradients:
         """The gradients that were found so far."""
         return Gradients(
-            are_there=bool(self._seen),
-            lack_some=len(self._seen) < self._num_trained,
+            any_found=bool(self._seen),
+            any_missing=len(self._seen) < self._num_trained,
             are_sparse=self._has_sparse,
         )
 
@@ -394,7 +394,7 @@ def probe(
         _try_labels(trial, gradients, head, outputs.get(head.label.name), labels[head.label.name], weighted)
         for head in heads
     )
-    if gradients.found.are_there:
+    if gradients.found.any_found:
         try_optimizer(made, shared)
     return ProbeResult(
         inputs=inputs,
@@ -425,7 +425,7 @@ def _try_features(
             return tried, tried.apply(model, arrays, _CPU)
         except Exception as error:
             failures.append(error)
-    failure = _telling(failures)
+    failure = _most_informative(failures)
     reason = f"{type(failure).__name__}: {failure}"
     if _WANTS_INTEGERS.search(reason):
         reason = f"{reason.rstrip('.')}. Cast whole numbers to bigint; decimals are taken as doubles."
@@ -449,7 +449,7 @@ def _try_features(
     ) from failure
 
 
-def _telling(failures: Sequence[Exception]) -> Exception:
+def _most_informative(failures: Sequence[Exception]) -> Exception:
     """Return the first failure that is not about dtypes, else the first one, of the columns' own dtypes."""
     return next((each for each in failures if not _ABOUT_DTYPES.search(str(each))), failures[0])
 

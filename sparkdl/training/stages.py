@@ -198,7 +198,7 @@ class Stages(DividedModel):
         return self._with_loss_of_all([each for each in found[-pipeline.microbatches :] if each is not None])
 
     def _filled_tensors(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The module's first argument, in place of which later stages take the previous stage's output, and the others.
+        """The module's first argument (in later stages, the previous stage's output replaces it), and the others.
 
         The tensors have as many rows as a full batch, or more where a fit resumes on fewer ranks.
         """
@@ -225,7 +225,7 @@ class Stages(DividedModel):
     def _gradients_apart(self) -> Iterator[None]:
         """Keep existing gradients, and add them to the new ones after this block.
 
-        A new pipeline runs its stages on trial, which clears gradients.
+        A new pipeline makes a trial run of its stages, which clears gradients.
         """
         kept = [(each, each.grad) for each in self.module.parameters() if each.grad is not None]
         for parameter, _ in kept:
@@ -237,8 +237,8 @@ class Stages(DividedModel):
     def _pipeline(self, key: Any) -> tuple[Pipeline, bool]:
         """The pipeline for inputs of some shapes, and whether it is new. Collective.
 
-        A new pipeline runs its stages on trial. Ranks that share the weights of a stage do this together: if one of
-        them has no pipeline for its shapes, all of them make new ones.
+        A new pipeline makes a trial run of its stages. Ranks that share the weights of a stage do this together: if
+        one of them has no pipeline for its shapes, all of them make new ones.
         """
         from sparkdl.parallel import Pipeline
 

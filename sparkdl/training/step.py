@@ -117,8 +117,8 @@ class TrainingStep:
     An update of the weights takes the batches of one step, or of several steps where gradients are accumulated. The
     wrapped module averages the gradients of the ranks. Let ``w`` be the weight of this rank's rows in a batch (their
     number, unless rows or classes are weighted), ``W`` the weight of all ranks' rows in the update, and ``P`` the
-    number of ranks over which gradients are averaged. The rank's mean loss is scaled by ``w * P / W`` before the
-    backward pass, a loss that is a sum by ``w * P``. Where ``W`` depends on the content of the batches, it is predicted
+    number of readers (see :mod:`sparkdl.training.distribution`). The rank's mean loss is scaled by ``w * P / W``
+    before the backward pass, a loss that is a sum by ``w * P``. If ``W`` depends on batch contents, it is predicted
     from the last update, and the gradients are corrected after the last batch of the update. The gradients of a loss
     that is a sum are corrected there too, because in float16 a gradient must not grow with the number of rows.
     """
@@ -218,7 +218,7 @@ class TrainingStep:
         """The number by which the accumulated gradients still have to be divided; 0 if all rows have weight 0."""
         if self.objective.sums:
             return 1.0 / rows_of_update
-        if not self.objective.finds_weight:
+        if not self.objective.weight_depends_on_content:
             return 1.0
         total = np.array([self._weight_of_update], dtype=np.float64)
         if self._communicator.world_size > 1:

@@ -18,7 +18,8 @@ from sparkdl.errors import ParamError
 from sparkdl.random_state import refuse_what_varies, seed_rank
 from sparkdl.torch import collective_errors, destroy_process_group, init_process_group
 from sparkdl.training.callbacks import FitControl
-from sparkdl.training.checkpoint.checkpointing import Checkpoints, Choice, agree_on_checkpoint
+from sparkdl.training.checkpoint.checkpointing import Checkpoints
+from sparkdl.training.checkpoint.choice import Choice, agree_on_checkpoint
 from sparkdl.training.checkpoint.state import FitState
 from sparkdl.training.device_batches import batches_for, read_timeout_s, single_rows_allowed
 from sparkdl.training.distribution import DividedModel, ModelDistribution, Replicas
@@ -207,7 +208,7 @@ class Trainer:
         choice = agree_on_checkpoint(spec, dataset, communicator)
         self.distribution = distribute(spec, communicator, self.device, resources)
         self.module = self.distribution.module
-        seed_rank(spec.seed, self.distribution.num_generator)
+        seed_rank(spec.seed, self.distribution.generator_index)
         self.feed = resources.enter_context(
             _open_feed(spec, communicator, dataset, choice, self.distribution)
         )
@@ -221,7 +222,7 @@ class Trainer:
             scheduler=spec.scheduler,
             interval=spec.scheduler_interval,
             num_epochs=spec.epochs,
-            steps_per_epoch=self.plan.num_updates,
+            updates_per_epoch=self.plan.num_updates,
         )
         precision = Precision(spec.precision, self.device)
         self.update = WeightUpdate(

@@ -286,7 +286,7 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
 
 
 _WITH_FUSED_FORM = (torch.optim.Adam, torch.optim.AdamW)
-"""SGD and Adagrad are left out: unless fused, they accept sparse gradients, which only the backward pass reveals."""
+"""Not SGD and Adagrad: only their unfused forms accept sparse gradients, which only the backward pass shows."""
 
 
 def fuse(optimizer: Optimizer) -> None:
@@ -305,7 +305,7 @@ def fuse(optimizer: Optimizer) -> None:
 
 
 def _fuses(parameter: nn.Parameter) -> bool:
-    """Whether torch 2.13's fused kernel computes what the default does; it ignores the order in memory."""
+    """Whether torch 2.13's fused kernel computes what the default does; the kernel ignores strides."""
     return (
         parameter.device.type == "cpu"
         and (type(parameter.data) is Tensor or hasattr(parameter, "full_tensor"))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparkdl.collective import open_communicator
-from sparkdl.collective.native.rings import connect_rings
+from sparkdl.collective.native.ring_connections import connect_rings
 from sparkdl.rendezvous.store import PrefixRendezvous
 from sparkdl.topology import Topology
 from tests.collective.eventually import eventually

@@ -160,7 +160,7 @@ def test_host_that_is_frozen_for_less_than_the_deadline_is_waited_for(seconds: f
     ("kind", "error", "message"),
     [
         ("lane", "CommunicatorError", "rank 2 sent something that begins no operation"),
-        ("lifeline", "RankLostError", "rank 2 was lost: it sent something that is no lifeline message"),
+        ("lifeline", "RankLostError", "rank 2 was lost: it sent something that is not a lifeline message"),
     ],
 )
 def test_rank_that_sends_garbage_is_named(kind: str, error: str, message: str) -> None:

@@ -1,8 +1,9 @@
-"""Sub-groups use the transport requested for their world, also where the world fell back to a slower one."""
+"""Sub-groups have the transport requested for their world, also where it fell back to a slower one, and its timeout."""
 
 from __future__ import annotations
 
 import resource
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -34,6 +35,14 @@ def _open_sub_groups(environment: RankEnvironment, transport: str) -> dict[str, 
             "total": total.tolist(),
             "requested": group.communicator.requested_transport,
             "local size": group.communicator.topology.local_size,
+            "timeouts": [
+                each.timeout_s
+                for each in (
+                    group,
+                    mesh.get_group("tensor"),
+                    dist.new_group([0, 1], timeout=timedelta(seconds=7)),
+                )
+            ],
         }
         measured = {
             row.process_set for row in communicator.report().operations if row.operation == "allreduce"
@@ -52,4 +61,9 @@ def seen_by_ranks() -> list[dict[str, dict[str, Any]]]:
 def test_sub_groups_use_the_transport_requested_for_their_world(transport: str) -> None:
     for seen in seen_by_ranks():
         expected = {"total": [4.0] * 3, "requested": transport, "local size": 2, "measured": True}
-        assert seen[transport] == expected
+        assert {name: seen[transport][name] for name in expected} == expected
+
+
+def test_sub_groups_without_a_timeout_have_that_of_their_world() -> None:
+    for seen in seen_by_ranks():
+        assert seen["tcp"]["timeouts"] == [20.0, 20.0, 7.0]

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "sparkdl/announcements.h"
+#include "sparkdl/collectives/agreed_collectives.h"
 #include "sparkdl/failure_latch.h"
 #include "sparkdl/operation.h"
 #include "sparkdl/operation_guard.h"
 #include "sparkdl/operation_monitor.h"
 #include "sparkdl/operation_times.h"
 #include "sparkdl/pending_operation.h"
-#include "sparkdl/ring/agreed_collectives.h"
 #include "sparkdl/shm/arena.h"
 #include "sparkdl/shm/segment.h"
 #include "sparkdl/status.h"

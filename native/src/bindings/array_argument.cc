@@ -81,7 +81,7 @@ bool HasOddStrides(nb::handle object) {
           "has dtype " + swapped + ", which is byte-swapped; pass a copy in native byte order");
   }
   if (HasOddStrides(object)) {
-    Raise(name, "has strides that are no multiples of its element size; pass a copy");
+    Raise(name, "has strides that are not multiples of its element size; pass a copy");
   }
   const std::string type = nb::str(nb::handle(object.type())).c_str();
   Raise(name,

@@ -101,7 +101,7 @@ bool Lifeline::Parse(Link& link) {
                                                              : header.type <= MessageType::kAnswer;
   if (header.magic != kMagic || header.text_bytes > kMaxReasonBytes || !is_known ||
       !roll_book_.IsRank(header.rank)) {
-    Lost(link, "it sent something that is no lifeline message");
+    Lost(link, "it sent something that is not a lifeline message");
     return false;
   }
   const size_t bytes = sizeof(Header) + header.text_bytes;

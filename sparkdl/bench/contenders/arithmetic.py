@@ -56,7 +56,7 @@ class ArithmeticTrial:
 
     def check(self) -> None:
         """Raise an ``AssertionError`` if the loss is not finite."""
-        assert math.isfinite(float(self._loss.detach())), "the weights are no numbers any more"
+        assert math.isfinite(float(self._loss.detach())), "the weights are no longer numbers"
 
     def result(self) -> dict[str, Any]:
         """Return nothing; only the times count."""

@@ -22,7 +22,7 @@ import numpy as np
 from sparkdl.collective.communicator import Array, Communicator
 from sparkdl.collective.messages import CombinedMonitor
 from sparkdl.collective.native.point_to_point import Messages
-from sparkdl.collective.native.rings import connect_rings
+from sparkdl.collective.native.ring_connections import connect_rings
 from sparkdl.collective.native.segment import SegmentError, open_segment
 from sparkdl.collective.telemetry.stalls import numbered, warn_of_stall, watch_native
 from sparkdl.errors import CommunicatorError, TransportUnavailableError

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.collective.messages import NEWS_S, Envelope, compare, explain
+from sparkdl.collective.messages import NEWS_S, Envelope, compare, fail_communicator
 from sparkdl.collective.telemetry.stalls import StallCheck
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
 from sparkdl.rendezvous.deadline import MAX_TIMEOUT_S, Deadline
@@ -466,7 +466,7 @@ class MessageLink:
             message.fail(self._explain(message, error))
 
     def _explain(self, message: PendingMessage, error: Exception) -> CommunicatorError:
-        return explain(message, error, self._parent(), self._parent_name)
+        return fail_communicator(message, error, self._parent(), self._parent_name)
 
     def _leave(self) -> None:
         """Close the link; without a failure, send ``BYE`` to the other end first."""

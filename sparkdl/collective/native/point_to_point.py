@@ -10,7 +10,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.buffers import flatten
-from sparkdl.collective.messages import MessageMonitor, PendingMessage, check_peer, envelope_of, explain
+from sparkdl.collective.messages import (
+    MessageMonitor,
+    PendingMessage,
+    check_peer,
+    envelope_of,
+    fail_communicator,
+)
 from sparkdl.collective.native.message_link import MessageLink, check_alive
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
 from sparkdl.rendezvous.deadline import check_timeout
@@ -255,7 +261,7 @@ class AnySource:
             failed = [message for line in self._waiting.values() for message in line]
             self._waiting.clear()
         for message in failed:
-            message.fail(explain(message, error, self._communicator(), self._name))
+            message.fail(fail_communicator(message, error, self._communicator(), self._name))
 
 
 def _finish_all(links: dict[int, MessageLink]) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sparkdl.data.blend.mixture import Mixture
 from sparkdl.data.checks import StateKind, check_counts, check_integer, is_count
-from sparkdl.data.feed.row_stream import Batch, Feed, ResumableFeed, RowStream, no_map_of_rows, num_rows
+from sparkdl.data.feed.row_stream import Batch, Feed, ResumableFeed, RowStream, not_indexable_error, num_rows
 from sparkdl.errors import DataError, ParamError, SparkdlError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def from_json(state: Any, settings: Mapping[str, Any]) -> BlendState:
     """Return the position in a state.
 
     Raises:
-        ParamError: if it is no state of a blend, or has other settings; the message names the difference.
+        ParamError: if it is not a state of a blend, or has other settings; the message names the difference.
         DataError: if it has another version.
     """
     _KIND.check(state)
@@ -139,7 +139,7 @@ class BlendedFeed:
         world_sizes = {stream.name: len(stream.feed.rows_in_step(0)) for stream in self._streams}
         if len(set(world_sizes.values())) > 1:
             raise ParamError(
-                f"All feeds of a blend are shared by the same ranks, but their numbers are {world_sizes}."
+                f"All feeds of a blend must have the same world_size, but these have {world_sizes}."
             )
         self._batch_size, self._num_steps, self._source_column = batch_size, num_steps, source_column
         self._settings: dict[str, Any] = {
@@ -199,7 +199,7 @@ class BlendedFeed:
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raise an error that says what to do: a DataLoader asks for items if it gets no ``IterableDataset``."""
-        raise no_map_of_rows(self)
+        raise not_indexable_error(self)
 
     def state(self) -> dict[str, Any]:
         """Return the position of the blend after the batches that were taken, as plain values for JSON.
@@ -219,7 +219,7 @@ class BlendedFeed:
         of the blend does not change.
 
         Raises:
-            ParamError: if it is no state of a blend, or has other feeds, weights, batch size, seed or ``at_end``.
+            ParamError: if it is not a state of a blend, or has other feeds, weights, batch size, seed or ``at_end``.
             DataError: if a feed has other rows, another seed or another order than in the state, or cannot continue
                 on another number of ranks; the message names the feed.
         """

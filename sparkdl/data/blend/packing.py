@@ -153,7 +153,7 @@ class SequencePacker:
                 the state of a feed matches the state of the packer.
 
         Raises:
-            DataError: if a document is no sequence of integers, or is too long and ``long_documents`` is ``refuse``.
+            DataError: if a document is not a sequence of integers, or is too long and ``long_documents`` is ``refuse``.
         """
         yield from self._complete()
         for documents in batches_of_documents:
@@ -166,7 +166,7 @@ class SequencePacker:
         """Add documents, each a sequence of integers; empty ones are left out.
 
         Raises:
-            DataError: if one is no sequence of integers, or is too long and ``long_documents`` is ``refuse``; the
+            DataError: if one is not a sequence of integers, or is too long and ``long_documents`` is ``refuse``; the
                 documents before it have been added.
         """
         for document in documents:
@@ -204,12 +204,12 @@ class SequencePacker:
         """Continue from the state that :meth:`state` returned.
 
         Raises:
-            ParamError: if it is no state of a packer, or its rows have another length.
+            ParamError: if it is not a state of a packer, or its rows have another length.
         """
         parts = ("length", "open", "done")
         if not isinstance(state, Mapping) or not all(part in state for part in parts):
             raise ParamError(
-                f"This is no state of a packer: {str(state)[:80]}. Give what a SequencePacker's state() returned, a "
+                f"This is not a state of a packer: {str(state)[:80]}. Give what a SequencePacker's state() returned, a "
                 f"dict of {', '.join(parts)}."
             )
         if state["length"] != self._length:

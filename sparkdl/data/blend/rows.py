@@ -71,7 +71,7 @@ def plan_shares(
     held_out: float = 0.0,
     seed: int = 0,
 ) -> list[CorpusShare]:
-    """Plan the rows of each corpus in an epoch, whose numbers follow :class:`~sparkdl.data.Mixture`.
+    """Plan the rows of each corpus in an epoch; the row counts follow :class:`~sparkdl.data.Mixture`.
 
     Args:
         counts: number of rows of each corpus, by its name.

@@ -346,8 +346,8 @@ def warn_if_unchecked() -> None:
     """Warn once per process if damage can go unnoticed because pyarrow does not verify checksums."""
     if not ARE_CHECKED:
         _logger.warning(
-            "pyarrow %s does not look at the checksums of Parquet pages: numbers that were damaged on the way from "
-            "their Store may be trained on. Install pyarrow 15 or later.",
+            "pyarrow %s does not verify the checksums of Parquet pages, so corrupt values may be used in training. "
+            "Install pyarrow 15 or later.",
             pa.__version__,
         )
 

@@ -253,7 +253,7 @@ def _check_shape(name: str, shape: Any, depth: int) -> None:
         length is None or (isinstance(length, int) and length >= 0) for length in shape
     )
     if not depth or not is_shape or len(shape) != depth:
-        has = f"has {depth} levels of arrays" if depth > 1 else "is an array" if depth else "is no array"
+        has = f"has {depth} levels of arrays" if depth > 1 else "is an array" if depth else "is not an array"
         raise ParamError(
             f"shapes gives {shape!r} for column {name!r}, which {has}. Give a length for each level of arrays, None "
             "where it differs from row to row."
@@ -309,8 +309,8 @@ def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
 
 def _partition_column_error(name: str, path: str) -> DataError:
     return DataError(
-        f"Column {name!r} is a partition column: its values stand in the names of folders ({path}), and a feed reads "
-        "what stands in the files. Write the files with that column inside, as sparkdl.data.materialize does."
+        f"Column {name!r} is a partition column: its values are in folder names ({path}) and not in the files, and a "
+        "feed reads only the files. Write the files with that column in them, as sparkdl.data.materialize does."
     )
 
 

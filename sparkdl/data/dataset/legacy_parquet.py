@@ -119,7 +119,7 @@ class PartitionSet:
 
     @property
     def dictionary(self) -> pa.Array:
-        """The values as an Arrow array of integers, or of strings if a value is no integer."""
+        """The values as an Arrow array of integers, or of strings if a value is not an integer."""
         try:
             return pa.array([int(key) for key in self.keys])
         except ValueError:

@@ -155,7 +155,7 @@ class RowFilter:
         del row_group
         missing = [name for name in self.columns if name not in table.column_names]
         if missing:
-            raise DataError(f"the row filter looks at column {missing[0]!r}, which is not there")
+            raise DataError(f"the row filter uses column {missing[0]!r}, which does not exist")
         values = {
             name: table.column(name).combine_chunks().to_numpy(zero_copy_only=False) for name in self.columns
         }

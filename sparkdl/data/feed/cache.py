@@ -75,8 +75,8 @@ class BlockCache:
         if self._folder is not None and any(array.dtype.hasobject for array in block):
             self._say_once(
                 "objects",
-                "columns of strings, of arrays of varying length and of other objects make no files that can be "
-                "mapped, so their row groups are read again in every epoch; cache='memory' keeps them",
+                "columns of strings, arrays of varying length and other objects cannot be stored in memory-mapped "
+                "files, so their row groups are read again in every epoch; cache='memory' keeps them",
             )
             return block
         return self._keep(row_group, block)

@@ -24,7 +24,7 @@ from sparkdl.data.dataset.dataset import check_transform
 from sparkdl.data.dataset.row_choice import RowFilter, as_row_choice
 from sparkdl.data.feed.batches import cut_batches
 from sparkdl.data.feed.epoch_reader import EpochReader, ReadingOptions
-from sparkdl.data.feed.row_stream import no_map_of_rows
+from sparkdl.data.feed.row_stream import not_indexable_error
 from sparkdl.data.feed.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.data.feed.sources import find_dataset
 from sparkdl.data.feed.state import EpochSchedule, Identity, from_json, to_json
@@ -298,7 +298,7 @@ class ParquetFeed:
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raise an error that says what to do: a DataLoader asks for items if it gets no ``IterableDataset``."""
-        raise no_map_of_rows(self)
+        raise not_indexable_error(self)
 
     def epoch(self, epoch: int) -> Generator[dict[str, npt.NDArray[Any]], None, None]:
         """Yield the batches of an epoch, or the rest of a resumed one; reading ahead begins with the first ``next``.
@@ -348,7 +348,7 @@ class ParquetFeed:
         check_counts(least=0, given=given, epoch=epoch)
         return to_json(self._schedule.progress(int(epoch), int(given) * self._batch_size), self._identity)
 
-    def state_running_on(self, epoch: int, num_rows: int) -> dict[str, Any]:
+    def state_across_epochs(self, epoch: int, num_rows: int) -> dict[str, Any]:
         """Return the state after each rank has had ``num_rows`` rows from an epoch on, whatever this feed has yielded.
 
         For callers that take rows across the borders of epochs, such as a :class:`BlendedFeed`: a rank whose shard is
@@ -358,7 +358,7 @@ class ParquetFeed:
             epoch: number of the first epoch, which may be a resumed one.
             num_rows: number of rows that each rank has had of this epoch and the following ones.
         """
-        return to_json(self._schedule.progress_running_on(epoch, num_rows), self._identity)
+        return to_json(self._schedule.progress_across_epochs(epoch, num_rows), self._identity)
 
     def twin(self, rank: int | None = None) -> ParquetFeed:
         """Return a feed of the same dataset with a position of its own, which starts at the first epoch.
@@ -385,7 +385,7 @@ class ParquetFeed:
             state: state that :meth:`state` returned on any rank.
 
         Raises:
-            ParamError: if it is no state of a feed; the message names the part with an impossible value.
+            ParamError: if it is not a state of a feed; the message names the part with an impossible value.
             DataError: if the state has another dataset, seed or value of ``shuffle``, or another number of rows of a
                 row group passes the row filter. Another filter that passes the same number of rows of each row group is
                 not detected.

@@ -193,7 +193,7 @@ class PlannedFeed:
         If the plan or the shuffle buffers differ, the unread rows are divided again.
 
         Raises:
-            ParamError: if it is no state of a feed.
+            ParamError: if it is not a state of a feed.
             DataError: as :meth:`ParquetFeed.resume` raises.
         """
         for feed in self._feeds:

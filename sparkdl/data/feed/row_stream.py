@@ -30,10 +30,10 @@ class Feed(Protocol):
         """Yield the batches of an epoch, which depend only on its number; a batch may have no rows."""
 
 
-def no_map_of_rows(feed: object) -> ParamError:
+def not_indexable_error(feed: object) -> ParamError:
     """Return the error for a feed that is indexed by a number, as a DataLoader around it does."""
     return ParamError(
-        f"A {type(feed).__name__} gives batches one after the other and none by its number. For a DataLoader, write "
+        f"A {type(feed).__name__} is iterable and cannot be indexed. For a DataLoader, write "
         "DataLoader(FeedDataset(feed), batch_size=None), with sparkdl.training.feed_dataset.FeedDataset."
     )
 
@@ -65,7 +65,7 @@ class ResumableFeed(Feed, Protocol):
     def state(self) -> dict[str, Any]:
         """Return the position of the feed after the batches that it has yielded, the same on every rank."""
 
-    def state_running_on(self, epoch: int, num_rows: int) -> dict[str, Any]:
+    def state_across_epochs(self, epoch: int, num_rows: int) -> dict[str, Any]:
         """Return the position after each rank has had so many rows from an epoch on."""
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -161,7 +161,7 @@ class RowStream:
         """
         if isinstance(self.feed, ResumableFeed):
             if in_rows:
-                return self.feed.state_running_on(self._first_epoch, self._rows_taken)
+                return self.feed.state_across_epochs(self._first_epoch, self._rows_taken)
             return self.feed.state()
         world_size = len(self.feed.rows_in_step(0))
         return {"epoch": self.epoch, "step": self.step, "row": self.row, "world_size": world_size}
@@ -173,7 +173,7 @@ class RowStream:
         earlier rows, which are discarded.
 
         Raises:
-            ParamError: if it is no state of such a stream.
+            ParamError: if it is not a state of such a stream.
             DataError: if the feed is another one, has fewer rows, or cannot continue with this number of ranks.
         """
         self.close()
@@ -188,14 +188,15 @@ class RowStream:
         for part in ("epoch", "step", "row", "world_size"):
             if not isinstance(position, Mapping) or not isinstance(position.get(part), int):
                 raise ParamError(
-                    f"This is no state of the feed {self.name!r}: {str(position)[:80]}. It needs whole numbers for "
+                    f"This is not a state of the feed {self.name!r}: {str(position)[:80]}. It needs whole numbers for "
                     "epoch, step, row and world_size."
                 )
         world_size = len(self.feed.rows_in_step(0))
         if position["world_size"] != world_size:
             raise DataError(
-                f"The feed {self.name!r} was shared by {position['world_size']} ranks and is shared by {world_size} "
-                "now, with which only feeds such as ParquetFeed continue. Resume on as many ranks."
+                f"The state of feed {self.name!r} is from {position['world_size']} ranks, and now there are "
+                f"{world_size}. Only a feed such as ParquetFeed can resume on another number of ranks. Resume on "
+                f"{position['world_size']} ranks."
             )
         self.epoch, self.step, self.row = position["epoch"], 0, 0
         skipped = position["step"] - 1

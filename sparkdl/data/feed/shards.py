@@ -71,7 +71,7 @@ def plan_shards(
 def divide_rows(
     row_counts: Sequence[int], world_size: int, *, seed: int, epoch: int, shuffle: bool
 ) -> list[list[RowRange]]:
-    """Divide rows as :func:`plan_shards` does, but also fewer rows than ranks, of which some then have none."""
+    """Divide rows as :func:`plan_shards` does; if there are fewer rows than ranks, some ranks get no rows."""
     num_rows = sum(row_counts)
     order = _order_row_groups(len(row_counts), seed, epoch) if shuffle else range(len(row_counts))
     shards: list[list[RowRange]] = [[] for _ in range(world_size)]

@@ -53,8 +53,8 @@ def find_dataset(
         return _without_shapes(source, shapes)
     if not isinstance(source, (Store, str, os.PathLike)):
         raise ParamError(
-            f"The source is a dataset, a Store, or the path or URL of a folder, got {type(source).__name__}. Describe "
-            "some files of a folder with scan_dataset(folder, paths=[...])."
+            f"The source must be a dataset, a Store, or the path or URL of a folder, got {type(source).__name__}. "
+            "For some files of a folder, pass scan_dataset(folder, paths=[...])."
         )
     if timeout_s is None:
         return _find(source, columns, shapes)

@@ -85,13 +85,13 @@ class Identity:
             DataError: if it does not; the message names the differences.
         """
         differences = [
-            f"{what} {other.get(name)!r} then and {mine!r} now"
+            f"{what} was {other.get(name)!r} and is now {mine!r}"
             for name, what, mine in (
-                ("num_files", "the files number", self.num_files),
-                ("num_row_groups", "the row groups number", self.num_row_groups),
-                ("num_rows", "the rows that are fed number", self.num_rows),
-                ("seed", "seed was", self.seed),
-                ("shuffle", "shuffle was", self.shuffle),
+                ("num_files", "the number of files", self.num_files),
+                ("num_row_groups", "the number of row groups", self.num_row_groups),
+                ("num_rows", "the number of selected rows", self.num_rows),
+                ("seed", "seed", self.seed),
+                ("shuffle", "shuffle", self.shuffle),
             )
             if other.get(name) != mine
         ]
@@ -132,7 +132,7 @@ def from_json(state: Mapping[str, Any], identity: Identity) -> Progress:
     """Return the position in a state.
 
     Raises:
-        ParamError: if it is no state of a feed, or a part has an impossible value; the message names part and value.
+        ParamError: if it is not a state of a feed, or a part has an impossible value; the message names part and value.
         DataError: if it has another version, or belongs to another dataset or other options than ``identity``.
     """
     _KIND.check(state)
@@ -263,7 +263,7 @@ class EpochSchedule:
         self._resumed = {epoch: self._slice_after(epoch, stretches) for epoch, stretches in begun.items()}
 
     def seek(self, epoch: int, num_taken: int) -> None:
-        """Begin one epoch after so many rows of each rank, and all others whole; resumed epochs are forgotten."""
+        """Begin an epoch after the first ``num_taken`` rows of each rank, and all other epochs at their first row."""
         self._resumed = {}
         if num_taken:
             self._resumed[epoch] = EpochSlice(
@@ -271,13 +271,13 @@ class EpochSchedule:
             )
 
     def progress(self, epoch: int, num_given: int) -> Progress:
-        """Return the position after each rank got so many rows of an epoch's slice."""
+        """Return the position after each rank got ``num_given`` rows of an epoch's slice."""
         if num_given >= max(self.slice_of(epoch).rows_to_come()):
             return self._progress(epoch + 1, {})
         return self._progress(epoch, {epoch: num_given})
 
-    def progress_running_on(self, epoch: int, num_given: int) -> Progress:
-        """Return the position after each rank got so many rows from an epoch's slice on, across epochs.
+    def progress_across_epochs(self, epoch: int, num_given: int) -> Progress:
+        """Return the position after each rank got ``num_given`` rows of an epoch's slice and the following epochs.
 
         A rank whose shard is shorter than others continues with the next epoch before them.
         """

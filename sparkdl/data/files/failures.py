@@ -97,7 +97,7 @@ MEANINGS = (
     Meaning(
         frozenset({"RequestTimeTooSkewed"}),
         "the clock of this machine is wrong",
-        "Set it right on the driver and on the executors, as servers take requests of their own time alone.",
+        "Correct it on the driver and on the executors: servers reject requests whose time differs from their own.",
     ),
     NO_BUCKET,
     Meaning(
@@ -121,8 +121,8 @@ MEANINGS = (
             }
         ),
         "the credentials do not allow it",
-        "Grant them reading, writing, listing and deleting there.",
-        "Grant them reading and listing there.",
+        "Grant them permission to read, write, list and delete there.",
+        "Grant them permission to read and list there.",
     ),
     Meaning(
         frozenset(
@@ -177,8 +177,8 @@ MEANINGS = (
             }
         ),
         "its server does not answer in time",
-        "See whether the server or the network to it has too much to do, and begin again (for S3, AWS_MAX_ATTEMPTS "
-        "has it try more often).",
+        "Check whether the server or the network is overloaded, and run again (for S3, raise AWS_MAX_ATTEMPTS for "
+        "more retries).",
         may_pass=True,
     ),
 )

@@ -47,7 +47,7 @@ _Call = tuple["Future[Any]", "Callable[..., Any]", tuple[Any, ...]]
 _alive: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
 
 _running: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""All threads, including those of collected objects, which end by themselves but may still be in C++."""
+"""All threads, also those of garbage-collected objects: they end by themselves, but may still run C++ code."""
 
 
 class DaemonThreads:

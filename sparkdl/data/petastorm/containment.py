@@ -1,4 +1,4 @@
-"""Runs Petastorm's modules with their own import function, so that only they see the facades.
+"""Runs Petastorm's modules with their own import function, which adds removed names to the libraries they import.
 
 A finder on ``sys.meta_path`` finds ``petastorm`` and its submodules, and nothing else. It executes them with their own
 ``__builtins__``, whose ``__import__`` returns facades for pyarrow and NumPy. pyarrow, NumPy, pandas, builtins and

@@ -252,4 +252,4 @@ def _spark_type(name: str) -> type:
     found = getattr(types, name, None)
     if isinstance(found, type) and issubclass(found, types.DataType):
         return found
-    raise DataError(f"The Unischema refers to pyspark.sql.types.{name}, which is no type.")
+    raise DataError(f"The Unischema refers to pyspark.sql.types.{name}, which is not a type.")

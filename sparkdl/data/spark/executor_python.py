@@ -45,8 +45,8 @@ def executor_python_problem(error: BaseException, spark: SparkSession) -> str:
             else "spark.sparkContext.addPyFile(path)"
         )
         return (
-            f"What runs on the executors imports {missing[1]!r}, which they do not have. Ship a module of your own "
-            f"with {ship}; install one of a package for the executors' Python."
+            f"Code that runs on the executors imports {missing[1]!r}, which is missing there. If it is your own "
+            f"module, ship it with {ship}; if it belongs to a package, install the package for the executors' Python."
         )
     what = _what(text, missing)
     if not what:

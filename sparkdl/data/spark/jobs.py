@@ -83,7 +83,7 @@ def name_of(function: Any) -> str:
 
 @contextmanager
 def spark_job(
-    spark: SparkSession, words: str, *, columns: Sequence[str] | None = None, outlives_no_task: bool = False
+    spark: SparkSession, words: str, *, columns: Sequence[str] | None = None, waits_for_tasks: bool = False
 ) -> Iterator[None]:
     """Name the Spark jobs that a block runs, and raise their failures as sparkdl's errors.
 
@@ -91,7 +91,7 @@ def spark_job(
         spark: classic or Connect session.
         words: what the jobs do, such as ``writing rows``; appended to the words of :func:`jobs_of`.
         columns: names of the columns that the jobs read from files; by default all.
-        outlives_no_task: whether a failing block waits until the jobs' other tasks have ended; otherwise these may
+        waits_for_tasks: whether a failing block waits until the jobs' other tasks have ended; otherwise these may
             still write where the caller is about to clean up.
 
     Raises:
@@ -107,7 +107,7 @@ def spark_job(
             try:
                 yield
             except BaseException:
-                if outlives_no_task:
+                if waits_for_tasks:
                     with suppress(Exception):  # if Spark is gone, its tasks are gone, too
                         _wait_for_tasks(spark, tag)
                 raise

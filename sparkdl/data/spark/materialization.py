@@ -296,7 +296,7 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
         begin=request.in_tasks,
     )
     # Other tasks of a failed job would continue to write, and create the folder again that is removed now.
-    with spark_job(df.sparkSession, "writing rows", outlives_no_task=True):
+    with spark_job(df.sparkSession, "writing rows", waits_for_tasks=True):
         reports = [WrittenFile.from_json(row[0]) for row in rows.mapInArrow(task, REPORT_SCHEMA).collect()]
     files = sorted(reports, key=lambda file: file.order)
     _check_failures(store, files)

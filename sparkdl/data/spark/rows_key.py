@@ -148,7 +148,7 @@ _FUNCTION = re.compile(r"([A-Za-z_]\w*)\(")
 _SCALA_FUNCTION = "udf"  # made by pyspark.ml's transformers; its code does not change within an application
 _ASSEMBLER = "_VectorAssembler_"
 _PYTHON_FUNCTION = re.compile(r"\)#\d+")
-# Names that Spark prints for expressions that are no functions of SQL.
+# Names that Spark prints for expressions that are not functions of SQL.
 _PRINTED = frozenset(
     {"cast", "ansi_cast", "try_cast", "named_struct", "lambdafunction", "namedlambdavariable", "in"}
 )

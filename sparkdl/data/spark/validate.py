@@ -118,7 +118,7 @@ def check_labels(dataset: ParquetDataset, column: str, num_classes: int) -> None
         num_classes: number of classes, such as the number of outputs of the model's last layer.
 
     Raises:
-        DataError: if the column does not exist, is no integer scalar, or has labels outside the range.
+        DataError: if the column does not exist, is not an integer scalar, or has labels outside the range.
     """
     label = dataset.column(column)
     if label.shape or "int" not in label.dtype:

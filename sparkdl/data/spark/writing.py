@@ -343,7 +343,7 @@ def merge_small_files(
         task = partial(
             _merge_partition, merges=merges, numbers=numbers, url=url, row_group_bytes=row_group_bytes
         )
-        with spark_job(spark, "joining small files", outlives_no_task=True):
+        with spark_job(spark, "joining small files", waits_for_tasks=True):
             rows = jobs.mapInArrow(task, REPORT_SCHEMA).collect()
         merged = [WrittenFile.from_json(row[0]) for row in rows]
     kept = [files[run[0]] for run in runs if len(run) == 1]

@@ -86,7 +86,7 @@ class Lease:
         self.stop()
         self.within_timeout(self._remove)
 
-    def look(self) -> None:
+    def renew_if_held(self) -> None:
         """Check whether the lease is lost, and renew it if not; nothing changes if the Store does not answer."""
         self.within_timeout(self._look_or_warn)
 

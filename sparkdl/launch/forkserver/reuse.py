@@ -1,8 +1,9 @@
 """Forkservers that are kept after a launch, so that the ranks of the next one start at once.
 
-Runs in the Python worker that runs a barrier task. Such a worker runs one task after the other, and Spark ends it
-after a minute without tasks. Importing torch takes a rank two seconds; with a kept forkserver, the second fit does not
-wait for it. Spark tasks that run before the ranks can have the forkserver import what the ranks need.
+Runs in Spark's Python workers, and in the process that starts ranks of its own machine. A Python worker runs one task
+after the other, and Spark ends it after a minute without tasks. Importing torch takes two seconds; if a forkserver is
+kept, the ranks of the second fit do not wait for this. :func:`prepare_in_task` starts a forkserver in a Spark task
+that runs before the ranks.
 """
 
 from __future__ import annotations

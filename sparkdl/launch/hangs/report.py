@@ -62,8 +62,8 @@ def hang_error(
     stack = stacks[rank]
     where = f"\n\nRank {rank} was here:\n{stack}" if stack else ""
     return HangError(
-        f"{who}, and all ranks were ended: {hang.why}. The log has the stacks of all ranks. If it may take that long, "
-        f"raise hang_timeout_s (hangTimeoutSeconds of a fit).{where}",
+        f"{who}, and all ranks were ended: {hang.why}. The log has the stacks of all ranks. If a rank may "
+        f"take that long, raise hang_timeout_s (hangTimeoutSeconds of a fit).{where}",
         rank=rank,
         host=host,
         traceback_text=stack,

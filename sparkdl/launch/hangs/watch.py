@@ -118,11 +118,7 @@ def find_hang(
     silent = {rank: each for rank, each in health.items() if each.silent_s >= limits.silence_timeout_s}
     if silent:
         rank, first = min(silent.items())
-        how = (
-            f"the process {first.state}"
-            if first.state
-            else "code outside Python holds Python's lock (the GIL)"
-        )
+        how = f"the process {first.state}" if first.state else "native code holds Python's lock (the GIL)"
         return Hang(
             culprits=tuple(sorted(silent)),
             why=f"the process of rank {rank} has sent no heartbeat for {first.silent_s:.0f} s: {how}",

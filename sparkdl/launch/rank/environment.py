@@ -1,6 +1,6 @@
-"""The environment variables of a rank process. Runs in the barrier task.
+"""The environment variables of a rank process: which are inherited, removed and set, and the GPUs that the rank sees.
 
-They select an allocator for Arrow that returns freed memory, for ranks that read much data.
+Runs in the process that starts ranks: a barrier task, or the driver for ranks of its own machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Heartbeats of a rank, sent from one of its threads.
 
 They report that the rank runs, the operations in which it waits, and how long ago it last reported progress. Python
-code sends them, so they also stop when a library holds Python's lock and does not return. The barrier task then
+code sends them, so they also stop if a library holds the GIL and does not return. The barrier task then
 takes the rank's stacks from outside, as :mod:`sparkdl.launch.rank.stacks` says.
 """
 

@@ -173,7 +173,7 @@ def _advice(error: BaseException) -> str:
     is_success = error.code in (None, 0)
     return (
         ". The function, or what it called, ended with sys.exit() and did not return"
-        f"{': return from it in place of that' if is_success else ''}"
+        f"{': use return instead of sys.exit()' if is_success else ''}"
     )
 
 

@@ -1,6 +1,6 @@
 """The Python stacks of a rank that hangs, and the position of one that died, as its barrier task reads them.
 
-The stacks do not depend on Python's lock: the barrier task sends a signal on which :mod:`faulthandler` writes them,
+Getting the stacks does not require the GIL: the barrier task sends a signal on which :mod:`faulthandler` writes them,
 without taking a lock, to a :class:`StackFile` that the task reads.
 """
 

@@ -129,7 +129,7 @@ def task_hosts(context: BarrierTaskContext) -> list[str]:
 
 
 def are_on_one_host(hosts: Sequence[str]) -> bool:
-    """Whether Spark has one host for all tasks, or only loopback addresses."""
+    """Whether Spark reports the same host for all tasks, or only loopback addresses."""
     return len(set(hosts)) == 1 or all(map(is_loopback, hosts))
 
 
@@ -141,8 +141,8 @@ def hosts_for_tasks(hosts: Sequence[str]) -> Sequence[str]:
     chosen = reachable_hosts(found)
     if not found:
         logger.warning(
-            "Spark knows this executor as %r, which is no address of this machine; the other ranks connect to %s. If "
-            "that fails, set an address that they can reach in %s.",
+            "Spark knows this executor as %r, which is not an address of this machine; the other ranks connect to %s. "
+            "If that fails, set an address that they can reach in %s.",
             hosts[0],
             ", ".join(chosen),
             LISTEN,

@@ -297,12 +297,12 @@ class RankSupervisor:
         return Failure(
             rank=self._rank,
             error=f"its process had not started after {START_TIMEOUT_S:g} s, as its forkserver "
-            f"{state or 'still imports'}: look at the disk that Python's packages are on",
+            f"{state or 'is still importing modules'}: check the disk that holds the Python packages",
             traceback=output,
         )
 
     def _end_hanging(self, reason: StopReason) -> Failure:
-        """End the rank because some rank hangs, even if the signal that requests its stack makes it continue."""
+        """End the rank because a rank hangs. A stopped process, which the stack signal resumes, is ended as well."""
         health = self.health()
         stack = (
             self._take_stack() if self._process.start_is_decided else self._process.examine_forkserver()[1]
@@ -329,7 +329,7 @@ class RankSupervisor:
         is_complete = self._lines.finish(Deadline(LAST_LINES_TIMEOUT_S), is_patient=True)
         if not is_complete and self._process.has_started:
             self._on_line(
-                "A process that this rank has started still holds its output open; no more is shown."
+                "A process started by this rank still holds the output of the rank open; further output is not shown."
             )
         self._outbox.put(None)
         has_ended = self._process.exited.is_set()

@@ -179,8 +179,8 @@ class _State:
     peers: dict[int, tuple[MessageConnection, Any]] = field(default_factory=dict)
     """The data that tasks exchange, by rank."""
     meets_here: bool = True
-    """Whether the tasks can meet through the driver: no task has left, none was restarted, and none is overdue, like a
-    task that cannot reach the driver. Otherwise all tasks meet through Spark."""
+    """Whether the tasks can meet through the driver. False once a task has left, was restarted, or has not connected
+    in time, for example because it cannot reach the driver; all tasks then meet through Spark."""
     meeting: list[MessageConnection] = field(default_factory=list)
     """Connections of all tasks that want to meet, also those of earlier attempts of the stage."""
 

@@ -40,7 +40,7 @@ class LaunchSpec:
     gpus_per_rank: int
 
     mpi: bool
-    """Whether the ranks form an MPI world with any transport, for code that uses mpi4py."""
+    """Whether the ranks form an MPI world even if the transport is not MPI, for code that uses mpi4py."""
 
     environment: tuple[tuple[str, str], ...]
     """Environment variables that are set for the rank processes only."""

@@ -40,7 +40,7 @@ def check_between_parts(module: nn.Module, parts: PipelineParts) -> None:
     if not torch.equal(base(inputs_embeds=hidden, use_cache=False).last_hidden_state, hidden):
         raise ParamError(
             f"{type(found[1]).__name__} computes something between its embedding and its layers, or after them, that "
-            "is no module of its plan, so that every pipeline stage would do it again. Use shard or tensor for it."
+            "is not a module of its plan, so that every pipeline stage would do it again. Use shard or tensor for it."
         )
 
 

@@ -285,7 +285,7 @@ _BLOCK_BYTES = 4096
 
 
 def model_files_identity(path: str) -> dict[str, str]:
-    """Return a description of the content of each file of a model, by its name; it does not depend on the place.
+    """Return a description of the content of each file of a model, by file name, independent of the folder.
 
     Of a file of more than 64 MiB, only the size and 256 evenly spaced blocks of 4 KiB are read, the first and the last
     bytes among them. Training changes weights everywhere, so that another model of the same size differs in them.
@@ -477,9 +477,9 @@ def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epoch
         )
     if not manifest.keeps_plan:
         raise CheckpointError(
-            f"checkpointDir {url} holds a fit that an older sparkdl has brought to {manifest.position} on "
-            f"{manifest.world_size} ranks instead of the {manifest.num_ranks_at_start} that it began with, by a plan "
-            "of the rows that this one no longer makes. Let the older sparkdl finish the fit, or choose another "
+            f"checkpointDir {url} holds a fit at {manifest.position} that an older version of sparkdl began on "
+            f"{manifest.num_ranks_at_start} ranks and continued on {manifest.world_size}. This version divides the "
+            "rows differently and cannot continue it. Finish the fit with the older version, or choose another "
             "checkpointDir."
         )
 

@@ -70,7 +70,7 @@ def test_weights_of_half_precision_are_drawn_too(frame, whole, meta, tmp_path):
 
 def test_invalid_combinations_with_initial_weights_are_refused(frame, meta, folder, tmp_path):
     half = make_estimator(tmp_path, model=meta, initialWeights="drawn", precision="float16")
-    with pytest.raises(ParamError, match="precision is 'float16', whose gradients"):
+    with pytest.raises(ParamError, match="precision is 'float16', whose loss scaling"):
         half.copy({half.parallelism: {"shard": 2}}).fit(frame)
     with pytest.raises(ParamError, match="on the device meta"):
         make_estimator(tmp_path, model=meta).fit(frame)

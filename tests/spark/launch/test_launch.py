@@ -383,7 +383,7 @@ def test_worker_killed_before_the_tasks_meet_does_not_end_other_executors(
         before = executors_of(context)
         killer = threading.Thread(target=kill_one)
         killer.start()
-        with pytest.raises(WorkersLostError), spark_job(spark, "meeting", outlives_no_task=True):
+        with pytest.raises(WorkersLostError), spark_job(spark, "meeting", waits_for_tasks=True):
             spark.range(0, 2, 1, 2).mapInArrow(meet_the_killed, "id long", barrier=True).collect()
         killer.join()
     # The task killed along with the other one has ended by now, two seconds after Spark requested it.

@@ -151,5 +151,5 @@ def test_unsupported_dtype_is_named() -> None:
     "content", [b"\xff" * 64, b"PK\x03\x04\x14\0\0\0" * 8, (2).to_bytes(8, "little") + b"[]"]
 )
 def test_file_of_another_kind_is_refused_without_allocating_the_size_it_claims(content: bytes) -> None:
-    with pytest.raises(SavedModelError, match="This is no file of weights"):
+    with pytest.raises(SavedModelError, match="This is not a file of weights"):
         read_header(io.BytesIO(content))

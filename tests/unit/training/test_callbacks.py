@@ -57,7 +57,7 @@ def test_missing_best_epoch_is_a_warning(caplog):
     best = BestWeights(Goal(metric="loss"), nn.Linear(1, 1), is_keeper=True)
     best.offer(record_of(1, math.nan, "loss"))
     assert best.restore() is None
-    assert "loss was a number in no epoch" in caplog.text
+    assert "loss was NaN in every epoch" in caplog.text
 
 
 @given(

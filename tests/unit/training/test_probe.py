@@ -78,8 +78,8 @@ def test_scalars_enter_a_linear_layer_as_one_feature_and_an_embedding_as_they_ar
 
 
 def test_parameters_without_a_gradient_are_noticed():
-    assert probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1, 2], 0).gradients.lack_some
-    assert not probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1, 2], 0).gradients.lack_some
+    assert probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1, 2], 0).gradients.any_missing
+    assert not probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1, 2], 0).gradients.any_missing
 
 
 def test_a_loss_gets_labels_of_the_dtype_that_it_can_use():
@@ -275,17 +275,17 @@ def test_gradients_are_known_whether_parameters_are_copied_or_shared(
     mine = {parameter.data_ptr() for parameter in model.parameters()}
     assert [parameter.data_ptr() in mine for parameter in trial.parameters()].count(True) == len(shared)
     assert bool(shared) == (copied_bytes < 1 << 20)
-    assert not gradients.found.are_there
+    assert not gradients.found.any_found
     for _ in range(2):  # once for each of two heads
         go_backward(trial, gradients)
-    assert gradients.found.are_there
+    assert gradients.found.any_found
     assert gradients.found.are_sparse == sparse
-    assert gradients.found.lack_some
+    assert gradients.found.any_missing
     assert all(parameter.grad is None for parameter in shared)
     trial.unused.requires_grad_(False)
     again = TrialGradients(trial, shared)
     go_backward(trial, again)
-    assert not again.found.lack_some
+    assert not again.found.any_missing
 
 
 def test_shared_parameters_never_get_a_gradient() -> None:
@@ -297,7 +297,7 @@ def test_shared_parameters_never_get_a_gradient() -> None:
                 lambda gradient: pytest.fail(f"a gradient of {tuple(gradient.shape)} was computed")
             )
     gradients.backward(outputs.mean())
-    assert gradients.found.are_there
+    assert gradients.found.any_found
 
 
 def test_copy_keeps_tied_parameters_and_has_its_own_buffers() -> None:

@@ -23,8 +23,8 @@ from sparkdl.errors import CorruptFileError, DataError, StoreAccessError
 
 EXPIRED = "credentials have expired or cannot be renewed: .*aws sso login"
 MISSING = "no credentials were found: .*AWS_ACCESS_KEY_ID"
-REFUSED = "credentials do not allow it: .*Grant them reading and listing there"
-LATE = "its server does not answer in time: .*begin again"
+REFUSED = "credentials do not allow it: .*Grant them permission to read and list there"
+LATE = "its server does not answer in time: .*run again"
 UNREACHABLE = "its server cannot be reached: .*AWS_ENDPOINT_URL"
 UNKNOWN = "its filesystem failed: .*credentials that are set"
 

@@ -275,7 +275,7 @@ def test_lists_of_any_length_are_read_from_plain_files_with_the_shapes_argument(
 def test_shapes_that_fit_no_column_are_refused(write_dataset: WriteDataset) -> None:
     dataset = write_dataset([[5]])
     for shapes, message in (
-        ({"half": (None,)}, r"shapes gives \(None,\) for column 'half', which is no array"),
+        ({"half": (None,)}, r"shapes gives \(None,\) for column 'half', which is not an array"),
         ({"grid": (None,)}, r"\(None,\) for column 'grid', which has 2 levels of arrays"),
         ({"vector": 3}, "3 for column 'vector', which is an array"),
         ({"vector": (-1,)}, r"\(-1,\) for column 'vector'"),

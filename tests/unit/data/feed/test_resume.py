@@ -287,12 +287,14 @@ def test_state_of_other_files_or_settings_is_refused_with_the_difference(write_d
     with ParquetFeed(dataset, columns=["id"], batch_size=10) as feed:
         state = feed.state()
     smaller = ParquetDataset(url=dataset.url, columns=dataset.columns, row_groups=dataset.row_groups[:1])
-    with pytest.raises(DataError, match="the files number 2 then and 1 now.*fed number 50 then and 25 now"):
+    with pytest.raises(
+        DataError, match="number of files was 2 and is now 1.*selected rows was 50 and is now 25"
+    ):
         ParquetFeed(smaller, columns=["id"], batch_size=10).resume(state)
     swapped = ParquetDataset(url=dataset.url, columns=dataset.columns, row_groups=dataset.row_groups[::-1])
     with pytest.raises(DataError, match="files have other names"):
         ParquetFeed(swapped, columns=["id"], batch_size=10).resume(state)
-    with pytest.raises(DataError, match="seed was 0 then and 1 now; shuffle was True then and False now"):
+    with pytest.raises(DataError, match="seed was 0 and is now 1; shuffle was True and is now False"):
         ParquetFeed(dataset, columns=["id"], batch_size=10, seed=1, shuffle=False).resume(state)
     with pytest.raises(DataError, match="version 9"):
         ParquetFeed(dataset, columns=["id"], batch_size=10).resume({**state, "version": 9})

@@ -179,11 +179,11 @@ def test_columns_that_do_not_fit_are_refused(dataset, changes, message):
         ),
         (
             {"loss": None, "trainStep": lambda model, batch: model(batch["dense"]).mean().detach()},
-            "trainStep returned a loss in which no weight",
+            "trainStep returned a loss that does not depend on any weight",
         ),
         (
             {"loss": None, "trainStep": lambda model, batch: nn.Linear(4, 3)(batch["dense"]).mean()},
-            "trainStep returned a loss in which no weight",
+            "trainStep returned a loss that does not depend on any weight",
         ),
         (
             {"loss": None, "trainStep": loss_by_gradients, "validationFraction": 0.5},

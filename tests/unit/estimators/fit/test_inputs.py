@@ -286,7 +286,7 @@ def test_value_error_of_a_metric_is_a_warning_unless_all_rows_were_tried(dataset
     prepare_fit(make_estimator(metrics=metrics, batchSize=4), dataset)
     assert caplog.messages == [
         "After the first 16 of 37 rows: Metric 'm' failed: ValueError: 16 rows are too few. The fit starts "
-        "nevertheless, and fails in its first epoch where that is so for all rows."
+        "nevertheless; it fails in its first epoch if the metric cannot be computed from all rows either."
     ]
     with pytest.raises(ParamError, match="first 37 rows. Metric 'm' failed: ValueError: 37 rows are too few"):
         prepare_fit(make_estimator(metrics=metrics), dataset)

@@ -41,7 +41,7 @@ def listening(run, stream=None):
 
 
 def reporting(listener):
-    return ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
+    return ProgressReporter(lambda event: listener.handle_event(0, event), epochs=4, steps_per_epoch=2)
 
 
 def test_the_run_has_each_epoch_once_whether_restored_or_trained():
@@ -94,9 +94,9 @@ def test_steps_are_numbered_within_the_fit_and_system_metrics_by_host():
     run = NotedRun()
     listener = listening(run)
     step = {"kind": "step", "epoch": 3, "epochs": 4, "step": 2, "steps": 5, "loss": 0.5, "rows_per_s": 9.0}
-    listener.hear(0, {**step, "eta_s": None})
+    listener.handle_event(0, {**step, "eta_s": None})
     for sample, host in ((0, "here"), (0, "there"), (1, "here"), (0, "here")):  # the last after a restart
-        listener.hear(1, {"kind": "system", "sample": sample, "metrics": {f"system/{host}/cpu": 1.0}})
+        listener.handle_event(1, {"kind": "system", "sample": sample, "metrics": {f"system/{host}/cpu": 1.0}})
     assert run.epochs == [
         (12, {"step/loss": 0.5, "step/rows_per_s": 9.0}),
         (0, {"system/here/cpu": 1.0}),

@@ -133,7 +133,10 @@ STEP = {"loss": None, "trainStep": max}
             {"bestMetric": "f1", "validationFraction": 0.5, "metrics": {"auc": max}},
             "but this fit has loss, auc, val_loss, val_auc. Choose one",
         ),
-        ({"bestMetric": "auc", "metrics": {"auc": max}}, "bestMode is not set: whether 'auc' is better"),
+        (
+            {"bestMetric": "auc", "metrics": {"auc": max}},
+            "bestMode is not set. Set bestMode to 'min' if smaller values of 'auc'",
+        ),
         ({"bestMode": "max"}, "bestMode is 'max', but bestMetric is not set"),
         ({"callbacks": Callback()}, r"callbacks must be a list of .*\.Callback; got a Callback"),
         ({"callbacks": [print]}, "callbacks holds a builtin_function"),

@@ -306,7 +306,7 @@ def test_single_row_of_another_type_is_refused_with_the_type_of_the_column(datas
         ("words", {}, DataError, "'words' holds string values, .* takes images"),
         ("number", {}, DataError, "'number' holds number values, .* takes images"),
         ("ragged", {}, DataError, "'ragged' holds arrays that differ in length"),
-        ("deep", {}, DataError, "arrays of 1 x 1 x 1 x 1, which are no images"),
+        ("deep", {}, DataError, "arrays of 1 x 1 x 1 x 1, which are not images"),
         ("flat", {}, DataError, r"30 numbers. Set the shape .* imageShape=\[3, 8\]"),
         ("line", {}, DataError, r"9 numbers. Set the shape .* imageShape=\[3, 3\]"),
         ("flat", {"imageShape": [6, 6]}, DataError, "36 numbers, and .* have 30"),

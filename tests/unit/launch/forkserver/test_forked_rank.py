@@ -163,7 +163,7 @@ def test_process_that_holds_the_output_of_an_ended_rank_does_not_block_the_task(
     with supervised(start_daemon) as (supervisor, lines, _):
         assert supervisor.wait() is None
         os.kill(value_of(supervisor), signal.SIGKILL)
-    assert "still holds its output open" in lines[-1]
+    assert "still holds the output of the rank open" in lines[-1]
 
 
 def test_forkserver_that_dies_during_imports_is_a_failure_with_its_output_and_no_loss(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sparkdl.errors import CheckpointError, StoreError
-from sparkdl.training.checkpoint.checkpointing import choose_checkpoint
+from sparkdl.training.checkpoint.choice import choose_checkpoint
 from sparkdl.training.checkpoint.files import FILES, FORMAT_VERSION, MANIFEST, Content, Manifest, load_file
 from sparkdl.training.checkpoint.folder import CheckpointFolder, CheckpointWriter
 from sparkdl.training.checkpoint.state import copy_to_host
@@ -78,7 +78,7 @@ def test_checkpoint_before_a_damaged_one_is_used_with_a_warning(folder, caplog, 
     with caplog.at_level(logging.WARNING):
         assert chosen_epoch(folder) == 2
     (record,) = caplog.records
-    assert re.search(rf"{newest.name} is not used: .*{said}.*The one before it is", record.getMessage())
+    assert re.search(rf"{newest.name} is skipped, and an earlier one is tried: .*{said}", record.getMessage())
 
 
 def test_fit_starts_from_the_beginning_with_a_warning_if_no_checkpoint_is_whole(folder, caplog):
@@ -183,7 +183,9 @@ def test_checkpoint_of_the_first_format_is_used_only_if_its_rows_follow_the_curr
     if is_used:
         assert chosen_epoch(folder) == 1
         return
-    with pytest.raises(CheckpointError, match="3 ranks instead of the 1 .*Let the older sparkdl finish"):
+    with pytest.raises(
+        CheckpointError, match="began on 1 ranks and continued on 3.*Finish the fit with the older version"
+    ):
         chosen_epoch(folder)
 
 

@@ -1,8 +1,8 @@
 // Collectives' reduce.
 #include <algorithm>
 
-#include "ring/lane_chunks.h"
-#include "sparkdl/ring/collectives.h"
+#include "collectives/lane_chunks.h"
+#include "sparkdl/collectives/collectives.h"
 
 namespace sparkdl {
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.collective.native.rings import Ring, plan_rings
+from sparkdl.collective.native.ring_connections import Ring, plan_rings
 from sparkdl.topology import Topology, number_hosts
 from tests.collective.scenes.opening_scenes import where_it_listens
 from tests.run_ranks import RankEnvironment, run_ranks

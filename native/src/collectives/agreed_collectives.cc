@@ -1,4 +1,4 @@
-#include "sparkdl/ring/agreed_collectives.h"
+#include "sparkdl/collectives/agreed_collectives.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "ring/lane_worker.h"
+#include "collectives/lane_worker.h"
 
 #include <pthread.h>
 

@@ -1,4 +1,4 @@
-#include "sparkdl/ring/ring.h"
+#include "sparkdl/collectives/ring.h"
 
 #include <utility>
 

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-#include "sparkdl/ring/agreed_collectives.h"
+#include "sparkdl/collectives/agreed_collectives.h"
 
 namespace sparkdl {
 

@@ -9,10 +9,10 @@
 #include <optional>
 #include <vector>
 
+#include "sparkdl/collectives/blocks.h"
+#include "sparkdl/collectives/ring.h"
 #include "sparkdl/operation.h"
 #include "sparkdl/operation_guard.h"
-#include "sparkdl/ring/blocks.h"
-#include "sparkdl/ring/ring.h"
 #include "sparkdl/shm/shm_group.h"
 #include "sparkdl/status.h"
 #include "sparkdl/tcp/wire_format.h"

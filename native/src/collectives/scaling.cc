@@ -1,6 +1,6 @@
 // Factors and divisors of the reductions of Collectives.
+#include "sparkdl/collectives/collectives.h"
 #include "sparkdl/copy.h"
-#include "sparkdl/ring/collectives.h"
 
 namespace sparkdl {
 

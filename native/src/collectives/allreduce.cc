@@ -1,9 +1,9 @@
 // Collectives' allreduce.
 #include <algorithm>
 
-#include "ring/lane_chunks.h"
-#include "ring/lane_worker.h"
-#include "sparkdl/ring/collectives.h"
+#include "collectives/lane_chunks.h"
+#include "collectives/lane_worker.h"
+#include "sparkdl/collectives/collectives.h"
 
 namespace sparkdl {
 namespace {

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "sparkdl/collectives/collectives.h"
+#include "sparkdl/collectives/ring.h"
 #include "sparkdl/operation.h"
 #include "sparkdl/operation_guard.h"
-#include "sparkdl/ring/collectives.h"
-#include "sparkdl/ring/ring.h"
 #include "sparkdl/shm/segment.h"
 #include "sparkdl/status.h"
 #include "sparkdl/topology.h"

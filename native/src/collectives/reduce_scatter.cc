@@ -1,9 +1,9 @@
 // Collectives' reduce_scatter.
 #include <algorithm>
 
-#include "ring/lane_chunks.h"
+#include "collectives/lane_chunks.h"
+#include "sparkdl/collectives/collectives.h"
 #include "sparkdl/copy.h"
-#include "sparkdl/ring/collectives.h"
 
 namespace sparkdl {
 

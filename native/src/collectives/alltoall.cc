@@ -3,8 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "sparkdl/collectives/collectives.h"
 #include "sparkdl/copy.h"
-#include "sparkdl/ring/collectives.h"
 
 namespace sparkdl {
 

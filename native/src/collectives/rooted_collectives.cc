@@ -1,6 +1,6 @@
 // Collectives' gather and scatter.
+#include "sparkdl/collectives/collectives.h"
 #include "sparkdl/copy.h"
-#include "sparkdl/ring/collectives.h"
 
 namespace sparkdl {
 

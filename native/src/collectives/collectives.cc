@@ -1,4 +1,4 @@
-#include "sparkdl/ring/collectives.h"
+#include "sparkdl/collectives/collectives.h"
 
 #include <algorithm>
 #include <utility>

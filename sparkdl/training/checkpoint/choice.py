@@ -1,0 +1,144 @@
+"""The choice of the checkpoint from which a fit resumes: the newest one that is intact and of the same fit.
+
+Runs on every *rank*: rank 0 chooses, and the ranks check the files of a divided module together.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.collective.byte_exchange import broadcast_bytes
+from sparkdl.errors import CheckpointError
+from sparkdl.training.checkpoint.files import DamagedFileError, Manifest
+from sparkdl.training.checkpoint.folder import CheckpointFolder
+from sparkdl.training.checkpoint.identity import check_progress, fit_identity
+from sparkdl.training.device_batches import read_timeout_s
+from sparkdl.training.distribution import num_readers
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sparkdl.collective import Communicator
+    from sparkdl.data import ParquetDataset
+    from sparkdl.training.spec import TrainingSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The checkpoint from which a fit resumes.
+
+    Attributes:
+        name: name of the checkpoint; None if the fit starts from the beginning.
+        num_ranks_at_start: number of readers when the fit began, for which the rows are planned.
+        damaged: names of later checkpoints that cannot be read.
+        identity: identity of the fit, on rank 0; empty on other ranks.
+    """
+
+    name: str | None
+    num_ranks_at_start: int
+    damaged: tuple[str, ...] = ()
+    identity: dict[str, Any] = field(default_factory=dict)
+
+
+def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicator: Communicator) -> Choice:
+    """Choose the checkpoint to resume from on rank 0, and broadcast the choice. Collective.
+
+    Raises:
+        CheckpointError: as :func:`choose_checkpoint`.
+        StoreError: if the folder cannot be read.
+    """
+    choice = Choice(None, num_readers(spec, communicator.world_size))
+    if spec.checkpoints is None:
+        return choice
+    folder = CheckpointFolder(spec.checkpoints.url)
+    identity: dict[str, Any] = {}
+    if communicator.rank == 0:
+        identity = fit_identity(spec, dataset, read_timeout_s=read_timeout_s(communicator))
+    damaged: tuple[str, ...] = ()
+    while True:
+        is_divided = False
+        if communicator.rank == 0:
+            name, manifest, damaged = choose_checkpoint(folder, identity, spec.epochs, known_damaged=damaged)
+            planned = num_readers(spec, spec.checkpoints.num_ranks or communicator.world_size)
+            num_ranks = planned if manifest is None else manifest.num_ranks_at_start
+            choice = Choice(name, num_ranks, damaged, identity)
+            is_divided = manifest is not None and manifest.is_divided
+        if communicator.world_size > 1:
+            message = json.dumps([choice.name, choice.num_ranks_at_start, is_divided]).encode()
+            name, num_ranks, is_divided = json.loads(
+                broadcast_bytes(communicator, message, root=0, name="checkpoint")
+            )
+            choice = Choice(name, num_ranks, choice.damaged, choice.identity)
+        if not is_divided or _parts_are_whole(folder, str(choice.name), communicator):
+            return choice
+        damaged = (*damaged, str(choice.name))
+
+
+def _parts_are_whole(folder: CheckpointFolder, name: str, communicator: Communicator) -> bool:
+    """Whether all files of a divided module's parts are intact; each rank checks its share of them. Collective.
+
+    Raises:
+        StoreError: if the files cannot be read.
+    """
+    from sparkdl.parallel.checkpoint_files import (  # needed only for divided modules
+        check_files,
+        newest_checkpoint,
+    )
+
+    is_damaged = np.zeros(1, np.int64)
+    try:
+        location, manifest = newest_checkpoint(f"{folder.url}/{name}")
+        check_files(location, manifest, range(communicator.rank, manifest["ranks"], communicator.world_size))
+    except CheckpointError as error:
+        logger.warning(
+            "The checkpoint %s/%s is skipped, and an earlier one is tried: %s", folder.url, name, error
+        )
+        is_damaged[0] = 1
+    if communicator.world_size > 1:
+        communicator.allreduce(is_damaged, op="max")
+    return not is_damaged[0]
+
+
+def choose_checkpoint(
+    folder: CheckpointFolder, identity: dict[str, Any], epochs: int, *, known_damaged: Collection[str] = ()
+) -> tuple[str | None, Manifest | None, tuple[str, ...]]:
+    """Return name and manifest of the newest intact checkpoint, and the names of later ones, which are damaged.
+
+    Args:
+        folder: folder of the checkpoints.
+        identity: identity of the fit.
+        epochs: total number of epochs of the fit.
+        known_damaged: names of checkpoints that are known to be damaged.
+
+    Raises:
+        CheckpointError: if the checkpoint is of another fit, of one that has already trained more than ``epochs``
+            epochs, or of a newer version of sparkdl.
+        StoreError: if the folder cannot be read.
+    """
+    damaged: list[str] = []
+    for name, manifest in folder.newest_first():
+        if name in known_damaged:
+            damaged.append(name)
+            continue
+        try:
+            if isinstance(manifest, DamagedFileError):
+                raise manifest
+            check_progress(folder.url, manifest, identity, epochs)
+            folder.check(name, manifest)
+        except DamagedFileError as error:
+            logger.warning(
+                "The checkpoint %s/%s is skipped, and an earlier one is tried: %s.", folder.url, name, error
+            )
+            damaged.append(name)
+            continue
+        return name, manifest, tuple(damaged)
+    if damaged:
+        logger.warning("%s holds no other checkpoint: the fit starts from the beginning.", folder.url)
+    return None, None, tuple(damaged)

@@ -42,7 +42,8 @@ class FutureHandle:
 
     def when_done(self, action: Callable[[], None]) -> None:
         """Call ``action``, on any thread, as soon as the operation is complete; it must return at once."""
-        self._future.add_done_callback(lambda _: action())
+        pending = [action]  # taken out: a future keeps its callbacks, and the action may refer to this handle
+        self._future.add_done_callback(lambda _: pending.pop()())
 
 
 class MessageHandle(FutureHandle):

@@ -26,7 +26,15 @@ from torch._C._distributed_c10d import (
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import check_dtypes, elements_per_element, export, movable, restore
 from sparkdl.torch.futures import FutureCompleter
-from sparkdl.torch.submission import Finish, Submission, as_list, not_compiled, recorded, restoring
+from sparkdl.torch.submission import (
+    Finish,
+    Submission,
+    as_list,
+    not_compiled,
+    recorded,
+    restoring,
+    with_options,
+)
 from sparkdl.torch.work import CollectiveWork
 
 if TYPE_CHECKING:
@@ -43,7 +51,7 @@ class Movements(Submission):
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
         """Concatenate the tensors of all ranks in ``output``; ``tensor`` may be a slice of it."""
         if (other := self._group_of(tensor)) is not None:
-            return other._allgather_base(output, tensor, opts)
+            return with_options(other._allgather_base, output, tensor, opts)
         return self._allgather_pairs([output], [tensor], opts)
 
     _allgather_base = all_gather_single
@@ -54,7 +62,7 @@ class Movements(Submission):
     ) -> Any:
         """:meth:`all_gather_single` for several pairs at once, none of which may read what another writes."""
         if inputs and (other := self._group_of(inputs[0])) is not None:
-            return other.allgather_into_tensor_coalesced(list(outputs), list(inputs), opts)
+            return with_options(other.allgather_into_tensor_coalesced, list(outputs), list(inputs), opts)
         return self._allgather_pairs(outputs, inputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -94,7 +102,7 @@ class Movements(Submission):
         for outputs, tensor in zip(output_lists, inputs, strict=True):
             check_dtypes("allgather", tensor, *outputs)
         if (other := self._group_of(inputs[0])) is not None:
-            return other.allgather(output_lists, inputs, opts)
+            return with_options(other.allgather, output_lists, inputs, opts)
         opts = AllgatherOptions() if opts is None else opts
         handles: list[Handle] = []
         finishes: list[Finish] = []
@@ -129,7 +137,7 @@ class Movements(Submission):
         for tensor, *outputs in zip(inputs, *output_lists, strict=True):
             check_dtypes("allgather_coalesced", tensor, *outputs)
         if (other := self._group_of(inputs[0])) is not None:
-            return other.allgather_coalesced(output_lists, inputs, opts)
+            return with_options(other.allgather_coalesced, output_lists, inputs, opts)
         opts = AllgatherOptions() if opts is None else opts
         handles: list[Handle] = []
         finishes: list[Finish] = []
@@ -150,7 +158,7 @@ class Movements(Submission):
         """Give every rank the root's tensors."""
         tensors = as_list(tensors)
         if (other := self._group_of(tensors[0])) is not None:
-            return other.broadcast(tensors, opts)
+            return with_options(other.broadcast, tensors, opts)
         opts = BroadcastOptions() if opts is None else opts
         handles: list[Handle] = []
         finishes: list[Finish] = []
@@ -190,7 +198,7 @@ class Exchanges(Submission):
         tensor = inputs[0]
         check_dtypes("gather", tensor, *(output for outputs in output_lists for output in outputs))
         if (other := self._group_of(tensor)) is not None:
-            return other.gather(output_lists, inputs, opts)
+            return with_options(other.gather, output_lists, inputs, opts)
         opts = GatherOptions() if opts is None else opts
         source = movable(tensor)
         if self._communicator.rank != opts.rootRank:
@@ -209,7 +217,7 @@ class Exchanges(Submission):
         output = outputs[0]
         check_dtypes("scatter", output, *(tensor for inputs in input_lists for tensor in inputs))
         if (other := self._group_of(output)) is not None:
-            return other.scatter(outputs, input_lists, opts)
+            return with_options(other.scatter, outputs, input_lists, opts)
         opts = ScatterOptions() if opts is None else opts
         target = movable(output)
         source = None
@@ -231,7 +239,8 @@ class Exchanges(Submission):
         """Send block r of a tensor to rank r; split sizes count rows, and are equal if none are given."""
         check_dtypes("all_to_all_single", tensor, output)
         if (other := self._group_of(tensor)) is not None:
-            return other.alltoall_base(output, tensor, output_split_sizes, input_split_sizes, opts)
+            sizes = output_split_sizes or [], input_split_sizes or []
+            return with_options(other.alltoall_base, output, tensor, *sizes, opts)
         world_size = self._communicator.world_size
         target = movable(output)
         finishes: list[Finish] = [restoring(target, output)]
@@ -254,7 +263,7 @@ class Exchanges(Submission):
         """Send ``inputs[r]`` to rank r and receive ``outputs[r]`` from it."""
         check_dtypes("alltoall", *inputs, *outputs)
         if (other := self._group_of(inputs[0])) is not None:
-            return other.alltoall(outputs, inputs, opts)
+            return with_options(other.alltoall, outputs, inputs, opts)
         sources = [movable(tensor) for tensor in inputs]
         received = [output.numel() * elements_per_element(output) for output in outputs]
         target = sources[0].new_empty(sum(received))

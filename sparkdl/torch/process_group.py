@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 from contextlib import contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -216,12 +217,36 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     def _end_coalescing(self, device: torch.device) -> Any:
         """One work for all operations since :meth:`_start_coalescing`, whose own works torch has dropped."""
         if torch.device(device).type != "cpu" and self._accelerator is not None:
-            works = self._accelerator._end_coalescing(device)
-            if isinstance(works, dist.Work):
-                return works
-        else:
-            works, self._coalesced = self._coalesced or [], None
+            return self._accelerator._end_coalescing(device)
+        works, self._coalesced = self._coalesced or [], None
         return joined(works, completer=self._completer)
+
+    def starts_together(self, operations: list[dist.P2POp]) -> bool:
+        """Whether some of these messages have to start together: NCCL sends a large one only once it is received."""
+        is_nccl = isinstance(self._accelerator, dist.ProcessGroup) or getattr(
+            self._accelerator, "starts_messages_together", False
+        )
+        return is_nccl and not all(each.tensor.is_cpu for each in operations)
+
+    def start_together(self, operations: list[dist.P2POp]) -> list[dist.Work]:
+        """Start messages, all those of tensors on the GPU as one; return a work for these and one for each other."""
+        device = next(each.tensor.device for each in operations if not each.tensor.is_cpu)
+        works = []
+        self._start_coalescing(device)
+        try:
+            for each in operations:
+                work = each.op(each.tensor, each.peer, each.group, each.tag)
+                if each.tensor.is_cpu:
+                    works.append(work)
+        except BaseException:
+            if isinstance(self._accelerator, dist.ProcessGroup):
+                with contextlib.suppress(Exception):
+                    self._end_coalescing(device)  # NCCL has no other way out of a group
+            else:
+                self._accelerator.drop_coalesced()
+            raise
+        together = self._end_coalescing(device)
+        return works if together is None else [*works, together]
 
     def _set_sequence_number_for_group(self) -> None:
         self._sequence_number = 0
@@ -233,26 +258,32 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         return False
 
 
-_torchs_batch_isend_irecv = dist.batch_isend_irecv
+_torchs = dist.batch_isend_irecv
+_torchs_batch_isend_irecv = FunctionType(
+    _torchs.__code__, _torchs.__globals__, _torchs.__name__, _torchs.__defaults__, _torchs.__closure__
+)
 
 
-def _batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
-    if not p2p_op_list or not isinstance(p2p_op_list[0], dist.P2POp):
-        return _torchs_batch_isend_irecv(p2p_op_list)  # torch's error
-    group, device = p2p_op_list[0].group, p2p_op_list[0].tensor.device
-    if not isinstance(group, SparkdlProcessGroup) or device.type == "cpu":
-        return _torchs_batch_isend_irecv(p2p_op_list)
-    distributed_c10d._check_p2p_op_list(p2p_op_list)
-    with distributed_c10d._coalescing_manager(group, device, async_ops=True) as manager:
-        for each in p2p_op_list:
-            each.op(each.tensor, each.peer, each.group, each.tag)
-    works: list[dist.Work] = manager.works
+def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+    """Torch's function of this name, which starts messages together in groups of torch's own class alone."""
+    if isinstance(p2p_op_list, list) and p2p_op_list and isinstance(p2p_op_list[0], dist.P2POp):
+        group = p2p_op_list[0].group
+        if isinstance(group, SparkdlProcessGroup) and group.starts_together(p2p_op_list):
+            distributed_c10d._check_p2p_op_list(p2p_op_list)
+            return group.start_together(p2p_op_list)
+    works: list[dist.Work] = _torchs_batch_isend_irecv(p2p_op_list)
     return works
 
 
-# torch starts the messages of a batch together only in groups of its own class. One after the other, NCCL sends a large
-# message only when it is received: two ranks that both send first, as pipelines and rings do, would wait for ever.
-dist.batch_isend_irecv = distributed_c10d.batch_isend_irecv = _batch_isend_irecv
+def _forward(p2p_op_list):  # type: ignore[no-untyped-def]  # runs among torch's names
+    from sparkdl.torch import process_group  # noqa: PLW0406  # torch's module has no such name
+
+    return process_group.batch_isend_irecv(p2p_op_list)
+
+
+# Pipelines and rings call torch's function. Only its code is replaced, so that it stays the same object for programs
+# that have imported it and for torch.compile, which compares it.
+_torchs.__code__ = _forward.__code__
 
 
 def _leave_groups() -> None:

@@ -36,7 +36,15 @@ from sparkdl.torch.buffers import (
     reduction_of,
     restore,
 )
-from sparkdl.torch.submission import Finish, Submission, as_list, not_compiled, recorded, restoring
+from sparkdl.torch.submission import (
+    Finish,
+    Submission,
+    as_list,
+    not_compiled,
+    recorded,
+    restoring,
+    with_options,
+)
 from sparkdl.torch.work import CollectiveWork, CompletedWork, seconds
 
 if TYPE_CHECKING:
@@ -82,7 +90,7 @@ def allreduce_sparse(
         values = values.float()  # so that sums are rounded once
     if reduction.prescale != 1.0:
         values = values * reduction.prescale
-    total = torch.sparse_coo_tensor(indices.t(), values, shape).coalesce()
+    total = torch.sparse_coo_tensor(indices.t(), values, shape, device="cpu").coalesce()
     if reduction.op == "avg":
         is_integer = not (values.is_floating_point() or values.is_complex())
         total.values().div_(communicator.world_size, rounding_mode="trunc" if is_integer else None)
@@ -119,19 +127,17 @@ class Reductions(Submission):
         """Reduce each tensor over the ranks, in place."""
         tensors = as_list(tensors)
         opts = AllreduceOptions() if opts is None else opts
-        if tensors and (other := self._group_of(tensors[0])) is not None:
-            return other.allreduce(tensors, opts)
         if profiler._is_profiler_enabled:
             return self._allreduce_recorded(tensors, opts)
         if len(tensors) == 1 and (work := self._allreduce_plainly(tensors[0], opts)) is not None:
             return work
-        return self._allreduce_any(tensors, opts)
+        return self._allreduce_any(tensors, opts, "allreduce")
 
     @recorded("all_reduce")
     def _allreduce_recorded(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         if len(tensors) == 1 and (work := self._allreduce_plainly(tensors[0], opts)) is not None:
             return work
-        return self._allreduce_any(tensors, opts)
+        return self._allreduce_any(tensors, opts, "allreduce")
 
     def _allreduce_plainly(self, tensor: torch.Tensor, opts: Any) -> CollectiveWork | CompletedWork | None:
         """The fast path for usual calls of :meth:`allreduce`; None if it does not apply."""
@@ -157,12 +163,11 @@ class Reductions(Submission):
     @recorded("all_reduce")
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         """Reduce each tensor over the ranks, in place, as one operation per element type."""
-        tensors = as_list(tensors)
-        if tensors and (other := self._group_of(tensors[0])) is not None:
-            return other.allreduce_coalesced(tensors, opts)
-        return self._allreduce_any(tensors, opts)
+        return self._allreduce_any(as_list(tensors), opts, "allreduce_coalesced")
 
-    def _allreduce_any(self, tensors: list[torch.Tensor], opts: Any) -> Any:
+    def _allreduce_any(self, tensors: list[torch.Tensor], opts: Any, method: str) -> Any:
+        if tensors and (other := self._group_of(tensors[0])) is not None:
+            return with_options(getattr(other, method), tensors, opts)
         opts = AllreduceCoalescedOptions() if opts is None else opts
         reduction = reduction_of(opts.reduceOp)
         handles: list[Handle] = []
@@ -204,7 +209,7 @@ class Reductions(Submission):
         """Reduce over the ranks into the root's tensors; the other ranks keep theirs."""
         tensors = as_list(tensors)
         if (other := self._group_of(tensors[0])) is not None:
-            return other.reduce(tensors, opts)
+            return with_options(other.reduce, tensors, opts)
         opts = ReduceOptions() if opts is None else opts
         reduction = reduction_of(opts.reduceOp)
         is_root = self._communicator.rank == opts.rootRank
@@ -227,7 +232,7 @@ class Reductions(Submission):
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
         """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
         if (other := self._group_of(tensor)) is not None:
-            return other._reduce_scatter_base(output, tensor, opts)
+            return with_options(other._reduce_scatter_base, output, tensor, opts)
         return self._reduce_scatter_pairs([output], [tensor], opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -238,7 +243,7 @@ class Reductions(Submission):
     ) -> Any:
         """:meth:`reduce_scatter_single` for several pairs at once, none of which may read what another writes."""
         if inputs and (other := self._group_of(inputs[0])) is not None:
-            return other.reduce_scatter_tensor_coalesced(list(outputs), list(inputs), opts)
+            return with_options(other.reduce_scatter_tensor_coalesced, list(outputs), list(inputs), opts)
         return self._reduce_scatter_pairs(outputs, inputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -265,7 +270,7 @@ class Reductions(Submission):
         for output, inputs in zip(outputs, input_lists, strict=True):
             check_dtypes("reduce_scatter", output, *inputs)
         if (other := self._group_of(outputs[0])) is not None:
-            return other.reduce_scatter(outputs, input_lists, opts)
+            return with_options(other.reduce_scatter, outputs, input_lists, opts)
         opts = ReduceScatterOptions() if opts is None else opts
         rank, world_size = self._communicator.rank, self._communicator.world_size
         counts = [[tensor.numel() for tensor in inputs] for inputs in input_lists]

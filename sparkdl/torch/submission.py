@@ -141,6 +141,14 @@ class Submission:
         return self._accelerator
 
 
+def with_options(method: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a method of an accelerator, without its last argument, the options, if they are None.
+
+    torch's own groups take no None for them.
+    """
+    return method(*arguments[:-1]) if arguments[-1] is None else method(*arguments)
+
+
 def as_list(tensors: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The argument as a list: torch passes lists, users sometimes a single tensor."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

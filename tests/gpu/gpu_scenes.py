@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import sparkdl.torch
 from sparkdl.collective.nccl.opening import SHARING_VARIABLE, load_nccl
 from sparkdl.errors import ParamError, TransportUnavailableError
-from sparkdl.torch.gpu.staged import GpuLane
+from sparkdl.torch.gpu.lanes import GpuLane
 from tests.checks import Outcomes, outcome_of
 from tests.torch.scenes.accelerator_checks import run_checks
 

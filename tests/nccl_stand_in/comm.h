@@ -60,6 +60,13 @@ struct Comm {
     return content.str();
   }
 
+  // Waits until the file is taken, or the communicator is aborted.
+  void AwaitTaken(const std::string& name) const {
+    while (std::filesystem::exists(folder / name) && !aborted) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+
   // Returns every rank's value in rank order.
   std::optional<std::vector<std::string>> Exchange(const std::string& name,
                                                    const std::string& own) const {

@@ -87,6 +87,9 @@ void RunOnStream(void* argument) {
       if ((o.kind == "ncclSend") == sends && !comm.aborted) RunOne(o);
     }
   }
+  for (const Operation& o : *operations) {
+    if (o.kind == "ncclSend" && !comm.aborted) AwaitReceived(o);
+  }
   comm.num_running -= 1;
   delete operations;
 }

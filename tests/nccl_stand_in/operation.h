@@ -67,16 +67,29 @@ inline std::string MessageName(int from, int to, long number) {
          std::to_string(number);
 }
 
+// What NCCL can buffer of a message; a larger one occupies its stream until it is received.
+constexpr size_t kBuffered = 4 << 20;
+
+// Waits for the last message that was sent to the peer of a send.
+inline void AwaitReceived(const Operation& o) {
+  const Comm& comm = *o.comm;
+  if (o.bytes() > kBuffered) {
+    comm.AwaitTaken(MessageName(comm.rank, o.rank, comm.num_sent.at(o.rank) - 1));
+  }
+}
+
 inline void RunOne(const Operation& o) {
   Comm& comm = *o.comm;
   if (o.kind == "ncclSend") {
     comm.PutFile(MessageName(comm.rank, o.rank, comm.num_sent[o.rank]++),
                  std::string(o.input, o.bytes()));
   } else if (o.kind == "ncclRecv") {
-    const auto message =
-        comm.AwaitFile(MessageName(o.rank, comm.rank, comm.num_received[o.rank]++));
-    if (message.has_value())
+    const std::string name = MessageName(o.rank, comm.rank, comm.num_received[o.rank]++);
+    const auto message = comm.AwaitFile(name);
+    if (message.has_value()) {
       std::memcpy(o.output, message->data(), std::min(o.bytes(), message->size()));
+      std::filesystem::remove(comm.folder / name);
+    }
   } else {
     RunCollective(o);
   }

@@ -19,7 +19,7 @@ from sparkdl.torch.gpu.accelerator import choose_cuda_backend, warn_of_wire
 from tests.checks import Outcomes, checks_in, first_failures
 from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support, stand_in_variables
 from tests.run_ranks import RankEnvironment, run_ranks
-from tests.torch.scenes import delegated_checks
+from tests.torch.scenes import batch_checks, delegated_checks
 from tests.torch.scenes.accelerator_checks import CHECKS, run_checks
 from tests.torch.scenes.host_lane import HostLane
 
@@ -60,6 +60,16 @@ def outcomes_of(world: str) -> list[dict[str, str | None]]:
 def test_check_holds_for_cuda_tensors(world: str, check: str) -> None:
     for outcome in outcomes_of(world):
         assert outcome[check] is None, outcome[check]
+
+
+@pytest.fixture(scope="module")
+def batches() -> Outcomes:
+    return first_failures(run_ranks(batch_checks.SIZE, batch_checks.run_on_rank, timeout_s=120.0))
+
+
+@pytest.mark.parametrize("check", checks_in(batch_checks.__name__))
+def test_batch_of_messages(check: str, batches: Outcomes) -> None:
+    assert batches[check] is None, batches[check]
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch._C._distributed_c10d import ReduceScatterOptions
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from sparkdl.collective import current_communicator
@@ -59,11 +60,15 @@ def check_tensors_on_the_cpu_are_served_whatever_the_default_device_is() -> None
     rank, size = dist.get_rank(), dist.get_world_size()
     flags, block = torch.tensor([1 << rank] * size), torch.zeros(1, dtype=torch.int64)
     sparse = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (size,))
-    with torch.device("meta"):  # as torch.set_default_device("cuda")
-        dist.reduce_scatter_tensor(block, flags, op=dist.ReduceOp.BOR)
-        dist.all_reduce(sparse)
-        dist.all_reduce(flags)
-        dist.barrier()
+    group, options = dist.group.WORLD, ReduceScatterOptions()
+    options.reduceOp = dist.ReduceOp.BOR
+    with torch.device(
+        "meta"
+    ):  # as torch.set_default_device("cuda"), which functions of torch.distributed put aside
+        group._reduce_scatter_base(block, flags, options).wait()
+        group.allreduce([sparse]).wait()
+        group.allreduce([flags]).wait()
+        group.barrier().wait()
     assert block.tolist() == [(1 << size) - 1]
     assert sparse.to_dense().tolist() == [1.0] * size
     assert flags.tolist() == [(1 << size) - 1] * size

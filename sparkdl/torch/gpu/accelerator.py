@@ -35,8 +35,9 @@ from sparkdl.collective.opening import is_hierarchical
 from sparkdl.errors import ParamError
 from sparkdl.topology import name_ranks
 from sparkdl.torch.gpu.hierarchical import HierarchicalTensors
+from sparkdl.torch.gpu.lanes import GpuLane
 from sparkdl.torch.gpu.nccl_tensors import NcclTensors
-from sparkdl.torch.gpu.staged import GpuLane, StagedTensors
+from sparkdl.torch.gpu.staged import StagedTensors
 from sparkdl.torch.process_group import SparkdlProcessGroup
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator
     from sparkdl.collective.nccl.group import NcclBatch, NcclHandle
     from sparkdl.collective.nccl.hierarchy import Hierarchy
-    from sparkdl.torch.gpu.staged import Lane
+    from sparkdl.torch.gpu.lanes import Lane
     from sparkdl.torch.process_group import SparkdlProcessGroup
 
 
@@ -359,7 +359,7 @@ class HierarchicalTensors(StagedTensors):
 
     def shutdown(self) -> None:
         """Complete the collectives in progress and close the groups."""
-        self._end_thread()
+        self._end_threads()
         self._hierarchy.close()
         super().shutdown()
 

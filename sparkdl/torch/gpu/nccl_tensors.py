@@ -26,15 +26,16 @@ from torch._C._distributed_c10d import (
 from sparkdl.collective.buffers import DeviceArray
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import as_bytes, flatten, is_flat, reduction_of
+from sparkdl.torch.gpu.staged import Coalesced
 from sparkdl.torch.submission import as_list
-from sparkdl.torch.work import seconds
+from sparkdl.torch.work import CompletedWork, seconds
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from sparkdl.collective.nccl.group import NcclBatch, NcclGroup, NcclHandle
     from sparkdl.errors import CommunicatorError, SparkdlError
-    from sparkdl.torch.gpu.staged import Lane
+    from sparkdl.torch.gpu.lanes import Lane
 
 
 class NcclWork(Work):
@@ -125,14 +126,14 @@ class NcclTensors:
         self._group = group
         self._lane = lane
         self._timeout_s = timeout_s
-        self._coalesced: list[_Operation] | None = None
+        self._coalesced = Coalesced()
 
     @property
     def failure(self) -> CommunicatorError | None:
         """The error of the group, or None."""
         return self._group.error()
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> NcclWork:
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> NcclWork | CompletedWork:
         """Reduce each tensor over the ranks, in place, as one operation."""
         opts = AllreduceOptions() if opts is None else opts
         tensors = as_list(tensors)
@@ -147,7 +148,7 @@ class NcclTensors:
 
     allreduce_coalesced = allreduce
 
-    def reduce(self, tensors: Tensors, opts: Any = None) -> NcclWork:
+    def reduce(self, tensors: Tensors, opts: Any = None) -> NcclWork | CompletedWork:
         """Reduce over the ranks into the root's tensors; the other ranks keep theirs."""
         opts = ReduceOptions() if opts is None else opts
         tensors = as_list(tensors)
@@ -161,13 +162,15 @@ class NcclTensors:
 
         return self._run(opts, tensors, tensors, add)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> NcclWork:
+    def _reduce_scatter_base(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+    ) -> NcclWork | CompletedWork:
         """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
         return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> NcclWork:
+    ) -> NcclWork | CompletedWork:
         """The reduce_scatter of several pairs, as one operation."""
         opts = ReduceScatterOptions() if opts is None else opts
 
@@ -181,18 +184,22 @@ class NcclTensors:
 
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
-    def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> NcclWork:
+    def reduce_scatter(
+        self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None
+    ) -> NcclWork | CompletedWork:
         """Reduce the ranks' lists, whose entries have one size, and keep this rank's entry in ``outputs``."""
         joined = [torch.cat([flatten(tensor) for tensor in inputs]) for inputs in input_lists]
         return self.reduce_scatter_tensor_coalesced(outputs, joined, opts)
 
-    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> NcclWork:
+    def _allgather_base(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+    ) -> NcclWork | CompletedWork:
         """Concatenate the tensors of all ranks in ``output``; ``tensor`` may be a slice of it."""
         return self.allgather_into_tensor_coalesced([output], [tensor], opts)
 
     def allgather_into_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> NcclWork:
+    ) -> NcclWork | CompletedWork:
         """The allgather of several pairs, as one operation."""
         opts = AllgatherOptions() if opts is None else opts
 
@@ -203,7 +210,9 @@ class NcclTensors:
 
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
-    def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> NcclWork:
+    def allgather(
+        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
+    ) -> NcclWork | CompletedWork:
         """Copy the input of every rank to that rank's tensor of the list; sizes may differ between ranks."""
         opts = AllgatherOptions() if opts is None else opts
         every_output = [output for outputs in output_lists for output in outputs]
@@ -217,7 +226,7 @@ class NcclTensors:
 
         return self._run(opts, [*every_output, *inputs], every_output, add)
 
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> NcclWork:
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> NcclWork | CompletedWork:
         """Give every rank the root's tensors."""
         opts = BroadcastOptions() if opts is None else opts
         tensors = as_list(tensors)
@@ -229,7 +238,9 @@ class NcclTensors:
 
         return self._run(opts, tensors, tensors, add)
 
-    def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> NcclWork:
+    def gather(
+        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
+    ) -> NcclWork | CompletedWork:
         """Copy the input of every rank to the root's list of tensors."""
         opts = GatherOptions() if opts is None else opts
         is_root = self._group.rank == opts.rootRank
@@ -242,7 +253,9 @@ class NcclTensors:
 
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
-    def scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> NcclWork:
+    def scatter(
+        self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None
+    ) -> NcclWork | CompletedWork:
         """Give every rank its entry of the root's list of tensors."""
         opts = ScatterOptions() if opts is None else opts
         inputs = list(input_lists[0]) if self._group.rank == opts.rootRank else []
@@ -254,7 +267,7 @@ class NcclTensors:
 
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> NcclWork:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> NcclWork | CompletedWork:
         """Send ``inputs[r]`` to rank r and receive ``outputs[r]`` from it."""
         opts = AllToAllOptions() if opts is None else opts
 
@@ -274,13 +287,13 @@ class NcclTensors:
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
-    ) -> NcclWork:
+    ) -> NcclWork | CompletedWork:
         """Send block r of a tensor to rank r; split sizes count rows, and are equal if none are given."""
         return self.alltoall(
             self._blocks(output, output_split_sizes), self._blocks(tensor, input_split_sizes), opts
         )
 
-    def send(self, tensors: Tensors, to: int, _tag: int = 0) -> NcclWork:
+    def send(self, tensors: Tensors, to: int, _tag: int = 0) -> NcclWork | CompletedWork:
         """Send tensors to a rank. NCCL has no tags: messages between two ranks arrive in the order of sending.
 
         A message that is larger than NCCL's buffers occupies the group's stream until it is received.
@@ -293,7 +306,7 @@ class NcclTensors:
 
         return self._run(None, tensors, tensors, add)
 
-    def recv(self, tensors: Tensors, source: int, _tag: int = 0) -> NcclWork:
+    def recv(self, tensors: Tensors, source: int, _tag: int = 0) -> NcclWork | CompletedWork:
         """Receive tensors from a rank."""
         tensors = as_list(tensors)
 
@@ -311,23 +324,30 @@ class NcclTensors:
         """Complete the collectives in progress and close the group."""
         self._group.close()
 
-    def _start_coalescing(self, _: torch.device) -> None:
-        self._coalesced = []
+    starts_messages_together = True
+    """Whether messages of a batch have to start together, since one that is sent waits until it is received."""
 
-    def _end_coalescing(self, _: torch.device) -> NcclWork | list[NcclWork]:
-        """Start all operations since :meth:`_start_coalescing` together; an empty list if there was none."""
-        operations, self._coalesced = self._coalesced or [], None
-        return self._run_together(operations) if operations else []
+    def _start_coalescing(self, _: torch.device) -> None:
+        self._coalesced.items = []
+
+    def _end_coalescing(self, _: torch.device) -> NcclWork | None:
+        """Start all operations since :meth:`_start_coalescing` together; None if there was none."""
+        operations, self._coalesced.items = self._coalesced.items, None
+        return self._run_together(operations) if operations else None
+
+    def drop_coalesced(self) -> None:
+        """Forget the operations since :meth:`_start_coalescing`."""
+        self._coalesced.items = None
 
     def _run(
         self, opts: Any, used: Tensors, outputs: Tensors, add: Callable[[NcclBatch, list[Finish]], None]
-    ) -> NcclWork:
+    ) -> NcclWork | CompletedWork:
         """Put the operations that ``add`` adds on a stream, with the copies before and after them."""
         operation = _Operation(opts, used, outputs, add)
-        if self._coalesced is None:
+        if self._coalesced.items is None:
             return self._run_together([operation])
-        self._coalesced.append(operation)
-        return None  # type: ignore[return-value]  # torch drops the works of coalesced operations
+        self._coalesced.items.append(operation)
+        return CompletedWork(outputs)  # which torch drops: it waits for the work of all coalesced operations
 
     def _run_together(self, operations: Sequence[_Operation]) -> NcclWork:
         used = [tensor for each in operations for tensor in each.used]

@@ -1,23 +1,18 @@
-"""The collectives of c10d for CUDA tensors through host memory, and the stream that collectives of CUDA tensors run on.
+"""The collectives and messages of c10d for CUDA tensors through host memory.
 
 Host memory is for ranks that share a GPU, which NCCL refuses. Tensors are copied to pinned memory, communicated there
 as CPU tensors are (through shared memory, on one host), and copied back. The copies are in the order of the caller's
 stream; a thread of the process group waits for them on the host, so that neither the caller nor its stream waits
-before ``wait``. Collectives follow each other on this thread. Messages only start on it and end whenever their peer
-takes them, so that two ranks may both send before they receive.
-
-A lane is the stream beside the caller's on which collectives of CUDA tensors run, so that they overlap with
-computation. Collectives use ``torch.cuda`` only in :class:`GpuLane`; the collectives here and in
-:mod:`sparkdl.torch.gpu.nccl_tensors` use a lane through the protocol :class:`Lane`.
+before ``wait``. Collectives follow each other on one thread. Messages start on another one, in their order, and end
+whenever their peer takes them: two ranks may both send before they receive, and no message waits for a collective.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import Work
@@ -26,10 +21,9 @@ from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.torch.work import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import timedelta
 
-    from sparkdl.collective import Handle
+    from sparkdl.torch.gpu.lanes import Lane
     from sparkdl.torch.process_group import SparkdlProcessGroup
 
 
@@ -61,9 +55,12 @@ class StagedWork(Work):
 
     def end(self, mark: Any, failure: Exception | None) -> None:
         """Record the end of the collective: with a mark after the copies, or with a failure."""
+        self._record(mark, failure)
+        self._source.set_result(None)
+
+    def _record(self, mark: Any, failure: Exception | None) -> None:
         self._mark, self._failure = mark, failure
         self._over.set()
-        self._source.set_result(None)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the outputs hold the result, for the next work on the current stream.
@@ -106,6 +103,127 @@ class StagedWork(Work):
         return self._future
 
 
+class StagedMessage(StagedWork):
+    """A message in progress in host memory, which any thread may finish once its host work is complete."""
+
+    def __init__(self, outputs: Sequence[torch.Tensor], lane: Lane, finish: Callable[[Work], Any]) -> None:
+        super().__init__(outputs, lane)
+        self._is_started = threading.Event()
+        self._host_work: Any = None
+        self._finishing = threading.Lock()
+        self._finish: Callable[[Work], Any] | None = finish
+
+    def started(self, host_work: Work) -> None:
+        """Record the host work of the message."""
+        self._host_work = host_work
+        self._is_started.set()
+
+    def end(self, mark: Any, failure: Exception | None) -> None:
+        """Record the end of a message that could not start."""
+        super().end(mark, failure)
+        self._is_started.set()
+
+    def finish(self) -> None:
+        """Copy the received tensors to the device, after the host work; once."""
+        with self._finishing:
+            finish, self._finish = self._finish, None
+            if finish is None:
+                return
+            try:
+                mark, failure = finish(self._host_work), None
+            except Exception as error:
+                mark, failure = None, error
+            self._host_work = None  # which holds the host's tensors
+            self._record(mark, failure)
+        self._source.set_result(None)  # callbacks may wait for other messages
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """See :class:`StagedWork`; this thread finishes the message if no other one has done so."""
+        if not self._is_started.wait(seconds(timeout)):
+            raise CommunicatorTimeoutError(
+                f"the message has not started after {seconds(timeout):g} s; it continues and can be waited for again"
+            )
+        host_work = self._host_work
+        if host_work is not None:
+            try:
+                host_work.wait(timeout)
+            except Exception:
+                if not host_work.is_completed():  # only this wait has timed out
+                    raise
+            self.finish()
+        return super().wait(timeout)
+
+
+class StagedWorks(Work):
+    """Several works as one."""
+
+    def __init__(self, works: Sequence[StagedWork]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all works; the timeout is that of each."""
+        return all(work.wait(timeout) for work in self._works)
+
+    def synchronize(self) -> None:
+        """The same as ``wait``."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether all works are over."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Whether all works are over and none failed."""
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Exception | None:
+        """The error of the first work that has failed, else None."""
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors of all works; wait first."""
+        return [output for work in self._works for output in work.result()]
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of the output tensors, or of the first error."""
+        together = torch.futures.collect_all([work.get_future() for work in self._works])
+
+        def outputs_or_failure(_: torch.futures.Future[Any]) -> list[torch.Tensor]:
+            self.wait()
+            return self.result()
+
+        return together.then(outputs_or_failure)
+
+
+class _Worker:
+    """A thread that calls functions in the order in which they are given."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, task: Callable[[], None]) -> None:
+        self._queue.put(task)
+
+    def end(self) -> None:
+        """Carry out what was given and end the thread. May be called again."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (task := self._queue.get()) is not None:
+            task()
+            del task  # it holds tensors
+
+
+class Coalesced(threading.local):
+    """What a thread has coalesced since ``_start_coalescing``; None while it does not coalesce."""
+
+    items: list[Any] | None = None
+
+
 def _staged(
     method: str, *, reads: Sequence[int] = (), writes: Sequence[int] = (), is_message: bool = False
 ) -> Callable[..., StagedWork]:
@@ -142,10 +260,10 @@ class StagedTensors:
         self._host_group = host_group
         self._lane = lane
         self.failure: CommunicatorError | None = None
-        self._coalesced: list[StagedWork] | None = None
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"sparkdl-staging-{name}", daemon=True)
-        self._thread.start()
+        self._coalesced = Coalesced()
+        self._collectives = _Worker(f"sparkdl-staging-{name}")
+        self._starts = _Worker(f"sparkdl-sending-{name}")
+        self._finishes = _Worker(f"sparkdl-arriving-{name}")
 
     allreduce = _staged("allreduce", reads=[0], writes=[0])
     allreduce_coalesced = _staged("allreduce_coalesced", reads=[0], writes=[0])
@@ -153,6 +271,7 @@ class StagedTensors:
     broadcast = _staged("broadcast", reads=[0], writes=[0])
     allgather = _staged("allgather", reads=[1], writes=[0])
     _allgather_base = _staged("_allgather_base", reads=[1], writes=[0])
+    allgather_coalesced = _staged("allgather_coalesced", reads=[1], writes=[0])
     allgather_into_tensor_coalesced = _staged("allgather_into_tensor_coalesced", reads=[1], writes=[0])
     reduce_scatter = _staged("reduce_scatter", reads=[1], writes=[0])
     _reduce_scatter_base = _staged("_reduce_scatter_base", reads=[1], writes=[0])
@@ -165,26 +284,27 @@ class StagedTensors:
     recv = _staged("recv", writes=[0], is_message=True)
 
     def _start_coalescing(self, _: torch.device) -> None:
-        self._coalesced = []
+        self._coalesced.items = []
 
-    def _end_coalescing(self, _: torch.device) -> list[StagedWork]:
-        """The works of all operations since :meth:`_start_coalescing`."""
-        works, self._coalesced = self._coalesced or [], None
-        return works
+    def _end_coalescing(self, _: torch.device) -> StagedWorks | None:
+        """All operations since :meth:`_start_coalescing` as one work; None if there was none."""
+        works, self._coalesced.items = self._coalesced.items, None
+        return StagedWorks(works) if works else None
 
     def abort(self) -> None:
         """Make every collective fail, here and on the other ranks."""
         self._host_group.abort()
 
     def shutdown(self) -> None:
-        """Complete the collectives in progress and close the host group."""
-        self._end_thread()
+        """Complete the operations in progress and close the host group."""
+        self._end_threads()
         self._host_group.shutdown()
+        self._finishes.end()
 
-    def _end_thread(self) -> None:
-        """Complete the collectives in progress and end the thread. May be called again."""
-        self._queue.put(None)
-        self._thread.join()
+    def _end_threads(self) -> None:
+        """Complete the collectives in progress and start all messages. May be called again."""
+        self._collectives.end()
+        self._starts.end()
 
     def _stage(
         self,
@@ -224,52 +344,59 @@ class StagedTensors:
     def _submit(
         self, outputs: Sequence[torch.Tensor], arguments: Sequence[Any], communicate: Callable[[], Any]
     ) -> StagedWork:
-        """Have the thread call ``communicate``, which returns a mark after its work on the lane's stream."""
-        work = self._new_work(outputs)
-        self._queue.put(lambda: self._end(work, communicate))
+        """Have a thread call ``communicate``, which returns a mark after its work on the lane's stream."""
+        work = StagedWork(outputs, self._lane)
+        self._note(work)
+
+        def carry_out() -> None:
+            try:
+                mark = communicate()
+            except Exception as error:
+                self._fail(error)
+                work.end(None, error)
+            else:
+                work.end(mark, None)
+
+        self._collectives.put(carry_out)
         if not all(getattr(argument, "asyncOp", True) for argument in arguments):
             work.wait()
         return work
 
     def _submit_message(
         self, outputs: Sequence[torch.Tensor], start: Callable[[], Any], finish: Callable[[Any], Any]
-    ) -> StagedWork:
-        """Have the thread call ``start``, and any thread ``finish`` as soon as the work of ``start`` is complete."""
-        work = self._new_work(outputs)
+    ) -> StagedMessage:
+        """Have a thread call ``start``, and any thread ``finish`` once the work that ``start`` returned is complete."""
+
+        def finish_or_fail(host_work: Any) -> Any:
+            try:
+                return finish(host_work)
+            except Exception as error:
+                self._fail(error)
+                raise
+
+        message = StagedMessage(outputs, self._lane, finish_or_fail)
+        self._note(message)
 
         def carry_out() -> None:
             try:
                 host_work = start()
             except Exception as error:
-                self._fail(work, error)
+                self._fail(error)
+                message.end(None, error)
             else:
-                host_work.when_done(lambda: self._end(work, lambda: finish(host_work)))
+                message.started(host_work)
+                host_work.when_done(lambda: self._finishes.put(message.finish))
 
-        self._queue.put(carry_out)
-        return work
+        self._starts.put(carry_out)
+        return message
 
-    def _new_work(self, outputs: Sequence[torch.Tensor]) -> StagedWork:
-        work = StagedWork(outputs, self._lane)
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        return work
+    def _note(self, work: StagedWork) -> None:
+        if self._coalesced.items is not None:
+            self._coalesced.items.append(work)
 
-    def _end(self, work: StagedWork, communicate: Callable[[], Any]) -> None:
-        try:
-            mark = communicate()
-        except Exception as error:
-            self._fail(work, error)
-        else:
-            work.end(mark, None)
-
-    def _fail(self, work: StagedWork, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         if self.failure is None and isinstance(error, CommunicatorError):
             self.failure = error
-        work.end(None, error)
-
-    def _work(self) -> None:
-        while (task := self._queue.get()) is not None:
-            task()
 
 
 def tensors_in(argument: Nested) -> list[torch.Tensor]:
@@ -288,108 +415,3 @@ def with_twins(argument: Nested, twins: dict[int, torch.Tensor]) -> Nested:
     if isinstance(argument, list | tuple):
         return [with_twins(entry, twins) for entry in argument]
     return argument
-
-
-class Lane(Protocol):
-    """The stream on which collectives of one device run, and the ways to wait for them."""
-
-    def beside(self, tensors: Sequence[torch.Tensor], *, asynchronous: bool) -> AbstractContextManager[int]:
-        """Within this context, torch's work runs after the caller's stream so far; yields the number of its stream.
-
-        Args:
-            tensors: tensors that the work within reads and writes.
-            asynchronous: whether the caller's stream continues meanwhile; if not, the work runs on that stream.
-        """
-
-    def after(self, mark: Any, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[int]:
-        """Within this context, torch's work runs beside the caller's stream, after a mark; yields its stream's number.
-
-        Unlike :meth:`beside` it may be entered on any thread, and does not wait for other work on the caller's stream.
-
-        Args:
-            mark: mark after which the work runs, besides all earlier work on its own stream.
-            tensors: tensors that the work within reads and writes; the caller keeps them until then.
-        """
-
-    def order(self, handle: Handle) -> None:
-        """Order torch's later work on the same stream after the operations of ``handle``."""
-
-    def mark(self) -> Any:
-        """Return a mark of the point that the current stream has reached, for :meth:`join` and :meth:`block`."""
-
-    def join(self, mark: Any) -> None:
-        """Make the caller's stream wait for a mark; the host does not wait."""
-
-    def block(self, mark: Any) -> None:
-        """Make the host wait for a mark."""
-
-    def host_twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous host tensor of the same shape and dtype, for asynchronous copies to and from the device."""
-
-    def new_future(self) -> torch.futures.Future[Any]:
-        """A future whose value may be on the device; its waiters are ordered after the stream that set it."""
-
-
-class GpuLane:
-    """The lane of a GPU.
-
-    Args:
-        device: device of the GPU, with its index.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._side = torch.cuda.Stream(device)
-
-    @contextmanager
-    def beside(self, tensors: Sequence[torch.Tensor], *, asynchronous: bool) -> Iterator[int]:
-        """See :class:`Lane`."""
-        current = torch.cuda.current_stream(self._device)
-        if not asynchronous:
-            yield int(current.cuda_stream)
-            return
-        self._side.wait_stream(current)
-        with torch.cuda.stream(self._side):
-            yield int(self._side.cuda_stream)
-        self._keep(tensors)
-
-    @contextmanager
-    def after(self, mark: torch.cuda.Event, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
-        """See :class:`Lane`."""
-        with torch.cuda.stream(self._side):
-            self._side.wait_event(mark)
-            try:
-                yield int(self._side.cuda_stream)
-            finally:
-                self._keep(tensors)
-
-    def order(self, _: Handle) -> None:
-        """See :class:`Lane`; a stream keeps its order by itself."""
-
-    def mark(self) -> torch.cuda.Event:
-        """See :class:`Lane`."""
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def join(self, mark: torch.cuda.Event) -> None:
-        """See :class:`Lane`."""
-        torch.cuda.current_stream(self._device).wait_event(mark)
-
-    def block(self, mark: torch.cuda.Event) -> None:
-        """See :class:`Lane`."""
-        mark.synchronize()
-
-    def host_twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See :class:`Lane`; the tensor is in pinned memory."""
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu")
-
-    def new_future(self) -> torch.futures.Future[Any]:
-        """See :class:`Lane`."""
-        return torch.futures.Future(devices=[self._device])
-
-    def _keep(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Keep the memory of the tensors from reuse by the caller's stream before the lane's stream is done."""
-        for tensor in tensors:
-            if tensor.device.type == "cuda":
-                tensor.record_stream(self._side)

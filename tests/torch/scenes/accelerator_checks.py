@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,10 +25,12 @@ from torch._C._distributed_c10d import (
 from sparkdl.collective import Communicator
 from sparkdl.collective.nccl.opening import open_nccl_group
 from sparkdl.errors import CommunicatorAbortedError, ParamError
+from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.torch import RendezvousStore
 from sparkdl.torch.gpu.accelerator import divide, stage
+from sparkdl.torch.gpu.lanes import Lane
 from sparkdl.torch.gpu.nccl_tensors import NcclTensors
-from sparkdl.torch.gpu.staged import Lane
+from sparkdl.torch.gpu.staged import StagedTensors
 from tests.checks import outcome_of
 from tests.run_ranks import RankEnvironment
 
@@ -206,9 +211,7 @@ def check_messages_reach_their_ranks_where_all_ranks_send_first(scene: Scene) ->
         scene.group._start_coalescing(device)
         scene.group.send([torch.full((elements,), float(scene.rank))], to, 0)
         scene.group.recv([received], source, 0)
-        works = scene.group._end_coalescing(device)
-        for work in works if isinstance(works, list) else [works]:
-            assert work.wait()
+        assert scene.group._end_coalescing(device).wait()
         assert received.min() == received.max() == source
 
 
@@ -218,10 +221,66 @@ def check_coalesced_collectives_are_over_after_the_wait(scene: Scene) -> None:
     scene.group._start_coalescing(device)
     for tensor in tensors:
         scene.group.allreduce([tensor])
-    works = scene.group._end_coalescing(device)
-    for work in works if isinstance(works, list) else [works]:
-        work.wait()
+    together = scene.group._end_coalescing(device)
+    assert together.wait()
+    assert together.is_completed()
+    assert together.is_success()
+    assert len(together.get_future().wait()) == len(tensors)
+    scene.group._start_coalescing(device)
+    assert scene.group._end_coalescing(device) is None
     torch.testing.assert_close(tensors, [scene.everyones().sum(0), scene.everyones(2, 2).sum(0)])
+
+
+def check_message_does_not_wait_for_an_earlier_collective(scene: Scene) -> None:
+    if scene.size == 1 or not isinstance(scene.group, StagedTensors):
+        return  # NCCL's operations follow each other on one stream
+    tensor, total = scene.mine(), scene.mine()
+    if scene.rank == 0:
+        collective = scene.group.allreduce([total])
+        scene.group.send([tensor], 1, 3).wait()
+    else:
+        if scene.rank == 1:
+            scene.group.recv([tensor], 0, 3).wait()
+        collective = scene.group.allreduce([total])
+    collective.wait()
+    torch.testing.assert_close(total, scene.everyones().sum(0))
+
+
+def check_callback_of_a_message_may_wait_for_another(scene: Scene) -> None:
+    if scene.size == 1 or scene.rank > 1:
+        return
+    first, second = scene.mine(), scene.mine()
+    if scene.rank == 0:
+        scene.group.send([first], 1, 4).wait()
+        scene.group.send([second], 1, 5).wait()
+        return
+
+    def wait_for_the_second(_: torch.futures.Future[Any]) -> bool:
+        return bool(scene.group.recv([second], 0, 5).wait())
+
+    assert scene.group.recv([first], 0, 4).get_future().then(wait_for_the_second).wait()
+    torch.testing.assert_close(second, scene.tensor_of(0))
+
+
+def check_tensors_of_messages_are_free_after_the_wait(scene: Scene) -> None:
+    if scene.size == 1 or scene.rank > 1:
+        return
+    gc.collect()
+    gc.disable()  # tensors that only the garbage collector frees fill a GPU, whose bytes it does not count
+    try:
+        references = []
+        for number in range(20):
+            tensor = torch.zeros(100) if scene.rank == 1 else torch.ones(100)
+            references.append(weakref.ref(tensor))
+            move = scene.group.recv if scene.rank == 1 else scene.group.send
+            move([tensor], 1 - scene.rank, number).wait()
+            del tensor
+        deadline = Deadline(TIMEOUT_S)
+        while sum(reference() is not None for reference in references) > 1 and not deadline.expired:
+            time.sleep(0.01)
+        assert sum(reference() is not None for reference in references) <= 1
+    finally:
+        gc.enable()
 
 
 def check_future_has_the_outputs(scene: Scene) -> None:

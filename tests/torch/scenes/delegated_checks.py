@@ -88,6 +88,20 @@ def check_messages_alone_and_in_batches() -> None:
         assert received.tolist() == [other + 1.0] * 3
 
 
+def check_options_may_be_left_out() -> None:
+    group, whole, block = dist.group.WORLD, torch.zeros(SIZE), torch.zeros(1)
+    tensor = mine()
+    group.allreduce([tensor]).wait()
+    group.allreduce_coalesced([tensor]).wait()
+    group.broadcast([tensor]).wait()
+    assert tensor.tolist() == [6.0] * 3
+    group._allgather_base(whole, mine(1)).wait()
+    group._reduce_scatter_base(block, whole).wait()
+    group.allgather([[torch.zeros(1), torch.zeros(1)]], [mine(1)]).wait()
+    group.alltoall_base(whole, mine(SIZE)).wait()
+    assert (block.item(), whole.tolist()) == (2.0 * (dist.get_rank() + 1), [1.0, 2.0])
+
+
 def check_data_parallel_training() -> None:
     torch.manual_seed(0)
     module = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))

@@ -135,7 +135,7 @@ def test_changes_of_mapped_weights_do_not_reach_the_file(tmp_path: Path, mapped:
 @pytest.mark.parametrize("length", [0, 5, 20, -1])
 def test_weights_that_end_too_early_are_named(tmp_path: Path, length: int) -> None:
     content = written({"first": torch.zeros(5), "last": torch.zeros(3)})[:length]
-    with pytest.raises(SavedModelError, match=r"no file of weights|4 bytes|1 bytes too early, in 'last'"):
+    with pytest.raises(SavedModelError, match=r"not a file of weights|4 bytes|1 bytes too early, in 'last'"):
         read_weights(io.BytesIO(content))
     (tmp_path / "weights").write_bytes(content)
     with pytest.raises(SavedModelError, match="The weights in .* cannot be read"):

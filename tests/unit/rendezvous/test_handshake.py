@@ -142,7 +142,7 @@ def test_listener_refuses_a_knock_that_it_has_heard_before() -> None:
     [
         (b"sparkdl\x01", "version 1 of sparkdl's handshake.*version 2"),
         (b"sparkdl\x03", "version 3 of sparkdl's handshake.*version 2"),
-        (b"SSH-2.0-OpenSSH_9.9\r\n", "no listener of sparkdl"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", "not a listener of sparkdl"),
     ],
 )
 def test_client_names_the_other_version_or_program_that_greets_it(

@@ -132,9 +132,21 @@ def makes_a_number():
         (failing, TrainingError, "Metric 'm' failed: KeyError: 'no such key'"),
         (two_values, ParamError, r"'m' returned shape \(2,\) for 3 rows"),
         (makes_a_number, ParamError, "'m' is a function .* returned a int"),
-        (MeanSquaredError() + PearsonCorrCoef(), ParamError, "is a CompositionalMetric, which holds other"),
-        (MultioutputWrapper(MeanSquaredError(), 2), ParamError, "is a MultioutputWrapper, which holds other"),
-        (MetricCollection([MeanSquaredError()]), ParamError, "is a MetricCollection, which holds other"),
+        (
+            MeanSquaredError() + PearsonCorrCoef(),
+            ParamError,
+            "is a CompositionalMetric, which consists of other",
+        ),
+        (
+            MultioutputWrapper(MeanSquaredError(), 2),
+            ParamError,
+            "is a MultioutputWrapper, which consists of other",
+        ),
+        (
+            MetricCollection([MeanSquaredError()]),
+            ParamError,
+            "is a MetricCollection, which consists of other",
+        ),
         (AUROC, ParamError, "Metric 'm' cannot be made: TypeError"),
         (
             partial(MulticlassAccuracy, 2, average=None),

@@ -173,8 +173,8 @@ def test_invalid_state_of_a_blend_is_refused_with_the_reason(tmp_path: Path) -> 
     with blend_of(datasets_of(str(tmp_path), [[30], [20]]), batch_size=4) as blend:
         good = blend.state()
         for bad, message in (
-            ({}, r"no state of a blend: \{\}\. Give .* a dict of version"),
-            (None, "no state of a blend: None"),
+            ({}, r"not a state of a blend: \{\}\. Give .* a dict of version"),
+            (None, "not a state of a blend: None"),
             ({key: good[key] for key in good if key != "drawn"}, "It lacks drawn"),
             ({**good, "drawn": [3]}, r"drawn is \[3\], and has to be a list of 2 whole numbers"),
             ({**good, "drawn": [3, -1]}, r"drawn is \[3, -1\]"),
@@ -193,7 +193,7 @@ def test_invalid_state_of_a_blend_is_refused_with_the_reason(tmp_path: Path) -> 
 def test_feeds_with_different_world_sizes_cannot_be_blended(write_dataset: WriteDataset) -> None:
     dataset = write_dataset([[10]])
     feeds = {name: ParquetFeed(dataset, batch_size=2, world_size=int(name)) for name in "23"}
-    with pytest.raises(ParamError, match=r"their numbers are \{'2': 2, '3': 3\}"):
+    with pytest.raises(ParamError, match=r"same world_size, but these have \{'2': 2, '3': 3\}"):
         BlendedFeed(feeds, {"2": 1, "3": 1}, batch_size=4)
 
 

@@ -76,5 +76,5 @@ def test_marked_rows_are_counted_by_row_group(tmp_path):
 
 @pytest.mark.parametrize(("name", "found"), [("w", "float64"), ("x", "arrays of float32")])
 def test_only_booleans_mark_rows(tmp_path, name, found):
-    with pytest.raises(DataError, match=f"Column '{name}' holds {found}, but has to say true or false"):
+    with pytest.raises(DataError, match=f"Column '{name}' holds {found}, but validationIndicatorCol must be"):
         marked_rows(write_dataset(tmp_path, 5), name)

@@ -311,6 +311,6 @@ def test_partition_column_is_left_out_and_named_when_it_is_requested(tmp_path: P
     with ParquetFeed(tmp_path, batch_size=2, shuffle=False) as feed:
         assert {name: rows.tolist() for name, rows in next(iter(feed)).items()} == {"id": [1, 2]}
     with pytest.raises(
-        DataError, match=r"'k' is a partition column: .* folders \(k=1/a\.parquet\).*materialize"
+        DataError, match=r"'k' is a partition column: .* folder names \(k=1/a\.parquet\).*materialize"
     ):
         ParquetFeed(tmp_path, columns=["id", "k"], batch_size=2)

@@ -325,9 +325,9 @@ def test_invalid_state_of_a_feed_is_refused_with_the_reason(write_dataset: Write
     with ParquetFeed(write_dataset([[25]]), columns=["id"], batch_size=10) as feed:
         good = feed.state()
         for bad, message in (
-            ({}, r"no state of a feed: \{\}\. Give .* a dict of version, epoch"),
-            (None, "no state of a feed: None"),
-            ("x", "no state of a feed: x"),
+            ({}, r"not a state of a feed: \{\}\. Give .* a dict of version, epoch"),
+            (None, "not a state of a feed: None"),
+            ("x", "not a state of a feed: x"),
             ({key: good[key] for key in good if key != "epoch"}, "It lacks epoch"),
             ({**good, "epoch": -3}, "epoch is -3, and has to be a whole number, at least 0"),
             ({**good, "epoch": 1.0}, "epoch is 1.0"),

@@ -202,7 +202,7 @@ def test_validation_rows_are_excluded_from_training_and_from_the_schedule(datase
             ShardingError,
             "4 rows beside 33 to validate .* by 5 ranks: .* Lower numWorkers to 4",
         ),
-        ({"validationIndicatorCol": "y"}, DataError, "'y' holds int64, .* true or false"),
+        ({"validationIndicatorCol": "y"}, DataError, "'y' holds int64, .* booleans"),
         ({"validationIndicatorCol": "never"}, DataError, "'never' .* is false in each of"),
         ({"validationIndicatorCol": "always"}, DataError, "'always' .* is true in each of the 37 rows"),
     ],

@@ -211,7 +211,7 @@ def test_params_reach_network_and_optimizer(dataset):
             DataError,
             "the label 0.5, .* 0 to 999, .*labels names. .* StringIndexer, or take TorchRegressor",
         ),
-        (TorchClassifier, {"labelCol": "holes"}, DataError, "'holes' holds labels that are no finite"),
+        (TorchClassifier, {"labelCol": "holes"}, DataError, "'holes' holds labels that are not finite"),
         (TorchClassifier, {"labelCol": "vector"}, DataError, "'vector' holds arrays of"),
         (TorchRegressor, {"labelCol": "kind"}, DataError, "'kind' holds string values, and TorchRegressor"),
         (TorchClassifier, {"learningRate": 0.0}, ParamError, "learningRate must be above 0"),

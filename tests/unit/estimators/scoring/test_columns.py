@@ -172,7 +172,7 @@ LONG, DOUBLE = (ScoredColumn(name="y", type=kind) for kind in ("long", "double")
 BAD = {
     "probabilities of a number": ("value", (), EVERYTHING[1], "probabilityCol is 'p'.*predicts no classes"),
     "scores of a number": ("value", (), EVERYTHING[0], "rawPredictionCol is 'r'.*predicts no classes"),
-    "probabilities of margins": ("class_margin", (), EVERYTHING[1], "predicts margins, which are no prob"),
+    "probabilities of margins": ("class_margin", (), EVERYTHING[1], "predicts margins, which are not prob"),
     "scores of several classes": ("binary_logit", (4,), EVERYTHING[0], r"classes of shape \(4,\) per row"),
     "a long that is no integer": ("value", (), LONG, "predictionType is 'long'.*'y' is a number with a fr"),
     "a number that is an array": ("value", (3,), DOUBLE, r"predictionType is 'double'.*shape \(3,\) per row"),

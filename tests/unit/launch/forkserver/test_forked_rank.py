@@ -182,7 +182,7 @@ def test_endless_import_is_a_failure_with_the_stack_of_the_forkserver(
     with supervised(look_around, **importing(tmp_path, imported_forever(tmp_path))) as (supervisor, *_):
         pid_of_importer(tmp_path)
         failure = supervisor.wait()
-    assert "had not started after 0.2 s, as its forkserver still imports" in failure.error
+    assert "had not started after 0.2 s, as its forkserver is still importing modules" in failure.error
     assert "own_library" in failure.traceback
 
 

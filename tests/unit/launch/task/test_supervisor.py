@@ -199,7 +199,10 @@ def test_native_crash_is_a_loss_with_its_signal_last_position_and_python_stack()
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        (0, r"^SystemExit: 0\. The function.* ended with sys\.exit\(\) and did not return: return from it"),
+        (
+            0,
+            r"^SystemExit: 0\. The function.* ended with sys\.exit\(\) and did not return: use return instead",
+        ),
         (3, r"^SystemExit: 3\. The function.* ended with sys\.exit\(\) and did not return$"),
     ],
 )

@@ -1,0 +1,100 @@
+"""Checks of batches of messages whose tensors are on a GPU, played by tensors on torch's meta device."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import sparkdl.torch
+from sparkdl.torch.work import CompletedWork
+from tests.checks import Outcomes, checks_in, outcome_of
+from tests.run_ranks import RankEnvironment
+
+SIZE = 2
+
+
+class Recorder:
+    """An accelerator that notes what is called."""
+
+    starts_messages_together = True
+    failure = None
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.refuses = False
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self.calls.append(f"start on {device}")
+
+    def _end_coalescing(self, device: torch.device) -> CompletedWork:
+        self.calls.append("end")
+        return CompletedWork(())
+
+    def drop_coalesced(self) -> None:
+        self.calls.append("drop")
+
+    def send(self, tensors: Any, to: int, tag: int) -> None:
+        if self.refuses:
+            raise MemoryError("no memory")
+        self.calls.append(f"send to {to}")
+
+    def recv(self, tensors: Any, source: int, tag: int) -> None:
+        self.calls.append(f"recv from {source}")
+
+    def shutdown(self) -> None:
+        pass
+
+
+def batch() -> tuple[list[dist.P2POp], torch.Tensor]:
+    other, received = 1 - dist.get_rank(), torch.zeros(3)
+    on_gpu = torch.zeros(3, device="meta")
+    return [
+        dist.P2POp(dist.isend, torch.full((3,), float(dist.get_rank())), other),
+        dist.P2POp(dist.isend, on_gpu, other),
+        dist.P2POp(dist.irecv, received, other),
+        dist.P2POp(dist.irecv, on_gpu, other),
+    ], received
+
+
+def check_messages_of_gpu_tensors_start_together_and_all_works_are_returned() -> None:
+    recorder = dist.group.WORLD._accelerator = Recorder()
+    other = 1 - dist.get_rank()
+    operations, received = batch()
+    works = dist.batch_isend_irecv(operations)
+    assert recorder.calls == ["start on meta", f"send to {other}", f"recv from {other}", "end"]
+    assert len(works) == 3
+    for work in works:
+        work.wait()
+    assert received.tolist() == [float(other)] * 3
+
+
+def check_group_works_on_after_an_error_in_a_batch() -> None:
+    recorder = dist.group.WORLD._accelerator = Recorder()
+    recorder.refuses = True
+    with pytest.raises(MemoryError):
+        dist.batch_isend_irecv(batch()[0][1:])
+    assert recorder.calls == ["start on meta", "drop"]
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert total.tolist() == [float(SIZE)] * 3
+
+
+def check_torchs_function_is_the_same_object_and_keeps_its_errors() -> None:
+    function = dist.batch_isend_irecv
+    assert pickle.loads(pickle.dumps(function)) is function is dist.distributed_c10d.batch_isend_irecv
+    for wrong in ({}, [3]):
+        with pytest.raises(ValueError, match="p2p_op_list"):
+            function(wrong)
+
+
+def run_on_rank(environment: RankEnvironment) -> Outcomes:
+    torch.set_num_threads(1)
+    with environment.communicator() as communicator:
+        sparkdl.torch.init_process_group(communicator, timeout_s=20.0)
+        outcomes = {name: outcome_of(globals()[name], communicator.rank) for name in checks_in(__name__)}
+        sparkdl.torch.destroy_process_group()
+    return outcomes

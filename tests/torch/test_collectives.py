@@ -82,7 +82,7 @@ def check_expanded_tensors_get_the_value_that_they_hold_once() -> None:
     if rank == 0:
         dist.broadcast(torch.arange(12.0).view(3, 4), 0)
     else:
-        with pytest.raises(ParamError, match="one in memory"):
+        with pytest.raises(ParamError, match="share memory"):
             dist.broadcast(held.expand(3, 4), 0)
 
 

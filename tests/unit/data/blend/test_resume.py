@@ -181,7 +181,7 @@ def test_invalid_state_of_a_blend_is_refused_with_the_reason(tmp_path: Path) -> 
             ({**good, "drawn": [True, 0]}, r"drawn is \[True, 0\]"),
             ({**good, "steps_done": "x"}, "steps_done is 'x'"),
             ({**good, "feeds": {"a": good["feeds"]["a"]}}, "feeds is .*a dict of the states of a, b"),
-            ({**good, "feeds": {**good["feeds"], "b": {}}}, "feed 'b' of the blend .*no state of a feed"),
+            ({**good, "feeds": {**good["feeds"], "b": {}}}, "feed 'b' of the blend .*not a state of a feed"),
             ({**good, "blend": {**good["blend"], "at_end": "stop"}}, "at_end repeat, .* of one with stop"),
         ):
             with pytest.raises(ParamError, match=message):

@@ -275,10 +275,10 @@ def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
     return works
 
 
-def _forward(p2p_op_list):  # type: ignore[no-untyped-def]  # runs among torch's names
-    from sparkdl.torch import process_group  # noqa: PLW0406  # torch's module has no such name
+def _forward(p2p_op_list):  # type: ignore[no-untyped-def]  # runs among the names of torch's module
+    import sys
 
-    return process_group.batch_isend_irecv(p2p_op_list)
+    return sys.modules["sparkdl.torch.process_group"].batch_isend_irecv(p2p_op_list)
 
 
 # Pipelines and rings call torch's function. Only its code is replaced, so that it stays the same object for programs

@@ -66,7 +66,7 @@ def test_documents_larger_than_a_batch_arrive_whole_and_an_empty_index_has_none(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"magic": b"TNTIDX\0\0\0"}, r"corpus.idx is no index .* begins with b'TNTIDX"),
+        ({"magic": b"TNTIDX\0\0\0"}, r"corpus.idx is not an index .* begins with b'TNTIDX"),
         ({"version": 2}, "corpus.idx has version 2; only version 1"),
         ({"dtype": "float64"}, "type 6 for its tokens: float64, which are not token types"),
         ({"code": 99}, "type 99 for its tokens"),

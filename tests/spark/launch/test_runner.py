@@ -89,7 +89,7 @@ def test_resources_apply_to_each_task_and_need_a_cluster(spark: SparkSession, sp
         with pytest.raises(LaunchError, match="A ResourceProfile for ranks needs Spark 4.0 or later"):
             Runner(num_workers=2, resources=one_core).run(functions.see_everything, 1, second=2)
         return
-    with pytest.raises(ParamError, match="resources asks for executors with cores"):
+    with pytest.raises(ParamError, match="resources requests executors with cores"):
         Runner(num_workers=2, resources=executors).run(functions.see_everything, 1, second=2)
     if spark_mode != "cluster":
         with pytest.raises(LaunchError, match="is one machine, where Spark has no resource profiles"):

@@ -120,8 +120,8 @@ class StagedMessage(StagedWork):
 
     def end(self, mark: Any, failure: Exception | None) -> None:
         """Record the end of a message that could not start."""
+        self._is_started.set()  # before callbacks, which wait
         super().end(mark, failure)
-        self._is_started.set()
 
     def finish(self) -> None:
         """Copy the received tensors to the device, after the host work; once."""

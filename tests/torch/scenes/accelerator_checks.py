@@ -262,6 +262,16 @@ def check_callback_of_a_message_may_wait_for_another(scene: Scene) -> None:
     torch.testing.assert_close(second, scene.tensor_of(0))
 
 
+def check_message_that_cannot_start_fails_its_work_and_its_future(scene: Scene) -> None:
+    if not isinstance(scene.group, StagedTensors):
+        return  # NCCL sends a message to the own rank
+    work = scene.group.send([scene.mine()], scene.rank, 0)
+    with pytest.raises(ParamError, match="cannot exchange messages"):
+        work.wait()
+    with pytest.raises(RuntimeError, match="cannot exchange messages"):
+        scene.group.send([scene.mine()], scene.rank, 0).get_future().wait()
+
+
 def check_tensors_of_messages_are_free_after_the_wait(scene: Scene) -> None:
     if scene.size == 1 or scene.rank > 1:
         return

@@ -171,7 +171,8 @@ def _wrong_type(param: Param[Any], value: Any, error: Exception) -> ParamTypeErr
         return ParamTypeError(f"Param {param.name} takes {takes}, got {reprlib.repr(value)}: {param.doc}.")
     # Spark puts its own text before the message of the converter.
     cause = str(error.__context__ or error).removesuffix(".")
-    return ParamTypeError(f"Param {param.name} cannot be {reprlib.repr(value)}: {cause}.")
+    end = "" if str(cause).endswith((".", "?")) else "."
+    return ParamTypeError(f"Param {param.name} cannot be {reprlib.repr(value)}: {cause}{end}")
 
 
 ParamsT = TypeVar("ParamsT", bound=Params)

@@ -15,6 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from sparkdl.errors import ParamError
 
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""torch's functions under the names that they have from 2.13 on, where the earlier names warn."""
+
 
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor; any other tensor itself."""
@@ -153,7 +157,7 @@ def _gathered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     size = dist.get_world_size(group)
     moved = tensor.movedim(dim, 0).contiguous()
     whole = moved.new_empty((size * moved.shape[0], *moved.shape[1:]))
-    dist.all_gather_into_tensor(whole, moved, group=group)
+    all_gather_single(whole, moved, group=group)
     return whole.movedim(0, dim)
 
 
@@ -162,5 +166,5 @@ def _scattered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     _check_divides(tensor, size, dim)
     moved = tensor.movedim(dim, 0).contiguous()
     part = moved.new_empty((moved.shape[0] // size, *moved.shape[1:]))
-    dist.reduce_scatter_tensor(part, moved, group=group)
+    reduce_scatter_single(part, moved, group=group)
     return part.movedim(0, dim)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from sparkdl.rendezvous.deadline import Deadline
-from sparkdl.torch.work import CollectiveWork, UnawaitedWorks
+from sparkdl.torch.work import UnawaitedWorks
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +121,8 @@ class FutureCompleter:
         elif self._in_order:
             line.put(work, source)
         else:
-            assert isinstance(work, CollectiveWork), "only messages complete in no order"
-            work.when_done(lambda: line.put(work, source))
+            message: Any = work  # only messages complete in no order
+            message.when_done(lambda: line.put(work, source))
 
     def _line_of_this_thread(self) -> _Line | None:
         """The line that completes the futures that this thread requests; None once this completer is closed."""

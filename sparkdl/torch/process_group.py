@@ -12,16 +12,15 @@ import contextlib
 import os
 import sys
 from contextlib import contextmanager
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from sparkdl.errors import CommunicatorError
 from sparkdl.rendezvous.deadline import to_seconds
+from sparkdl.torch.batches import install_batches
 from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.movements import Exchanges, Messages, Movements
 from sparkdl.torch.reductions import Reductions
@@ -83,6 +82,8 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         self._timeout_s = timeout_s
         self._owns_communicator = owns_communicator
         self._accelerator = accelerator
+        if accelerator is not None:
+            install_batches()
         self._completer = FutureCompleter(f"sparkdl-futures-{communicator.name}", timeout_s=timeout_s)
         self._message_completer = FutureCompleter(
             f"sparkdl-messages-{communicator.name}", timeout_s=timeout_s, in_order=False
@@ -221,32 +222,19 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         works, self._coalesced = self._coalesced or [], None
         return joined(works, completer=self._completer)
 
-    def starts_together(self, operations: list[dist.P2POp]) -> bool:
-        """Whether some of these messages have to start together: NCCL sends a large one only once it is received."""
-        is_nccl = isinstance(self._accelerator, dist.ProcessGroup) or getattr(
-            self._accelerator, "starts_messages_together", False
-        )
-        return is_nccl and not all(each.tensor.is_cpu for each in operations)
+    @property
+    def starts_messages_together(self) -> bool:
+        """Whether messages on GPUs that belong together have to start together; see :mod:`sparkdl.torch.batches`."""
+        if isinstance(self._accelerator, dist.ProcessGroup):
+            return True
+        return getattr(self._accelerator, "starts_messages_together", False)
 
-    def start_together(self, operations: list[dist.P2POp]) -> list[dist.Work]:
-        """Start messages, all those of tensors on the GPU as one; return a work for these and one for each other."""
-        device = next(each.tensor.device for each in operations if not each.tensor.is_cpu)
-        works = []
-        self._start_coalescing(device)
-        try:
-            for each in operations:
-                work = each.op(each.tensor, each.peer, each.group, each.tag)
-                if each.tensor.is_cpu:
-                    works.append(work)
-        except BaseException:
-            if isinstance(self._accelerator, dist.ProcessGroup):
-                with contextlib.suppress(Exception):
-                    self._end_coalescing(device)  # NCCL has no other way out of a group
-            else:
-                self._accelerator.drop_coalesced()
-            raise
-        together = self._end_coalescing(device)
-        return works if together is None else [*works, together]
+    def drop_coalesced(self, device: torch.device) -> None:
+        """Forget the operations on a GPU since :meth:`_start_coalescing`."""
+        if isinstance(self._accelerator, dist.ProcessGroup):
+            self._accelerator._end_coalescing(device)  # NCCL has no other way out of a group
+        elif self._accelerator is not None:
+            self._accelerator.drop_coalesced()
 
     def _set_sequence_number_for_group(self) -> None:
         self._sequence_number = 0
@@ -256,34 +244,6 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
 
     def _has_hooks(self) -> bool:
         return False
-
-
-_torchs = dist.batch_isend_irecv
-_torchs_batch_isend_irecv = FunctionType(
-    _torchs.__code__, _torchs.__globals__, _torchs.__name__, _torchs.__defaults__, _torchs.__closure__
-)
-
-
-def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
-    """Torch's function of this name, which starts messages together in groups of torch's own class alone."""
-    if isinstance(p2p_op_list, list) and p2p_op_list and isinstance(p2p_op_list[0], dist.P2POp):
-        group = p2p_op_list[0].group
-        if isinstance(group, SparkdlProcessGroup) and group.starts_together(p2p_op_list):
-            distributed_c10d._check_p2p_op_list(p2p_op_list)
-            return group.start_together(p2p_op_list)
-    works: list[dist.Work] = _torchs_batch_isend_irecv(p2p_op_list)
-    return works
-
-
-def _forward(p2p_op_list):  # type: ignore[no-untyped-def]  # runs among the names of torch's module
-    import sys
-
-    return sys.modules["sparkdl.torch.process_group"].batch_isend_irecv(p2p_op_list)
-
-
-# Pipelines and rings call torch's function. Only its code is replaced, so that it stays the same object for programs
-# that have imported it and for torch.compile, which compares it.
-_torchs.__code__ = _forward.__code__
 
 
 def _leave_groups() -> None:

@@ -8,6 +8,7 @@ an asynchronous operation it covers the start only; the time spent in its ``wait
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
 from types import FunctionType
@@ -48,7 +49,7 @@ def recorded(name: str, argument: int = 0) -> Callable[[Method], Method]:
         def run(self: Any, *arguments: Any, **options: Any) -> Any:
             if not profiler._is_profiler_enabled:
                 return method(self, *arguments, **options)
-            with _RecordFunctionFast(event, _tensors_in(arguments[argument : argument + 1])):
+            with _RecordFunctionFast(event, tensors_in(arguments[argument : argument + 1])):
                 return method(self, *arguments, **options)
 
         return run  # type: ignore[return-value]  # it takes the same arguments
@@ -75,13 +76,19 @@ def _not_compiled(method: FunctionType) -> None:
         eval_frame.set_code_exec_strategy(method.__code__, eval_frame._FrameExecStrategy(skip, skip))
 
 
-def _tensors_in(argument: Any) -> list[torch.Tensor]:
+def tensors_in(argument: Any) -> list[torch.Tensor]:
     """The tensors of an argument, which may be in lists to any depth."""
     if isinstance(argument, torch.Tensor):
         return [argument]
     if isinstance(argument, list | tuple):
-        return [tensor for entry in argument for tensor in _tensors_in(entry)]
+        return [tensor for entry in argument for tensor in tensors_in(entry)]
     return []
+
+
+class Coalesced(threading.local):
+    """What a thread has coalesced since ``_start_coalescing``; None while it does not coalesce."""
+
+    items: list[Any] | None = None
 
 
 class Submission:

@@ -46,13 +46,13 @@ class UnawaitedWorks:
     def __init__(self) -> None:
         # Works are dropped anywhere, also by the garbage collector while the same thread holds this lock.
         self._lock = threading.RLock()
-        self._works: deque[CollectiveWork] = deque()
-        self._large: deque[tuple[CollectiveWork, int]] = deque()
+        self._works: deque[KeptWork | CollectiveWork] = deque()
+        self._large: deque[tuple[KeptWork | CollectiveWork, int]] = deque()
         self._num_bytes = 0
         self._is_releasing = False
         self._is_closed = False
 
-    def keep(self, work: CollectiveWork) -> None:
+    def keep(self, work: KeptWork | CollectiveWork) -> None:
         """Keep a work, and its outputs as long as there is room."""
         num_bytes = sum(output.nbytes for output in work.result())
         given_up = []
@@ -94,6 +94,39 @@ class UnawaitedWorks:
             self._works, self._large = deque(), deque()
         for each in kept:
             each.clear()
+
+
+class KeptWork(Work):
+    """A work of a backend for GPUs, whose Python object lives as long as C++ may call its methods.
+
+    Attributes:
+        is_awaited: whether ``wait`` has returned its result or error; the work can be dropped then.
+    """
+
+    def __init__(self, outputs: Sequence[torch.Tensor], unawaited: UnawaitedWorks) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+        self._unawaited = unawaited
+        self.is_awaited = False
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors; wait first."""
+        return self._outputs
+
+    def release(self) -> bool:
+        """Drop the outputs if the work is complete; return whether they were dropped."""
+        if not self.is_completed():
+            return False
+        self._outputs = []
+        return True
+
+    def synchronize(self) -> None:
+        """The same as ``wait``."""
+        self.wait()
+
+    def __del__(self) -> None:
+        if not self.is_awaited:
+            self._unawaited.keep(self)
 
 
 class CompletedWork(Work):

@@ -196,7 +196,7 @@ def process_set_of(mesh: DeviceMesh) -> ProcessSet:
         )
     own = sorted(dist.get_process_group_ranks(mesh.get_group()))
     everyone = torch.empty(dist.get_world_size(), len(own), dtype=torch.int64, device="cpu")
-    dist.all_gather_into_tensor(everyone, torch.tensor(own, device="cpu"))
+    dist.all_gather(list(everyone), torch.tensor(own, device="cpu"))
     current = session()
     found: ProcessSet | None = None
     for ranks in sorted({tuple(row) for row in everyone.tolist()}):

@@ -109,10 +109,12 @@ def check_cut(
     num_stages = ranks * per_rank
     blocks = blocks_in(module, parts)
     if len(blocks) < num_stages:
+        fewer = len(blocks) // per_rank
+        ways = [f"pipeline={fewer} or less"] if fewer else []
+        ways += ["a schedule with one stage per rank, such as '1f1b'"] if per_rank > 1 else []
         raise ParamError(
-            f"{len(blocks)} blocks cannot be cut into {num_stages} pipeline stages ({ranks} ranks, schedule "
-            f"{schedule!r}). Use at most {len(blocks) // per_rank} pipeline ranks, or a schedule with one stage per "
-            "rank, such as '1f1b'."
+            f"A model with {len(blocks)} blocks cannot be cut into {num_stages} pipeline stages ({ranks} ranks, "
+            f"schedule {schedule!r}). Use {' or '.join(ways) or 'a model with more blocks'}."
         )
     check_parameters(module, parts)
     check_between_parts(module, parts)

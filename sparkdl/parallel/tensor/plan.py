@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, cast
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, did_you_mean
 from sparkdl.parallel.tensor.checks import check_heads
 from sparkdl.parallel.tensor.experts import check_experts
 
@@ -188,10 +188,15 @@ def _matches(
             ):
                 continue  # a layer is a mixture or is not, and a model's plan names the parts of both kinds
             last = pattern.rpartition(".")[2]
-            like = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names if name.endswith(last)})[:3]
-            hint = f" Did you mean {', '.join(map(repr, like))}?" if like else ""
+            patterns = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names})
+            like = [each for each in patterns if each.endswith(last)][:3]
+            hint = (
+                f"Did you mean {', '.join(map(repr, like))}?"
+                if like
+                else did_you_mean(pattern, patterns, show=repr)
+            )
             raise ParamError(
-                f"The plan names the module {pattern!r}, which {type(module).__name__} does not have.{hint}"
+                f"The plan names the module {pattern!r}, which {type(module).__name__} does not have. {hint}".rstrip()
             )
         if style not in STYLES:
             raise ParamError(

@@ -84,7 +84,10 @@ def open_accelerator(
     if chosen is None:
         return None
     if backend == "auto" and chosen == "host" and communicator.rank == 0:
-        logger.warning("Ranks share a GPU, which NCCL refuses: CUDA tensors travel through host memory.")
+        logger.warning(
+            "Ranks share a GPU: CUDA tensors travel through host memory.%s",
+            " cuda='sparkdl' uses NCCL between them." if all(rank["may_share"] for rank in ranks) else "",
+        )
     if communicator.rank == 0:
         warn_of_wire(chosen, communicator.wire, communicator.topology.num_hosts)
     if chosen == "torch":

@@ -78,8 +78,10 @@ class GpuLane:
             return
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
-            yield int(self._side.cuda_stream)
-        self._keep(tensors)
+            try:
+                yield int(self._side.cuda_stream)
+            finally:
+                self._keep(tensors)
 
     @contextmanager
     def after(self, mark: torch.cuda.Event, tensors: Sequence[torch.Tensor]) -> Iterator[int]:

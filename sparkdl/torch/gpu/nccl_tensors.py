@@ -20,15 +20,13 @@ from torch._C._distributed_c10d import (
     ReduceOptions,
     ReduceScatterOptions,
     ScatterOptions,
-    Work,
 )
 
 from sparkdl.collective.buffers import DeviceArray
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import as_bytes, flatten, is_flat, reduction_of
-from sparkdl.torch.gpu.staged import Coalesced
-from sparkdl.torch.submission import as_list
-from sparkdl.torch.work import CompletedWork, seconds
+from sparkdl.torch.submission import Coalesced, as_list
+from sparkdl.torch.work import CompletedWork, KeptWork, UnawaitedWorks, seconds
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from sparkdl.torch.gpu.lanes import Lane
 
 
-class NcclWork(Work):
+class NcclWork(KeptWork):
     """A collective that is on a stream.
 
     As with torch's own NCCL, ``wait`` makes the caller's stream wait, not the host. If a collective fails on the GPU,
@@ -46,10 +44,15 @@ class NcclWork(Work):
     """
 
     def __init__(
-        self, outputs: Sequence[torch.Tensor], group: NcclGroup, handle: NcclHandle, lane: Lane, mark: Any
+        self,
+        outputs: Sequence[torch.Tensor],
+        unawaited: UnawaitedWorks,
+        group: NcclGroup,
+        handle: NcclHandle,
+        lane: Lane,
+        mark: Any,
     ) -> None:
-        super().__init__()
-        self._outputs = list(outputs)
+        super().__init__(outputs, unawaited)
         self._group = group
         self._handle = handle
         self._lane = lane
@@ -62,13 +65,10 @@ class NcclWork(Work):
         Raises:
             CommunicatorError: if the group has failed; the subclass says how.
         """
+        self.is_awaited = True
         self._group.check()
         self._lane.join(self._mark)
         return True
-
-    def synchronize(self) -> None:
-        """The same as ``wait``."""
-        self.wait()
 
     def is_completed(self) -> bool:
         """Whether the GPU has completed the collective, or the group has failed."""
@@ -81,10 +81,6 @@ class NcclWork(Work):
     def exception(self) -> SparkdlError | None:
         """The error of the group, or None."""
         return self._group.error()
-
-    def result(self) -> list[torch.Tensor]:
-        """The output tensors; wait first."""
-        return self._outputs
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the output tensors; the streams of its waiters wait as in ``wait``."""
@@ -122,11 +118,15 @@ class NcclTensors:
         timeout_s: default deadline of a collective, in seconds.
     """
 
+    starts_messages_together = True
+    """Whether messages of a batch have to start together, since one that is sent waits until it is received."""
+
     def __init__(self, group: NcclGroup, lane: Lane, *, timeout_s: float) -> None:
         self._group = group
         self._lane = lane
         self._timeout_s = timeout_s
         self._coalesced = Coalesced()
+        self._unawaited = UnawaitedWorks()
 
     @property
     def failure(self) -> CommunicatorError | None:
@@ -323,9 +323,7 @@ class NcclTensors:
     def shutdown(self) -> None:
         """Complete the collectives in progress and close the group."""
         self._group.close()
-
-    starts_messages_together = True
-    """Whether messages of a batch have to start together, since one that is sent waits until it is received."""
+        self._unawaited.close()
 
     def _start_coalescing(self, _: torch.device) -> None:
         self._coalesced.items = []
@@ -364,7 +362,7 @@ class NcclTensors:
             for finish in finishes:
                 finish()
             mark = self._lane.mark()
-        return NcclWork(outputs, self._group, handle, self._lane, mark)
+        return NcclWork(outputs, self._unawaited, self._group, handle, self._lane, mark)
 
     def _blocks(self, tensor: torch.Tensor, sizes: Sequence[int] | None) -> Tensors:
         world_size = self._group.world_size

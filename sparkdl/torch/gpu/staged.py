@@ -9,8 +9,10 @@ whenever their peer takes them: two ranks may both send before they receive, and
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +20,12 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
-from sparkdl.torch.work import seconds
+from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.torch.futures import FutureCompleter
+from sparkdl.torch.submission import Coalesced, tensors_in
+from sparkdl.torch.work import KeptWork, seconds
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from sparkdl.torch.gpu.lanes import Lane
     from sparkdl.torch.process_group import SparkdlProcessGroup
 
@@ -31,34 +34,23 @@ Nested = Any
 """A tensor, or lists of them to any depth, as c10d's methods take them."""
 
 
-class StagedWork(Work):
+class StagedWork(KeptWork):
     """A collective in progress in host memory.
 
     ``wait`` makes the host wait until the collective is over, and the caller's stream until its results are copied.
     """
 
-    def __init__(self, outputs: Sequence[torch.Tensor], lane: Lane) -> None:
-        super().__init__()
-        self._outputs = list(outputs)
+    def __init__(self, outputs: Sequence[torch.Tensor], lane: Lane, completer: FutureCompleter) -> None:
+        super().__init__(outputs, completer.unawaited)
         self._lane = lane
+        self._completer = completer
         self._over = threading.Event()
         self._mark: Any = None
         self._failure: Exception | None = None
-        self._source = lane.new_future()
-
-        def outputs_or_failure(_: torch.futures.Future[Any]) -> list[torch.Tensor]:
-            self.wait()
-            return self._outputs
-
-        # Only a callback of `then` can give waiters in C++ an error.
-        self._future = self._source.then(outputs_or_failure)
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def end(self, mark: Any, failure: Exception | None) -> None:
         """Record the end of the collective: with a mark after the copies, or with a failure."""
-        self._record(mark, failure)
-        self._source.set_result(None)
-
-    def _record(self, mark: Any, failure: Exception | None) -> None:
         self._mark, self._failure = mark, failure
         self._over.set()
 
@@ -68,19 +60,18 @@ class StagedWork(Work):
         Raises:
             CommunicatorError: if the collective failed; the subclass says how.
         """
-        timeout_s = seconds(timeout)
-        if not self._over.wait(timeout_s):
+        return self._wait(Deadline(seconds(timeout) or math.inf))
+
+    def _wait(self, deadline: Deadline) -> bool:
+        if not self._over.wait(_none_if_endless(deadline)):
             raise CommunicatorTimeoutError(
-                f"the collective is not over after {timeout_s:g} s; it continues and can be waited for again"
+                f"the operation is not over after {deadline.timeout_s:g} s; it continues and can be waited for again"
             )
+        self.is_awaited = True
         if self._failure is not None:
             raise self._failure
         self._lane.join(self._mark)
         return True
-
-    def synchronize(self) -> None:
-        """The same as ``wait``."""
-        self.wait()
 
     def is_completed(self) -> bool:
         """Whether the collective is over, successfully or not."""
@@ -94,34 +85,52 @@ class StagedWork(Work):
         """The collective's error once it has failed, else None."""
         return self._failure
 
-    def result(self) -> list[torch.Tensor]:
-        """The output tensors; wait first."""
-        return self._outputs
-
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the output tensors, or of the error."""
+        """A future of the output tensors, or of the error; see :class:`~sparkdl.torch.futures.FutureCompleter`."""
+        if self._future is None:
+            self._future = self._completer.future_of(self, self._lane.new_future())
         return self._future
 
 
 class StagedMessage(StagedWork):
     """A message in progress in host memory, which any thread may finish once its host work is complete."""
 
-    def __init__(self, outputs: Sequence[torch.Tensor], lane: Lane, finish: Callable[[Work], Any]) -> None:
-        super().__init__(outputs, lane)
+    def __init__(
+        self,
+        outputs: Sequence[torch.Tensor],
+        lane: Lane,
+        completer: FutureCompleter,
+        finish: Callable[[Any], Any],
+    ) -> None:
+        super().__init__(outputs, lane, completer)
         self._is_started = threading.Event()
         self._host_work: Any = None
         self._finishing = threading.Lock()
-        self._finish: Callable[[Work], Any] | None = finish
+        self._finish: Callable[[Any], Any] | None = finish
+        self._noting = threading.Lock()
+        self._actions: list[Callable[[], None]] = []
 
-    def started(self, host_work: Work) -> None:
+    def started(self, host_work: Any) -> None:
         """Record the host work of the message."""
         self._host_work = host_work
         self._is_started.set()
 
     def end(self, mark: Any, failure: Exception | None) -> None:
-        """Record the end of a message that could not start."""
-        self._is_started.set()  # before callbacks, which wait
-        super().end(mark, failure)
+        """Record the end of the message, which may not have started."""
+        with self._noting:
+            super().end(mark, failure)
+            actions, self._actions = self._actions, []
+        self._is_started.set()
+        for action in actions:
+            action()
+
+    def when_done(self, action: Callable[[], None]) -> None:
+        """Call ``action``, on any thread, as soon as the message is over; it must return at once."""
+        with self._noting:
+            if not self._over.is_set():
+                self._actions.append(action)
+                return
+        action()
 
     def finish(self) -> None:
         """Copy the received tensors to the device, after the host work; once."""
@@ -134,24 +143,23 @@ class StagedMessage(StagedWork):
             except Exception as error:
                 mark, failure = None, error
             self._host_work = None  # which holds the host's tensors
-            self._record(mark, failure)
-        self._source.set_result(None)  # callbacks may wait for other messages
+            self.end(mark, failure)
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """See :class:`StagedWork`; this thread finishes the message if no other one has done so."""
-        if not self._is_started.wait(seconds(timeout)):
-            raise CommunicatorTimeoutError(
-                f"the message has not started after {seconds(timeout):g} s; it continues and can be waited for again"
-            )
-        host_work = self._host_work
-        if host_work is not None:
+    def _wait(self, deadline: Deadline) -> bool:
+        """This thread finishes the message if no other one has done so."""
+        if self._is_started.wait(_none_if_endless(deadline)) and (host_work := self._host_work) is not None:
+            left_s = _none_if_endless(deadline)
             try:
-                host_work.wait(timeout)
+                host_work.wait(None if left_s is None else timedelta(seconds=left_s))
             except Exception:
                 if not host_work.is_completed():  # only this wait has timed out
                     raise
             self.finish()
-        return super().wait(timeout)
+        return super()._wait(deadline)
+
+
+def _none_if_endless(deadline: Deadline) -> float | None:
+    return None if deadline.timeout_s == math.inf else deadline.remaining_s()
 
 
 class StagedWorks(Work):
@@ -201,27 +209,28 @@ class _Worker:
 
     def __init__(self, name: str) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._putting = threading.Lock()
+        self._is_ended = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def put(self, task: Callable[[], None]) -> None:
-        self._queue.put(task)
+        with self._putting:
+            if self._is_ended:
+                raise CommunicatorError("the process group is closed")
+            self._queue.put(task)
 
     def end(self) -> None:
         """Carry out what was given and end the thread. May be called again."""
-        self._queue.put(None)
+        with self._putting:
+            self._is_ended = True
+            self._queue.put(None)
         self._thread.join()
 
     def _work(self) -> None:
         while (task := self._queue.get()) is not None:
             task()
             del task  # it holds tensors
-
-
-class Coalesced(threading.local):
-    """What a thread has coalesced since ``_start_coalescing``; None while it does not coalesce."""
-
-    items: list[Any] | None = None
 
 
 def _staged(
@@ -264,6 +273,11 @@ class StagedTensors:
         self._collectives = _Worker(f"sparkdl-staging-{name}")
         self._starts = _Worker(f"sparkdl-sending-{name}")
         self._finishes = _Worker(f"sparkdl-arriving-{name}")
+        timeout_s = host_group.timeout_s
+        self._completer = FutureCompleter(f"sparkdl-staged-futures-{name}", timeout_s=timeout_s)
+        self._message_completer = FutureCompleter(
+            f"sparkdl-staged-messages-{name}", timeout_s=timeout_s, in_order=False
+        )
 
     allreduce = _staged("allreduce", reads=[0], writes=[0])
     allreduce_coalesced = _staged("allreduce_coalesced", reads=[0], writes=[0])
@@ -300,6 +314,8 @@ class StagedTensors:
         self._end_threads()
         self._host_group.shutdown()
         self._finishes.end()
+        for completer in (self._completer, self._message_completer):
+            completer.close(self._host_group.timeout_s)
 
     def _end_threads(self) -> None:
         """Complete the collectives in progress and start all messages. May be called again."""
@@ -316,8 +332,8 @@ class StagedTensors:
     ) -> StagedWork:
         twins: dict[int, torch.Tensor] = {}
         given = [tensor for argument in arguments for tensor in tensors_in(argument)]
-        read = [tensor for place in reads for tensor in tensors_in(arguments[place])]
-        written = [tensor for place in writes for tensor in tensors_in(arguments[place])]
+        read = [tensor for position in reads for tensor in tensors_in(arguments[position])]
+        written = [tensor for position in writes for tensor in tensors_in(arguments[position])]
         with self._lane.beside(given, asynchronous=True):
             for tensor in given:
                 twins[id(tensor)] = self._lane.host_twin(tensor)
@@ -345,7 +361,7 @@ class StagedTensors:
         self, outputs: Sequence[torch.Tensor], arguments: Sequence[Any], communicate: Callable[[], Any]
     ) -> StagedWork:
         """Have a thread call ``communicate``, which returns a mark after its work on the lane's stream."""
-        work = StagedWork(outputs, self._lane)
+        work = StagedWork(outputs, self._lane, self._completer)
         self._note(work)
 
         def carry_out() -> None:
@@ -374,7 +390,7 @@ class StagedTensors:
                 self._fail(error)
                 raise
 
-        message = StagedMessage(outputs, self._lane, finish_or_fail)
+        message = StagedMessage(outputs, self._lane, self._message_completer, finish_or_fail)
         self._note(message)
 
         def carry_out() -> None:
@@ -397,15 +413,6 @@ class StagedTensors:
     def _fail(self, error: Exception) -> None:
         if self.failure is None and isinstance(error, CommunicatorError):
             self.failure = error
-
-
-def tensors_in(argument: Nested) -> list[torch.Tensor]:
-    """The tensors of an argument, in order; empty if it has none."""
-    if isinstance(argument, torch.Tensor):
-        return [argument]
-    if isinstance(argument, list | tuple):
-        return [tensor for entry in argument for tensor in tensors_in(entry)]
-    return []
 
 
 def with_twins(argument: Nested, twins: dict[int, torch.Tensor]) -> Nested:

@@ -262,6 +262,24 @@ def check_callback_of_a_message_may_wait_for_another(scene: Scene) -> None:
     torch.testing.assert_close(second, scene.tensor_of(0))
 
 
+def check_callback_of_a_collective_may_wait_for_a_later_one(scene: Scene) -> None:
+    first, second = scene.mine(), scene.mine()
+    future = scene.group.allreduce([first]).get_future()
+    assert future.then(lambda _: scene.group.allreduce([second]).wait()).wait()
+    torch.testing.assert_close(second, scene.everyones().sum(0))
+
+
+def check_dropped_works_live_on_for_those_who_wait_in_cplusplus(scene: Scene) -> None:
+    tensor = scene.mine()
+    work = scene.group.allreduce([tensor])
+    reference = weakref.ref(work)
+    del work
+    gc.collect()
+    assert reference() is not None
+    assert reference().wait()
+    torch.testing.assert_close(tensor, scene.everyones().sum(0))
+
+
 def check_message_that_cannot_start_fails_its_work_and_its_future(scene: Scene) -> None:
     if not isinstance(scene.group, StagedTensors):
         return  # NCCL sends a message to the own rank

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import sparkdl.torch
+from sparkdl.torch.batches import install_batches
 from sparkdl.torch.work import CompletedWork
 from tests.checks import Outcomes, checks_in, outcome_of
 from tests.run_ranks import RankEnvironment
@@ -49,6 +50,13 @@ class Recorder:
         pass
 
 
+def record() -> Recorder:
+    """Give the default group an accelerator that notes what is called."""
+    recorder = dist.group.WORLD._accelerator = Recorder()
+    install_batches()  # as a group does that is made with an accelerator
+    return recorder
+
+
 def batch() -> tuple[list[dist.P2POp], torch.Tensor]:
     other, received = 1 - dist.get_rank(), torch.zeros(3)
     on_gpu = torch.zeros(3, device="meta")
@@ -61,7 +69,7 @@ def batch() -> tuple[list[dist.P2POp], torch.Tensor]:
 
 
 def check_messages_of_gpu_tensors_start_together_and_all_works_are_returned() -> None:
-    recorder = dist.group.WORLD._accelerator = Recorder()
+    recorder = record()
     other = 1 - dist.get_rank()
     operations, received = batch()
     works = dist.batch_isend_irecv(operations)
@@ -73,7 +81,7 @@ def check_messages_of_gpu_tensors_start_together_and_all_works_are_returned() ->
 
 
 def check_group_works_on_after_an_error_in_a_batch() -> None:
-    recorder = dist.group.WORLD._accelerator = Recorder()
+    recorder = record()
     recorder.refuses = True
     with pytest.raises(MemoryError):
         dist.batch_isend_irecv(batch()[0][1:])
@@ -81,6 +89,26 @@ def check_group_works_on_after_an_error_in_a_batch() -> None:
     total = torch.ones(3)
     dist.all_reduce(total)
     assert total.tolist() == [float(SIZE)] * 3
+
+
+def check_a_function_that_another_library_has_wrapped_is_wrapped_again() -> None:
+    calls, original = [], dist.batch_isend_irecv
+
+    def wrapper(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+        calls.append(len(p2p_op_list))
+        return original(p2p_op_list)
+
+    dist.batch_isend_irecv = wrapper
+    try:
+        install_batches()
+        install_batches()
+        dist.group.WORLD._accelerator = Recorder()
+        assert len(dist.batch_isend_irecv(batch()[0][1:2])) == 1
+        with pytest.raises(ValueError, match="p2p_op_list"):
+            dist.batch_isend_irecv([3])
+        assert calls == [1]
+    finally:
+        dist.batch_isend_irecv = dist.distributed_c10d.batch_isend_irecv = original
 
 
 def check_torchs_function_is_the_same_object_and_keeps_its_errors() -> None:

@@ -1,0 +1,83 @@
+"""Batches of messages whose tensors are on GPUs: they start together.
+
+torch starts the messages of ``batch_isend_irecv`` together only in groups of its own class. One after the other, NCCL
+sends a large message only once it is received: two ranks that both send first, as pipelines and rings do, would wait
+for each other for ever. The first process group with a backend for GPUs therefore installs a function that does so for
+sparkdl's groups, too. Runs on the *rank*.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkdl.torch.process_group import SparkdlProcessGroup
+
+_MARK = "_is_sparkdls"
+"""Attribute of the installed function."""
+
+
+def install_batches() -> None:
+    """Let ``torch.distributed.batch_isend_irecv`` start messages on GPUs together in sparkdl's groups; once.
+
+    Only the code of torch's function is replaced, so that it stays the same object for programs that have imported it,
+    for pickle, and for torch.compile, which compares it. If another library has wrapped it, the wrapper is wrapped.
+    """
+    found: Any = dist.batch_isend_irecv
+    if hasattr(found, _MARK):
+        return
+    if isinstance(found, FunctionType) and not found.__code__.co_freevars:
+        original = FunctionType(found.__code__, found.__globals__, found.__name__, found.__defaults__)
+        setattr(found, _MARK, True)
+        found.__globals__["_sparkdl_batch_isend_irecv"] = partial(_batch_isend_irecv, original)
+        found.__code__ = _forward.__code__
+        return
+
+    def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+        return _batch_isend_irecv(found, p2p_op_list)
+
+    setattr(batch_isend_irecv, _MARK, True)
+    dist.batch_isend_irecv = distributed_c10d.batch_isend_irecv = batch_isend_irecv
+
+
+def _forward(p2p_op_list):  # type: ignore[no-untyped-def]  # runs among the names of torch's module
+    return _sparkdl_batch_isend_irecv(p2p_op_list)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _batch_isend_irecv(
+    original: Callable[..., list[dist.Work]], p2p_op_list: list[dist.P2POp]
+) -> list[dist.Work]:
+    if isinstance(p2p_op_list, list) and p2p_op_list and isinstance(p2p_op_list[0], dist.P2POp):
+        group: Any = p2p_op_list[0].group
+        if getattr(group, "starts_messages_together", False) and not all(
+            each.tensor.is_cpu for each in p2p_op_list
+        ):
+            distributed_c10d._check_p2p_op_list(p2p_op_list)
+            return _start_together(group, p2p_op_list)
+    return original(p2p_op_list)
+
+
+def _start_together(group: SparkdlProcessGroup, operations: list[dist.P2POp]) -> list[dist.Work]:
+    """Start all messages of tensors on the GPU as one; return a work for these and one for each other message."""
+    device = next(each.tensor.device for each in operations if not each.tensor.is_cpu)
+    works = []
+    group._start_coalescing(device)
+    try:
+        for each in operations:
+            work = each.op(each.tensor, each.peer, each.group, each.tag)
+            if each.tensor.is_cpu:
+                works.append(work)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            group.drop_coalesced(device)
+        raise
+    together = group._end_coalescing(device)
+    return works if together is None else [*works, together]

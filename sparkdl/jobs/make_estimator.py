@@ -6,13 +6,13 @@ The size is the memory that the model and its optimizer take on a rank. Computin
 from __future__ import annotations
 
 import copy
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from sparkdl import estimators
 from sparkdl.errors import JobFileError, ParamError
 from sparkdl.jobs.imports import call_named, named_object
 from sparkdl.networks.initial_weights import seeded
@@ -40,7 +40,7 @@ def make_estimator(job: Job) -> Any:
     Raises:
         JobFileError: if a Param or the model is not valid; names file, line and Param.
     """
-    estimator = getattr(importlib.import_module("sparkdl.estimators"), job.estimator)()
+    estimator = getattr(estimators, job.estimator)()
     for name, entry in job.params.items():
         _set(estimator, name, entry)
     if not isinstance(job.model.value, str):

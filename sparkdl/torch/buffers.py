@@ -40,7 +40,7 @@ _BITWISE_OPS: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
 }
 
 
-_TELLS_OF_ITSELF = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+_EXPORTS_ADDRESS = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 """Whether the native communicator can read a tensor's address by itself (torch 2.10 and later)."""
 
 
@@ -131,7 +131,7 @@ def reducible(tensor: torch.Tensor, op: str) -> torch.Tensor:
 
 def export(tensor: torch.Tensor) -> Any:
     """The tensor as the type of array that a communicator accepts fastest, over the same memory."""
-    return tensor if _TELLS_OF_ITSELF or tensor.dtype == torch.bfloat16 else tensor.numpy()
+    return tensor if _EXPORTS_ADDRESS or tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def is_flat(tensor: torch.Tensor) -> bool:

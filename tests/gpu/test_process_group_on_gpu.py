@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 
 ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 BACKENDS = ("auto", "torch", "sparkdl", "host")
-OWN_ROADS: list[Any] = [
+OWN_BACKENDS: list[Any] = [
     ("sparkdl", 1),
     pytest.param("sparkdl", 2, marks=needs_nccl_over(2)),
     # On two simulated hosts: two ranks and one, and two each.
@@ -36,9 +36,9 @@ OWN_ROADS: list[Any] = [
     pytest.param("hierarchical", 4, marks=needs_nccl_over(4)),
     ("host", 2),
 ]
-own_roads = pytest.mark.parametrize(("backend", "world_size"), OWN_ROADS)
-all_roads = pytest.mark.parametrize(
-    ("backend", "world_size"), [*OWN_ROADS, ("auto", 1), pytest.param("auto", 2, marks=needs_two_gpus)]
+own_backends = pytest.mark.parametrize(("backend", "world_size"), OWN_BACKENDS)
+all_backends = pytest.mark.parametrize(
+    ("backend", "world_size"), [*OWN_BACKENDS, ("auto", 1), pytest.param("auto", 2, marks=needs_two_gpus)]
 )
 
 
@@ -87,14 +87,14 @@ def checked(backend: str, world_size: int) -> list[dict[str, str | None]]:
 @pytest.mark.parametrize(
     ("backend", "world_size"),
     # NCCL refuses ranks that share a GPU inside a host, but not two hosts of one rank each that share one.
-    [*OWN_ROADS, pytest.param("hierarchical", 2, id="one-rank-per-host"), ("host", 1)],
+    [*OWN_BACKENDS, pytest.param("hierarchical", 2, id="one-rank-per-host"), ("host", 1)],
 )
 def test_own_cuda_backend_passes_each_check(backend: str, world_size: int, check: str) -> None:
     for outcome in checked(backend, world_size):
         assert outcome[check] is None, outcome[check]
 
 
-@own_roads
+@own_backends
 def test_collective_returns_while_the_gpu_is_busy_and_keeps_the_streams_order(
     backend: str, world_size: int
 ) -> None:
@@ -103,12 +103,12 @@ def test_collective_returns_while_the_gpu_is_busy_and_keeps_the_streams_order(
         assert value == world_size * (world_size + 1)
 
 
-@all_roads
+@all_backends
 def test_batch_of_large_messages_that_begins_with_the_sends_arrives(backend: str, world_size: int) -> None:
     assert all(run_backend(world_size, exchange, backend))
 
 
-@all_roads
+@all_backends
 def test_data_parallel_keeps_the_ranks_weights_equal(backend: str, world_size: int) -> None:
     first, *others = run_backend(world_size, train_data_parallel, backend)
     assert all(weights == first for weights in others)

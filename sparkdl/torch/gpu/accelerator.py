@@ -97,8 +97,10 @@ def open_accelerator(
         group = open_nccl_group(communicator, gpu=device.index, timeout_s=timeout_s)
         return NcclTensors(group, GpuLane(device), timeout_s=timeout_s)
     if chosen == "hierarchical":
-        return divide(communicator, rendezvous, store, GpuLane(device), timeout_s, gpu=device.index)
-    return stage(communicator, rendezvous, store, GpuLane(device), timeout_s)
+        return open_hierarchical(
+            communicator, rendezvous, store, GpuLane(device), timeout_s, gpu=device.index
+        )
+    return open_staged(communicator, rendezvous, store, GpuLane(device), timeout_s)
 
 
 def choose_cuda_backend(
@@ -158,7 +160,7 @@ def warn_of_wire(backend: str, wire: str, num_hosts: int) -> None:
         )
 
 
-def stage(
+def open_staged(
     communicator: Communicator, rendezvous: Rendezvous, store: Store, lane: Any, timeout_s: float
 ) -> StagedTensors:
     """Open the backend that goes through host memory."""
@@ -166,7 +168,7 @@ def stage(
     return StagedTensors(host_group, lane, communicator.name)
 
 
-def divide(
+def open_hierarchical(
     communicator: Communicator,
     rendezvous: Rendezvous,
     store: Store,

@@ -209,10 +209,10 @@ class HierarchicalSteps:
     ) -> torch.Tensor:
         """Reduce blocks, shape ``(world_size, n)``, and return this rank's; hosts must have equally many ranks."""
         assert self._across is not None, "every rank carries a part where hosts are even"
-        by_place = blocks[self._order]
-        own = self._own_rows(by_place)
+        by_position = blocks[self._order]
+        own = self._own_rows(by_position)
         batch = self._inside.batch().reduce_scatter(
-            described(by_place), described(own), op=op, prescale=prescale
+            described(by_position), described(own), op=op, prescale=prescale
         )
         self._run(batch, stream, deadline).wait(deadline.remaining_s())
         return self._across.reduce_scatter(own, op, deadline)
@@ -222,11 +222,11 @@ class HierarchicalSteps:
     ) -> None:
         """Gather the ranks' blocks in ``blocks``, shape ``(world_size, n)``; hosts must have equally many ranks."""
         assert self._across is not None, "every rank carries a part where hosts are even"
-        by_place = torch.empty_like(blocks)
-        own = self._own_rows(by_place)
+        by_position = torch.empty_like(blocks)
+        own = self._own_rows(by_position)
         self._across.allgather(block, own, deadline)
-        self._run(self._inside.batch().allgather(described(own), described(by_place)), stream, deadline)
-        blocks[self._order] = by_place
+        self._run(self._inside.batch().allgather(described(own), described(by_position)), stream, deadline)
+        blocks[self._order] = by_position
 
     def _reduce_inside(self, piece: torch.Tensor, parts: FlatTensors, op: str, prescale: float) -> NcclBatch:
         """Reduce each part to the rank of this host that carries it."""
@@ -253,9 +253,9 @@ class HierarchicalSteps:
         num_ranks = self._inside.world_size
         return self._num_parts == num_ranks and piece.numel() % num_ranks == 0
 
-    def _own_rows(self, by_place: torch.Tensor) -> torch.Tensor:
+    def _own_rows(self, by_position: torch.Tensor) -> torch.Tensor:
         """The blocks for this local rank, one-dimensional, of blocks ordered by local rank and host."""
-        return by_place.view(self._inside.world_size, -1)[self._inside.rank]
+        return by_position.view(self._inside.world_size, -1)[self._inside.rank]
 
     def _pieces_of(self, flat: torch.Tensor) -> FlatTensors:
         return flat.split(self._num_parts * (_PART_BYTES // flat.element_size())) if flat.numel() else []

@@ -27,7 +27,7 @@ from sparkdl.collective.nccl.opening import open_nccl_group
 from sparkdl.errors import CommunicatorAbortedError, ParamError
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.torch import RendezvousStore
-from sparkdl.torch.gpu.accelerator import divide, stage
+from sparkdl.torch.gpu.accelerator import open_hierarchical, open_staged
 from sparkdl.torch.gpu.lanes import Lane
 from sparkdl.torch.gpu.nccl_tensors import NcclTensors
 from sparkdl.torch.gpu.staged import StagedTensors
@@ -368,9 +368,9 @@ def run_checks(
             group: Any = NcclTensors(nccl, lane, timeout_s=TIMEOUT_S)
         elif backend == "hierarchical":
             gpu = device.index or 0
-            group = divide(communicator, environment.rendezvous, store, lane, TIMEOUT_S, gpu=gpu)
+            group = open_hierarchical(communicator, environment.rendezvous, store, lane, TIMEOUT_S, gpu=gpu)
         else:
-            group = stage(communicator, environment.rendezvous, store, lane, TIMEOUT_S)
+            group = open_staged(communicator, environment.rendezvous, store, lane, TIMEOUT_S)
         scene = Scene(group, communicator)
         outcomes = {name: outcome_of(partial(check, scene), scene.rank) for name, check in CHECKS.items()}
         group.shutdown()

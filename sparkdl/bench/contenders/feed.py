@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -306,10 +307,10 @@ def feed_trial(session: Session, contender: str, case: Mapping[str, Any]) -> Fee
 
 def _import_readers() -> None:
     """Import the libraries of all contenders in every process, so that they do not count as memory of reading."""
-    with suppress(ModuleNotFoundError):
-        pass  # prepares Petastorm's import
-    with suppress(ModuleNotFoundError):
-        import petastorm.pytorch  # noqa: F401
+    import_module("sparkdl.training.feed_dataset")
+    for name in ("sparkdl.data.petastorm.reader", "petastorm.pytorch"):
+        with suppress(ModuleNotFoundError):
+            import_module(name)
 
 
 def _make_training() -> Any:

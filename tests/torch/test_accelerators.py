@@ -72,14 +72,33 @@ def test_batch_of_messages(check: str, batches: Outcomes) -> None:
     assert batches[check] is None, batches[check]
 
 
-@pytest.fixture(scope="module")
-def delegated() -> Outcomes:
-    return first_failures(run_ranks(delegated_checks.SIZE, delegated_checks.run_on_rank, timeout_s=120.0))
+@cache
+def delegated(backend: str) -> Outcomes:
+    with TemporaryDirectory() as folder:
+        variables = (
+            stand_in_variables(Path(folder), CUDA_STAND_IN_ALL_MEMORY="1") if backend == "NCCL" else {}
+        )
+        return first_failures(
+            run_ranks(
+                delegated_checks.SIZE,
+                delegated_checks.run_on_rank,
+                backend,
+                timeout_s=120.0,
+                variables=variables,
+            )
+        )
 
 
-@pytest.mark.parametrize("check", checks_in(delegated_checks.__name__))
-def test_torchs_own_group_carries_out(check: str, delegated: Outcomes) -> None:
-    assert delegated[check] is None, delegated[check]
+@pytest.mark.parametrize(
+    ("backend", "check"),
+    [
+        (backend, check)
+        for backend in ("gloo", "NCCL", "host memory")
+        for check in delegated_checks.checks_of(backend)
+    ],
+)
+def test_functions_of_torch_distributed_reach_the_accelerator(backend: str, check: str) -> None:
+    assert delegated(backend)[check] is None, delegated(backend)[check]
 
 
 @pytest.mark.parametrize(

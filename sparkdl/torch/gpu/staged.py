@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import SimpleQueue
@@ -363,15 +364,18 @@ class StagedTensors:
         """Have a thread call ``communicate``, which returns a mark after its work on the lane's stream."""
         work = StagedWork(outputs, self._lane, self._completer)
         self._note(work)
+        # A work that its caller drops before anything has waited for it must get to `UnawaitedWorks` then.
+        reference = weakref.ref(work)
 
         def carry_out() -> None:
+            mark, failure = None, None
             try:
                 mark = communicate()
             except Exception as error:
                 self._fail(error)
-                work.end(None, error)
-            else:
-                work.end(mark, None)
+                failure = error
+            if (kept := reference()) is not None:
+                kept.end(mark, failure)
 
         self._collectives.put(carry_out)
         if not all(getattr(argument, "asyncOp", True) for argument in arguments):

@@ -1,27 +1,41 @@
-"""Collectives of CUDA tensors that torch's own group carries out, on two ranks: Gloo and CPU tensors stand for NCCL.
+"""Collectives of CUDA tensors by the functions of torch.distributed, on two ranks, with CPU tensors.
 
-The methods of torch's group take options of their own types alone, unlike those of sparkdl's backends.
+They go to torch's own group over Gloo, whose methods take options of their own types alone, to NCCL's stand-in, or
+through host memory. Batches for NCCL need tensors that are not on the CPU: see :mod:`tests.torch.scenes.batch_checks`.
 """
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import sparkdl.torch
+from sparkdl.collective.nccl.opening import open_nccl_group
 from sparkdl.torch import RendezvousStore
+from sparkdl.torch.gpu.accelerator import open_staged
+from sparkdl.torch.gpu.nccl_tensors import NcclTensors
 from sparkdl.torch.process_group import SparkdlProcessGroup
 from tests.checks import Outcomes, checks_in, outcome_of
 from tests.run_ranks import RankEnvironment
+from tests.torch.scenes.host_lane import HostLane
 
 SIZE = 2
 TIMEOUT_S = 20.0
 CPU = torch.device("cpu")
+
+
+def checks_of(backend: str) -> list[str]:
+    names = checks_in(__name__)
+    return [
+        name for name in names if backend != "NCCL" or name != check_messages_alone_and_in_batches.__name__
+    ]
 
 
 def mine(*shape: int) -> torch.Tensor:
@@ -109,6 +123,28 @@ def check_data_parallel_training() -> None:
     assert module.module.weight.grad.tolist() == [[1.5] * 3]
 
 
+def check_callbacks_of_a_communication_hook_start_collectives() -> None:
+    torch.manual_seed(0)
+    module = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
+    module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for _ in range(4):
+        module(mine(2, 64)).sum().backward()
+    gradients = [torch.zeros(64, 64) for _ in range(SIZE)]
+    dist.all_gather(gradients, module.module.weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def check_ranks_with_more_rows_continue_under_join() -> None:
+    torch.manual_seed(0)
+    module = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+    with module.join(divide_by_initial_world_size=False):
+        for _ in range(dist.get_rank() + 1):
+            module.zero_grad()
+            module(mine(1, 3)).backward()
+    assert module.module.weight.grad.tolist() == [[2.0] * 3] if dist.get_rank() == 1 else True
+
+
 class _Delegating(SparkdlProcessGroup):
     """The group that torch sees, with all tensors for its accelerator."""
 
@@ -119,20 +155,27 @@ class _Delegating(SparkdlProcessGroup):
         """The fast path is for CPU tensors."""
 
 
-def run_on_rank(environment: RankEnvironment) -> Outcomes:
+def run_on_rank(environment: RankEnvironment, backend: str) -> Outcomes:
     torch.set_num_threads(1)
     with environment.communicator() as communicator:
         sparkdl.torch.init_process_group(communicator, timeout_s=TIMEOUT_S)
         group = dist.group.WORLD
         store = RendezvousStore(environment.rendezvous, timeout_s=TIMEOUT_S)
-        gloo = dist.ProcessGroupGloo(
-            dist.PrefixStore("gloo/", store), environment.rank, SIZE, timedelta(seconds=TIMEOUT_S)
-        )
-        torchs = dist.ProcessGroup(store, environment.rank, SIZE)
-        torchs._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
-        torchs._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        group._accelerator = torchs
+        if backend == "gloo":
+            gloo = dist.ProcessGroupGloo(
+                dist.PrefixStore("gloo/", store), environment.rank, SIZE, timedelta(seconds=TIMEOUT_S)
+            )
+            accelerator: Any = dist.ProcessGroup(store, environment.rank, SIZE)
+            accelerator._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
+            accelerator._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        elif backend == "NCCL":
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
+            nccl = open_nccl_group(communicator, gpu=0, timeout_s=TIMEOUT_S)
+            accelerator = NcclTensors(nccl, HostLane(), timeout_s=TIMEOUT_S)
+        else:
+            accelerator = open_staged(communicator, environment.rendezvous, store, HostLane(), TIMEOUT_S)
+        group._accelerator = accelerator
         group.__class__ = _Delegating
-        outcomes = {name: outcome_of(globals()[name], communicator.rank) for name in checks_in(__name__)}
+        outcomes = {name: outcome_of(globals()[name], communicator.rank) for name in checks_of(backend)}
         sparkdl.torch.destroy_process_group()
     return outcomes

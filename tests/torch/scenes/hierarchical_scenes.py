@@ -11,7 +11,7 @@ import torch
 from sparkdl.collective import Communicator
 from sparkdl.collective.buffers import DeviceArray
 from sparkdl.torch import RendezvousStore
-from sparkdl.torch.gpu.accelerator import divide
+from sparkdl.torch.gpu.accelerator import open_hierarchical
 from sparkdl.torch.gpu.hierarchical import HierarchicalTensors
 from tests.collective.scenes.failure_scenes import LONG_S, Outcome, error_of
 from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support
@@ -144,7 +144,7 @@ def open_group(
     environment: RankEnvironment, communicator: Communicator, timeout_s: float = LONG_S
 ) -> HierarchicalTensors:
     store = RendezvousStore(environment.rendezvous, timeout_s=LONG_S)
-    return divide(communicator, environment.rendezvous, store, HostLane(), timeout_s, gpu=0)
+    return open_hierarchical(communicator, environment.rendezvous, store, HostLane(), timeout_s, gpu=0)
 
 
 def add_up(group: HierarchicalTensors, count: int) -> None:

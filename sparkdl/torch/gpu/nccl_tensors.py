@@ -54,7 +54,7 @@ class NcclWork(KeptWork):
     ) -> None:
         super().__init__(outputs, unawaited)
         self._group = group
-        self._handle = handle
+        self._handle: NcclHandle | None = handle  # it keeps the inputs, too; None once they are released
         self._lane = lane
         self._mark = mark
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
@@ -72,11 +72,18 @@ class NcclWork(KeptWork):
 
     def is_completed(self) -> bool:
         """Whether the GPU has completed the collective, or the group has failed."""
-        return self.exception() is not None or self._handle.done()
+        return self._handle is None or self.exception() is not None or self._handle.done()
 
     def is_success(self) -> bool:
         """Whether the GPU has completed the collective and the group has not failed."""
-        return self.exception() is None and self._handle.done()
+        return self.exception() is None and (self._handle is None or self._handle.done())
+
+    def release(self) -> bool:
+        """Drop the tensors if the GPU has completed the collective; return whether they were dropped."""
+        if not super().release():
+            return False
+        self._handle = None
+        return True
 
     def exception(self) -> SparkdlError | None:
         """The error of the group, or None."""

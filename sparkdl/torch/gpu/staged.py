@@ -150,8 +150,8 @@ class StagedMessage(StagedWork):
         """This thread finishes the message if no other one has done so."""
         if self._is_started.wait(_none_if_endless(deadline)) and (host_work := self._host_work) is not None:
             left_s = _none_if_endless(deadline)
-            try:
-                host_work.wait(None if left_s is None else timedelta(seconds=left_s))
+            try:  # zero would mean the message's own deadline
+                host_work.wait(None if left_s is None else timedelta(seconds=max(left_s, 1e-3)))
             except Exception:
                 if not host_work.is_completed():  # only this wait has timed out
                     raise

@@ -280,6 +280,18 @@ def check_dropped_works_live_on_for_those_who_wait_in_cplusplus(scene: Scene) ->
     torch.testing.assert_close(tensor, scene.everyones().sum(0))
 
 
+def check_large_tensors_of_dropped_works_are_released(scene: Scene) -> None:
+    references = []
+    for _ in range(8):
+        tensor = torch.ones(2 << 20)  # two of them have the bytes that are kept
+        references.append(weakref.ref(tensor.untyped_storage()))
+        work = scene.group.allreduce([tensor])
+        while not work.is_completed():
+            time.sleep(0.001)
+        del tensor, work
+    assert sum(reference() is not None for reference in references) <= 4
+
+
 def check_message_that_cannot_start_fails_its_work_and_its_future(scene: Scene) -> None:
     if not isinstance(scene.group, StagedTensors):
         return  # NCCL sends a message to the own rank

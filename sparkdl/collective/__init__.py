@@ -24,9 +24,9 @@ from sparkdl.rendezvous.addresses import Address, listen, local_addresses
 from sparkdl.rendezvous.client import RendezvousClient
 from sparkdl.rendezvous.coordinator import Coordinator
 from sparkdl.rendezvous.deadline import Deadline, check_timeout
-from sparkdl.rendezvous.dialing import connect_any, connect_authenticated
+from sparkdl.rendezvous.dialing import connect_authenticated
 from sparkdl.rendezvous.frames import receive_frame, send_frame
-from sparkdl.rendezvous.handshake import authenticate_client, authenticate_server, new_secret
+from sparkdl.rendezvous.handshake import new_secret
 from sparkdl.rendezvous.hosts import find_hosts
 from sparkdl.rendezvous.listener import AuthenticatedListener
 from sparkdl.rendezvous.pmi import PmiServer, pmi_environment
@@ -49,11 +49,8 @@ __all__ = [
     "StallCheck",
     "WorldReport",
     "all_gather_bytes",
-    "authenticate_client",
-    "authenticate_server",
     "check_timeout",
     "check_transport",
-    "connect_any",
     "connect_authenticated",
     "current_communicator",
     "find_hosts",

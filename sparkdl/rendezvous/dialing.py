@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import AuthenticationError
 from sparkdl.rendezvous.deadline import Deadline
-from sparkdl.rendezvous.handshake import HANDSHAKE_TIMEOUT_S, ClientHandshake, check_secret
+from sparkdl.rendezvous.handshake import ClientHandshake, check_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sparkdl.rendezvous.addresses import Address
 
+_HANDSHAKE_TIMEOUT_S = 10.0
 _STAGGER_S = 0.25
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 """Pause before a listener that hung up is tried again; doubled from try to try, to spread many ranks that connect at
@@ -41,21 +42,13 @@ _TRY_AGAIN = frozenset(
 """The failures of a connection to an overloaded listener, which is tried again; other failures are final."""
 
 
-def connect_any(address: Address, *, timeout_s: float) -> socket.socket:
-    """Connect to the host of the address that answers first, with preference for earlier hosts.
-
-    The next host is tried as soon as one fails or has been silent for a quarter of a second (as in RFC 8305).
-
-    Raises:
-        ConnectionError: if no host answers; the message lists the hosts and how the attempts failed.
-    """
-    return _Dialing(_candidates(address), f"port {address.port}", None, timeout_s).connect()
-
-
 def connect_authenticated(
     address: Address, secret: bytes, *, purpose: bytes = b"", timeout_s: float
 ) -> socket.socket:
     """Connect to the host of the address at which a listener proves that it knows the secret and the purpose.
+
+    Earlier hosts are preferred. The next is tried as soon as one fails or has been silent for a quarter of a second (as
+    in RFC 8305).
 
     An address can lead to another process than the one that published it: every machine has a loopback, and many have
     the same bridge address. A host that answers without the proof is therefore skipped.
@@ -126,7 +119,7 @@ class _Dialing:
 
     candidates: Sequence[_Candidate]
     where: str
-    new_handshake: Callable[[], ClientHandshake] | None
+    new_handshake: Callable[[], ClientHandshake]
     timeout_s: float
     attempts: set[_Attempt] = field(default_factory=set)
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -143,8 +136,8 @@ class _Dialing:
                     next_fresh_at = now + _STAGGER_S
                 num_failed = self._num_failed()
                 for candidate in self.candidates:
-                    if candidate.due_at <= now and (sock := self._start(candidate, deadline)) is not None:
-                        return sock
+                    if candidate.due_at <= now:
+                        self._start(candidate, deadline)
                 if self._num_failed() == num_failed and (
                     sock := self._wait(deadline, next_fresh_at if fresh else inf)
                 ):
@@ -162,8 +155,7 @@ class _Dialing:
     def _num_failed(self) -> int:
         return sum(bool(candidate.failure) for candidate in self.candidates)
 
-    def _start(self, candidate: _Candidate, deadline: Deadline) -> socket.socket | None:
-        """Begin an attempt; return its socket if the connection is ready at once."""
+    def _start(self, candidate: _Candidate, deadline: Deadline) -> None:
         patience_s = min(_FIRST_PATIENCE_S * 2.0**candidate.num_tries, _LONGEST_PATIENCE_S)
         candidate.num_tries += 1
         candidate.due_at = time.monotonic() + _jittered(patience_s)
@@ -172,22 +164,22 @@ class _Dialing:
             sock = socket.socket(candidate.family, socket.SOCK_STREAM)
         except OSError as error:
             self._note(candidate, error)
-            return None
-        attempt = _Attempt(candidate, sock, deadline.at_most(HANDSHAKE_TIMEOUT_S))
+            return
+        attempt = _Attempt(candidate, sock, deadline.at_most(_HANDSHAKE_TIMEOUT_S))
         self.attempts.add(attempt)
         try:
             sock.setblocking(False)
             code = sock.connect_ex(candidate.target)
             if code == 0:
                 self.selector.register(sock, selectors.EVENT_READ, attempt)
-                return self._greet(attempt)
-            if code != errno.EINPROGRESS:
+                self._greet(attempt)
+            elif code == errno.EINPROGRESS:
+                self.selector.register(sock, selectors.EVENT_WRITE, attempt)
+            else:
                 raise OSError(code, os.strerror(code))
-            self.selector.register(sock, selectors.EVENT_WRITE, attempt)
         except OSError as error:
             self._end(attempt)
             self._note(candidate, error)
-        return None
 
     def _wait(self, deadline: Deadline, next_fresh_at: float) -> socket.socket | None:
         """Wait until something happens or is due; return a connection that is ready."""
@@ -196,7 +188,10 @@ class _Dialing:
         for key, _ in self.selector.select(max(0.0, min([next_at - time.monotonic(), *limits]))):
             attempt: _Attempt = key.data
             try:
-                is_ready = self._greet(attempt) if attempt.handshake is None else self._hear(attempt)
+                if attempt.handshake is None:
+                    self._greet(attempt)
+                elif self._hear(attempt):
+                    return self._take(attempt)
             except AuthenticationError as error:
                 self._end(attempt)
                 attempt.candidate.failure, attempt.candidate.has_answered = str(error), True
@@ -204,40 +199,35 @@ class _Dialing:
             except OSError as error:
                 self._end(attempt)
                 self._note(attempt.candidate, error, is_connected=attempt.handshake is not None)
-            else:
-                if is_ready is not None:
-                    return is_ready
         for attempt in [other for other in self.attempts if other.deadline.expired]:
             self._end(attempt)
             self._note_silence(attempt)
         return None
 
-    def _greet(self, attempt: _Attempt) -> socket.socket | None:
+    def _greet(self, attempt: _Attempt) -> None:
         """Continue an attempt whose socket is connected, or has failed to connect."""
         sock = attempt.sock
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
         make_prompt(sock)
-        if self.new_handshake is None:
-            return self._take(attempt)
         attempt.handshake = self.new_handshake()
         sock.send(attempt.handshake.opening)  # fits into the send buffer, which is empty
         self.selector.modify(sock, selectors.EVENT_READ, attempt)
-        return None
 
-    def _hear(self, attempt: _Attempt) -> socket.socket | None:
+    def _hear(self, attempt: _Attempt) -> bool:
+        """Continue the handshake with what has arrived; return whether it is over."""
         sock, handshake = attempt.sock, attempt.handshake
         assert handshake is not None
         try:
             data = sock.recv(handshake.missing)
         except (BlockingIOError, InterruptedError):
-            return None
+            return False
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "the peer closed the connection")
         if answer := handshake.take(data):
             sock.send(answer)
-        return None if handshake.missing else self._take(attempt)
+        return not handshake.missing
 
     def _take(self, attempt: _Attempt) -> socket.socket:
         self.selector.unregister(attempt.sock)

@@ -20,23 +20,20 @@ answer                                               HMAC(both nonces) (zeros: r
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import secrets
-import socket
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import AuthenticationError, ParamError
-from sparkdl.rendezvous.deadline import Deadline
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
 
 SECRET_BYTES = 32
 MIN_SECRET_BYTES = 16
-HANDSHAKE_TIMEOUT_S = 10.0
 
 _NAME = b"sparkdl"
 _VERSION = 2
@@ -53,10 +50,6 @@ VERSION_NOTICE = _MAGIC + bytes(_NONCE_BYTES)
 
 In the first version of the handshake the listener spoke first: a client of that version gets this answer.
 """
-
-
-class HandshakeCutError(AuthenticationError):
-    """The connection ended in the middle of the handshake. Overloaded listeners do that: try again."""
 
 
 class RefusedError(AuthenticationError):
@@ -200,59 +193,6 @@ class ServerHandshake:
         return _prove(self._secret, _SERVER_LABEL, self._purpose, *nonces)
 
 
-def authenticate_client(
-    sock: socket.socket, secret: bytes, *, purpose: bytes = b"", timeout_s: float = HANDSHAKE_TIMEOUT_S
-) -> None:
-    """Prove to the listener at the other end of ``sock`` that we know the secret, and demand the same proof from it.
-
-    Args:
-        sock: a connected stream socket; its timeout is cleared afterwards.
-        secret: the job's secret.
-        purpose: purpose of the connection, which must be the same on both ends.
-        timeout_s: seconds for the whole handshake.
-
-    Raises:
-        AuthenticationError: if the listener refuses us, cannot prove itself, or is too slow.
-        HandshakeCutError: if the listener closes the connection instead of answering.
-    """
-    handshake = ClientHandshake(secret, purpose)
-    deadline = Deadline(timeout_s)
-    try:
-        _limit(sock, deadline)
-        sock.sendall(handshake.opening)
-        _carry(sock, handshake, deadline)
-    except AuthenticationError as error:
-        raise AuthenticationError(f"{peer_name(sock)} {error}") from None
-    except TimeoutError as error:
-        raise AuthenticationError(f"{peer_name(sock)} did not prove itself within {timeout_s:g} s") from error
-    except OSError as error:
-        raise HandshakeCutError(f"{peer_name(sock)} ended the handshake: {error}") from error
-
-
-def authenticate_server(
-    sock: socket.socket, secret: bytes, *, purpose: bytes = b"", timeout_s: float = HANDSHAKE_TIMEOUT_S
-) -> None:
-    """Demand the proof of the client at the other end of the accepted ``sock``, then prove that we know the secret.
-
-    Takes the arguments of :func:`authenticate_client`; the caller closes the socket if this raises.
-
-    Raises:
-        AuthenticationError: if the client cannot prove itself, closes the connection, or is too slow.
-    """
-    check_secret(secret)
-    deadline = Deadline(timeout_s)
-    try:
-        _carry(sock, ServerHandshake(secret, purpose), deadline)
-    except RefusedError as error:
-        with contextlib.suppress(OSError):
-            sock.sendall(error.answer)
-        raise AuthenticationError(f"{peer_name(sock)} {error}") from None
-    except TimeoutError as error:
-        raise AuthenticationError(f"{peer_name(sock)} did not prove itself within {timeout_s:g} s") from error
-    except OSError as error:
-        raise AuthenticationError(f"{peer_name(sock)} ended the handshake: {error}") from error
-
-
 def peer_name(sock: socket.socket) -> str:
     """The address of a socket's peer, for messages."""
     try:
@@ -263,22 +203,6 @@ def peer_name(sock: socket.socket) -> str:
 
 
 _REFUSAL = "refused our proof: it has another secret, or listens for something else"
-
-
-def _carry(sock: socket.socket, handshake: ClientHandshake | ServerHandshake, deadline: Deadline) -> None:
-    while handshake.missing:
-        _limit(sock, deadline)
-        data = sock.recv(handshake.missing)
-        if not data:
-            raise ConnectionResetError("the peer closed the connection")
-        sock.sendall(handshake.take(data))
-    sock.settimeout(None)
-
-
-def _limit(sock: socket.socket, deadline: Deadline) -> None:
-    if deadline.expired:
-        raise TimeoutError
-    sock.settimeout(max(deadline.remaining_s(), 1e-3))
 
 
 def _check_version(message: bytes | bytearray) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,9 @@ import numpy as np
 
 from sparkdl.collective import Address
 from sparkdl.rendezvous.addresses import listen
-from sparkdl.rendezvous.dialing import connect_any
 from tests.hosts.failure_scenes import bytes_sent
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Sequence
 
     from sparkdl.collective import Communicator
@@ -102,7 +101,7 @@ class _PlainRing:
             rendezvous.set(f"plain/{rank}", address.to_bytes())
             if hosts[next_rank] != hosts[rank]:
                 there = Address.from_bytes(rendezvous.get(f"plain/{next_rank}", 20.0))
-                self._to_next = connect_any(there, timeout_s=20.0)
+                self._to_next = socket.create_connection((there.hosts[0], there.port), 20.0)
             if hosts[rank - 1] != hosts[rank]:
                 ready, _, _ = select.select(listeners, [], [], 20.0)
                 self._from_previous, _ = ready[0].accept()

@@ -12,7 +12,6 @@ import pytest
 from sparkdl.collective import (
     Address,
     AuthenticatedListener,
-    connect_any,
     connect_authenticated,
     listen,
     new_secret,
@@ -26,9 +25,11 @@ NOBODY = "127.0.0.2"
 
 @pytest.mark.parametrize("host", [NOBODY, "fe80::1%none"])
 def test_address_that_refuses_or_that_the_resolver_refuses_is_passed_over(host: str) -> None:
-    (sock,), address = listen("127.0.0.1")
-    with sock, connect_any(Address(hosts=(host, "127.0.0.1"), port=address.port), timeout_s=5.0) as found:
-        assert found.getpeername() == ("127.0.0.1", address.port)
+    with AuthenticatedListener(SECRET, host="127.0.0.1") as listener:
+        port = listener.address.port
+        both = Address(hosts=(host, "127.0.0.1"), port=port)
+        with connect_authenticated(both, SECRET, timeout_s=5.0) as found:
+            assert found.getpeername() == ("127.0.0.1", port)
 
 
 def test_address_that_is_silent_does_not_hold_up_the_next() -> None:
@@ -38,9 +39,11 @@ def test_address_that_is_silent_does_not_hold_up_the_next() -> None:
         for filler in waiting:  # fill the queue: the kernel drops further connections
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.3", port))
-        with socket.create_server(("127.0.0.1", port)):
+        server = socket.create_server(("127.0.0.1", port))
+        with AuthenticatedListener(SECRET, sockets=[server]):
             start = time.monotonic()
-            connect_any(Address(hosts=("127.0.0.3", "127.0.0.1"), port=port), timeout_s=60.0).close()
+            both = Address(hosts=("127.0.0.3", "127.0.0.1"), port=port)
+            connect_authenticated(both, SECRET, timeout_s=60.0).close()
             assert time.monotonic() - start < 45.0
         for filler in waiting:
             filler.close()
@@ -66,13 +69,14 @@ def test_host_whose_kind_of_address_the_kernel_does_not_have_is_passed_over(
                 raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
             super().__init__(family, *arguments, **options)
 
-    (sock,), address = listen("127.0.0.1")
-    monkeypatch.setattr(socket, "socket", WithoutIpv6)
-    both = Address(hosts=("::1", "127.0.0.1"), port=address.port)
-    with sock, connect_any(both, timeout_s=5.0) as found:
-        assert found.getpeername() == ("127.0.0.1", address.port)
-    with pytest.raises(ConnectionError, match="::1: Address family not supported"):
-        connect_any(Address(hosts=("::1",), port=address.port), timeout_s=5.0)
+    with AuthenticatedListener(SECRET, host="127.0.0.1") as listener:
+        port = listener.address.port
+        monkeypatch.setattr(socket, "socket", WithoutIpv6)
+        both = Address(hosts=("::1", "127.0.0.1"), port=port)
+        with connect_authenticated(both, SECRET, timeout_s=5.0) as found:
+            assert found.getpeername() == ("127.0.0.1", port)
+        with pytest.raises(ConnectionError, match="::1: Address family not supported"):
+            connect_authenticated(Address(hosts=("::1",), port=port), SECRET, timeout_s=5.0)
 
 
 def test_host_that_fails_the_proof_is_passed_over() -> None:
@@ -122,3 +126,10 @@ def test_listener_that_keeps_hanging_up_is_dialed_again_only_after_pauses() -> N
         rude.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert 3 <= num_attempts <= 7
+
+
+def test_silent_listener_is_an_authentication_error_that_names_the_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = Address(hosts=("127.0.0.1",), port=silent.getsockname()[1])
+        with pytest.raises(AuthenticationError, match=r"within 0\.1 s"):
+            connect_authenticated(address, SECRET, timeout_s=0.1)

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 Outcomes = dict[str, str | None]
-"""The failure of each check as text, or None if it passed."""
+"""The failure of each check as text, or None if it passed; see :func:`require`."""
+
+_SKIPPED = "skipped: "
 
 
 def checks_in(module_name: str) -> list[str]:
@@ -55,12 +57,21 @@ def chosen(items: Iterable[pytest.Item], module_name: str) -> list[str]:
 
 
 def outcome_of(check: Callable[[], None], rank: int) -> str | None:
-    """Run a check on this rank; return its failure as text, or None."""
+    """Run a check on this rank; return its failure, or why it was skipped, as text; else None."""
     try:
         check()
+    except pytest.skip.Exception as skipped:
+        return f"{_SKIPPED}{skipped.msg}"
     except (Exception, pytest.fail.Exception):  # pytest's failure is not an Exception
         return f"rank {rank}:\n{traceback.format_exc()}"
     return None
+
+
+def require(outcome: str | None) -> None:
+    """Pass, fail or skip a test, as its check did on a rank."""
+    if outcome is not None and outcome.startswith(_SKIPPED):
+        pytest.skip(outcome.removeprefix(_SKIPPED))
+    assert outcome is None, outcome
 
 
 def first_failures(outcomes_of_ranks: Sequence[Outcomes]) -> Outcomes:

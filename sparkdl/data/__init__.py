@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sparkdl.data.feed.feed import ParquetFeed
     from sparkdl.data.feed.planned_feed import PlannedFeed
     from sparkdl.data.feed.shards import (
-        RowRange,
-        plan_shards,
         rows_in_step,
         rows_per_rank,
         steps_per_epoch,
@@ -43,7 +41,6 @@ _MODULES = {
     "PlannedFeed": "feed.planned_feed",
     "RowFilter": "dataset.row_choice",
     "RowGroup": "dataset.dataset",
-    "RowRange": "feed.shards",
     "SequencePacker": "blend.packing",
     "SparkDatasetConverter": "converter",
     "Store": "store.store",
@@ -52,7 +49,6 @@ _MODULES = {
     "materialize": "spark.materialization",
     "use_materialized": "spark.materialization",
     "open_dataset": "store.store",
-    "plan_shards": "feed.shards",
     "rows_in_step": "feed.shards",
     "rows_per_rank": "feed.shards",
     "scan_dataset": "dataset.footers",
@@ -69,7 +65,6 @@ __all__ = [
     "PlannedFeed",
     "RowFilter",
     "RowGroup",
-    "RowRange",
     "SequencePacker",
     "SparkDatasetConverter",
     "Store",
@@ -77,7 +72,6 @@ __all__ = [
     "make_spark_converter",
     "materialize",
     "open_dataset",
-    "plan_shards",
     "rows_in_step",
     "rows_per_rank",
     "scan_dataset",

@@ -27,7 +27,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -128,11 +128,11 @@ def train(options: argparse.Namespace) -> int:
     return _run(options, own)
 
 
-def submitted(arguments: Sequence[str] | None = None) -> int:
+def submitted() -> int:
     """Run ``sparkdl_job.py``: train in the Spark session of spark-submit."""
     parser = argparse.ArgumentParser(prog="sparkdl_job.py")
     add_arguments(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
 
     def given(job: Job) -> OpenSession:
         from sparkdl.jobs.run_job import given_session

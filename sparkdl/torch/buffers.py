@@ -16,7 +16,7 @@ from sparkdl.collective.buffers import DTYPES
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 ELEMENT_DTYPES = frozenset(getattr(torch, name) for name in DTYPES)
 """The element types that a communicator supports."""
@@ -174,3 +174,21 @@ def check_dtypes(name: str, *tensors: torch.Tensor) -> None:
             f"{name} copies values between tensors of one dtype, and these have {', '.join(map(str, dtypes))}. "
             "Make outputs of the dtype of the inputs."
         )
+
+
+def rows_per_rank(tensor: torch.Tensor, split_sizes: Sequence[int] | None, world_size: int) -> list[int]:
+    """Number of rows of each rank's block of a tensor that an alltoall splits; equal if no split sizes are given.
+
+    Raises:
+        ParamError: if the sizes do not divide the rows among the ranks.
+    """
+    num_rows = tensor.shape[0]
+    if not split_sizes:
+        if num_rows % world_size:
+            raise ParamError(f"alltoall cannot divide {num_rows} rows evenly among {world_size} ranks.")
+        return [num_rows // world_size] * world_size
+    if len(split_sizes) != world_size or sum(split_sizes) != num_rows:
+        raise ParamError(
+            f"alltoall split sizes {list(split_sizes)} do not divide {num_rows} rows among {world_size} ranks."
+        )
+    return list(split_sizes)

@@ -24,7 +24,14 @@ from torch._C._distributed_c10d import (
 )
 
 from sparkdl.errors import ParamError
-from sparkdl.torch.buffers import check_dtypes, elements_per_element, export, movable, restore
+from sparkdl.torch.buffers import (
+    check_dtypes,
+    elements_per_element,
+    export,
+    movable,
+    restore,
+    rows_per_rank,
+)
 from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.submission import (
     Finish,
@@ -50,7 +57,7 @@ class Movements(Submission):
     @recorded("all_gather", 1)
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
         """Concatenate the tensors of all ranks in ``output``; ``tensor`` may be a slice of it."""
-        if (other := self._group_of(tensor)) is not None:
+        if (other := self.accelerator_of(tensor)) is not None:
             return with_options(other._allgather_base, output, tensor, opts)
         return self._allgather_pairs([output], [tensor], opts)
 
@@ -61,7 +68,7 @@ class Movements(Submission):
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
         """:meth:`all_gather_single` for several pairs at once, none of which may read what another writes."""
-        if inputs and (other := self._group_of(inputs[0])) is not None:
+        if inputs and (other := self.accelerator_of(inputs[0])) is not None:
             return with_options(other.allgather_into_tensor_coalesced, list(outputs), list(inputs), opts)
         return self._allgather_pairs(outputs, inputs, opts)
 
@@ -101,7 +108,7 @@ class Movements(Submission):
         """Copy the input of every rank to that rank's tensor of the list; sizes may differ between ranks."""
         for outputs, tensor in zip(output_lists, inputs, strict=True):
             check_dtypes("allgather", tensor, *outputs)
-        if (other := self._group_of(inputs[0])) is not None:
+        if (other := self.accelerator_of(inputs[0])) is not None:
             return with_options(other.allgather, output_lists, inputs, opts)
         opts = AllgatherOptions() if opts is None else opts
         handles: list[Handle] = []
@@ -136,7 +143,7 @@ class Movements(Submission):
             )
         for tensor, *outputs in zip(inputs, *output_lists, strict=True):
             check_dtypes("allgather_coalesced", tensor, *outputs)
-        if (other := self._group_of(inputs[0])) is not None:
+        if (other := self.accelerator_of(inputs[0])) is not None:
             return with_options(other.allgather_coalesced, output_lists, inputs, opts)
         opts = AllgatherOptions() if opts is None else opts
         handles: list[Handle] = []
@@ -157,7 +164,7 @@ class Movements(Submission):
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         """Give every rank the root's tensors."""
         tensors = as_list(tensors)
-        if (other := self._group_of(tensors[0])) is not None:
+        if (other := self.accelerator_of(tensors[0])) is not None:
             return with_options(other.broadcast, tensors, opts)
         opts = BroadcastOptions() if opts is None else opts
         handles: list[Handle] = []
@@ -197,7 +204,7 @@ class Exchanges(Submission):
         """Copy the input of every rank to the root's list of tensors, all of one size."""
         tensor = inputs[0]
         check_dtypes("gather", tensor, *(output for outputs in output_lists for output in outputs))
-        if (other := self._group_of(tensor)) is not None:
+        if (other := self.accelerator_of(tensor)) is not None:
             return with_options(other.gather, output_lists, inputs, opts)
         opts = GatherOptions() if opts is None else opts
         source = movable(tensor)
@@ -216,7 +223,7 @@ class Exchanges(Submission):
         """Give every rank its entry of the root's list of tensors, all of one size."""
         output = outputs[0]
         check_dtypes("scatter", output, *(tensor for inputs in input_lists for tensor in inputs))
-        if (other := self._group_of(output)) is not None:
+        if (other := self.accelerator_of(output)) is not None:
             return with_options(other.scatter, outputs, input_lists, opts)
         opts = ScatterOptions() if opts is None else opts
         target = movable(output)
@@ -238,7 +245,7 @@ class Exchanges(Submission):
     ) -> Any:
         """Send block r of a tensor to rank r; split sizes count rows, and are equal if none are given."""
         check_dtypes("all_to_all_single", tensor, output)
-        if (other := self._group_of(tensor)) is not None:
+        if (other := self.accelerator_of(tensor)) is not None:
             sizes = output_split_sizes or [], input_split_sizes or []
             return with_options(other.alltoall_base, output, tensor, *sizes, opts)
         world_size = self._communicator.world_size
@@ -262,7 +269,7 @@ class Exchanges(Submission):
     ) -> Any:
         """Send ``inputs[r]`` to rank r and receive ``outputs[r]`` from it."""
         check_dtypes("alltoall", *inputs, *outputs)
-        if (other := self._group_of(inputs[0])) is not None:
+        if (other := self.accelerator_of(inputs[0])) is not None:
             return with_options(other.alltoall, outputs, inputs, opts)
         sources = [movable(tensor) for tensor in inputs]
         received = [output.numel() * elements_per_element(output) for output in outputs]
@@ -288,17 +295,8 @@ class Exchanges(Submission):
 
 def _elements_per_rank(tensor: torch.Tensor, split_sizes: Sequence[int] | None, world_size: int) -> list[int]:
     """Number of elements, as :func:`movable` makes them, of each rank's block of a tensor that is split by rows."""
-    num_rows = tensor.shape[0]
-    if not split_sizes:
-        if num_rows % world_size:
-            raise ParamError(f"alltoall cannot divide {num_rows} rows evenly among {world_size} ranks.")
-        split_sizes = [num_rows // world_size] * world_size
-    if len(split_sizes) != world_size or sum(split_sizes) != num_rows:
-        raise ParamError(
-            f"alltoall split sizes {list(split_sizes)} do not divide {num_rows} rows among {world_size} ranks."
-        )
-    per_row = tensor.numel() // max(1, num_rows) * elements_per_element(tensor)
-    return [size * per_row for size in split_sizes]
+    per_row = tensor.numel() // max(1, tensor.shape[0]) * elements_per_element(tensor)
+    return [size * per_row for size in rows_per_rank(tensor, split_sizes, world_size)]
 
 
 @not_compiled
@@ -311,7 +309,7 @@ class Messages(Submission):
     def send(self, tensors: Sequence[torch.Tensor], destination: int, tag: int = 0) -> Any:
         """Send a tensor to a rank of the group; returns at once."""
         (tensor,) = tensors
-        if (other := self._group_of(tensor)) is not None:
+        if (other := self.accelerator_of(tensor)) is not None:
             return other.send(tensors, destination, tag)
         handle = self._communicator.send_async(
             export(movable(tensor)), to=destination, tag=tag, timeout_s=self._timeout_s
@@ -322,7 +320,7 @@ class Messages(Submission):
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> Any:
         """Receive into a tensor what a rank of the group sends with this tag; returns at once."""
         (tensor,) = tensors
-        if (other := self._group_of(tensor)) is not None:
+        if (other := self.accelerator_of(tensor)) is not None:
             return other.recv(tensors, source, tag)
         return self._recv(tensors, source, tag)
 
@@ -333,7 +331,7 @@ class Messages(Submission):
         The work's ``_source_rank()`` is the sender once it is complete.
         """
         (tensor,) = tensors
-        if self._group_of(tensor) is not None:
+        if self.accelerator_of(tensor) is not None:
             raise ParamError(
                 f"recv from any rank is for CPU tensors, got one on {tensor.device}: name the rank, as recv(src=...)."
             )

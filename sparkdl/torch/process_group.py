@@ -24,7 +24,7 @@ from sparkdl.torch.batches import install_batches
 from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.movements import Exchanges, Messages, Movements
 from sparkdl.torch.reductions import Reductions
-from sparkdl.torch.submission import not_compiled
+from sparkdl.torch.submission import Accelerator, not_compiled
 from sparkdl.torch.work import CollectiveWork, joined
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         timeout_s: default deadline of a collective, in seconds.
         owns_communicator: whether ``shutdown`` closes the communicator.
         base_store: store below ``store``, which is kept alive as long as the group, or None.
-        accelerator: backend of tensors on the GPU (see :mod:`sparkdl.torch.gpu.accelerator`), or None to refuse them.
+        accelerator: backend of tensors on GPUs (see :mod:`sparkdl.torch.gpu.accelerator`), or None to refuse them.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         timeout_s: float,
         owns_communicator: bool,
         base_store: Store | None = None,
-        accelerator: Any = None,
+        accelerator: Accelerator | None = None,
     ) -> None:
         # Only this form of the constructor, not the one that takes the store, makes an object of a subclass.
         super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]  # the stub lacks it
@@ -112,12 +112,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     def failure(self) -> Exception | None:
         """The first error of an asynchronous operation of this group; None if there was none."""
         own = self._completer.failure or self._message_completer.failure
-        return own or getattr(self._accelerator, "failure", None)
-
-    @property
-    def accelerator(self) -> Any:
-        """The backend of tensors on the GPU, or None."""
-        return self._accelerator
+        return own or (self._accelerator.failure if self._accelerator is not None else None)
 
     def shutdown(self) -> None:
         """Complete the operations in progress and close what the group opened. Idempotent."""
@@ -197,8 +192,8 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
 
     def _get_backend(self, device: torch.device) -> Any:
         """The backend of a device: torch's own if the accelerator is that, else the group itself."""
-        if torch.device(device).type != "cpu" and isinstance(self._accelerator, dist.ProcessGroup):
-            return self._accelerator._get_backend(device)
+        if torch.device(device).type != "cpu" and self._accelerator is not None:
+            return self._accelerator.torch_backend or self
         return self
 
     def supports_tensor_alloc(self, _: torch.device) -> bool:
@@ -225,16 +220,12 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     @property
     def starts_messages_together(self) -> bool:
         """Whether messages on GPUs that belong together have to start together; see :mod:`sparkdl.torch.batches`."""
-        if isinstance(self._accelerator, dist.ProcessGroup):
-            return True
-        return getattr(self._accelerator, "starts_messages_together", False)
+        return self._accelerator is not None and self._accelerator.starts_messages_together
 
     def drop_coalesced(self, device: torch.device) -> None:
         """Forget the operations on a GPU since :meth:`_start_coalescing`."""
-        if isinstance(self._accelerator, dist.ProcessGroup):
-            self._accelerator._end_coalescing(device)  # NCCL has no other way out of a group
-        elif self._accelerator is not None:
-            self._accelerator.drop_coalesced()
+        if self._accelerator is not None:
+            self._accelerator.drop_coalesced(device)
 
     def _set_sequence_number_for_group(self) -> None:
         self._sequence_number = 0

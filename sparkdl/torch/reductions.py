@@ -144,7 +144,7 @@ class Reductions(Submission):
         op = _PLAIN_OPS.get(hash(opts.reduceOp))
         if (
             op is None
-            or not tensor.is_cpu
+            or not self.serves(tensor)
             or tensor.dtype not in ELEMENT_DTYPES
             or tensor.requires_grad
             or tensor.is_neg()
@@ -166,7 +166,7 @@ class Reductions(Submission):
         return self._allreduce_any(as_list(tensors), opts, "allreduce_coalesced")
 
     def _allreduce_any(self, tensors: list[torch.Tensor], opts: Any, method: str) -> Any:
-        if tensors and (other := self._group_of(tensors[0])) is not None:
+        if tensors and (other := self.accelerator_of(tensors[0])) is not None:
             return with_options(getattr(other, method), tensors, opts)
         opts = AllreduceCoalescedOptions() if opts is None else opts
         reduction = reduction_of(opts.reduceOp)
@@ -208,7 +208,7 @@ class Reductions(Submission):
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         """Reduce over the ranks into the root's tensors; the other ranks keep theirs."""
         tensors = as_list(tensors)
-        if (other := self._group_of(tensors[0])) is not None:
+        if (other := self.accelerator_of(tensors[0])) is not None:
             return with_options(other.reduce, tensors, opts)
         opts = ReduceOptions() if opts is None else opts
         reduction = reduction_of(opts.reduceOp)
@@ -231,7 +231,7 @@ class Reductions(Submission):
     @recorded("reduce_scatter", 1)
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
         """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
-        if (other := self._group_of(tensor)) is not None:
+        if (other := self.accelerator_of(tensor)) is not None:
             return with_options(other._reduce_scatter_base, output, tensor, opts)
         return self._reduce_scatter_pairs([output], [tensor], opts)
 
@@ -242,7 +242,7 @@ class Reductions(Submission):
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
         """:meth:`reduce_scatter_single` for several pairs at once, none of which may read what another writes."""
-        if inputs and (other := self._group_of(inputs[0])) is not None:
+        if inputs and (other := self.accelerator_of(inputs[0])) is not None:
             return with_options(other.reduce_scatter_tensor_coalesced, list(outputs), list(inputs), opts)
         return self._reduce_scatter_pairs(outputs, inputs, opts)
 
@@ -269,7 +269,7 @@ class Reductions(Submission):
         """Reduce the ranks' lists and keep this rank's entry in ``outputs``; entries may differ in size."""
         for output, inputs in zip(outputs, input_lists, strict=True):
             check_dtypes("reduce_scatter", output, *inputs)
-        if (other := self._group_of(outputs[0])) is not None:
+        if (other := self.accelerator_of(outputs[0])) is not None:
             return with_options(other.reduce_scatter, outputs, input_lists, opts)
         opts = ReduceScatterOptions() if opts is None else opts
         rank, world_size = self._communicator.rank, self._communicator.world_size

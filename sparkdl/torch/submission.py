@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -25,6 +25,8 @@ from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.work import CollectiveWork, CompletedWork, seconds
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend
+
     from sparkdl.collective import Communicator, Handle
 
 Finish = Callable[[], None]
@@ -85,6 +87,39 @@ def tensors_in(argument: Any) -> list[torch.Tensor]:
     return []
 
 
+class Accelerator(Protocol):
+    """The backend of a process group for tensors on its ranks' GPUs.
+
+    It also has c10d's methods of collectives and messages, with c10d's arguments.
+    """
+
+    @property
+    def starts_messages_together(self) -> bool:
+        """Whether messages of a batch have to start together, since one that is sent waits until it is received."""
+
+    @property
+    def torch_backend(self) -> Backend | None:
+        """The backend of torch that the accelerator is, or None."""
+
+    @property
+    def failure(self) -> Exception | None:
+        """The first error of a collective, or None."""
+
+    def _start_coalescing(self, device: torch.device, /) -> None: ...
+
+    def _end_coalescing(self, device: torch.device, /) -> Any:
+        """Return one work for all operations since :meth:`_start_coalescing`; None if there was none."""
+
+    def drop_coalesced(self, device: torch.device, /) -> None:
+        """Forget the operations since :meth:`_start_coalescing`."""
+
+    def abort(self) -> None:
+        """Make every collective fail, here and on the other ranks."""
+
+    def shutdown(self) -> None:
+        """Complete the operations in progress and close what the accelerator has opened."""
+
+
 class Coalesced(threading.local):
     """What a thread has coalesced since ``_start_coalescing``; None while it does not coalesce."""
 
@@ -97,7 +132,7 @@ class Submission:
     _communicator: Communicator
     _completer: FutureCompleter
     _timeout_s: float
-    _accelerator: Any
+    _accelerator: Accelerator | None
     _coalesced: list[CollectiveWork] | None
 
     def _call(
@@ -136,9 +171,17 @@ class Submission:
             self._coalesced.append(work)
         return work
 
-    def _group_of(self, tensor: torch.Tensor) -> Any:
-        """None for a tensor on the CPU, which this group serves itself; else the group of the accelerator."""
-        if tensor.is_cpu:
+    def serves(self, tensor: torch.Tensor) -> bool:
+        """Whether this group serves a tensor itself: it is on the CPU."""
+        return tensor.is_cpu
+
+    def accelerator_of(self, tensor: torch.Tensor) -> Any:
+        """The accelerator for a tensor that this group does not serve itself; else None.
+
+        Raises:
+            ParamError: if it has no accelerator.
+        """
+        if self.serves(tensor):
             return None
         if self._accelerator is None:
             raise ParamError(

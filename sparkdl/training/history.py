@@ -259,6 +259,10 @@ def _blocked_s(communicator: Communicator) -> float:
 Report: TypeAlias = Callable[[dict[str, Any]], None]
 
 
+_REPORT_EVERY_S = 0.25
+"""Minimum time between two ``"step"`` events."""
+
+
 class ProgressReporter:
     """Turns steps and epochs into events. Runs on a *rank*.
 
@@ -275,7 +279,6 @@ class ProgressReporter:
         *,
         epochs: int,
         steps_per_epoch: int,
-        interval_s: float = 0.25,
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin with the first epoch.
@@ -284,14 +287,12 @@ class ProgressReporter:
             report: function that is called with each event.
             epochs: number of epochs of the fit.
             steps_per_epoch: number of steps of an epoch.
-            interval_s: minimum number of seconds between two ``"step"`` events.
             on_step: function that is called after each step.
         """
         self._report = report
         self._on_step = on_step
         self._epochs = epochs
         self._steps = steps_per_epoch
-        self._interval_s = interval_s
         self._started = time.perf_counter()
         self._next_at = self._started
         self._rows = 0
@@ -322,7 +323,7 @@ class ProgressReporter:
             eta_s = elapsed / max(1, done - self._steps_before - 1) * (self._epochs * self._steps - done)
         if now < self._next_at:
             return
-        self._next_at = now + self._interval_s
+        self._next_at = now + _REPORT_EVERY_S
         self._report(
             {
                 "kind": "step",

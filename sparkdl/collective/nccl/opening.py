@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LIBRARY_VARIABLE = "SPARKDL_NCCL_LIBRARY"
-"""Environment variable with the path of the NCCL library to use if the caller names none."""
+"""Environment variable with the path of the NCCL library to use."""
 
 SHARING_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 """NCCL's own environment variable: 1 lets ranks share a GPU, from NCCL 2.30 on."""
@@ -48,19 +48,16 @@ _SONAME = "libnccl.so.2"
 _DRIVER = "libcuda.so.1"
 
 
-def load_nccl(path: str | None = None) -> _native.NcclLibrary:
-    """Load NCCL: from a path if one is given, else from the ``nvidia-nccl-cu*`` wheel, else the system's.
+def load_nccl() -> _native.NcclLibrary:
+    """Load NCCL: from the path in ``SPARKDL_NCCL_LIBRARY`` if set, else the ``nvidia-nccl-cu*`` wheel, else the system.
 
     Another call for the same library returns the same object.
-
-    Args:
-        path: path of the library file; the value of ``SPARKDL_NCCL_LIBRARY``, if that is set, when None.
 
     Raises:
         TransportUnavailableError: if it cannot be loaded or is too old, or there is no NVIDIA driver; the message says
             what was tried and what to install.
     """
-    given = path or os.environ.get(LIBRARY_VARIABLE)
+    given = os.environ.get(LIBRARY_VARIABLE)
     return _load((given,) if given else (*_in_wheel(), _SONAME))
 
 
@@ -99,9 +96,7 @@ def open_nccl_group(
     communicator: Communicator,
     *,
     gpu: int,
-    library: str | None = None,
     timeout_s: float | None = None,
-    name: str = "nccl",
 ) -> NcclGroup:
     """Open NCCL over the ranks of a communicator, each with a GPU of its own; all ranks must make this call.
 
@@ -111,9 +106,7 @@ def open_nccl_group(
         communicator: communicator of the ranks, over which they exchange what NCCL needs. The caller still closes it,
             but it fails together with the group from now on.
         gpu: number of this rank's GPU in this process.
-        library: path of the NCCL library; found by :func:`~sparkdl.collective.nccl.opening.load_nccl` when None.
         timeout_s: seconds for opening, and the deadline of operations; the communicator's deadline when None.
-        name: name of the group in messages.
 
     Raises:
         TransportUnavailableError: if some rank has no NCCL, no GPU or no driver; the message names the ranks.
@@ -123,14 +116,15 @@ def open_nccl_group(
     """
     timeout_s = communicator.timeout_s if timeout_s is None else timeout_s
     deadline = Deadline(timeout_s)
-    loaded, own = _look_at_own(gpu, library)
+    loaded, own = _look_at_own(gpu)
     published = allgather_bytes(
         communicator, json.dumps(own).encode(), name="GPUs for NCCL", timeout_s=deadline.remaining_s()
     )
     _check_ranks([json.loads(text) for text in published])
     assert loaded is not None, "a rank without NCCL has been refused"
     unique_id = _share_unique_id(communicator, loaded, max(_LOOK_S, deadline.remaining_s()))
-    core, failure = _begin(communicator, loaded, unique_id, gpu, f"{communicator.name}/{name}", deadline)
+    name = f"{communicator.name}/nccl"
+    core, failure = _begin(communicator, loaded, unique_id, gpu, name, deadline)
     outcomes = allgather_bytes(
         communicator,
         failure.encode(),
@@ -142,7 +136,7 @@ def open_nccl_group(
         if core is not None:
             core.abort("another rank could not open it")
         raise _opening_error(failures, timeout_s)
-    return NcclGroup(core, communicator, gpu=gpu, name=f"{communicator.name}/{name}", timeout_s=timeout_s)
+    return NcclGroup(core, communicator, gpu=gpu, name=name, timeout_s=timeout_s)
 
 
 def may_share_gpus() -> bool:
@@ -162,10 +156,10 @@ def find_shared_gpus(gpus: Sequence[str]) -> dict[str, list[int]]:
     return {gpu: ranks for gpu, ranks in ranks_of.items() if len(ranks) > 1}
 
 
-def _look_at_own(gpu: int, library: str | None) -> tuple[NcclLibrary | None, dict[str, Any]]:
+def _look_at_own(gpu: int) -> tuple[NcclLibrary | None, dict[str, Any]]:
     """Return this rank's library, and what to publish about it and the GPU; on failure None, and the error."""
     try:
-        loaded = load_nccl(library)
+        loaded = load_nccl()
         uuid, bus_id = loaded.gpu_id(gpu)
     except (SparkdlError, ValueError) as error:
         return None, {"kind": type(error).__name__, "error": str(error)}

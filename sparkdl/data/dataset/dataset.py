@@ -112,7 +112,7 @@ class ParquetDataset:
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        """Number of rows of every row group, as :func:`sparkdl.data.plan_shards` takes them."""
+        """Number of rows of every row group."""
         return tuple(row_group.num_rows for row_group in self.row_groups)
 
     def column(self, name: str) -> Column:

@@ -42,14 +42,13 @@ class RowRange:
         return self.stop - self.start
 
 
-def plan_shards(
+def divide_rows(
     row_counts: Sequence[int], world_size: int, *, seed: int, epoch: int, shuffle: bool
 ) -> list[list[RowRange]]:
     """Divide the rows of all row groups among the ranks for one epoch.
 
-    The row groups are put in an order that depends only on (seed, epoch). Of the N rows in that order, rank r
-    of W reads ``[r * N // W, (r + 1) * N // W)``; a row group on a border is sliced and read by both
-    neighbours.
+    The row groups are put in an order that depends only on (seed, epoch). Of the N rows in that order, rank r of W
+    reads ``[r * N // W, (r + 1) * N // W)``; a row group on a border is sliced and read by both neighbours.
 
     Args:
         row_counts: number of rows of every row group.
@@ -59,19 +58,8 @@ def plan_shards(
         shuffle: whether to shuffle the row groups; otherwise they stay in their order.
 
     Returns:
-        The row ranges of every rank, in reading order; no rank is without rows.
-
-    Raises:
-        ShardingError: if there are fewer rows than ranks.
+        The row ranges of every rank, in reading order; some have no rows if there are fewer rows than ranks.
     """
-    rows_per_rank(sum(row_counts), world_size)  # raises if a rank would have no rows
-    return divide_rows(row_counts, world_size, seed=seed, epoch=epoch, shuffle=shuffle)
-
-
-def divide_rows(
-    row_counts: Sequence[int], world_size: int, *, seed: int, epoch: int, shuffle: bool
-) -> list[list[RowRange]]:
-    """Divide rows as :func:`plan_shards` does; if there are fewer rows than ranks, some ranks get no rows."""
     num_rows = sum(row_counts)
     order = _order_row_groups(len(row_counts), seed, epoch) if shuffle else range(len(row_counts))
     shards: list[list[RowRange]] = [[] for _ in range(world_size)]

@@ -4,13 +4,13 @@ Runs on the *rank*. The ranks exchange which GPU they have, as NCCL needs one fo
 
 * ``"auto"``: torch's NCCL if every rank has a GPU of its own, host memory if ranks share one, and no backend if some
   rank has none: CUDA tensors are then refused.
-* ``"torch"``: torch's ``ProcessGroupNCCL``, which torch's own users rely on.
-* ``"sparkdl"``: :class:`~sparkdl.torch.gpu.nccl_tensors.NcclTensors`, whose failures name the rank and reach all ranks.
+* ``"torch"``: torch's ``ProcessGroupNCCL``, which torch's own users rely on, in a :class:`TorchAccelerator`.
+* ``"sparkdl"``: :class:`~sparkdl.torch.gpu.nccl.NcclAccelerator`, whose failures name the rank and reach all ranks.
   It becomes the choice of ``"auto"`` once it is measured to be as fast on machines with several GPUs.
-* ``"hierarchical"``: :class:`~sparkdl.torch.gpu.hierarchical.HierarchicalTensors`, NCCL inside each host and the
+* ``"hierarchical"``: :class:`~sparkdl.torch.gpu.hierarchical.HierarchicalAccelerator`, NCCL inside each host and the
   communicator's own transport across hosts. ``"auto"`` chooses it if the communicator's ``transport`` asks for it. If
   all ranks are on one host, torch's NCCL is used instead.
-* ``"host"``: :class:`~sparkdl.torch.gpu.staged.StagedTensors`.
+* ``"host"``: :class:`~sparkdl.torch.gpu.staged.StagedAccelerator`.
 
 A backend that is asked for by name but not available is an error, never replaced by another one. ``"sparkdl"`` and
 ``"hierarchical"`` are available to ranks that share a GPU, too, where NCCL is told to take them
@@ -34,23 +34,62 @@ from sparkdl.collective.nccl.opening import find_shared_gpus, may_share_gpus, op
 from sparkdl.collective.opening import is_hierarchical
 from sparkdl.errors import ParamError
 from sparkdl.topology import name_ranks
-from sparkdl.torch.gpu.hierarchical import HierarchicalTensors
+from sparkdl.torch.gpu.hierarchical import HierarchicalAccelerator
 from sparkdl.torch.gpu.lanes import GpuLane
-from sparkdl.torch.gpu.nccl_tensors import NcclTensors
-from sparkdl.torch.gpu.staged import StagedTensors
+from sparkdl.torch.gpu.nccl import NcclAccelerator
+from sparkdl.torch.gpu.staged import StagedAccelerator
 from sparkdl.torch.process_group import SparkdlProcessGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from sparkdl.torch.submission import Accelerator
 
 logger = logging.getLogger(__name__)
 
 CUDA_BACKENDS = ("auto", "torch", "sparkdl", "hierarchical", "host")
 
 
+class TorchAccelerator:
+    """The accelerator that is a c10d group of torch's own, whose collectives are called as they are.
+
+    Args:
+        group: group with one backend.
+        device: device of the backend's tensors.
+    """
+
+    starts_messages_together = True
+    failure = None
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group = group
+        self.torch_backend = group._get_backend(device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._group._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        return self._group._end_coalescing(device)
+
+    def drop_coalesced(self, device: torch.device) -> None:
+        """Start the operations since :meth:`_start_coalescing`: torch has no way to forget them."""
+        self._group._end_coalescing(device)
+
+    def abort(self) -> None:
+        """Make every collective fail."""
+        self._group.abort()
+
+    def shutdown(self) -> None:
+        """Close the group."""
+        self._group.shutdown()
+
+
 def open_accelerator(
     backend: str, communicator: Communicator, rendezvous: Rendezvous, store: Store, timeout_s: float
-) -> Any:
+) -> Accelerator | None:
     """Open the backend of CUDA tensors over the same ranks; None if ``"auto"`` finds a rank without a GPU.
 
     Every rank of the communicator makes this call.
@@ -95,7 +134,7 @@ def open_accelerator(
     device = torch.device("cuda", torch.cuda.current_device())
     if chosen == "sparkdl":
         group = open_nccl_group(communicator, gpu=device.index, timeout_s=timeout_s)
-        return NcclTensors(group, GpuLane(device), timeout_s=timeout_s)
+        return NcclAccelerator(group, GpuLane(device), timeout_s=timeout_s)
     if chosen == "hierarchical":
         return open_hierarchical(
             communicator, rendezvous, store, GpuLane(device), timeout_s, gpu=device.index
@@ -162,10 +201,10 @@ def warn_of_wire(backend: str, wire: str, num_hosts: int) -> None:
 
 def open_staged(
     communicator: Communicator, rendezvous: Rendezvous, store: Store, lane: Any, timeout_s: float
-) -> StagedTensors:
+) -> StagedAccelerator:
     """Open the backend that goes through host memory."""
     host_group = _host_group(communicator, rendezvous, store, timeout_s)
-    return StagedTensors(host_group, lane, communicator.name)
+    return StagedAccelerator(host_group, lane, communicator.name)
 
 
 def open_hierarchical(
@@ -176,7 +215,7 @@ def open_hierarchical(
     timeout_s: float,
     *,
     gpu: int,
-) -> HierarchicalTensors:
+) -> HierarchicalAccelerator:
     """Open the backend with NCCL inside each host and process sets across hosts."""
     host_group = _host_group(communicator, rendezvous, store, timeout_s)
     try:
@@ -184,7 +223,7 @@ def open_hierarchical(
     except BaseException:
         host_group.shutdown()
         raise
-    return HierarchicalTensors(hierarchy, host_group, lane, timeout_s=timeout_s)
+    return HierarchicalAccelerator(hierarchy, host_group, lane, timeout_s=timeout_s)
 
 
 def _host_group(
@@ -197,8 +236,7 @@ def _host_group(
     )
 
 
-def _torch_nccl(communicator: Communicator, store: Store, timeout_s: float) -> dist.ProcessGroup:
-    """A plain c10d group of torch's NCCL over the same ranks."""
+def _torch_nccl(communicator: Communicator, store: Store, timeout_s: float) -> TorchAccelerator:
     if not dist.is_nccl_available():
         raise ParamError(f"torch {torch.__version__} was built without NCCL; use cuda='sparkdl'")
     options = dist.ProcessGroupNCCL.Options()
@@ -208,7 +246,7 @@ def _torch_nccl(communicator: Communicator, store: Store, timeout_s: float) -> d
     group = dist.ProcessGroup(store, rank, world_size)
     group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
     group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
-    return group
+    return TorchAccelerator(group, torch.device("cuda"))
 
 
 def _own_gpu() -> str:

@@ -32,8 +32,8 @@ from sparkdl.torch.buffers import (
     reduction_of,
     restore,
 )
-from sparkdl.torch.gpu.nccl_tensors import described
-from sparkdl.torch.gpu.staged import StagedTensors, StagedWork
+from sparkdl.torch.gpu.nccl import described
+from sparkdl.torch.gpu.staged import StagedAccelerator, StagedWork
 from sparkdl.torch.submission import as_list
 from sparkdl.torch.work import seconds
 
@@ -271,12 +271,12 @@ Tensors = Sequence[torch.Tensor]
 _INTEGERS = frozenset({torch.int8, torch.uint8, torch.int32, torch.int64})
 
 
-class HierarchicalTensors(StagedTensors):
-    """The backend of a process group for tensors on its ranks' GPUs, on several hosts.
+class HierarchicalAccelerator(StagedAccelerator):
+    """The accelerator of ranks on several hosts: NCCL inside each host, the communicator's transport across hosts.
 
     Args:
         hierarchy: groups inside and across hosts; closed by :meth:`shutdown`. ``host_group`` uses its ``all_ranks``.
-        host_group: process group as in :class:`~sparkdl.torch.gpu.staged.StagedTensors`.
+        host_group: process group as in :class:`~sparkdl.torch.gpu.staged.StagedAccelerator`.
         lane: lane on which the collectives run.
         timeout_s: default deadline of a collective, in seconds.
     """

@@ -246,15 +246,15 @@ def _staged(
         is_message: whether the thread goes on to the next operation before this one is over.
     """
 
-    def call(self: StagedTensors, *arguments: Any) -> StagedWork:
+    def call(self: StagedAccelerator, *arguments: Any) -> StagedWork:
         return self._stage(method, reads, writes, arguments, is_message)
 
     call.__doc__ = f"c10d's ``{method}``, as the host group does it."
     return call
 
 
-class StagedTensors:
-    """The backend of a process group for tensors on a GPU that its rank shares with other ranks.
+class StagedAccelerator:
+    """The accelerator of ranks that share a GPU: it copies tensors to host memory and back.
 
     Args:
         host_group: process group of the same ranks for CPU tensors, used for nothing else: its collectives run in the
@@ -265,6 +265,9 @@ class StagedTensors:
     Attributes:
         failure: first error of the communicator below, or None.
     """
+
+    starts_messages_together = False
+    torch_backend = None
 
     def __init__(self, host_group: SparkdlProcessGroup, lane: Lane, name: str) -> None:
         self._host_group = host_group
@@ -305,6 +308,10 @@ class StagedTensors:
         """All operations since :meth:`_start_coalescing` as one work; None if there was none."""
         works, self._coalesced.items = self._coalesced.items, None
         return StagedWorks(works) if works else None
+
+    def drop_coalesced(self, _: torch.device) -> None:
+        """Forget the operations since :meth:`_start_coalescing`, which have begun."""
+        self._coalesced.items = None
 
     def abort(self) -> None:
         """Make every collective fail, here and on the other ranks."""

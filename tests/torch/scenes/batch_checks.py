@@ -9,22 +9,29 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import sparkdl.torch
+from sparkdl.torch import RendezvousStore
 from sparkdl.torch.batches import install_batches
+from sparkdl.torch.process_group import SparkdlProcessGroup
 from sparkdl.torch.work import CompletedWork
 from tests.checks import Outcomes, checks_in, outcome_of
 from tests.run_ranks import RankEnvironment
+from tests.torch.scenes.played_groups import default_group
 
 SIZE = 2
+TIMEOUT_S = 20.0
 
 
 class Recorder:
     """An accelerator that notes what is called."""
 
     starts_messages_together = True
+    torch_backend = None
     failure = None
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.calls: list[str] = []
         self.refuses = False
 
@@ -35,7 +42,7 @@ class Recorder:
         self.calls.append("end")
         return CompletedWork(())
 
-    def drop_coalesced(self) -> None:
+    def drop_coalesced(self, device: torch.device) -> None:
         self.calls.append("drop")
 
     def send(self, tensors: Any, to: int, tag: int) -> None:
@@ -46,15 +53,14 @@ class Recorder:
     def recv(self, tensors: Any, source: int, tag: int) -> None:
         self.calls.append(f"recv from {source}")
 
+    def abort(self) -> None:
+        pass
+
     def shutdown(self) -> None:
         pass
 
 
-def record() -> Recorder:
-    """Give the default group an accelerator that notes what is called."""
-    recorder = dist.group.WORLD._accelerator = Recorder()
-    install_batches()  # as a group does that is made with an accelerator
-    return recorder
+RECORDER = Recorder()
 
 
 def batch() -> tuple[list[dist.P2POp], torch.Tensor]:
@@ -69,11 +75,11 @@ def batch() -> tuple[list[dist.P2POp], torch.Tensor]:
 
 
 def check_messages_of_gpu_tensors_start_together_and_all_works_are_returned() -> None:
-    recorder = record()
+    RECORDER.clear()
     other = 1 - dist.get_rank()
     operations, received = batch()
     works = dist.batch_isend_irecv(operations)
-    assert recorder.calls == ["start on meta", f"send to {other}", f"recv from {other}", "end"]
+    assert RECORDER.calls == ["start on meta", f"send to {other}", f"recv from {other}", "end"]
     assert len(works) == 3
     for work in works:
         work.wait()
@@ -81,11 +87,11 @@ def check_messages_of_gpu_tensors_start_together_and_all_works_are_returned() ->
 
 
 def check_group_works_on_after_an_error_in_a_batch() -> None:
-    recorder = record()
-    recorder.refuses = True
+    RECORDER.clear()
+    RECORDER.refuses = True
     with pytest.raises(MemoryError):
         dist.batch_isend_irecv(batch()[0][1:])
-    assert recorder.calls == ["start on meta", "drop"]
+    assert RECORDER.calls == ["start on meta", "drop"]
     total = torch.ones(3)
     dist.all_reduce(total)
     assert total.tolist() == [float(SIZE)] * 3
@@ -102,7 +108,7 @@ def check_a_function_that_another_library_has_wrapped_is_wrapped_again() -> None
     try:
         install_batches()
         install_batches()
-        dist.group.WORLD._accelerator = Recorder()
+        RECORDER.clear()
         assert len(dist.batch_isend_irecv(batch()[0][1:2])) == 1
         with pytest.raises(ValueError, match="p2p_op_list"):
             dist.batch_isend_irecv([3])
@@ -122,7 +128,6 @@ def check_torchs_function_is_the_same_object_and_keeps_its_errors() -> None:
 def run_on_rank(environment: RankEnvironment) -> Outcomes:
     torch.set_num_threads(1)
     with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=20.0)
-        outcomes = {name: outcome_of(globals()[name], communicator.rank) for name in checks_in(__name__)}
-        sparkdl.torch.destroy_process_group()
-    return outcomes
+        store = RendezvousStore(environment.rendezvous, timeout_s=TIMEOUT_S)
+        with default_group(SparkdlProcessGroup, communicator, store, RECORDER, TIMEOUT_S):
+            return {name: outcome_of(globals()[name], communicator.rank) for name in checks_in(__name__)}

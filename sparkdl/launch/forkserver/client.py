@@ -25,7 +25,7 @@ from weakref import WeakSet
 from sparkdl.launch.forkserver.guard import describe_exit
 from sparkdl.launch.rank.stacks import STACK_SIGNAL, await_dump
 
-_END_TIMEOUT_S = 2.0
+END_TIMEOUT_S = 2.0
 """How long the forkserver may take to close a connection, or to be reaped once it has ended."""
 
 _LAST_BYTES = 4096
@@ -95,7 +95,7 @@ class ForkserverConnection:
             # Only its parent gets the exit status. A crash at least prints something, by faulthandler.
             return "ended" if self.last_output() else "ended without output (out of memory?)"
         try:
-            return describe_exit(self._process.wait(_END_TIMEOUT_S))
+            return describe_exit(self._process.wait(END_TIMEOUT_S))
         except subprocess.TimeoutExpired:
             return "ended"
 
@@ -121,7 +121,7 @@ class ForkserverConnection:
                 self._connection.shutdown(socket.SHUT_WR)
             poller = select.poll()
             poller.register(self._connection, 0)  # a closed connection is always reported
-            if not poller.poll(_END_TIMEOUT_S * 1000) and self._is_last():
+            if not poller.poll(END_TIMEOUT_S * 1000) and self._is_last():
                 self._signal(signal.SIGKILL)
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that receives

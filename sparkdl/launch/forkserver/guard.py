@@ -18,7 +18,7 @@ from sparkdl.errors import LaunchError
 KILL_TIMEOUT_S = 30.0
 """How long a process may take to end after SIGKILL; one that waits in the kernel for a disk may never end."""
 
-_SHELL = "/bin/sh"
+SHELL = "/bin/sh"
 
 # Its input ends when the process that started the rank ends for any reason.
 _WATCH = 'read -r _; kill -s KILL -- "-$1" 2>/dev/null'
@@ -39,7 +39,7 @@ class ProcessGuard:
     def __init__(self, group: int) -> None:
         try:
             self._process = subprocess.Popen(
-                [_SHELL, "-c", _WATCH, "sparkdl-guard", str(group)],
+                [SHELL, "-c", _WATCH, "sparkdl-guard", str(group)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -47,7 +47,7 @@ class ProcessGuard:
             )
         except OSError as error:
             raise LaunchError(
-                f"the guard that would end a rank with its launcher cannot be started: {_SHELL}: {error.strerror}."
+                f"the guard that would end a rank with its launcher cannot be started: {SHELL}: {error.strerror}."
                 " Look at the limits of processes and descriptors on this machine."
             ) from error
 

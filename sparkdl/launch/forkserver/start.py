@@ -24,7 +24,7 @@ from sparkdl.collective import Deadline
 from sparkdl.errors import LaunchError
 from sparkdl.launch.forkserver.client import ForkserverConnection, peer_process
 
-_JOIN_TIMEOUT_S = 5.0
+JOIN_TIMEOUT_S = 5.0
 """How long a forkserver of another worker may take to accept a connection; it listens before it imports."""
 
 _POLL_S = 0.02
@@ -43,7 +43,7 @@ def connect_or_start(environment: Mapping[str, str], modules: Sequence[str]) -> 
     Raises:
         LaunchError: if the forkserver cannot be started.
     """
-    name, deadline, pause = _name(environment, modules), Deadline(_JOIN_TIMEOUT_S), threading.Event()
+    name, deadline, pause = socket_name(environment, modules), Deadline(JOIN_TIMEOUT_S), threading.Event()
     while not deadline.expired:
         if (listener := _bind(name)) != "taken":
             return _start(environment, modules, listener)
@@ -63,7 +63,7 @@ def start_if_first(environment: Mapping[str, str], modules: Sequence[str]) -> Fo
     Raises:
         LaunchError: if the forkserver cannot be started.
     """
-    listener = _bind(_name(environment, modules))
+    listener = _bind(socket_name(environment, modules))
     return None if listener == "taken" else _start(environment, modules, listener)
 
 
@@ -105,7 +105,7 @@ def _start(
     return ForkserverConnection(ours, process.pid, output=output, process=process)
 
 
-def _name(environment: Mapping[str, str], modules: Sequence[str]) -> str:
+def socket_name(environment: Mapping[str, str], modules: Sequence[str]) -> str:
     """The socket name for workers that can share a forkserver.
 
     All users can read the name, so it does not depend on the values of variables. The one exception is the variable of

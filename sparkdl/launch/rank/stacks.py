@@ -29,7 +29,7 @@ POSITION_BYTES = 4096
 MAX_STACK_CHARS = 20_000
 """The stacks of a rank are cut to this length."""
 
-_TAKE_TIMEOUT_S = 3.0
+TAKE_TIMEOUT_S = 3.0
 _POLL_S = 0.03
 _NUM_QUIET_POLLS = 4
 """faulthandler does not mark the end of a dump: it is complete when nothing was added in this number of polls."""
@@ -115,7 +115,7 @@ class StackFile:
 
 def await_dump(fd: int, start: int) -> int:
     """Wait until a file has grown beyond ``start`` and stopped growing, or until a timeout; return its size."""
-    deadline, pause = Deadline(_TAKE_TIMEOUT_S), threading.Event()
+    deadline, pause = Deadline(TAKE_TIMEOUT_S), threading.Event()
     size, num_quiet = start, 0
     while not deadline.expired and num_quiet < _NUM_QUIET_POLLS:
         pause.wait(_POLL_S)

@@ -4,38 +4,71 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 
 from sparkdl.collective import all_gather_bytes
-from sparkdl.collective.mpi.communicator import MpiCommunicator
-from sparkdl.collective.mpi.library import load_mpi
+from sparkdl.collective.mpi.library import create_group, load_mpi
 from tests.collective.scenes.failure_scenes import LONG_S, Outcome, error_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mpi4py import MPI
+
+    from sparkdl.collective import Communicator
     from tests.run_ranks import RankEnvironment
+
+
+class FaultyComm:
+    """An MPI communicator of which a test replaces methods."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self.replaced: dict[str, Callable[..., Any]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.replaced.get(name) or getattr(self._comm, name)
+
+
+def raise_type_error(*_: object) -> None:
+    raise TypeError("no buffer")
+
+
+@contextmanager
+def open_faulty(environment: RankEnvironment) -> Iterator[tuple[Communicator, FaultyComm]]:
+    """Open a communicator over an MPI communicator whose methods can be replaced."""
+    made: list[FaultyComm] = []
+
+    def make(*arguments: Any) -> FaultyComm:
+        made.append(FaultyComm(create_group(*arguments)))
+        return made[-1]
+
+    with patch("sparkdl.collective.mpi.communicator.create_group", make):
+        opened = environment.open(timeout_s=LONG_S)
+    with opened as communicator:
+        communicator.barrier()
+        yield communicator, made[-1]
 
 
 def fault_of_mpi(environment: RankEnvironment) -> Outcome:
     """MPI refuses an operation on one rank, as it does when it finds a buffer invalid."""
-    with environment.open(timeout_s=LONG_S) as communicator:
-        assert isinstance(communicator, MpiCommunicator)
-        communicator.barrier()
+    with open_faulty(environment) as (communicator, comm):
         if environment.rank == 1:
-            communicator._agreement._comm = load_mpi().COMM_NULL
+            comm.replaced["Iallreduce"] = load_mpi().COMM_NULL.Iallreduce
         return error_of(lambda: communicator.allreduce(np.ones(3)))
 
 
 def fault_in_messages(environment: RankEnvironment) -> Outcome:
     """An error outside of MPI occurs on rank 1 while a message is under way."""
-    with environment.open(timeout_s=LONG_S) as communicator:
-        assert isinstance(communicator, MpiCommunicator)
-        communicator.barrier()
+    with open_faulty(environment) as (communicator, comm):
         array = np.ones(1_000_000)  # more than MPI sends before the receive is posted
         if environment.rank == 0:
             return error_of(lambda: communicator.send(array, to=1))
-        communicator._messages._written = None
+        comm.replaced["Irecv"] = raise_type_error
         return error_of(lambda: communicator.recv(array, source=0))
 
 

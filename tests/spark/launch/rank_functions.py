@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ Launch = Callable[..., list[Any]]
 
 def describe(context: RankContext, greeting: str, *, suffix: str = "") -> dict[str, Any]:
     """Facts about a rank; its executor is the parent of the task's Python worker, and there is one per executor."""
-    stat = Path(f"/proc/{_worker(context)}/stat").read_text()
+    stat = Path(f"/proc/{_worker()}/stat").read_text()
     return {
         "rank": context.rank,
         "world_size": context.world_size,
@@ -76,7 +77,7 @@ def kill_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
     Path(folder, str(os.getpid())).touch()
     context.communicator.barrier()
     if context.rank == culprit:
-        os.kill(_worker(context), signal.SIGKILL)
+        os.kill(_worker(), signal.SIGKILL)
     threading.Event().wait(60)
 
 
@@ -141,7 +142,7 @@ def stop_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
     Path(folder, str(os.getpid())).touch()
     context.communicator.barrier()
     if context.rank == culprit:
-        worker = _worker(context)
+        worker = _worker()
         Path(folder, "worker").write_text(str(worker))
         os.kill(worker, signal.SIGSTOP)
     threading.Event().wait(600)
@@ -152,7 +153,7 @@ def fail_while_the_worker_of_another_is_stopped(context: RankContext, folder: st
     Path(folder, str(os.getpid())).touch()
     context.communicator.barrier()
     if context.rank == 1:
-        worker = _worker(context)
+        worker = _worker()
         Path(folder, "worker").write_text(str(worker))
         os.kill(worker, signal.SIGSTOP)
         context.rendezvous.set("stopped", b"")
@@ -161,11 +162,19 @@ def fail_while_the_worker_of_another_is_stopped(context: RankContext, folder: st
     raise ValueError("rank 0 failed")
 
 
-def _worker(context: RankContext) -> int:
-    # The process that made the socket pair; another worker of the executor may have started the rank's parent.
-    worker = peer_process(context._task._socket)
-    assert worker is not None
-    return worker
+def _worker() -> int:
+    """The Python worker at the other end of one of this rank's sockets.
+
+    Another worker of the executor may have started this process's parent.
+    """
+    for link in Path("/proc/self/fd").iterdir():
+        if not os.path.realpath(link).rpartition("/")[2].startswith("socket:"):
+            continue
+        with socket.socket(fileno=os.dup(int(link.name))) as connection:
+            worker = peer_process(connection) if connection.family == socket.AF_UNIX else None
+            if worker is not None and b"pyspark" in Path(f"/proc/{worker}/cmdline").read_bytes():
+                return worker
+    raise AssertionError("no socket of this rank leads to a Python worker")
 
 
 def tell_and_sleep(context: RankContext) -> None:

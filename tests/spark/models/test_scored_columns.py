@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,24 @@ def make_model(folder: Path, kind: str = "class", outputs: int = 3, **params) ->
     return model.setParams(featuresCol="image", **params)
 
 
+def num_loads(folder: Path) -> list[int]:
+    """How often each process that loaded the module did so."""
+    loads = Counter(path.name.split("-")[1] for path in folder.glob("loaded-*"))
+    return list(loads.values())
+
+
 def called_rows(folder: Path) -> list[int]:
     return [int(path.read_text()) for path in folder.glob("called-*")]
 
 
 ALL = {"probabilityCol": "probability", "rawPredictionCol": "raw"}
+
+
+def test_copies_of_a_model_are_loaded_once_per_process(frame, tmp_path):
+    model = make_model(tmp_path)
+    for each in (model, model.copy({model.predictionCol: "p"}), model.copy()):
+        assert each.transform(frame).collect()
+    assert set(num_loads(tmp_path)) == {1}
 
 
 def test_vector_columns_for_evaluators_need_one_pass_over_the_rows(frame, tmp_path):
@@ -69,8 +83,7 @@ def test_vector_columns_for_evaluators_need_one_pass_over_the_rows(frame, tmp_pa
     present = (NUM_ROWS + 1) // 2
     assert sum(called_rows(tmp_path)) == present
     assert max(called_rows(tmp_path)) <= 64
-    loads = [path.name.split("-")[1] for path in tmp_path.glob("loaded-*")]
-    assert len(loads) == len(set(loads))  # once per process
+    assert set(num_loads(tmp_path)) == {1}
     assert len(rows) == NUM_ROWS
     for row in rows:
         if row["id"] % 2:

@@ -64,7 +64,7 @@ def test_question_that_hangs_or_crashes_has_an_answer() -> None:
 def test_program_that_cannot_be_reaped_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(machine_facts, "_END_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(machine_facts, "END_TIMEOUT_S", 0.2)
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
     hold_myself = (

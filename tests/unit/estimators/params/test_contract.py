@@ -329,16 +329,6 @@ def test_empty_list_of_param_maps_gives_no_models(estimator):
     assert estimator.fit(FRAME, []) == []
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_copies_of_a_model_are_packed_once_for_a_batch_size(name):
-    model, session = MODELS[name](), object()  # of classic Spark, so that Connect is not checked
-    packed = model._scoring.for_session(session, 64)
-    assert model.copy({model.predictionCol: "p"})._scoring.for_session(session, 64) is packed
-    other = model.copy()._scoring.for_session(session, 128)
-    assert other.module is packed.module
-    assert (other.batch_size, other.key == packed.key) == (128, False)
-
-
 def test_pickled_instance_keeps_its_uid_and_params(instance):
     loaded = pickle.loads(cloudpickle.dumps(instance.setEpochs(9)))
     assert (loaded.uid, loaded.getEpochs()) == (instance.uid, 9)

@@ -182,7 +182,8 @@ def test_endless_import_is_a_failure_with_the_stack_of_the_forkserver(
     with supervised(look_around, **importing(tmp_path, imported_forever(tmp_path))) as (supervisor, *_):
         pid_of_importer(tmp_path)
         failure = supervisor.wait()
-    assert "had not started after 0.2 s, as its forkserver is still importing modules" in failure.error
+    assert "had not started after 0.2 s" in failure.error
+    assert "forkserver is still importing" in failure.error
     assert "own_library" in failure.traceback
 
 
@@ -275,7 +276,7 @@ def test_forkserver_that_imports_ends_when_the_worker_is_killed(tmp_path: Path) 
 def test_disconnecting_does_not_wait_for_a_forkserver_that_cannot_be_reaped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "_END_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client, "END_TIMEOUT_S", 0.2)
     forkserver = connect_or_start(dict(os.environ), ())
     os.kill(forkserver.pid, signal.SIGSTOP)
     with unseen_end(forkserver.pid):

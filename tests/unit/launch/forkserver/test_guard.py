@@ -44,7 +44,7 @@ def test_process_that_cannot_be_guarded_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = children()
-    monkeypatch.setattr(guard, "_SHELL", "/no/such/shell")
+    monkeypatch.setattr(guard, "SHELL", "/no/such/shell")
     with pytest.raises(LaunchError, match="guard .* cannot be started: /no/such/shell: No such file"):
         GuardedProcess(["sleep", "600"], environment=os.environ, on_exit=lambda: None)
     assert children() <= before  # processes of other tests may end meanwhile

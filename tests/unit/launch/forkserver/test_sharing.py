@@ -234,13 +234,13 @@ def test_ranks_with_different_gpus_have_different_forkservers() -> None:
 def test_socket_name_whose_owner_accepts_no_connection_is_waited_for_with_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(start, "_JOIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(start, "JOIN_TIMEOUT_S", 0.2)
     environment = {**os.environ, "OF_ALL": "no connections"}
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taken,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connecting,
     ):
-        taken.bind(start._name(environment, ()))
+        taken.bind(start.socket_name(environment, ()))
         taken.listen(0)
         connecting.connect(taken.getsockname())  # fills the queue
         assert start.start_if_first(environment, ()) is None
@@ -252,9 +252,9 @@ def test_socket_name_whose_owner_accepts_no_connection_is_waited_for_with_a_limi
 def test_worker_that_cannot_bind_names_starts_a_forkserver_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(start, "_JOIN_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(start, "JOIN_TIMEOUT_S", 600.0)
     # Binding a name in a missing folder fails, as a sandbox may refuse all names.
-    monkeypatch.setattr(start, "_name", lambda environment, modules: "/nonexistent/name")
+    monkeypatch.setattr(start, "socket_name", lambda environment, modules: "/nonexistent/name")
     for begin in (start.start_if_first, start.connect_or_start):
         forkserver = begin(dict(os.environ), ())
         assert is_running(forkserver.pid)

@@ -49,7 +49,7 @@ def test_stacks_that_never_end_are_cut() -> None:
 
 
 def test_process_that_does_not_answer_has_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "_TAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(stacks, "TAKE_TIMEOUT_S", 0.3)
     file = StackFile()
     ignores = (
         "import signal; signal.signal(signal.SIGRTMIN + 8, signal.SIG_IGN); print(1, flush=True); input()"

@@ -2,7 +2,7 @@
 
 :mod:`sparkdl.estimators` trains on DataFrames. :class:`Runner` and :class:`HorovodRunner` run any training function
 on ranks (training processes). :func:`autolog` chooses what fits log to MLflow. Importing this package imports neither
-torch nor pyspark.
+torch nor pyspark. Begin with :mod:`sparkdl.estimators`; the page of each package says which module to read first.
 """
 
 from __future__ import annotations

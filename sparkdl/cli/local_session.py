@@ -1,6 +1,6 @@
 """Starts a Spark session on this machine for the programs of this package, and reduces the logging of libraries.
 
-Only programs may use these functions: a library does not change the logging of its users. Runs on the *driver*.
+Only programs may use these functions: a library does not change the logging of its users.
 """
 
 from __future__ import annotations

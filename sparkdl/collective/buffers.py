@@ -1,7 +1,6 @@
 """Views of CPU buffers as flat NumPy arrays, and descriptions of arrays in GPU memory, of any array library.
 
-Runs on ranks. No array library is needed: torch tensors, CuPy and Numba arrays are all described by the protocols
-that they implement.
+No array library is needed: torch tensors, CuPy and Numba arrays are all described by the protocols that they implement.
 
 A contiguous CPU buffer is viewed without a copy. NumPy arrays are taken as they are; all other buffers through DLPack
 (https://dmlc.github.io/dlpack), which, unlike the buffer protocol, supports bfloat16. NumPy has no such type:

@@ -1,4 +1,4 @@
-"""Broadcast, gather and allgather of byte strings of any length over a communicator. Runs on ranks."""
+"""Broadcast, gather and allgather of byte strings of any length over a communicator."""
 
 from __future__ import annotations
 

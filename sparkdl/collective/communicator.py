@@ -1,9 +1,9 @@
 """The contract of every communicator, and of the handles that its asynchronous operations return.
 
-Runs on ranks. Arrays are buffers in CPU memory: NumPy arrays, or anything with ``__dlpack__`` such as torch tensors.
-Their elements are float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64, or bool, taken in row-major
-order. An array that is not C-contiguous is copied: when the operation begins if the operation reads it, and back after
-the operation has succeeded if the operation writes it.
+Arrays are buffers in CPU memory: NumPy arrays, or anything with ``__dlpack__`` such as torch tensors. Their elements
+are float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64, or bool, taken in row-major order. An array
+that is not C-contiguous is copied: when the operation begins if the operation reads it, and back after the operation
+has succeeded if the operation writes it.
 
 Reductions: ``op`` is ``"sum"``, ``"avg"``, ``"min"``, ``"max"`` or ``"product"``. float16 and bfloat16 are
 accumulated in float32 and rounded once; the sum of bools is their logical "or", the product their logical "and".

@@ -1,8 +1,8 @@
 """The job and the communicator of this process, provided by a launcher or found from the environment.
 
-For code to which neither is passed as an argument. Runs on ranks. Ranks that ``mpiexec`` started find each other
-through MPI, regardless of the transport that carries their data afterwards. If no launcher has provided a job, the
-process finds its job by its environment variables.
+For code to which neither is passed as an argument. Ranks that ``mpiexec`` started find each other through MPI,
+regardless of the transport that carries their data afterwards. If no launcher has provided a job, the process finds its
+job by its environment variables.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Origin of an error that a rank raised: the rank's own code, or the failure of another rank.
 
-Runs on ranks. Launchers report the failure that caused the others, and elastic training continues after failures in
-which a rank was lost.
+Launchers report the failure that caused the others, and elastic training continues after failures in which a rank was
+lost.
 """
 
 from __future__ import annotations

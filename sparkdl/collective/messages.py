@@ -1,9 +1,8 @@
 """Messages between two ranks: the parts that do not depend on the transport.
 
-Runs on ranks. Each end of a message has a deadline and a time at which to warn of a stall. Both ends describe the
-message in an envelope, and compare the envelopes to find out whether they agree. The error of a failed message names
-the failure of the communicator to which it belongs. Monitors count and record messages, in addition to a
-communicator's operations.
+Each end of a message has a deadline and a time at which to warn of a stall. Both ends describe the message in an
+envelope, and compare the envelopes to find out whether they agree. The error of a failed message names the failure of
+the communicator to which it belongs. Monitors count and record messages, in addition to a communicator's operations.
 """
 
 from __future__ import annotations

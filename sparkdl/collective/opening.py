@@ -1,6 +1,6 @@
 """Opening a communicator over the chosen transport.
 
-Runs on ranks. The only module that chooses between the transports; each of them opens the communicator that an
+The only module that chooses between the transports; each of them opens the communicator that an
 :class:`~sparkdl.collective.process_sets.Opening` describes.
 """
 

@@ -1,4 +1,4 @@
-"""Process sets, and the arguments that a communicator was opened with. Runs on ranks.
+"""Process sets, and the arguments that a communicator was opened with.
 
 A process set is a communicator of some ranks of another communicator, opened by the same function as that one. A rank
 that is not in the process set gets a :class:`NonMember` in place of the communicator.

@@ -1,7 +1,6 @@
 """Collects facts about every executor of a cluster, by a barrier stage that takes all of its slots.
 
-Runs on the *driver*. The tasks of the stage call :func:`look_from_task` on the executors; the first task of each
-executor collects the facts.
+The tasks of the stage call :func:`look_from_task` on the executors; the first task of each executor collects the facts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs all checks in order: those of this machine and, if there is a session, of the cluster. Runs on the *driver*."""
+"""Runs all checks in order: those of this machine and, if there is a session, of the cluster."""
 
 from __future__ import annotations
 

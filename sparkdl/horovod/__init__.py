@@ -1,7 +1,7 @@
 """Horovod's API on sparkdl's communicators, for programs that were written against ``horovod.torch``.
 
-:mod:`sparkdl.horovod.torch` is the API. ``log_to_driver``, the function of Databricks' ``sparkdl.horovod``, prints a
-message of a rank on the driver. Runs on the *rank*.
+:mod:`sparkdl.horovod.torch` is the API: begin there. ``log_to_driver``, the function of Databricks'
+``sparkdl.horovod``, prints a message of a rank on the driver. Runs on the *rank*.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Converts the rows of the barrier stage to the ranks' values; :mod:`~sparkdl.launch.failures` raises if a rank failed.
-
-Runs on the *driver*.
-"""
+"""Converts the rows of the barrier stage to the ranks' values; :mod:`.failures` raises if a rank failed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Chooses which of the ranks' failures to report when a launch has failed, and raises the exception for it.
 
 One failed rank makes the others fail. The failure that began on its own rank is reported, not the failures that it
-caused on other ranks. Runs on the *driver*.
+caused on other ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Restarts ranks after some of them were lost, with fewer ranks if slots are gone. Runs on the *driver*.
+"""Restarts ranks after some of them were lost, with fewer ranks if slots are gone.
 
 Only a loss leads to a restart: a process that was killed, an executor or a host that went away. Code that raised on a
 rank would raise again, so its exception is raised at once, unless retries were asked for.

@@ -1,4 +1,4 @@
-"""Runs a function on ranks, ends them if one hangs, and returns the value of each. Runs on the driver.
+"""Runs a function on ranks, ends them if one hangs, and returns the value of each.
 
 :class:`SlotHolders` holds the launches of this process whose ranks run, and which therefore occupy slots that other
 launches wait for. Spark queues a barrier stage until slots for all of its tasks are free. A launch whose ranks do not

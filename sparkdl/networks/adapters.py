@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) over the frozen weights of a model, made by ``peft``.
 
-Runs on the *driver*. peft is imported where it is needed.
+peft is imported where it is needed.
 """
 
 from __future__ import annotations

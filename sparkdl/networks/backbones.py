@@ -1,4 +1,4 @@
-"""Networks of torchvision and timm by name, as backbones of an image classifier. Runs on the *driver*.
+"""Networks of torchvision and timm by name, as backbones of an image classifier.
 
 Weights can be loaded from a file; the last layer is new. Names have the form ``"torchvision:resnet18"`` or
 ``"timm:resnet18"``; a library is imported when the first of its names is used.

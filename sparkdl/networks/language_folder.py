@@ -1,6 +1,6 @@
 """Reads and writes Hugging Face folders with a causal language model and its tokenizer.
 
-transformers is imported where it is needed. Runs on the *driver*.
+transformers is imported where it is needed.
 """
 
 from __future__ import annotations

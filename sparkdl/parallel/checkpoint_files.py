@@ -1,7 +1,7 @@
 """The files of sharded checkpoints, and their reader and writer for ``torch.distributed.checkpoint``.
 
-Runs on the *rank*. A checkpoint is a folder such as ``checkpoint-00000003-step-00000120``: the third checkpoint that
-was begun, after step 120.
+A checkpoint is a folder such as ``checkpoint-00000003-step-00000120``: the third checkpoint that was begun, after step
+120.
 
 ====================================  ===============================================================================
 ``sparkdl_sharded_checkpoint.json``   the manifest: shapes and parts of all tensors, size and SHA-256 of all files, and

@@ -1,7 +1,7 @@
 """The key-value store in which the ranks of a job find each other: its contract, and functions that build on it.
 
-Runs on every rank. :class:`~sparkdl.rendezvous.client.RendezvousClient` is the usual implementation; any store with
-these few operations suffices.
+:class:`~sparkdl.rendezvous.client.RendezvousClient` is the usual implementation; any store with these few operations
+suffices.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The *driver* makes a :class:`Runner`, or a :class:`HorovodRunner` with the signature of Databricks' class. On the
 *ranks* torch.distributed, the communicator, the Horovod API and MPI are ready, and a :class:`TrainingState` survives
-the loss of ranks. Does not depend on DataFrames and estimators. Begin with :mod:`~sparkdl.runner.runner`; the
-ranks run ``on_rank``.
+the loss of ranks. Does not depend on DataFrames and estimators. Begin with :mod:`~sparkdl.runner.runner` on the driver;
+the ranks run ``on_rank`` and, with it, ``rank_logging`` and ``training_state``.
 """
 
 from __future__ import annotations

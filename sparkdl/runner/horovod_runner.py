@@ -1,4 +1,4 @@
-"""``HorovodRunner``: the class of Databricks, with the same signature. Runs on the *driver*.
+"""``HorovodRunner``: the class of Databricks, with the same signature.
 
 It follows https://databricks.github.io/spark-deep-learning; the docstrings describe what that page leaves open.
 """

@@ -1,4 +1,4 @@
-"""Prepares a rank of a Runner, calls the function, and cleans up. Runs on a *rank*.
+"""Prepares a rank of a Runner, calls the function, and cleans up.
 
 :func:`see_gpus_of_host` makes all GPUs of a host visible, for programs that select theirs by ``local_rank``.
 """

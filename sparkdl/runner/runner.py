@@ -1,4 +1,4 @@
-"""``Runner``: runs a training function or script on every rank. Runs on the *driver*."""
+"""``Runner``: runs a training function or script on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``TrainingState``: a state that survives lost ranks, for functions not written for Horovod. Runs on a *rank*."""
+"""``TrainingState``: a state that survives lost ranks, for functions not written for Horovod."""
 
 from __future__ import annotations
 

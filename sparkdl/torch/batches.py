@@ -3,7 +3,7 @@
 torch starts the messages of ``batch_isend_irecv`` together only in groups of its own class. One after the other, NCCL
 sends a large message only once it is received: two ranks that both send first, as pipelines and rings do, would wait
 for each other for ever. The first process group with a backend for GPUs therefore installs a function that does so for
-sparkdl's groups, too. Runs on the *rank*.
+sparkdl's groups, too.
 """
 
 from __future__ import annotations

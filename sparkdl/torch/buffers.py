@@ -1,7 +1,7 @@
 """Tensors as the buffers that a communicator takes: flat, contiguous, of an element type that it can reduce.
 
-Runs on the *rank*. A tensor that already is such a buffer is passed on without a copy; any other is copied into a
-staging buffer first and, if the collective writes to it, copied back afterwards.
+A tensor that already is such a buffer is passed on without a copy; any other is copied into a staging buffer first and,
+if the collective writes to it, copied back afterwards.
 """
 
 from __future__ import annotations

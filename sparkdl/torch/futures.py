@@ -1,4 +1,4 @@
-"""Completes the futures of works, and runs their callbacks, on threads of the process group. Runs on the *rank*."""
+"""Completes the futures of works, and runs their callbacks, on threads of the process group."""
 
 from __future__ import annotations
 

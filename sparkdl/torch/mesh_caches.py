@@ -1,9 +1,9 @@
 """Removal of the device meshes that torch keeps in DTensor's caches beyond the end of their process groups.
 
-Runs on the *rank*. DTensor caches the sharding of the result of each operation, including the mesh of the result. It
-treats two meshes as equal if they have the same ranks and dimension names. A mesh finds its process groups by names
-that torch numbers from zero again in each default group. After ``destroy_process_group``, the result of an operation
-on a new mesh would therefore be on an equal, cached mesh, whose group names are unknown or belong to other groups.
+DTensor caches the sharding of the result of each operation, including the mesh of the result. It treats two meshes as
+equal if they have the same ranks and dimension names. A mesh finds its process groups by names that torch numbers from
+zero again in each default group. After ``destroy_process_group``, the result of an operation on a new mesh would
+therefore be on an equal, cached mesh, whose group names are unknown or belong to other groups.
 """
 
 from __future__ import annotations

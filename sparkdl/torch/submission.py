@@ -1,9 +1,9 @@
 """The submission of a process group's operations to its communicator.
 
-Runs on the *rank*. Operations with ``asyncOp`` are queued to the communicator's progress thread; the others
-run on the caller's thread before the call returns. While torch's profiler runs on that thread, each call is an event:
-``sparkdl:all_reduce`` and so on, named as those of torch's own backends. The event ends when the call returns, so for
-an asynchronous operation it covers the start only; the time spent in its ``wait`` is an event ``sparkdl:wait``.
+Operations with ``asyncOp`` are queued to the communicator's progress thread; the others run on the caller's thread
+before the call returns. While torch's profiler runs on that thread, each call is an event: ``sparkdl:all_reduce`` and
+so on, named as those of torch's own backends. The event ends when the call returns, so for an asynchronous operation it
+covers the start only; the time spent in its ``wait`` is an event ``sparkdl:wait``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The ``Work`` that a collective returns to torch, over the communicator's handles.
 
-Runs on the *rank*. Waiting on a ``Work`` waits on the handle on the caller's own thread. Futures are often waited for
-in C++, as in the reducer of ``DistributedDataParallel``, so threads of the process group complete them; see
-:mod:`sparkdl.torch.futures`.
+Waiting on a ``Work`` waits on the handle on the caller's own thread. Futures are often waited for in C++, as in the
+reducer of ``DistributedDataParallel``, so threads of the process group complete them; see :mod:`sparkdl.torch.futures`.
 """
 
 from __future__ import annotations

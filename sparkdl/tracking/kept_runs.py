@@ -1,4 +1,4 @@
-"""Folders with the unsent messages of a run, which can be sent later. Runs on the *driver*.
+"""Folders with the unsent messages of a run, which can be sent later.
 
 A folder contains the folders of models and checkpoints, and ``run.json``, which is written last: a folder without it is
 incomplete, and is never read. A :class:`Shelf` stores the folders, as this package does not depend on Stores.

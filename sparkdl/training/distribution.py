@@ -1,7 +1,7 @@
 """The distribution of a fit's module over the ranks: each has a replica, or a part as a Parallelism describes.
 
-Runs on every *rank*. A *reader* reads rows of its own: a rank, or all ranks that work on the same rows, such as those
-of a tensor or context group. :func:`sparkdl.training.trainer.distribute` chooses the distribution of a fit.
+A *reader* reads rows of its own: a rank, or all ranks that work on the same rows, such as those of a tensor or context
+group. :func:`sparkdl.training.trainer.distribute` chooses the distribution of a fit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Feeds in torch's interfaces: :class:`FeedDataset` for a DataLoader, and the loader of ``make_spark_converter``.
 
-Runs on a *rank*. Batches are tensors over the memory of the feed's arrays. A feed reads ahead in its own threads, so
-a DataLoader around it needs no workers.
+Batches are tensors over the memory of the feed's arrays. A feed reads ahead in its own threads, so a DataLoader around
+it needs no workers.
 """
 
 from __future__ import annotations

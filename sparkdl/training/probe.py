@@ -1,4 +1,4 @@
-"""Tries the model, the loss and the optimizer on one row, before ranks are started. Runs on the *driver*.
+"""Tries the model, the loss and the optimizer on one row, before ranks are started.
 
 One forward and backward pass detects errors that would otherwise occur on every rank at once, such as features that do
 not fit the model and outputs that do not fit the loss. It also finds the number of classes, and the dtypes in which

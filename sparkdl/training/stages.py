@@ -1,7 +1,4 @@
-"""Pipeline parallelism in a fit: each rank has some layers of the module, the stages of a pipeline.
-
-Runs on every *rank*.
-"""
+"""Pipeline parallelism in a fit: each rank has some layers of the module, the stages of a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluates a model on the validation rows, each of them once, on one of the ranks. Runs on a *rank*."""
+"""Evaluates a model on the validation rows, each of them once, on one of the ranks."""
 
 from __future__ import annotations
 

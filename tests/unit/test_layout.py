@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import re
 from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -15,6 +17,12 @@ from sparkdl.old_names import OLD_NAMES
 
 MOST_MODULES = 15
 LEAST_LINES = 60
+
+BEGINNING = re.compile(r"\b[Bb]egin (with|there)\b|\b[Rr]ead\b")
+"""How the page of a package names the module to read first."""
+
+ONE_SIDE = re.compile(r"\bRuns on (the |a |every )?\*?(rank|driver|executor)s?\*?\.")
+"""A sentence for the page of a package. A module may say more: "Runs on the *driver*, and where it is served."."""
 
 SMALL_FOR_A_REASON = {
     "sparkdl.bench.contenders.fit_clock": "imports torch, which the command line must not",
@@ -138,5 +146,17 @@ def test_old_names_hide_no_current_module(graph: grimp.ImportGraph) -> None:
 def test_names_that_a_package_loads_on_first_use_are_in_current_modules(
     graph: grimp.ImportGraph, package: str
 ) -> None:
-    modules = set(importlib.import_module(package)._MODULES.values())
+    imported = importlib.import_module(package)
+    modules = set(imported._MODULES.values())
     assert {each if each.startswith("sparkdl.") else f"{package}.{each}" for each in modules} <= graph.modules
+    assert set(imported._MODULES) <= set(imported.__all__)
+
+
+def test_page_of_a_package_says_where_to_begin_and_its_modules_do_not_repeat_where_they_run() -> None:
+    root = Path(next(iter(sparkdl.__path__)))
+    pages = {
+        path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in sorted(root.rglob("*.py"))
+    }
+    packages = {path for path in pages if path.name == "__init__.py"}
+    assert [path for path in packages if not BEGINNING.search(pages[path])] == []
+    assert [path for path in pages.keys() - packages if ONE_SIDE.search(pages[path])] == []

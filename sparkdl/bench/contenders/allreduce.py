@@ -1,7 +1,4 @@
-"""The operations that ``sparkdl bench allreduce`` times: allreduce of each contender, in place on float32 buffers.
-
-Runs on the *rank*.
-"""
+"""The operations that ``sparkdl bench allreduce`` times: allreduce of each contender, in place on float32 buffers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The arithmetic of ``sparkdl bench fit`` alone: forward, backward and optimizer, on batches in memory.
 
-Runs on the *rank*. It is the yardstick, not a contender: nothing is read and no gradient is reduced.
+It is the yardstick, not a contender: nothing is read and no gradient is reduced.
 """
 
 from __future__ import annotations

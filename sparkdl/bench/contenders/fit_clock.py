@@ -1,4 +1,4 @@
-"""Records when a fit of sparkdl trains, and gives its ranks one thread, as all contenders have. Runs on the *ranks*."""
+"""Records when a fit of sparkdl trains, and gives its ranks one thread, as all contenders have."""
 
 from __future__ import annotations
 

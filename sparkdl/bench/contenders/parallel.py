@@ -1,7 +1,4 @@
-"""The training steps that ``sparkdl bench parallel`` times, of a decoder under each kind of parallelism.
-
-Runs on the *rank*.
-"""
+"""The training steps that ``sparkdl bench parallel`` times, of a decoder under each kind of parallelism."""
 
 from __future__ import annotations
 

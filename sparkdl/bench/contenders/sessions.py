@@ -1,4 +1,4 @@
-"""Opens a library on one rank for the duration of the benchmark. Runs on the *rank*."""
+"""Opens a library on one rank for the duration of the benchmark."""
 
 from __future__ import annotations
 

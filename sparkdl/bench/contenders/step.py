@@ -1,4 +1,4 @@
-"""The training steps of each contender that ``sparkdl bench step`` times. Runs on the *rank*."""
+"""The training steps of each contender that ``sparkdl bench step`` times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Communicators over MPI: opening, closing and carrying out operations. Runs on ranks.
+"""Communicators over MPI: opening, closing and carrying out operations.
 
 The ranks must already be in one MPI world: started by ``mpiexec``, or by sparkdl through PMI (see
 :mod:`sparkdl.rendezvous.pmi`). Operations use non-blocking calls of MPI, which are polled, so that each operation has a

@@ -1,4 +1,4 @@
-"""MPI library of this process: the only module that imports mpi4py (others only name its types). Runs on ranks."""
+"""MPI library of this process: the only module that imports mpi4py (others only name its types)."""
 
 from __future__ import annotations
 

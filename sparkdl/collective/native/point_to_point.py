@@ -1,4 +1,4 @@
-"""Messages between two ranks of a native communicator, whose core has only collectives. Runs on ranks."""
+"""Messages between two ranks of a native communicator, whose core has only collectives."""
 
 from __future__ import annotations
 

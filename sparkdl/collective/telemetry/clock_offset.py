@@ -1,7 +1,4 @@
-"""Offset between this rank's clock and rank 0's: ``time.monotonic_ns()`` has a different origin on each host.
-
-Runs on ranks.
-"""
+"""Offset between this rank's clock and rank 0's: ``time.monotonic_ns()`` has a different origin on each host."""
 
 from __future__ import annotations
 

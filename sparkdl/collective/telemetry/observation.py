@@ -1,4 +1,4 @@
-"""The report and the timeline of a communicator. Runs on ranks."""
+"""The report and the timeline of a communicator."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Reads the rows of an epoch for a feed, with threads that decode row groups, a thread that shuffles rows, and a cache.
 
-Runs on every *rank*. :mod:`sparkdl.data.feed.state` decides which rows are read, and in which order.
+:mod:`sparkdl.data.feed.state` decides which rows are read, and in which order.
 """
 
 from __future__ import annotations

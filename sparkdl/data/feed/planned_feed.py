@@ -1,4 +1,4 @@
-"""A feed that keeps the rows of each step when training continues on another number of ranks. Runs on a *rank*.
+"""A feed that keeps the rows of each step when training continues on another number of ranks.
 
 The order of the rows, and which of them form a step, depend on the number of ranks. Training that continues on another
 number of ranks therefore keeps the plan of the ranks that it began with: the batches that these *planned ranks* have in

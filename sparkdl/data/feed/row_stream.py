@@ -1,4 +1,4 @@
-"""An endless stream of the rows of one feed, epoch after epoch, in portions of any size. Runs on a *rank*."""
+"""An endless stream of the rows of one feed, epoch after epoch, in portions of any size."""
 
 from __future__ import annotations
 

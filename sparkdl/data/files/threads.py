@@ -1,4 +1,4 @@
-"""Daemon threads, read-ahead and the release of Arrow's memory. Runs on every *rank*.
+"""Daemon threads, read-ahead and the release of Arrow's memory.
 
 :class:`DaemonThreads` runs calls in order and does not keep a process from exiting. ``ThreadPoolExecutor`` joins its
 threads when the interpreter exits, so that a thread waiting for a Store that does not answer keeps the process alive

@@ -1,7 +1,6 @@
 """Checks that a DataFrame and its columns can be fed to ranks, from its type and schema alone.
 
-Runs on the *driver*. :func:`check_frame` accepts a DataFrame of classic Spark or Spark Connect that is not a stream,
-and imports no pyspark.
+:func:`check_frame` accepts a DataFrame of classic Spark or Spark Connect that is not a stream, and imports no pyspark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detects Spark jobs that failed because of the executors' Python. Runs on the *driver*.
+"""Detects Spark jobs that failed because of the executors' Python.
 
 That Python is missing, has another version than the driver, or lacks sparkdl or another module.
 """

@@ -1,4 +1,4 @@
-"""Short errors for Spark jobs that failed to read or write rows, without Java stack traces. Runs on the *driver*.
+"""Short errors for Spark jobs that failed to read or write rows, without Java stack traces.
 
 Spark does not always say which row group and column of a Parquet file are damaged, and never briefly. The driver
 therefore reads the file that Spark names again, if it can.

@@ -1,9 +1,9 @@
 """The Spark jobs that sparkdl starts: their names in Spark's UI, and the errors of those that fail.
 
-Runs on the *driver*. :func:`spark_job` wraps every block that runs Spark jobs; :func:`jobs_of` wraps the purpose of the
-jobs, such as a fit or a run. On classic Spark the jobs have a description and, unless the user has set one, a job
-group; both are local properties of the thread, and their old values are restored when the block ends. Spark Connect has
-no descriptions: there the jobs have the same words as a tag.
+:func:`spark_job` wraps every block that runs Spark jobs; :func:`jobs_of` wraps the purpose of the jobs, such as a fit
+or a run. On classic Spark the jobs have a description and, unless the user has set one, a job group; both are local
+properties of the thread, and their old values are restored when the block ends. Spark Connect has no descriptions:
+there the jobs have the same words as a tag.
 """
 
 from __future__ import annotations

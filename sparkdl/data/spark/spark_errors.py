@@ -1,4 +1,4 @@
-"""What an exception of a Spark job means: cancelled, executors lost, or the application ended. Runs on the *driver*.
+"""What an exception of a Spark job means: cancelled, executors lost, or the application ended.
 
 The error condition of the exception and the state of the session decide. The texts of messages decide only where
 Spark has no condition: for cancellations before Spark 4, lost executors, and on Spark Connect the end of the server's

@@ -1,6 +1,6 @@
 """``hvd.SyncBatchNorm``: batch normalization with the statistics of all ranks' rows.
 
-Runs on the *rank*. Unlike Horovod's, it also takes CPU tensors.
+Unlike Horovod's, it also takes CPU tensors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The report on hanging ranks: the Python stack of every rank, and the operations that it waited in.
-
-Runs on the driver.
-"""
+"""The report on hanging ranks: the Python stack of every rank, and the operations that it waited in."""
 
 from __future__ import annotations
 

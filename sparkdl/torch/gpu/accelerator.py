@@ -1,6 +1,6 @@
 """The choice of the backend for tensors on GPUs: NCCL, torch's or sparkdl's own, or a way through host memory.
 
-Runs on the *rank*. The ranks exchange which GPU they have, as NCCL needs one for each:
+The ranks exchange which GPU they have, as NCCL needs one for each:
 
 * ``"auto"``: torch's NCCL if every rank has a GPU of its own, host memory if ranks share one, and no backend if some
   rank has none: CUDA tensors are then refused.

@@ -1,4 +1,4 @@
-"""Takes checkpoints during a fit, and resumes a fit from one. Runs on every *rank*.
+"""Takes checkpoints during a fit, and resumes a fit from one.
 
 Rank 0 writes; if the module is divided among ranks, each rank writes its part, and rank 0 the state that all ranks
 share. A fit resumes from the newest complete checkpoint, if it is of the same fit, whether the module was divided or

@@ -1,4 +1,4 @@
-"""The load of a host while its ranks train, sampled under the names that MLflow uses. Runs on a *rank*.
+"""The load of a host while its ranks train, sampled under the names that MLflow uses.
 
 The first rank of each host reports for all its ranks, over the link to the driver, which passes the samples to MLflow:
 ranks need no access to the MLflow server. The samples of the host come from psutil, of the extra ``mlflow``; without

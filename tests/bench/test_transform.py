@@ -52,5 +52,5 @@ def test_rows_hold_rates_and_ratios() -> None:
 
 def test_contenders_with_different_predictions_are_an_error() -> None:
     transform.check_alike("images", {"sparkdl": 1000.0, "spark": 1000.5})
-    with pytest.raises(ParamError, match="images: the predictions of contenders add up to different sums"):
+    with pytest.raises(ParamError, match="images: the predictions .* different sums"):
         transform.check_alike("images", {"sparkdl": 1000.0, "spark": 1002.0})

@@ -110,7 +110,8 @@ def test_any_error_in_a_message_over_mpi_reaches_both_ends() -> None:
     sent, received = run_ranks(2, mpi_failure_scenes.fault_in_messages, transport="mpi")
     for outcome in (sent, received):
         assert "CommunicatorError" in outcome["kinds"], outcome
-        assert "recv of 1000000 float64 from rank 0 with tag 0 failed: TypeError" in outcome["message"]
+        assert "recv of 1000000 float64 from rank 0" in outcome["message"]
+        assert "failed: TypeError" in outcome["message"]
         assert outcome["seconds"] < PROMPTLY_S
 
 

@@ -5,6 +5,7 @@ Runs on stand-ins for NCCL and the CUDA driver, which are compiled here; tests/g
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -100,12 +101,12 @@ def test_operation_past_its_deadline_fails_on_all_ranks_with_its_description() -
     first, *others = seen("late rank")
     # The abort that it sent to the others may come back before its own wait notices.
     assert {"CommunicatorTimeoutError", "CommunicatorAbortedError"} & set(first["kinds"]), first
-    said = "allreduce of 3 float64 on 'late rank/nccl' was not complete on GPU 0 within 0.5 s"
-    assert said in first["message"]
+    said = re.compile("allreduce of 3 float64 on 'late rank/nccl' .* GPU 0 within 0.5 s")
+    assert said.search(first["message"])
     assert first["seconds"] < PROMPTLY_S
     for outcome in others:
         assert "CommunicatorAbortedError" in outcome["kinds"], outcome
-        assert said in outcome["message"]
+        assert said.search(outcome["message"])
 
 
 def test_wait_that_is_too_short_can_be_repeated() -> None:
@@ -118,7 +119,7 @@ def test_wait_that_is_too_short_can_be_repeated() -> None:
 def test_opening_that_hangs_ends_at_its_deadline_and_leaves_the_communicator_usable() -> None:
     for outcome in seen("hangs"):
         assert "CommunicatorTimeoutError" in outcome["kinds"], outcome
-        assert "NCCL did not open within 1.5 s: ranks 0, 1, 2 still waited" in outcome["message"]
+        assert "within 1.5 s: ranks 0, 1, 2 still waited" in outcome["message"]
         assert "NCCL_SOCKET_IFNAME" in outcome["message"]
         assert outcome["seconds"] < PROMPTLY_S
         assert outcome["communicator"] is None
@@ -174,7 +175,8 @@ def test_ranks_may_share_a_gpu_where_nccl_is_told_so_and_new_enough(
 def test_missing_gpu_is_named_with_its_rank() -> None:
     for outcome in seen("no gpu"):
         assert "ParamError" in outcome["kinds"], outcome
-        assert "rank 1: there is no GPU 1: this process sees 1 (CUDA_VISIBLE_DEVICES" in outcome["message"]
+        assert "rank 1: there is no GPU 1" in outcome["message"]
+        assert "sees 1 (CUDA_VISIBLE_DEVICES" in outcome["message"]
 
 
 def test_versions_that_differ_are_named() -> None:
@@ -222,10 +224,7 @@ ARGUMENTS = {
     "read-only": ("ParamError", "read-only"),
     "unknown memory": ("ParamError", "the input is not in memory that CUDA knows"),
     "other gpu": ("ParamError", "is in memory of GPU"),
-    "blocks": (
-        "ParamError",
-        "out must hold a block like array for each of 3 ranks: 12 float32, got 4 float32",
-    ),
+    "blocks": ("ParamError", "3 ranks: 12 float32, got 4 float32"),
     "op": ("ParamError", "op must be 'sum', 'avg', 'min', 'max' or 'product', got 'mean'"),
     "int16": ("ParamError", "NCCL has no int16; it takes int8"),
     "scaled int": ("ParamError", "scales the sum and the average of floats alone"),

@@ -63,7 +63,8 @@ def test_operation_that_misses_its_deadline_is_aborted_on_the_gpu() -> None:
 
 def test_ranks_that_share_a_gpu_are_refused_with_their_numbers_and_the_gpu() -> None:
     for text in run_ranks(2, scenes.shared_gpu, timeout_s=120, variables={"CUDA_VISIBLE_DEVICES": "0"}):
-        assert text.startswith("ParamError: NCCL needs a GPU for every rank, but ranks 0, 1 share GPU-")
+        assert text.startswith("ParamError: ")
+        assert "ranks 0, 1 share GPU-" in text
         assert str(torch.cuda.get_device_properties(0).uuid) in text
 
 

@@ -246,10 +246,7 @@ def check_ranks_that_never_agree_are_told_so_within_the_deadline() -> None:
 
 
 def check_a_stalled_request_is_given_up_alike_on_all_ranks_long_before_the_deadline() -> None:
-    message = (
-        "shut down. On '.*', allreduce.of 0 stalled for 1 s: rank 1 did not ask for it; "
-        "allreduce.of 1 stalled for 1 s: rank 0 did not ask for it. Look at what those ranks are doing"
-    )
+    message = "allreduce.of 0 stalled for 1 s: rank 1 .*; allreduce.of 1 stalled for 1 s: rank 0 "
     with again_with(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="1"):
         began = time.monotonic()
         with pytest.raises(hvd.HorovodInternalError, match=message) as caught:

@@ -145,7 +145,7 @@ def check_recomputed_blocks_begin_with_the_same_buffers() -> None:
 def check_a_gpt2_sharded_by_its_blocks_equals_one_process() -> None:
     check(Parallelism(data=2, shard=2), gpt2, recompute=True)
     for sizes in (Parallelism(tensor=4), Parallelism(pipeline=4)):
-        with pytest.raises(ParamError, match="carries no plan|does not say how it can be cut"):
+        with pytest.raises(ParamError, match="carries no plan|how it can be cut"):
             check_parts(gpt2(), sizes.resolve(4), 8)
 
 

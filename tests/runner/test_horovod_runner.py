@@ -51,8 +51,9 @@ def test_ranks_wait_for_each_other_as_long_as_under_horovod():
 
 def test_stopped_process_is_a_hang_although_waits_have_no_limit(monkeypatch):
     monkeypatch.setattr(horovod_runner, "SILENCE_TIMEOUT_S", 2.0)
-    with pytest.raises(HangError, match=r"Rank 0 on .* hangs.*is stopped, as by SIGSTOP"):
+    with pytest.raises(HangError, match="is stopped, as by SIGSTOP") as caught:
         runner_of(1).run(functions.stop_itself)
+    assert caught.value.rank == 0
 
 
 def test_unsupported_arguments_are_explained():
@@ -66,7 +67,7 @@ def test_unsupported_arguments_are_explained():
         HorovodRunner(np=-1, driver_log_verbosity="most").run(notebook.where_am_i)
     with pytest.raises(ParamError, match=r"takes a function, and main is 'train.py'"):
         HorovodRunner(np=-1).run("train.py")
-    with pytest.raises(LaunchError, match="no active Spark session. Create it first, or use np=-4"):
+    with pytest.raises(LaunchError, match="no active Spark session.* np=-4"):
         HorovodRunner(np=4).run(notebook.where_am_i)
 
 

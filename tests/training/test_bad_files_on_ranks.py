@@ -81,17 +81,11 @@ def rewritten(dataset: ParquetDataset, path: Path) -> None:
 def test_both_ranks_end_with_the_error_of_the_rank_that_read_the_bad_file(tmp_path: Path) -> None:
     expected = {
         damaged: ("CorruptFileError", r"part-1.parquet, row group 5, column 'x' failed"),
-        vanished: ("FileVanishedError", "part-1.parquet, row group 0 failed: the file is no longer there"),
+        vanished: ("FileVanishedError", "part-1.parquet, row group 0 failed"),
         retyped: ("ColumnMismatchError", "part-1.parquet, row group 0 failed: Column 'x' holds"),
-        lengthened: (
-            "ColumnMismatchError",
-            "part-1.parquet, row group 0 failed: Column 'x' has arrays of 5 elements",
-        ),
-        rewritten: (
-            "FileChangedError",
-            "part-1.parquet, row group 0 failed: it was written again since the dataset was described",
-        ),
-        shortened: ("FileChangedError", "part-1.parquet, row group 4 failed: it has 3 rows now, but had 5"),
+        lengthened: ("ColumnMismatchError", "part-1.parquet, row group 0 failed: Column 'x' has arrays of 5"),
+        rewritten: ("FileChangedError", "part-1.parquet, row group 0 failed: it was written again"),
+        shortened: ("FileChangedError", "part-1.parquet, row group 4 failed: it has 3 rows now"),
     }
     datasets = []
     for number, spoil in enumerate(expected):

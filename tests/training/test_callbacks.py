@@ -74,7 +74,5 @@ def test_stop_request_of_one_rank_stops_all_and_patience_restores_the_best_weigh
 
 
 def test_a_callback_that_fails_on_one_rank_ends_all(dataset):
-    with pytest.raises(
-        RankError, match="Callback FailsOnOneRank failed in on_epoch_end, epoch 1 on rank 1: Key"
-    ):
+    with pytest.raises(RankError, match="FailsOnOneRank .* on_epoch_end, epoch 1 on rank 1: Key"):
         run_ranks(2, train_all, [(make_spec(callbacks=(FailsOnOneRank(),)), dataset)])

@@ -29,11 +29,7 @@ def test_ranks_count_filtered_rows_together_and_share_them_exactly(folder: str) 
 @pytest.mark.parametrize(
     ("fails", "kind", "words"),
     [
-        (
-            "filter",
-            "DataError",
-            "part-1.parquet, row group 0 failed: the row filter failed: ValueError: no such luck",
-        ),
+        ("filter", "DataError", "part-1.parquet, row group 0 failed: the row filter failed: ValueError"),
         ("damage", "CorruptFileError", "part-1.parquet, row group 0, column 'id' failed"),
         ("expired", "StoreAccessError", "part-1.parquet, row group 0 failed: the credentials have expired"),
         ("silent", "DataError", "part-1.parquet, row group 0 took longer than 3 s"),
@@ -54,4 +50,4 @@ def test_every_rank_reports_why_one_could_not_count_in_time(
     (waiting, told), (counting, said) = run_ranks(2, fail_to_count, dataset, fails)
     assert (waiting, counting) == (kind, kind)
     assert words in said
-    assert told == f"The rows that pass the filter could not be counted on rank 1: {said}"
+    assert told.endswith(f"could not be counted on rank 1: {said}")

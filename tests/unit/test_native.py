@@ -57,7 +57,7 @@ def _wait_for_absent(communicator: _native.Communicator, rank: int) -> str:
 
 def test_missed_deadline_names_the_absent_ranks_on_all_ranks() -> None:
     for message in fork_ranks(World([0, 0, 0, 0]), _wait_for_absent):
-        assert "allreduce of 1024 float32 waited 0.3 s: ranks 1, 3 had not joined" in message
+        assert "1024 float32 waited 0.3 s: ranks 1, 3 " in message
 
 
 def _die_while_others_wait(communicator: _native.Communicator, rank: int) -> tuple[str, float]:
@@ -174,7 +174,8 @@ def _leave_early(communicator: _native.Communicator, rank: int) -> str:
 def test_error_after_a_peer_closed_names_it_and_the_operation(host_of_rank: list[int]) -> None:
     for rank, message in enumerate(fork_ranks(World(host_of_rank), _leave_early)):
         if rank != 1:
-            assert "rank 1 closed the communicator before it took part in allreduce" in message
+            assert "rank 1 closed the communicator " in message
+            assert "allreduce" in message
 
 
 @pytest.fixture

@@ -76,9 +76,7 @@ def test_rows_whose_writing_spark_cancels_are_removed(
     canceller.start()
     rows = spark.range(0, 10, 1, 1).mapInArrow(hold, "id long")
     try:
-        with pytest.raises(
-            LaunchCancelledError, match=r"writing rows: the job was cancelled in Spark: .*(?i:cancel)"
-        ):
+        with pytest.raises(LaunchCancelledError, match=r"writing rows: .* in Spark: .*(?i:cancel)"):
             materialize(rows, ["id"], tmp_path / "store")
     finally:
         canceller.join()

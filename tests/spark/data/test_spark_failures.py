@@ -73,10 +73,7 @@ def test_a_damaged_file_is_named_whether_rows_are_read_in_place_or_copied(
 ) -> None:
     df = spark.read.parquet(str(damaged))
     for rows in (df, df.where("x >= 0")):
-        with pytest.raises(
-            CorruptFileError,
-            match=r"Reading .*/b\.parquet, row group 1, column 'pair' failed: .* write it again",
-        ) as caught:
+        with pytest.raises(CorruptFileError, match=r"/b\.parquet, row group 1, column 'pair'") as caught:
             materialize(rows, ["x", "pair"], store)
         assert len(str(caught.value)) < LONGEST_MESSAGE
         assert caught.value.__cause__ is not None, "what Spark said is kept"

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from sparkdl.errors import DataError, ParamError, SparkdlError
+from sparkdl.errors import DataError, ParamError, RankError
 from sparkdl.estimators import TorchModel
 from tests.spark.estimators.estimator_examples import make_estimator
 
@@ -123,10 +123,11 @@ def test_labels_param_defines_the_classes_in_order_although_rows_lack_one(frame,
     assert all(row["prediction"] == labels[int(row["probability"].argmax())] for row in found)
     told = [row["prediction"] == row["kind"] for row in found if row["kind"] != "plum"]
     assert np.mean(told) > 0.8
-    with pytest.raises(
-        SparkdlError, match="In epoch 1, step 1 on rank 0: Column 'kind' holds 'plum', which is none"
-    ):
+    with pytest.raises(RankError, match="Column 'kind' holds 'plum', which is none") as caught:
         estimator.copy({estimator.labels: labels[1:], estimator.model: nn.Linear(4, 3)}).fit(named)
+    assert caught.value.rank == 0
+    assert isinstance(caught.value.__cause__, DataError)
+    assert caught.value.__cause__.position == "epoch 1, step 1"
 
 
 @pytest.mark.any_spark_will_do

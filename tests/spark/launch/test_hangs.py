@@ -38,9 +38,7 @@ def test_rank_that_sleeps_while_others_wait_is_named_with_the_stacks_of_all(
 ) -> None:
     with (
         caplog.at_level(logging.ERROR, "sparkdl.launch"),
-        pytest.raises(
-            HangError, match=r"Rank 1 on \S+ hangs.*rank 0 has waited .* 'gradients' .* for rank 1"
-        ) as caught,
+        pytest.raises(HangError, match="rank 0 has waited .* 'gradients' .* for rank 1") as caught,
     ):
         launch(functions.sleep_on, 1, str(tmp_path), **WAITS)
     assert caught.value.rank == 1
@@ -62,8 +60,9 @@ def test_hang_is_found_also_where_executors_cannot_reach_the_driver(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "DriverChannel", UnreachableChannel)
-    with pytest.raises(HangError, match=r"Rank 1 on \S+ hangs.*rank 0 has waited .* 'gradients'") as caught:
+    with pytest.raises(HangError, match="rank 0 has waited .* 'gradients'") as caught:
         launch(functions.sleep_on, 1, str(tmp_path), **WAITS)
+    assert caught.value.rank == 1
     assert "in sleep_on" in caught.value.traceback_text
     assert "waiting in allreduce 'gradients'" in caught.value.report
     assert wait_until_gone(functions.pids_in(tmp_path), 10) == []
@@ -74,7 +73,7 @@ def test_python_worker_that_is_stopped_is_named_and_ended(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "END_TIMEOUT_S", 0.5)
-    with pytest.raises(HangError, match="no message from the task of rank 1 for") as caught:
+    with pytest.raises(HangError, match="no message from the task of rank 1") as caught:
         launch(functions.stop_own_worker_on, 1, str(tmp_path), hang_timeout_s=HANG_S)
     assert caught.value.rank == 1
     workers = [int((tmp_path / "worker").read_text())]
@@ -195,13 +194,11 @@ def test_a_launch_after_a_lost_executor_waits_for_its_replacement(
     os.kill(executor_pid(spark.conf.get("spark.driver.port"), executor), signal.SIGKILL)
     assert eventually(lambda: wait_for_slots(spark, 2, timeout_s=0) == 1, timeout_s=180)
     waits: list[str] = []
-    with pytest.raises(LaunchError, match="3 ranks need 3 slots at once and the cluster has"):
+    with pytest.raises(LaunchError, match="3 ranks need 3 slots"):
         # More than the cluster will ever have: the launch does not wait for them.
         run_on_ranks(functions.sum_of_ranks, num_ranks=3, spark=spark, on_wait=waits.append)
     assert not waits
-    with pytest.raises(
-        SlotsMissingError, match=r"the cluster has 1\. Spark has 1 of 2 executors: .* to 1, or"
-    ):
+    with pytest.raises(SlotsMissingError, match=r"has 1\. Spark has 1 of 2 executors: .* to 1, "):
         run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=0.01)
     values = run_on_ranks(
         functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=300, on_wait=waits.append

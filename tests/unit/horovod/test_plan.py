@@ -38,7 +38,8 @@ def test_no_request_runs_if_none_is_common() -> None:
 
 def test_a_name_with_two_descriptions_fails() -> None:
     [step] = plan_steps([[A], [allreduce("a", 3)]])
-    assert step.error.startswith("Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [2]")
+    assert step.error.startswith("Mismatched ALLREDUCE tensor shapes: ")
+    assert "shape [2]" in step.error
 
 
 def test_ranks_that_have_joined_are_not_waited_for() -> None:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from sparkdl.horovod.torch.engine.plan import Report
-from sparkdl.horovod.torch.engine.stalls import StallWatch, find_stall
+from sparkdl.horovod.torch.engine.stalls import REMEDY, StallWatch, find_stall
 
 
 def test_warning_names_only_requests_that_stay_missing(caplog: pytest.LogCaptureFixture) -> None:
@@ -16,8 +16,7 @@ def test_warning_names_only_requests_that_stay_missing(caplog: pytest.LogCapture
         watch.note({"allreduce.a": [1, 2]})
         watch.note({"allreduce.a": [1, 2]})
     assert "allreduce.a has waited" in caplog.text
-    assert "on 'world': ranks 1, 2 did not ask for it. Look at what those ranks are doing" in caplog.text
-    assert "other requests continued" not in caplog.text
+    assert "on 'world': ranks 1, 2 did not ask" in caplog.text
     caplog.clear()
     for patient in (StallWatch("world", warn_after_s=60.0), StallWatch("world", warn_after_s=None)):
         with caplog.at_level(logging.WARNING):
@@ -48,9 +47,10 @@ def test_all_ranks_give_up_a_request_that_one_rank_reports_as_stalled() -> None:
         Report(requests=(), stalled={"allreduce.a": 3.0, "allreduce.ran": 3.0}),
         Report(requests=()),
     ]
-    assert find_stall("'world'", reports, missing) == (
-        "On 'world', allreduce.a stalled for 3 s: ranks 1, 2 did not ask for it. Look at what those ranks are doing:"
-        " all ranks of a process set have to make the same requests, under the same names."
-    )
+    stall = find_stall("'world'", reports, missing)
+    assert stall is not None
+    assert stall.startswith("On 'world', allreduce.a stalled for 3 s: ranks 1, 2 ")
+    assert stall.endswith(REMEDY)
+    assert "allreduce.ran" not in stall
     assert find_stall("'world'", reports, {}) is None
     assert find_stall("'world'", [None, Report(requests=())], missing) is None

@@ -28,9 +28,9 @@ def test_a_wrong_value_among_options_in_any_order_ends_with_2_and_one_line(tmp_p
     file = str(write_job(tmp_path))
     assert main(["train", *(file if part == "JOB" else part for part in order)]) == 2
     said = capsys.readouterr()
-    assert said.err == (
-        "sparkdl: the argument 'epohcs=3': params.epohcs: TorchEstimator has no Param 'epohcs'. Did you mean epochs?\n"
-    )
+    (line,) = said.err.splitlines()
+    assert line.startswith("sparkdl: the argument 'epohcs=3': params.epohcs: ")
+    assert line.endswith("Did you mean epochs?")
     assert said.out == ""
 
 
@@ -47,7 +47,7 @@ def test_output_folder_that_no_job_wrote_is_refused_before_spark_starts(tmp_path
     file = write_job(tmp_path)
     (tmp_path / "thesis.tex").touch()
     assert main(["train", str(file), f"output={tmp_path}"]) == 2
-    assert "was not written by a job. Choose another output" in capsys.readouterr().err
+    assert "was not written by a job" in capsys.readouterr().err
 
 
 def test_job_script_prints_a_program_that_takes_the_same_arguments(tmp_path, capsys, monkeypatch):
@@ -77,7 +77,7 @@ def test_missing_library_is_named(tmp_path, capsys, monkeypatch):
         command.importlib.util, "find_spec", lambda name: None if name == "yaml" else object()
     )
     assert main(["train", str(write_job(tmp_path))]) == 2
-    assert "A job needs pyyaml; install it with: pip install pyyaml" in capsys.readouterr().err
+    assert "install it with: pip install pyyaml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,22 @@ import pytest
 from sparkdl.collective import Coordinator
 from sparkdl.errors import HangError, LaunchError, ParamError
 from sparkdl.launch import RankContext, local_launch, run_on_local_ranks
-from sparkdl.launch.local_launch import _gpus_of
+from sparkdl.launch.local_launch import gpus_of
 from tests.flood import flooded
 from tests.processes import listens_on, wait_until_gone, with_descendants
 
 
 def test_local_ranks_get_the_visible_gpus_in_turn(tmp_path):
-    assert _gpus_of(1, 0, {}) is None
-    assert _gpus_of(1, 2, {}, tmp_path / "no driver") == ["2", "3"]
+    assert gpus_of(1, 0, {}) is None
+    assert gpus_of(1, 2, {}, tmp_path / "no driver") == ["2", "3"]
     for name in ("0000:3b:00.0", "0000:5e:00.0"):
         (tmp_path / name).mkdir()
-    assert _gpus_of(1, 1, {}, tmp_path) == ["1"]
-    with pytest.raises(LaunchError, match=r"Rank 1 was to have GPUs 2, 3, counted from 0, and .* has 2\."):
-        _gpus_of(1, 2, {}, tmp_path)
-    assert _gpus_of(1, 1, {"CUDA_VISIBLE_DEVICES": "7,GPU-x"}) == ["GPU-x"]
-    with pytest.raises(LaunchError, match="Rank 1 was to have GPUs 2, 3 of .*=7,8,9, which names 3"):
-        _gpus_of(1, 2, {"CUDA_VISIBLE_DEVICES": "7,8,9"})
+    assert gpus_of(1, 1, {}, tmp_path) == ["1"]
+    with pytest.raises(LaunchError, match=r"Rank 1 .* GPUs 2, 3, .* has 2\."):
+        gpus_of(1, 2, {}, tmp_path)
+    assert gpus_of(1, 1, {"CUDA_VISIBLE_DEVICES": "7,GPU-x"}) == ["GPU-x"]
+    with pytest.raises(LaunchError, match="Rank 1 .* GPUs 2, 3 .*=7,8,9, which names 3"):
+        gpus_of(1, 2, {"CUDA_VISIBLE_DEVICES": "7,8,9"})
     with pytest.raises(ParamError, match="at least 1, got 0"):
         run_on_local_ranks(print, num_ranks=0)
 
@@ -75,9 +75,7 @@ def wait_for_rank_one(context: RankContext) -> None:
 
 def test_rank_that_others_wait_for_is_named_with_its_stack(caplog: pytest.LogCaptureFixture):
     pids = []
-    with pytest.raises(
-        HangError, match=r"Rank 1 on \S+ hangs.*rank 0 has waited .* in opening on 'world' for rank 1"
-    ) as caught:
+    with pytest.raises(HangError, match="rank 0 has waited .* opening on 'world' for rank 1") as caught:
         run_on_local_ranks(
             wait_for_rank_one,
             num_ranks=2,
@@ -85,6 +83,7 @@ def test_rank_that_others_wait_for_is_named_with_its_stack(caplog: pytest.LogCap
             silence_timeout_s=120.0,  # on a busy machine heartbeats may be late
             on_event=lambda rank, event: pids.append(event["pid"]),
         )
+    assert caught.value.rank == 1
     assert "in wait_for_rank_one" in caught.value.traceback_text
     assert caught.value.report in caplog.text
     assert "waiting in opening on 'world' for " in caught.value.report

@@ -180,7 +180,8 @@ def test_a_missing_value_is_a_bad_request_in_every_form(served_wine, form, name)
     status, answer = asked(served_wine, form, [WINE, {**WINE, name: None}, WINE, {**WINE, name: None}])
     assert status == 400, answer
     if name != "magnesium":  # for which MLflow's own error says that it is no integer
-        assert f"Column '{name}' holds null or NaN in 2 of 4 rows, the first of them row 1." in answer
+        assert f"'{name}' holds null or NaN in 2 of 4 rows" in answer
+        assert "row 1" in answer
 
 
 @pytest.mark.parametrize("missing", [None, np.nan, pd.NA])
@@ -393,7 +394,7 @@ def test_another_package_named_sparkdl_is_not_mistaken_for_it(carried, tmp_path)
     (package / "__init__.py").write_text("class HorovodRunner:\n    pass\n")
     installed, imported = run_python(python, STRANGER, path, path=tmp_path)
     assert installed == "sparkdl.mlflow.pyfunc"
-    assert f"has imported another project's package of that name from {package}" in imported
+    assert f"package of that name from {package}" in imported
     assert "pip uninstall sparkdl" in imported
 
 
@@ -429,7 +430,7 @@ def test_loaded_model_is_logged_again_with_its_code(saved, tmp_path):
 
 
 def test_invalid_objects_to_log_or_load_are_named(tracked, tmp_path):
-    with pytest.raises(ParamTypeError, match=r"takes the TorchModel that a fit returns, got torch\.nn"):
+    with pytest.raises(ParamTypeError, match=r"takes the TorchModel .* got torch\.nn"):
         sparkdl.mlflow.save_model(nn.Linear(1, 1), tmp_path / "model")
     with pytest.raises(ParamTypeError, match="alias needs a registered_model_name"):
         sparkdl.mlflow.log_model(many_into_many(), registered_model_alias="best")

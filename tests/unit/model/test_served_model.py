@@ -58,7 +58,7 @@ def test_arrays_and_scalars_have_their_shapes():
         ({"x": [[1.0, pd.NA, 3.0]]}, "'x' holds null or NaN in 1 of 1 rows, .* row 0"),
         (
             {"x": [[0.0] * 3, [math.nan] * 3, [0.0] * 3, [0.0, 0.0, math.nan]]},
-            "Column 'x' holds null or NaN in 2 of 4 rows, the first of them row 1. Fill .* set the param allow_nan",
+            "'x' holds null or NaN in 2 of 4 rows, .* row 1.* allow_nan",
         ),
         ({"x": [[0.0] * 3, [0.0, 1e300, 0.0]]}, "Row 1 of column 'x' holds 1e.300, .* trained on float32"),
     ],
@@ -172,8 +172,8 @@ def test_nan_outputs_are_an_error_that_names_the_columns_with_nan(kind, rows, ba
     model = Predictor(SavedModel(Echo(), make_signature((width,), kind, **count)), batch_size=2)
     columns = {"x": np.array(rows, np.float32)}
     what = "NaN" if np.isnan(columns["x"]).any() else "infinity"
-    told = f"for {bad} of {len(rows)} rows, the first of them row 1, .* column 'x' holds {what} in {bad}"
-    with pytest.raises(DataError, match=f"output is NaN {told}"):
+    told = f"NaN for {bad} of {len(rows)} rows, .* row 1, .* column 'x' holds {what} in {bad}"
+    with pytest.raises(DataError, match=told):
         model.predict(columns)
     assert len(model.predict({"x": columns["x"][:1]})["y"]) == 1
     if what == "infinity":
@@ -197,7 +197,7 @@ def test_a_model_that_has_diverged_names_no_class():
     nn.init.constant_(module.weight, math.nan)
     saved = SavedModel(module, make_signature((3,), "class", num_classes=2))
     for rows in (pd.DataFrame({"x": [[0.0, 1.0, 2.0]] * 3}), np.zeros((3, 3))):
-        with pytest.raises(DataError, match="NaN for 3 of 3 rows, .* finite numbers.* weights are of no use"):
+        with pytest.raises(DataError, match="NaN for 3 of 3 rows, .* finite numbers"):
             PyfuncModel(saved).predict(rows)
     with pytest.raises(DataError, match="output is NaN for 3 of 3 rows"):
         Predictor(saved).answer_complete({"x": np.zeros((3, 3), np.float32)}, ("prediction",))

@@ -63,7 +63,7 @@ def test_index_beside_a_single_file_of_weights_is_refused(tmp_path: Path) -> Non
     safetensors.torch.save_file(
         {name: 2 * tensor for name, tensor in parts.items()}, tmp_path / "model.safetensors"
     )
-    with pytest.raises(StoreError, match="Remove the weights that are not those of the model"):
+    with pytest.raises(StoreError, match="Remove the weights"):
         load_weights(model, str(tmp_path))
     assert torch.equal(model.bias.detach(), parts["bias"])
     index.write_text(json.dumps({"weight_map": dict.fromkeys(parts, "model.safetensors")}))
@@ -74,5 +74,5 @@ def test_index_beside_a_single_file_of_weights_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize("index", ["[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1, "b": "c"}}', "{"])
 def test_invalid_index_is_named(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(StoreError, match="index of the weights in .* cannot be read"):
+    with pytest.raises(StoreError, match="index of the weights"):
         load_weights(nn.Linear(2, 2), str(tmp_path))

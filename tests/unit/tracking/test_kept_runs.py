@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 
 import mlflow
@@ -77,7 +78,7 @@ def test_refused_model_is_kept_and_sent_when_it_is_permitted(tracked, caplog):
         other = mlflow.MlflowClient(elsewhere)
         assert not other.search_runs(["0"])
         assert not other.search_registered_models()
-    assert "MLflow refuses registration of the run of this fit: you may not" in caplog.text
+    assert re.search("MLflow refuses registration of .*: you may not", caplog.text)
     mlflow.set_tracking_uri(here)
     assert len(list(tracked.glob("store/unsent-runs/*"))) == 1
     mlflow.pyfunc.load_model(first.model_uri)
@@ -99,7 +100,7 @@ def test_refused_model_is_kept_and_sent_when_it_is_permitted(tracked, caplog):
     # Registering again returns the same version, and the alias stays with the newer one.
     assert register(mlflow.MlflowClient(), first.model_uri, DIGITS) == "1"
     assert (len(versions()), champion()) == (2, 2)
-    assert "The alias champion of digits stays at version 2" in caplog.text
+    assert "alias champion of digits stays at version 2" in caplog.text
 
 
 def test_kept_run_that_cannot_be_read_does_not_block_the_others(tracked, caplog):

@@ -89,7 +89,7 @@ def test_messages_to_a_store_that_goes_away_are_kept_with_a_warning_and_sent_lat
         for epoch in (2, 3):
             run.log_metrics(epoch, {"loss": 1 / epoch})
         run.log_file("reports/said.txt", b"something")
-    assert caplog.text.count("Logging the run of this fit to MLflow failed") == 1
+    assert caplog.text.count("to MLflow failed") == 1
     assert f"sparkdl.mlflow.send_kept('{tracked}/store')" in caplog.text
     assert len(kept(tracked)) == 1
     assert mlflow.active_run() is None
@@ -131,7 +131,7 @@ def test_refused_message_is_named_and_does_not_block_the_others(tracked, open_ru
         run.log_params({"epochs": 1})
         run.log_params({"epochs": 2})
         run.log_metrics(1, {"loss": 0.5})
-    assert "MLflow refuses params of the run of this fit" in caplog.text
+    assert "MLflow refuses params " in caplog.text
     assert mlflow.get_run(run.run_id).data.metrics == {"loss": 0.5}
     assert kept(tracked) == []
 

@@ -190,11 +190,11 @@ def test_integers_of_numpy_are_taken_and_the_state_is_json() -> None:
 
 
 def test_a_state_of_another_length_is_refused() -> None:
-    with pytest.raises(ParamError, match="Rows have 4 tokens, but the state is of rows of 8"):
+    with pytest.raises(ParamError, match="have 4 tokens, .* rows of 8"):
         SequencePacker(4, batch_size=1).resume(SequencePacker(8, batch_size=1).state())
 
 
 @pytest.mark.parametrize("state", [{}, None, {"length": 4, "open": []}])
 def test_invalid_state_of_a_packer_is_refused(state: object) -> None:
-    with pytest.raises(ParamError, match=r"not a state of a packer: .*a dict of length, open, done"):
+    with pytest.raises(ParamError, match="a dict of length, open, done"):
         SequencePacker(4, batch_size=1).resume(state)

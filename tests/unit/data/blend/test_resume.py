@@ -164,7 +164,7 @@ def test_state_of_a_blend_with_another_seed_is_refused_and_the_blend_keeps_its_p
         list(islice(first, 3))
         expected = [batch["id"].tolist() for batch in islice(whole, 4)]
         assert [batch["id"].tolist() for batch in islice(other, 2)] == expected[:2]
-        with pytest.raises(DataError, match="feed 'b' of the blend .*seed was 0 and is now 1"):
+        with pytest.raises(DataError, match="feed 'b' .*seed was 0 and is now 1"):
             other.resume(first.state())
         assert [batch["id"].tolist() for batch in islice(other, 2)] == expected[2:]
 
@@ -173,10 +173,10 @@ def test_invalid_state_of_a_blend_is_refused_with_the_reason(tmp_path: Path) -> 
     with blend_of(datasets_of(str(tmp_path), [[30], [20]]), batch_size=4) as blend:
         good = blend.state()
         for bad, message in (
-            ({}, r"not a state of a blend: \{\}\. Give .* a dict of version"),
+            ({}, r"not a state of a blend: \{\}\. .*version"),
             (None, "not a state of a blend: None"),
             ({key: good[key] for key in good if key != "drawn"}, "It lacks drawn"),
-            ({**good, "drawn": [3]}, r"drawn is \[3\], and has to be a list of 2 whole numbers"),
+            ({**good, "drawn": [3]}, r"drawn is \[3\], .* list of 2 whole numbers"),
             ({**good, "drawn": [3, -1]}, r"drawn is \[3, -1\]"),
             ({**good, "drawn": [True, 0]}, r"drawn is \[True, 0\]"),
             ({**good, "steps_done": "x"}, "steps_done is 'x'"),

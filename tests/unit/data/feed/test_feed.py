@@ -248,9 +248,7 @@ def test_lists_of_any_length_are_read_from_plain_files_with_the_shapes_argument(
     pq.write_table(pa.table({"tokens": tokens, "grid": grids, "id": range(5)}), tmp_path / "a.parquet")
     with (
         ParquetFeed(tmp_path, columns=["tokens"], batch_size=5) as feed,
-        pytest.raises(
-            DataError, match=r"of 0 to 3 elements; all must have 0\. .* shapes=\{'tokens': \(None,\)\}"
-        ),
+        pytest.raises(DataError, match=r"of 0 to 3 elements; .* shapes=\{'tokens': \(None,\)\}"),
     ):
         list(feed)
     with (
@@ -275,7 +273,7 @@ def test_lists_of_any_length_are_read_from_plain_files_with_the_shapes_argument(
 def test_shapes_that_fit_no_column_are_refused(write_dataset: WriteDataset) -> None:
     dataset = write_dataset([[5]])
     for shapes, message in (
-        ({"half": (None,)}, r"shapes gives \(None,\) for column 'half', which is not an array"),
+        ({"half": (None,)}, r"\(None,\) for column 'half', which is not an array"),
         ({"grid": (None,)}, r"\(None,\) for column 'grid', which has 2 levels of arrays"),
         ({"vector": 3}, "3 for column 'vector', which is an array"),
         ({"vector": (-1,)}, r"\(-1,\) for column 'vector'"),
@@ -284,9 +282,7 @@ def test_shapes_that_fit_no_column_are_refused(write_dataset: WriteDataset) -> N
             ParquetFeed(dataset.url, shapes=shapes, batch_size=2)
     with pytest.raises(DataError, match="There is no column 'tokens'"):
         ParquetFeed(dataset.url, shapes={"tokens": (None,)}, batch_size=2)
-    with pytest.raises(
-        ParamError, match=r"this dataset tells the shapes of its columns: id \(\), .*vector \(3,\)"
-    ):
+    with pytest.raises(ParamError, match=r"shapes of its columns: id \(\), .*vector \(3,\)"):
         ParquetFeed(dataset, shapes={"vector": (3,)}, batch_size=2)
     with ParquetFeed(dataset.url, columns=["id"], shapes={"vector": (3,)}, batch_size=2) as feed:
         assert list(next(iter(feed))) == ["id"]

@@ -287,14 +287,12 @@ def test_state_of_other_files_or_settings_is_refused_with_the_difference(write_d
     with ParquetFeed(dataset, columns=["id"], batch_size=10) as feed:
         state = feed.state()
     smaller = ParquetDataset(url=dataset.url, columns=dataset.columns, row_groups=dataset.row_groups[:1])
-    with pytest.raises(
-        DataError, match="number of files was 2 and is now 1.*selected rows was 50 and is now 25"
-    ):
+    with pytest.raises(DataError, match=r"files was 2 .* now 1;.* rows was 50 .* 25\."):
         ParquetFeed(smaller, columns=["id"], batch_size=10).resume(state)
     swapped = ParquetDataset(url=dataset.url, columns=dataset.columns, row_groups=dataset.row_groups[::-1])
     with pytest.raises(DataError, match="files have other names"):
         ParquetFeed(swapped, columns=["id"], batch_size=10).resume(state)
-    with pytest.raises(DataError, match="seed was 0 and is now 1; shuffle was True and is now False"):
+    with pytest.raises(DataError, match="seed was 0 .* 1; shuffle was True .* False"):
         ParquetFeed(dataset, columns=["id"], batch_size=10, seed=1, shuffle=False).resume(state)
     with pytest.raises(DataError, match="version 9"):
         ParquetFeed(dataset, columns=["id"], batch_size=10).resume({**state, "version": 9})
@@ -325,15 +323,15 @@ def test_invalid_state_of_a_feed_is_refused_with_the_reason(write_dataset: Write
     with ParquetFeed(write_dataset([[25]]), columns=["id"], batch_size=10) as feed:
         good = feed.state()
         for bad, message in (
-            ({}, r"not a state of a feed: \{\}\. Give .* a dict of version, epoch"),
+            ({}, r"not a state of a feed: \{\}\. .*version, epoch"),
             (None, "not a state of a feed: None"),
             ("x", "not a state of a feed: x"),
             ({key: good[key] for key in good if key != "epoch"}, "It lacks epoch"),
-            ({**good, "epoch": -3}, "epoch is -3, and has to be a whole number, at least 0"),
+            ({**good, "epoch": -3}, "epoch is -3, .* whole number, at least 0"),
             ({**good, "epoch": 1.0}, "epoch is 1.0"),
             ({**good, "of": 3}, "of is 3"),
             ({**good, "stretches": "q"}, "stretches is 'q', and has to be a list"),
-            ({**good, "stretches": [[0, 0, 0]]}, r"a stretch is \[0, 0, 0\], and has to be \[number of"),
+            ({**good, "stretches": [[0, 0, 0]]}, r"a stretch is \[0, 0, 0\]"),
             ({**good, "stretches": [[1, 10]]}, r"a stretch is \[1, 10\]"),
             ({**good, "stretches": [[1, 10, -1]]}, r"a stretch is \[1, 10, -1\]"),
             ({**good, "stretches": [[2, 10, [1, 2, 3]]]}, r"a stretch is \[2, 10, \[1, 2, 3\]\]"),

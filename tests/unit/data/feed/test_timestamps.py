@@ -42,7 +42,5 @@ def test_int96_keeps_every_year_in_every_epoch(tmp_path: Path) -> None:
 def test_time_beyond_the_range_of_microseconds_is_an_error_with_its_column(tmp_path: Path) -> None:
     times = pa.array([1 << 62], pa.timestamp("ms"))
     pq.write_table(pa.table({"t": times}), tmp_path / "a.parquet")
-    with pytest.raises(
-        DataError, match=r"a\.parquet, row group 0 failed: Column 't' of the type timestamp\[ms\] cannot be"
-    ):
+    with pytest.raises(DataError, match=r"a\.parquet, row group 0 .*'t' of the type timestamp\[ms\]"):
         read_back(tmp_path)

@@ -142,10 +142,10 @@ def test_field_that_cannot_be_fed_is_an_error_when_it_is_requested(scenes: str) 
     spec = TransformSpec(
         edit_fields=[edit_field("price", Decimal, ()), edit_field("cloud", np.int8, (2, None))]
     )
-    with pytest.raises(DataError, match="'price' cannot be fed: its type is Decimal; have a TransformSpec"):
+    with pytest.raises(DataError, match="'price' cannot be fed: its type is Decimal"):
         ParquetFeed(scenes, columns={"cost": "price"}, batch_size=2, transform=spec)
     chosen = TransformSpec(edit_fields=spec.edit_fields, selected_fields=["id", "cloud"])
-    with pytest.raises(DataError, match=r"'cloud' cannot be fed: its shape \(2, None\) varies in more than"):
+    with pytest.raises(DataError, match=r"'cloud' cannot be fed: its shape \(2, None\)"):
         ParquetFeed(scenes, batch_size=2, transform=chosen)
 
 
@@ -165,8 +165,7 @@ def test_a_damaged_value_is_named_with_file_row_group_and_column(scenes: str) ->
     pq.write_table(table, path, row_group_size=5)
     url = find_dataset(scenes, None)
     with pytest.raises(
-        DataError,
-        match=r"part-00000\.parquet, row group 1 .*'matrix' cannot be decoded in row 1 .*NdarrayCodec",
+        DataError, match=r"part-00000\.parquet, row group 1 .*'matrix' .* row 1 .*NdarrayCodec"
     ):
         read(url, columns=["matrix"], shuffle=False)
 
@@ -176,7 +175,7 @@ def test_a_null_in_a_decoded_column_is_an_error_of_that_column(scenes: str) -> N
     table = pq.read_table(path)
     values = [None, *table.column("image").to_pylist()[1:]]
     pq.write_table(table.set_column(table.column_names.index("image"), "image", [values]), path)
-    with pytest.raises(DataError, match=r"part-00001\.parquet, row group 0 .*'image' has no value in row 0"):
+    with pytest.raises(DataError, match=r"part-00001\.parquet, row group 0 .*'image' .* in row 0"):
         read(scenes, columns=["image"])
 
 

@@ -95,7 +95,9 @@ def test_lease_renewed_by_a_process_that_is_not_seen_refuses_a_second_fit_after_
         held_alone(str(tmp_path), renew),
     ):
         raise AssertionError("held by two")
-    assert told == [f"Waiting whether the fit of {called} still uses {tmp_path}"]
+    (waiting,) = told
+    assert waiting.startswith("Waiting ")
+    assert f"of {called} still uses {tmp_path}" in waiting
     assert list(tmp_path.iterdir()) == [lease]
 
 
@@ -114,7 +116,7 @@ def test_lease_removed_on_another_host_while_waiting_frees_the_folder(tmp_path):
 
 @pytest.mark.parametrize("is_late", [True, False])
 def test_deleted_lease_is_an_error_only_if_it_had_expired(tmp_path, monkeypatch, is_late):
-    refused = pytest.raises(CheckpointsInUseError, match="suspended, or cut off from it, for more than")
+    refused = pytest.raises(CheckpointsInUseError, match="suspended, or cut off from it")
     with refused if is_late else nullcontext(), held_alone(str(tmp_path), refuse) as check:
         (lease,) = tmp_path.iterdir()
         lease.unlink()
@@ -147,7 +149,7 @@ def test_checkpoint_folder_that_cannot_be_read_is_a_store_error(tmp_path, monkey
     lease_from_elsewhere(tmp_path)
     monkeypatch.setattr(checkpoint_lease, "store_time", fail)
     with (
-        pytest.raises(StoreError, match="cannot be determined whether another fit uses .*: .*denied"),
+        pytest.raises(StoreError, match="whether another fit uses .*: .*denied"),
         held_alone(str(tmp_path), refuse),
     ):
         raise AssertionError("held")

@@ -254,17 +254,14 @@ def as_seventh(outputs, labels):
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (partial(WantsRows, 9999, KeyError), "16 rows. Metric 'm' failed: KeyError: '16 rows are too"),
-        (
-            partial(WantsRows, 0, KeyError, at_once=5),
-            "16 rows. Metric 'm' failed: KeyError: 'a batch of 4 rows",
-        ),
+        (partial(WantsRows, 9999, KeyError), "16 rows. Metric 'm' failed: KeyError: '16 rows"),
+        (partial(WantsRows, 0, KeyError, at_once=5), "Metric 'm' failed: KeyError: 'a batch of 4 rows"),
         (partial(MulticlassAccuracy, 3, average=None), "Metric 'm' is not one number but .3,.. Choose"),
         (as_seventh, "Metric 'm' failed: IndexError"),
     ],
 )
 def test_a_metric_that_cannot_be_computed_is_refused(dataset, metric, message):
-    with pytest.raises(ParamError, match=f"Param metrics cannot be used .* on the first .*{message}"):
+    with pytest.raises(ParamError, match=f"Param metrics .* on the first .*{message}"):
         prepare_fit(make_estimator(metrics={"m": metric}, batchSize=4), dataset)
 
 
@@ -284,9 +281,7 @@ def test_metric_that_needs_more_rows_is_tried_on_more_rows(dataset, caplog, recw
 def test_value_error_of_a_metric_is_a_warning_unless_all_rows_were_tried(dataset, caplog):
     metrics = {"m": partial(WantsRows, 100)}
     prepare_fit(make_estimator(metrics=metrics, batchSize=4), dataset)
-    assert caplog.messages == [
-        "After the first 16 of 37 rows: Metric 'm' failed: ValueError: 16 rows are too few. The fit starts "
-        "nevertheless; it fails in its first epoch if the metric cannot be computed from all rows either."
-    ]
-    with pytest.raises(ParamError, match="first 37 rows. Metric 'm' failed: ValueError: 37 rows are too few"):
+    (warning,) = caplog.messages
+    assert warning.startswith("After the first 16 of 37 rows: Metric 'm' failed: ValueError")
+    with pytest.raises(ParamError, match="first 37 rows. Metric 'm' failed: ValueError"):
         prepare_fit(make_estimator(metrics=metrics), dataset)

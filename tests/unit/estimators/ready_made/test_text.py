@@ -244,7 +244,7 @@ def test_weights_that_do_not_match_their_config_are_refused(dataset, pretrained,
 
 
 def test_folders_without_a_model_are_refused(dataset, pretrained, tmp_path):
-    with pytest.raises(ParamError, match="no config.json in such a folder on the driver.*save_pretrained"):
+    with pytest.raises(ParamError, match="no config.json .* on the driver.*save_pretrained"):
         TextClassifier(pretrained=str(tmp_path / "nowhere")).check_values()
     (tmp_path / "pretrained" / "config.json").write_text("no JSON")
     with pytest.raises(ParamError, match="loads no tokenizer .*not a valid JSON.*save_pretrained"):
@@ -305,7 +305,7 @@ def test_tokenizers_with_other_vocabulary_files_or_none_are_loaded(dataset, pret
 def test_error_without_transformers_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ParamError, match="not installed here. Install it .* pip install transformers"):
+    with pytest.raises(ParamError, match="pip install transformers"):
         TextClassifier(pretrained=str(tmp_path)).check_values()
 
 

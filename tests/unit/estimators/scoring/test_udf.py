@@ -72,12 +72,12 @@ def test_rows_with_null_and_rows_with_nan_answered_with_nan_have_null_prediction
 
 def test_a_model_that_answers_finite_numbers_with_nan_is_an_error():
     model, module = make_model(prediction_shape=())
-    with pytest.raises(DataError, match="for 1 of 5 rows, .* column 'x' holds infinity in 1"):
+    with pytest.raises(DataError, match="1 of 5 rows, .* 'x' holds infinity in 1"):
         next(score_columns(model, iter([(pa.array([*ROWS[:4], [math.inf, 0.0]]),)])))
     with torch.no_grad():
         module[1].bias.fill_(math.nan)
     broken = Predictor(SavedModel(module, model.signature))
-    with pytest.raises(DataError, match="output is NaN for 5 of 5 rows, .* features are finite numbers"):
+    with pytest.raises(DataError, match="NaN for 5 of 5 rows, .* finite numbers"):
         score_batch(broken, (pa.array(ROWS),))
 
 
@@ -95,7 +95,7 @@ def test_error_of_a_failing_model_describes_its_input():
     output = ModelOutput(name="y", kind="value", shape=(2, 3))
     signature = ModelSignature(inputs=make_inputs("x", dtypes=("int64",), x=ids), outputs=(output,))
     predictor = Predictor(SavedModel(nn.Embedding(5, 3), signature))
-    with pytest.raises(DataError, match=r"IndexError: index out of .* x int64 \(2, 2\) from 0 to 9\. Look"):
+    with pytest.raises(DataError, match=r"IndexError: .* x int64 \(2, 2\) from 0 to 9"):
         score_batch(predictor, (pa.array([[0, 1], [9, 1]]),))
 
 

@@ -168,7 +168,7 @@ def test_tasks_of_several_attempts_meet_by_spark(channel: DriverChannel, first_i
 
 def test_meeting_has_a_deadline(spark: Any, channel: DriverChannel) -> None:
     with (
-        pytest.raises(LaunchError, match=r"within 0\.05 s: one of them has not started"),
+        pytest.raises(LaunchError, match=r"within 0\.05 s: "),
         task(0, channel.address, spark) as meeting,
     ):
         meeting.peers(0.05)
@@ -261,7 +261,9 @@ def test_task_that_is_killed_is_named() -> None:
             FailureBoard(client.prefix("tasks"), rank=0, host="a").watch(reasons.put)
             told = f"{secret.hex()} {address.to_bytes().decode()}"
             subprocess.run([sys.executable, "-c", LOST_TASK], input=told, text=True, check=False, timeout=300)
-            assert reasons.get(timeout=60) == "rank 1 on b failed: its executor or Python worker was lost"
+            reason = reasons.get(timeout=60)
+            assert reason.startswith("rank 1 on b failed: ")
+            assert reason.endswith(" was lost")
 
 
 def test_lost_coordinator_is_reported_as_a_reason_and_not_raised_by_the_board() -> None:

@@ -78,7 +78,7 @@ def test_checkpoint_before_a_damaged_one_is_used_with_a_warning(folder, caplog, 
     with caplog.at_level(logging.WARNING):
         assert chosen_epoch(folder) == 2
     (record,) = caplog.records
-    assert re.search(rf"{newest.name} is skipped, and an earlier one is tried: .*{said}", record.getMessage())
+    assert re.search(rf"{newest.name} is skipped, .*{said}", record.getMessage())
 
 
 def test_fit_starts_from_the_beginning_with_a_warning_if_no_checkpoint_is_whole(folder, caplog):
@@ -183,15 +183,13 @@ def test_checkpoint_of_the_first_format_is_used_only_if_its_rows_follow_the_curr
     if is_used:
         assert chosen_epoch(folder) == 1
         return
-    with pytest.raises(
-        CheckpointError, match="began on 1 ranks and continued on 3.*Finish the fit with the older version"
-    ):
+    with pytest.raises(CheckpointError, match="began on 1 ranks and continued on 3"):
         chosen_epoch(folder)
 
 
 def test_a_fit_of_fewer_epochs_is_an_error(folder):
     write(folder, 3)
-    with pytest.raises(CheckpointError, match="end of epoch 3, and epochs is 2. Raise epochs"):
+    with pytest.raises(CheckpointError, match="end of epoch 3, and epochs is 2"):
         choose_checkpoint(folder, IDENTITY, epochs=2)
 
 

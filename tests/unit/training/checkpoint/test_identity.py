@@ -223,15 +223,15 @@ def test_checkpoints_of_a_fit_that_began_with_other_files_are_an_error(dataset, 
     moved = folder_of(tmp_path / "moved", **{"README.md": b"notes", "log.json": b"{}"})
     check_identity(then, fit_identity(make_spec(**moved), dataset), "/there")
     changes = {
-        "among the files of the initial weights, model.safetensors was another. Choose": {
+        "files of the initial weights, model.safetensors was another. Choose": {
             "model.safetensors": b"WEIGHTS"
         },
-        "weights, config.json was there and is missing, merges.txt was not there, tokenizer.json was another": {
+        "config.json was there .* merges.txt was not there, tokenizer.json was another": {
             "config.json": None,
             "merges.txt": b"",
             "tokenizer.json": b"",
         },
-        "weights, config.json was another, model-1.safetensors was not there, model-2.* was not there, mod.* and 2 m": {
+        "config.json was another, model-1.safetensors was not .*, model-2.* not there, mod.* and 2 m": {
             "config.json": b"",
             "model.safetensors": None,
             "tokenizer.json": None,
@@ -243,9 +243,9 @@ def test_checkpoints_of_a_fit_that_began_with_other_files_are_an_error(dataset, 
         with pytest.raises(CheckpointError, match=f"/there holds checkpoints of another fit: .*{said}"):
             check_identity(stored(then), now, "/there")
     drawn = fit_identity(make_spec(initial_weights=DRAWN), dataset)
-    with pytest.raises(CheckpointError, match="weights were those of a folder and are drawn"):
+    with pytest.raises(CheckpointError, match="those of a folder and are drawn"):
         check_identity(then, drawn, "/there")
-    with pytest.raises(CheckpointError, match="weights were drawn and are those of a folder"):
+    with pytest.raises(CheckpointError, match="drawn and are those of a folder"):
         check_identity(drawn, then, "/there")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdl.errors import HangError, LaunchError, ProcessesLostError, RankError, SlotsMissingError
-from sparkdl.launch import run, run_on_ranks, wait_for_slots
+from sparkdl.launch import run, run_on_ranks, slots, wait_for_slots
 from tests.collective.eventually import eventually
 from tests.processes import wait_until_gone
 from tests.spark.launch import rank_functions as functions
@@ -186,8 +186,9 @@ def test_decommissioned_executor_keeps_its_rank_until_it_exits_and_is_then_a_los
 @pytest.mark.timeout(900)
 @pytest.mark.about_executors
 def test_a_launch_after_a_lost_executor_waits_for_its_replacement(
-    spark: SparkSession, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(slots, "EXECUTOR_PATIENCE_S", 0.0)  # this cluster may be younger than that
     assert wait_for_slots(spark, 2, timeout_s=180) == 2
     context: Any = spark.sparkContext
     executor = sorted(context._jsc.sc().getExecutorIds().mkString(",").split(","))[0]

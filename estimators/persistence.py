@@ -1,4 +1,4 @@
-"""Saves and loads the estimator and its model, on classic Spark and Spark Connect. Runs on the *driver*.
+"""Saves and loads the estimator and its model, on classic Spark and Spark Connect.
 
 Layout of the folder; Spark's own pipelines read and write the same metadata::
 

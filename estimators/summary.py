@@ -1,4 +1,4 @@
-"""The summary of a model's fit, also as a printable table. Runs on the *driver*."""
+"""The summary of a model's fit, also as a printable table."""
 
 from __future__ import annotations
 

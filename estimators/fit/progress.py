@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sparkdl.estimators.params.training import EPOCH_METRICS
+from sparkdl.training.history import EPOCH_METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The training rows of fits: as Parquet in the Store, once for all fits on one DataFrame. Runs on the *driver*."""
+"""The training rows of fits: as Parquet in the Store, once for all fits on one DataFrame."""
 
 from __future__ import annotations
 

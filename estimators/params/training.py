@@ -15,6 +15,7 @@ from sparkdl.estimators.params.base import ParamsT, check_callable, check_optimi
 from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, optional, param
 from sparkdl.model.losses import LossFunction
 from sparkdl.training.callbacks import Callback, Patience
+from sparkdl.training.history import EPOCH_METRICS
 from sparkdl.training.learning_rate import INTERVALS, SCALINGS, SchedulerFactory
 from sparkdl.training.metrics import Metric
 from sparkdl.training.objective import UserStep
@@ -22,8 +23,6 @@ from sparkdl.training.spec import MODES, Goal, OptimizerFactory
 from sparkdl.training.update import PRECISIONS
 
 _NAME = re.compile(r"[A-Za-z][\w.\- ]*")
-EPOCH_METRICS = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate", "validation_s")
-"""Names of the values that are logged to MLflow per epoch besides the metrics; metrics cannot have these names."""
 
 
 def check_module(param: Param[Any], given: object) -> None:

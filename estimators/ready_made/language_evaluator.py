@@ -1,4 +1,4 @@
-"""The perplexity of a language model on texts, as an evaluator of Spark ML. Runs on the *driver*."""
+"""The perplexity of a language model on texts, as an evaluator of Spark ML."""
 
 from __future__ import annotations
 

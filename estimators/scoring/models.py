@@ -1,4 +1,4 @@
-"""Packs a trained module for the executors, once for a model and all its copies. Runs on the *driver*.
+"""Packs a trained module for the executors, once for a model and all its copies.
 
 Large weights go to the executors as a file, separately from the plans that use them. On classic Spark a function above
 1 MiB travels as a broadcast, which is pickled as a whole and then held as a whole in the memory of the driver's JVM;

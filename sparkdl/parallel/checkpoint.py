@@ -220,7 +220,7 @@ class ShardedCheckpoints:
         _check_same_model(manifest, self._on_all_ranks(part.describe), url)
 
         def read_small_files() -> tuple[dict[str, Any], dict[str, Any]]:
-            check_files(location, manifest, range(self._rank, manifest["ranks"], dist.get_world_size()))
+            check_files(location, manifest, self._rank, dist.get_world_size())
             own = self._source_of_random_state(manifest)
             shared = read_small_file(location, 0)
             _check_given(shared, optimizer, scheduler, url)
@@ -364,7 +364,7 @@ def load_whole(
     url = location.name_of(location.path)
     part = _Part(module, optimizer, tensors)
     _check_same_model(manifest, [part.describe()], url)
-    check_files(location, manifest, range(manifest["ranks"]))
+    check_files(location, manifest)
     shared = read_small_file(location, 0)
     _check_given(shared, optimizer, None, url)
     part.load(location, manifest, url, shared["optimizer"], no_dist=True)

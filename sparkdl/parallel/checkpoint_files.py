@@ -193,9 +193,20 @@ def _open(folder: Location, name: str) -> IO[bytes]:
     return cast("IO[bytes]", folder.filesystem.open(f"{folder.path}/{name}", "rb"))
 
 
-def check_files(folder: Location, manifest: Mapping[str, Any], ranks: range) -> None:
-    """Read the files of some ranks of a checkpoint once and compare their sizes and checksums with the manifest."""
-    for name in (name for rank in ranks for name in _files_of(rank)):
+def check_files(folder: Location, manifest: Mapping[str, Any], rank: int = 0, world_size: int = 1) -> None:
+    """Read the files of a checkpoint once and compare their sizes and checksums with the manifest.
+
+    Args:
+        folder: folder of the checkpoint.
+        manifest: its manifest.
+        rank: rank that calls, which reads its share of the files.
+        world_size: number of ranks that call.
+
+    Raises:
+        CheckpointError: if a file is missing or damaged.
+        StoreError: if the folder cannot be read.
+    """
+    for name in (name for writer in range(rank, manifest["ranks"], world_size) for name in _files_of(writer)):
         url, expected = folder.name_of(f"{folder.path}/{name}"), manifest["files"][name]
         digest, num_bytes = hashlib.sha256(), 0
         with _reading(url), _open(folder, name) as file:

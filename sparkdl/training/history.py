@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from operator import truediv
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -127,6 +127,12 @@ class EpochRecord:
     def with_validation(self, metrics: Mapping[str, float], seconds: float) -> EpochRecord:
         """Return this record with the metrics and the seconds of the validation."""
         return replace(self, metrics={**self.metrics, **metrics}, validation_s=seconds)
+
+
+EPOCH_METRICS = tuple(
+    each.name for each in fields(EpochRecord) if each.name not in ("epoch", "rows", "metrics", "rank_seconds")
+)
+"""Fields of an :class:`EpochRecord` that are logged to MLflow besides the metrics; metrics cannot have these names."""
 
 
 def join_meter_states(states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:

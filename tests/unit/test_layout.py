@@ -13,6 +13,7 @@ import grimp
 import pytest
 
 import sparkdl
+from sparkdl import estimators
 from sparkdl.old_names import OLD_NAMES
 
 MOST_MODULES = 15
@@ -153,10 +154,9 @@ def test_names_that_a_package_loads_on_first_use_are_in_current_modules(
 
 
 def test_page_of_a_package_says_where_to_begin_and_its_modules_do_not_repeat_where_they_run() -> None:
-    root = Path(next(iter(sparkdl.__path__)))
-    pages = {
-        path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in sorted(root.rglob("*.py"))
-    }
+    roots = [Path(next(iter(package.__path__))).resolve() for package in (sparkdl, estimators)]
+    paths = [path for root in roots for path in root.rglob("*.py")]
+    pages = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in paths}
     packages = {path for path in pages if path.name == "__init__.py"}
     assert [path for path in packages if not BEGINNING.search(pages[path])] == []
     assert [path for path in pages.keys() - packages if ONE_SIDE.search(pages[path])] == []

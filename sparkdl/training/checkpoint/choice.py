@@ -37,7 +37,7 @@ class Choice:
     Attributes:
         name: name of the checkpoint; None if the fit starts from the beginning.
         num_ranks_at_start: number of readers when the fit began, for which the rows are planned.
-        damaged: names of later checkpoints that cannot be read.
+        damaged: names of later checkpoints that cannot be read, on rank 0; empty on other ranks.
         identity: identity of the fit, on rank 0; empty on other ranks.
     """
 
@@ -95,7 +95,7 @@ def _parts_are_whole(folder: CheckpointFolder, name: str, communicator: Communic
     is_damaged = np.zeros(1, np.int64)
     try:
         location, manifest = newest_checkpoint(f"{folder.url}/{name}")
-        check_files(location, manifest, range(communicator.rank, manifest["ranks"], communicator.world_size))
+        check_files(location, manifest, communicator.rank, communicator.world_size)
     except CheckpointError as error:
         logger.warning(
             "The checkpoint %s/%s is skipped, and an earlier one is tried: %s", folder.url, name, error

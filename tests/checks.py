@@ -75,8 +75,13 @@ def require(outcome: str | None) -> None:
 
 
 def first_failures(outcomes_of_ranks: Sequence[Outcomes]) -> Outcomes:
-    """For each check the report of the first rank on which it failed, or None."""
+    """For each check the failure of the first rank on which it failed; else why it was skipped, or None."""
     return {
-        name: next((outcomes[name] for outcomes in outcomes_of_ranks if outcomes[name] is not None), None)
+        name: min((outcomes[name] for outcomes in outcomes_of_ranks), key=_rank_of_outcome)
         for name in outcomes_of_ranks[0]
     }
+
+
+def _rank_of_outcome(outcome: str | None) -> int:
+    """The order of outcomes by weight: failures, skipped checks, passed checks."""
+    return 2 if outcome is None else int(outcome.startswith(_SKIPPED))

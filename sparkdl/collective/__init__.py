@@ -20,12 +20,11 @@ from sparkdl.collective.current import (
 from sparkdl.collective.opening import TRANSPORTS, WIRES, check_transport, open_communicator, uses_mpi
 from sparkdl.collective.telemetry.report import CommunicationReport, WorldReport
 from sparkdl.collective.telemetry.stalls import StallCheck
-from sparkdl.rendezvous.addresses import Address, listen, local_addresses
+from sparkdl.rendezvous.addresses import Address
 from sparkdl.rendezvous.client import RendezvousClient
 from sparkdl.rendezvous.coordinator import Coordinator
 from sparkdl.rendezvous.deadline import Deadline, check_timeout
 from sparkdl.rendezvous.dialing import connect_authenticated
-from sparkdl.rendezvous.frames import receive_frame, send_frame
 from sparkdl.rendezvous.handshake import new_secret
 from sparkdl.rendezvous.hosts import find_hosts
 from sparkdl.rendezvous.listener import AuthenticatedListener
@@ -54,15 +53,11 @@ __all__ = [
     "connect_authenticated",
     "current_communicator",
     "find_hosts",
-    "listen",
-    "local_addresses",
     "new_secret",
     "open_communicator",
     "pmi_environment",
     "provide_communicator",
     "provided_communicator",
-    "receive_frame",
-    "send_frame",
     "set_current_communicator",
     "uses_mpi",
 ]

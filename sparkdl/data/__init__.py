@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.row_choice import RowFilter
     from sparkdl.data.feed.feed import ParquetFeed
     from sparkdl.data.feed.planned_feed import PlannedFeed
-    from sparkdl.data.feed.shards import (
-        rows_in_step,
-        rows_per_rank,
-        steps_per_epoch,
-    )
     from sparkdl.data.spark.materialization import materialize, use_materialized
     from sparkdl.data.spark.validate import check_labels
     from sparkdl.data.store.store import Store, open_dataset
@@ -49,10 +44,7 @@ _MODULES = {
     "materialize": "spark.materialization",
     "use_materialized": "spark.materialization",
     "open_dataset": "store.store",
-    "rows_in_step": "feed.shards",
-    "rows_per_rank": "feed.shards",
     "scan_dataset": "dataset.footers",
-    "steps_per_epoch": "feed.shards",
 }
 
 __all__ = [
@@ -72,10 +64,7 @@ __all__ = [
     "make_spark_converter",
     "materialize",
     "open_dataset",
-    "rows_in_step",
-    "rows_per_rank",
     "scan_dataset",
-    "steps_per_epoch",
     "use_materialized",
 ]
 

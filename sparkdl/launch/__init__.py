@@ -3,8 +3,8 @@
 Knows Spark and processes, not torch and not training. The driver calls :func:`run_on_ranks`, or
 :func:`run_on_local_ranks` for processes of its own machine; in every rank process the function receives a
 :class:`RankContext`. Begin with ``run``, then ``task/barrier_task`` and ``rank/process``: what a launch does on the
-*driver*, in the barrier *task* and on the *rank*. ``wire`` holds the messages between them. The modules outside of the
-folders below run on the driver.
+*driver*, in the barrier *task* and on the *rank*. ``wire`` holds the messages between them. The modules of this package
+itself, not those of its folders, run on the driver.
 """
 
 from __future__ import annotations

@@ -341,7 +341,6 @@ class LocalRanks:
             world.
         wire: data type in which the communicator sends sums and averages of float32 over TCP.
         timeout_s: seconds for opening the communicator, and the default deadline of its operations.
-        environment: environment variables of the ranks, to which the variables of the job are added.
         on_line: called with each line that the ranks print, from one thread per rank and stream.
 
     Raises:
@@ -357,7 +356,6 @@ class LocalRanks:
         transport: str = "auto",
         wire: str = "float32",
         timeout_s: float = 300.0,
-        environment: Mapping[str, str] = os.environ,
         on_line: OnLine,
     ) -> None:
         if num_ranks < 1:
@@ -367,7 +365,6 @@ class LocalRanks:
         self._command = list(command)
         self._num_ranks = num_ranks
         self._transport, self._wire, self._timeout_s = transport, wire, timeout_s
-        self._environment = environment
         self._on_line = on_line
         self._processes: list[GuardedProcess] = []
         self._relays: list[tuple[int, OutputRelay]] = []
@@ -441,7 +438,7 @@ class LocalRanks:
             # By default Gloo listens on the interface of the address to which the host name resolves; there may be
             # none.
             "GLOO_SOCKET_IFNAME": _LOOPBACK,
-            **self._environment,
+            **os.environ,
             # Output is passed on line by line, not when a buffer is full.
             "PYTHONUNBUFFERED": "1",
             **job.to_variables(),

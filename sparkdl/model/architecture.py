@@ -70,22 +70,13 @@ class PackedModule:
     weights: bytes
 
 
-def pack_module(module: nn.Module) -> PackedModule:
-    """Return a module as bytes.
-
-    Raises:
-        SerializationError: if the module cannot be pickled.
-    """
-    return pack_tensors(*split_module(module))
-
-
 def pack_tensors(structure: bytes, tensors: Mapping[str, Tensor]) -> PackedModule:
     """Return the results of :func:`split_module` as bytes; for small models, as it needs two copies for a while."""
     return PackedModule(structure, safetensors.torch.save(separate_tensors(tensors)))
 
 
 def unpack_module(packed: PackedModule) -> nn.Module:
-    """Return the module that :func:`pack_module` packed, on CPU.
+    """Return the module that was packed, on CPU.
 
     Raises:
         SavedModelError: if the module's classes are not installed here, or its structure cannot be read.

@@ -1,7 +1,7 @@
 """Parallelism for models that do not fit into one rank: sharded, tensor, context and pipeline, and all together.
 
-Runs on the *rank*, over an initialized ``torch.distributed``; depends neither on Spark nor on the training loop. Read
-:mod:`~sparkdl.parallel.parallelism` first: :class:`Parallelism` places the kinds of parallelism on the ranks. A model
+Runs on the *rank*, over an initialized ``torch.distributed``; depends neither on Spark nor on the training loop. Begin
+with :mod:`~sparkdl.parallel.parallelism`: :class:`Parallelism` places the kinds of parallelism on the ranks. A model
 is then prepared in this order: :func:`cut` into pipeline stages, :func:`divide` layers (tensor),
 :func:`share_sequences` (context), :func:`recompute_activations`, :func:`shard`. :func:`parallelize` does all but the
 first. :class:`ShardedCheckpoints` saves and loads the result.

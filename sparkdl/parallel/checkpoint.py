@@ -1,8 +1,8 @@
 """Checkpoints of models that are divided among ranks; they can be loaded in any layout of the ranks.
 
-Runs on the *rank*, over ``torch.distributed.checkpoint``: its planners decide which rank writes or reads which part of
-each tensor, so that a checkpoint of one layout can be loaded into another. This module adds names and optimizer state
-that do not depend on the layout, random state, and checks of the model before anything is overwritten;
+The planners of ``torch.distributed.checkpoint`` decide which rank writes or reads which part of each tensor, so that a
+checkpoint of one layout can be loaded into another. This module adds names and optimizer state that do not depend on
+the layout, random state, and checks of the model before anything is overwritten;
 :mod:`sparkdl.parallel.checkpoint_files` adds the files.
 """
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from sparkdl.rendezvous.addresses import Address
 
 _HANDSHAKE_TIMEOUT_S = 10.0
+"""Longest time that a connected listener has for its proof."""
+
 _STAGGER_S = 0.25
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 """Pause before a listener that hung up is tried again; doubled from try to try, to spread many ranks that connect at

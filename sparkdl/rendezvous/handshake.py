@@ -145,9 +145,7 @@ class ServerHandshake:
         has_knocked: whether the client has sent a valid knock, its own or a recorded one.
     """
 
-    def __init__(
-        self, secret: bytes, purpose: bytes, is_new: Callable[[bytes], bool] = lambda _: True
-    ) -> None:
+    def __init__(self, secret: bytes, purpose: bytes, is_new: Callable[[bytes], bool]) -> None:
         self._secret, self._purpose, self._is_new = secret, purpose, is_new
         self._client_nonce = self._nonce = b""
         self._received = bytearray()

@@ -57,9 +57,7 @@ def _batch_isend_irecv(
 ) -> list[dist.Work]:
     if isinstance(p2p_op_list, list) and p2p_op_list and isinstance(p2p_op_list[0], dist.P2POp):
         group: Any = p2p_op_list[0].group
-        if getattr(group, "starts_messages_together", False) and not all(
-            each.tensor.is_cpu for each in p2p_op_list
-        ):
+        if getattr(group, "has_accelerator", False) and not all(each.tensor.is_cpu for each in p2p_op_list):
             distributed_c10d._check_p2p_op_list(p2p_op_list)
             return _start_together(group, p2p_op_list)
     return original(p2p_op_list)

@@ -176,7 +176,7 @@ def check_dtypes(name: str, *tensors: torch.Tensor) -> None:
         )
 
 
-def rows_per_rank(tensor: torch.Tensor, split_sizes: Sequence[int] | None, world_size: int) -> list[int]:
+def rows_of_blocks(tensor: torch.Tensor, split_sizes: Sequence[int] | None, world_size: int) -> list[int]:
     """Number of rows of each rank's block of a tensor that an alltoall splits; equal if no split sizes are given.
 
     Raises:

@@ -30,7 +30,7 @@ from sparkdl.torch.buffers import (
     export,
     movable,
     restore,
-    rows_per_rank,
+    rows_of_blocks,
 )
 from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.submission import (
@@ -296,7 +296,7 @@ class Exchanges(Submission):
 def _elements_per_rank(tensor: torch.Tensor, split_sizes: Sequence[int] | None, world_size: int) -> list[int]:
     """Number of elements, as :func:`movable` makes them, of each rank's block of a tensor that is split by rows."""
     per_row = tensor.numel() // max(1, tensor.shape[0]) * elements_per_element(tensor)
-    return [size * per_row for size in rows_per_rank(tensor, split_sizes, world_size)]
+    return [size * per_row for size in rows_of_blocks(tensor, split_sizes, world_size)]
 
 
 @not_compiled

@@ -193,7 +193,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     def _get_backend(self, device: torch.device) -> Any:
         """The backend of a device: torch's own if the accelerator is that, else the group itself."""
         if torch.device(device).type != "cpu" and self._accelerator is not None:
-            return self._accelerator.torch_backend or self
+            return self._accelerator.torch_backend(device) or self
         return self
 
     def supports_tensor_alloc(self, _: torch.device) -> bool:
@@ -218,9 +218,9 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         return joined(works, completer=self._completer)
 
     @property
-    def starts_messages_together(self) -> bool:
-        """Whether messages on GPUs that belong together have to start together; see :mod:`sparkdl.torch.batches`."""
-        return self._accelerator is not None and self._accelerator.starts_messages_together
+    def has_accelerator(self) -> bool:
+        """Whether the group takes tensors on GPUs."""
+        return self._accelerator is not None
 
     def drop_coalesced(self, device: torch.device) -> None:
         """Forget the operations on a GPU since :meth:`_start_coalescing`."""

@@ -94,16 +94,11 @@ class Accelerator(Protocol):
     """
 
     @property
-    def starts_messages_together(self) -> bool:
-        """Whether messages of a batch have to start together, since one that is sent waits until it is received."""
-
-    @property
-    def torch_backend(self) -> Backend | None:
-        """The backend of torch that the accelerator is, or None."""
-
-    @property
     def failure(self) -> Exception | None:
         """The first error of a collective, or None."""
+
+    def torch_backend(self, device: torch.device, /) -> Backend | None:
+        """The backend of torch for a device, if the accelerator wraps one; else None."""
 
     def _start_coalescing(self, device: torch.device, /) -> None: ...
 
@@ -111,7 +106,7 @@ class Accelerator(Protocol):
         """Return one work for all operations since :meth:`_start_coalescing`; None if there was none."""
 
     def drop_coalesced(self, device: torch.device, /) -> None:
-        """Forget the operations since :meth:`_start_coalescing`."""
+        """End the operations since :meth:`_start_coalescing` after an error: forget those that have not begun."""
 
     def abort(self) -> None:
         """Make every collective fail, here and on the other ranks."""
@@ -172,7 +167,10 @@ class Submission:
         return work
 
     def serves(self, tensor: torch.Tensor) -> bool:
-        """Whether this group serves a tensor itself: it is on the CPU."""
+        """Whether this group serves a tensor itself: it is on the CPU.
+
+        Tests of accelerators on machines without a GPU override this.
+        """
         return tensor.is_cpu
 
     def accelerator_of(self, tensor: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Batch normalization with the statistics of all ranks' rows. Runs on the *rank*, on tensors of any device.
+"""Batch normalization with the statistics of all ranks' rows, for tensors of any device.
 
 In training, a forward pass computes one sum over the ranks for the means and one for the variances, and a backward pass
 one sum of two numbers per channel. In evaluation there are none, so that ranks may evaluate different numbers of

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 
 FLAVOR_NAME = "sparkdl"
+_NAME = "model"
+"""Name of a logged model, unless the user gives another one."""
 DATA_FOLDER = "sparkdl_model"
 MODULE_FOLDER = "module"
 MODEL_KEY_TAG = "sparkdl.model_key"
@@ -116,7 +118,7 @@ def log_flavor(
     spec: LoggedModelSpec,
     options: FlavorOptions,
     *,
-    name: str = "model",
+    name: str = _NAME,
     run_id: str | None = None,
     registration: Registration | None = None,
 ) -> ModelInfo:
@@ -139,29 +141,26 @@ def log_flavor(
     return info
 
 
-def log_saved_flavor(
-    client: MlflowClient, folder: Path, *, run_id: str, key: str, name: str = "model"
-) -> str:
-    """Log a model that :func:`save_flavor` has written, unless it is already logged, and return its URI.
+def log_saved_flavor(client: MlflowClient, folder: Path, *, run_id: str, key: str) -> str:
+    """Log a model that :func:`save_flavor` has written as ``model``, unless it is logged already; return its URI.
 
     Args:
         client: client of the MLflow server.
         folder: local folder of the MLflow model.
         run_id: id of the run.
         key: key of the logged model, by which the model is found if the server logged it and the response was lost.
-        name: name of the logged model.
 
     Raises:
         mlflow.exceptions.MlflowException: if the server refuses the model.
     """
     with reporting_to(client.tracking_uri):  # Model.log takes no client
         if is_mlflow_2():  # MLflow 2 writes into the same folder of the run again
-            return str(_log(_SavedFlavor, {"folder": folder}, name, run_id).model_uri)
+            return str(_log(_SavedFlavor, {"folder": folder}, _NAME, run_id).model_uri)
         before = _logged_before(client, run_id, key)
         if before is not None:
             return before
-        model_id = _new_model_of(client, run_id, name, {MODEL_KEY_TAG: key})
-        return str(_log(_SavedFlavor, {"folder": folder}, name, run_id, model_id=model_id).model_uri)
+        model_id = _new_model_of(client, run_id, _NAME, {MODEL_KEY_TAG: key})
+        return str(_log(_SavedFlavor, {"folder": folder}, _NAME, run_id, model_id=model_id).model_uri)
 
 
 def _log(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import truediv
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -129,9 +129,7 @@ class EpochRecord:
         return replace(self, metrics={**self.metrics, **metrics}, validation_s=seconds)
 
 
-EPOCH_METRICS = tuple(
-    each.name for each in fields(EpochRecord) if each.name not in ("epoch", "rows", "metrics", "rank_seconds")
-)
+EPOCH_METRICS = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate", "validation_s")
 """Fields of an :class:`EpochRecord` that are logged to MLflow besides the metrics; metrics cannot have these names."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.checks import require
+from tests.checks import Outcomes, first_failures, require
 from tests.gpu.gpu_scenes import (
     ask_for,
     average_on_gpus,
@@ -81,8 +81,8 @@ def test_nccl_is_refused_to_ranks_that_share_a_gpu(backend: str) -> None:
 
 
 @cache
-def checked(backend: str, world_size: int) -> list[dict[str, str | None]]:
-    return run_backend(world_size, play_checks, backend)
+def checked(backend: str, world_size: int) -> Outcomes:
+    return first_failures(run_backend(world_size, play_checks, backend))
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -92,8 +92,7 @@ def checked(backend: str, world_size: int) -> list[dict[str, str | None]]:
     [*OWN_BACKENDS, pytest.param("hierarchical", 2, id="one-rank-per-host"), ("host", 1)],
 )
 def test_own_cuda_backend_passes_each_check(backend: str, world_size: int, check: str) -> None:
-    for outcome in checked(backend, world_size):
-        require(outcome[check])
+    require(checked(backend, world_size)[check])
 
 
 @own_backends

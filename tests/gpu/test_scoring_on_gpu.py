@@ -13,7 +13,7 @@ from pyspark.resource import ResourceInformation
 from torch import nn
 
 from sparkdl.estimators.scoring.udf import ScoringModel, load_predictor, score_batch
-from sparkdl.model.architecture import pack_module
+from sparkdl.model.architecture import pack_tensors, split_module
 from tests.gpu.gpu_scenes import needs_gpu
 from tests.training.signatures import make_signature
 
@@ -36,7 +36,9 @@ def make_model(seed, kind, prediction_shape):
     layers = nn.Sequential(
         nn.Unflatten(1, (3, 4, 4)), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 3)
     )
-    return ScoringModel(pack_module(layers), make_signature((48,), kind, prediction_shape), 16)
+    return ScoringModel(
+        pack_tensors(*split_module(layers)), make_signature((48,), kind, prediction_shape), 16
+    )
 
 
 @pytest.mark.parametrize(("kind", "prediction_shape"), [("value", (3,)), ("class", ())])

@@ -102,6 +102,7 @@ class _PlainRing:
             if hosts[next_rank] != hosts[rank]:
                 there = Address.from_bytes(rendezvous.get(f"plain/{next_rank}", 20.0))
                 self._to_next = socket.create_connection((there.hosts[0], there.port), 20.0)
+                self._to_next.settimeout(None)
             if hosts[rank - 1] != hosts[rank]:
                 ready, _, _ = select.select(listeners, [], [], 20.0)
                 self._from_previous, _ = ready[0].accept()

@@ -50,16 +50,11 @@ def tied() -> nn.Module:
     return Decoder(SIZES)
 
 
-def on_ranks(
-    make: Callable[[], nn.Module], parallelism: Parallelism, *, is_meta: bool = True
-) -> tuple[RankLayout, list[nn.Module]]:
+def on_ranks(make: Callable[[], nn.Module], parallelism: Parallelism) -> tuple[RankLayout, list[nn.Module]]:
     layout = parallelism.lay_out()
-    if is_meta:
-        with on_meta():
-            module = make()
-        assert all(each.is_meta for each in module.parameters())
-    else:
+    with on_meta():
         module = make()
+    assert all(each.is_meta for each in module.parameters())
     stages = [module]
     sizes = layout.sizes
     if sizes.pipeline > 1:

@@ -199,9 +199,9 @@ def die_once(marker: str | None, epoch: int, executor_of: str | None = None) -> 
     if executor_of is None:
         os.kill(os.getpid(), signal.SIGKILL)
         return
-    from tests.spark.estimators.estimator_examples import _executor
+    from tests.spark.estimators.estimator_examples import process_of_executor
 
-    os.kill(_executor(executor_of), signal.SIGKILL)
+    os.kill(process_of_executor(executor_of), signal.SIGKILL)
     threading.Event().wait(60)  # all ranks end, whichever executor was killed
 
 

@@ -185,7 +185,7 @@ def rank_pids(folder: Path) -> list[int]:
     return [int(path.read_text().split()[0]) for path in sorted(folder.glob("rank-*"))]
 
 
-def assert_gone(pids: Sequence[int], timeout_s: float = 60.0) -> None:
+def assert_gone(pids: Sequence[int]) -> None:
     """Assert that processes end without being killed."""
     assert pids
-    assert wait_until_gone(pids, timeout_s) == []
+    assert wait_until_gone(pids, 60.0) == []

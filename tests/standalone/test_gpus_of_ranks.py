@@ -70,7 +70,7 @@ def test_ranks_see_the_gpus_that_spark_assigned_to_them(tmp_path):
     assert [(len(seen), local_rank) for seen, local_rank in ones] == [(1, "0"), (1, "0")]
     assert [(len(seen), local_rank) for seen, local_rank in twos] == [(2, "0"), (2, "0")]
     assert len({*twos[0][0], *twos[1][0]}) == 4
-    assert "each task 2 GPUs, and each rank is to have 3" in value["refused"]
+    assert "2 GPUs, and each rank is to have 3" in value["refused"]
     # Both ranks are on this machine, so each also sees the GPUs that were assigned to the other.
     seen, local_rank = value["for horovod"]
     assert len(set(seen)) == 2

@@ -46,11 +46,13 @@ def run_on_cpu(environment: RankEnvironment, world: str) -> dict[str, str | None
 
 
 @cache
-def outcomes_of(world: str) -> list[dict[str, str | None]]:
+def outcomes_of(world: str) -> Outcomes:
     _, transport, hosts = WORLDS[world]
     with TemporaryDirectory() as folder:
         variables = stand_in_variables(Path(folder), CUDA_STAND_IN_ALL_MEMORY="1")
-        return run_ranks(len(hosts), run_on_cpu, world, transport=transport, variables=variables)
+        return first_failures(
+            run_ranks(len(hosts), run_on_cpu, world, transport=transport, variables=variables)
+        )
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -58,8 +60,7 @@ def outcomes_of(world: str) -> list[dict[str, str | None]]:
     "world", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in WORLDS]
 )
 def test_check_holds_for_cuda_tensors(world: str, check: str) -> None:
-    for outcome in outcomes_of(world):
-        require(outcome[check])
+    require(outcomes_of(world)[check])
 
 
 @pytest.fixture(scope="module")

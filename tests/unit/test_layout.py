@@ -19,10 +19,10 @@ from sparkdl.old_names import OLD_NAMES
 MOST_MODULES = 15
 LEAST_LINES = 60
 
-BEGINNING = re.compile(r"\b[Bb]egin (with|there)\b|\b[Rr]ead\b")
+BEGINNING = re.compile(r"\b[Bb]egin (with|there)\b")
 """How the page of a package names the module to read first."""
 
-ONE_SIDE = re.compile(r"\bRuns on (the |a |every )?\*?(rank|driver|executor)s?\*?\.")
+ONE_SIDE = re.compile(r"\bRuns on (the |an? |every )?\*?(rank|driver|executor)s?\*?\.")
 """A sentence for the page of a package. A module may say more: "Runs on the *driver*, and where it is served."."""
 
 SMALL_FOR_A_REASON = {

@@ -40,50 +40,6 @@ def test_bfloat16_of_torch_accumulates_in_float32(host_of_rank: list[int]) -> No
         assert found == [260.0] * 5  # 259 rounded once, to even
 
 
-def _wait_for_absent(communicator: _native.Communicator, rank: int) -> str:
-    communicator.barrier()  # a rank that has not started yet would count as absent, too
-    if rank in (1, 3):
-        with pytest.raises(errors.CommunicatorTimeoutError) as caught:
-            while communicator.failure is None:
-                os.sched_yield()
-            communicator.barrier()
-        return str(caught.value)
-    with pytest.raises(errors.CommunicatorTimeoutError) as caught:
-        communicator.allreduce(np.zeros(1024, np.float32), timeout_s=0.3)
-    with pytest.raises(errors.CommunicatorTimeoutError):
-        communicator.barrier()
-    return str(caught.value)
-
-
-def test_missed_deadline_names_the_absent_ranks_on_all_ranks() -> None:
-    for message in fork_ranks(World([0, 0, 0, 0]), _wait_for_absent):
-        assert "1024 float32 waited 0.3 s: ranks 1, 3 " in message
-
-
-def _die_while_others_wait(communicator: _native.Communicator, rank: int) -> tuple[str, float]:
-    if rank == 1:
-        communicator.barrier()
-        os.kill(os.getpid(), signal.SIGKILL)
-    begun = time.monotonic()
-    array = np.zeros(100_000)
-    with pytest.raises(errors.RankLostError) as caught:
-        communicator.barrier()  # a rank that is late here may already see the death
-        if rank == 0:
-            communicator.allreduce(array)
-        else:
-            communicator.allreduce_async(array).wait()
-    return str(caught.value), time.monotonic() - begun
-
-
-@pytest.mark.parametrize("host_of_rank", [[0, 0, 0], [0, 1, 2], [0, 0, 1, 1]], ids=str)
-def test_killed_rank_is_named_on_all_others_long_before_the_deadline(host_of_rank: list[int]) -> None:
-    for found in fork_ranks(World(host_of_rank, DEADLINE_S), _die_while_others_wait, dies=[1]):
-        if found is not None:
-            message, seconds = found
-            assert "rank 1 was lost" in message
-            assert seconds < PROMPTLY_S
-
-
 def _leave_a_forked_child(communicator: _native.Communicator, rank: int) -> str:
     if rank == 1:
         reader, writer = os.pipe()
@@ -155,27 +111,6 @@ def _drop_handle(communicator: _native.Communicator, rank: int) -> bool:
 
 def test_dropped_handles_keep_their_arrays_until_done() -> None:
     assert fork_ranks(World([0, 0]), _drop_handle) == [True, True]
-
-
-def _leave_early(communicator: _native.Communicator, rank: int) -> str:
-    if rank == 1:
-        communicator.barrier()
-        communicator.close()
-        with pytest.raises(errors.CommunicatorError, match="closed"):
-            communicator.barrier()
-        return ""
-    with pytest.raises(errors.CommunicatorError) as caught:
-        communicator.barrier()  # a rank that is late here may see the failure of the next operation
-        communicator.allreduce(np.zeros(3, np.float32))
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("host_of_rank", [[0, 0], [0, 1], [0, 0, 1]], ids=str)
-def test_error_after_a_peer_closed_names_it_and_the_operation(host_of_rank: list[int]) -> None:
-    for rank, message in enumerate(fork_ranks(World(host_of_rank), _leave_early)):
-        if rank != 1:
-            assert "rank 1 closed the communicator " in message
-            assert "allreduce" in message
 
 
 @pytest.fixture

@@ -62,8 +62,6 @@ const ReduceKernels* FindReduceKernels(Dtype dtype, ReduceOp op) {
   return Widest().find(dtype, op);
 }
 
-const char* ReduceInstructionSet() { return Widest().name; }
-
 const ReduceKernels* FindReduceKernelsFor(const char* instruction_set, Dtype dtype, ReduceOp op) {
   for (const InstructionSet& set : kWidestFirst) {
     if (std::string_view(set.name) == instruction_set && IsSupported(set.name)) {

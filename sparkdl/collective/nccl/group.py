@@ -10,7 +10,6 @@ communicator does both. Aborting NCCL affects only the rank that aborts; the com
 
 from __future__ import annotations
 
-import logging
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
     from sparkdl._native import NcclCommunicator
     from sparkdl.collective.communicator import Array, Communicator
-
-logger = logging.getLogger(__name__)
 
 
 _BITS = {"sum": "max", "max": "max", "product": "min", "min": "min"}

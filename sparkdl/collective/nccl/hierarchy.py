@@ -1,8 +1,8 @@
 """Ranks with GPUs on several hosts: NCCL inside each host, and one process set across hosts per local rank.
 
-Runs on ranks; does not depend on torch. An array is divided into parts. The ranks with local rank p carry part p
-between the hosts, so that each byte leaves a host once, regardless of the number of its ranks. There are as many parts
-as the smallest host has ranks; on larger hosts, the ranks with higher local ranks carry no part.
+An array is divided into parts. The ranks with local rank p carry part p between the hosts, so that each byte leaves a
+host once, regardless of the number of its ranks. There are as many parts as the smallest host has ranks; on larger
+hosts, the ranks with higher local ranks carry no part.
 """
 
 from __future__ import annotations

@@ -50,7 +50,6 @@ class BlockCache:
 
     Attributes:
         num_bytes: bytes of all blocks together.
-        hits: number of requests for which the block was in the cache.
     """
 
     def __init__(self, kind: str, limit_bytes: int, folder: str | None = None) -> None:
@@ -62,14 +61,12 @@ class BlockCache:
         self._said: set[str] = set()
         self._folder = _own_folder(folder) if kind == "disk" else None
         self.num_bytes = 0
-        self.hits = 0
 
     def get(self, row_group: int, read: Callable[[], Block]) -> Block:
         """Return the block of a row group; ``read`` returns it if it is not kept yet."""
         with self._lock:
             block = self._blocks.get(row_group)
             if block is not None:
-                self.hits += 1
                 return block
         block = read()
         if self._folder is not None and any(array.dtype.hasobject for array in block):

@@ -71,7 +71,7 @@ class PlannedFeed:
     has fewer rows than there are ranks. On the planned number of ranks, batches are those of a :class:`ParquetFeed`.
 
     A rank reads all rows of the planned ranks of whose batches it takes a part. It has a shuffle buffer of the planned
-    size for each of them, and divides its threads and the memory of a :class:`ParquetFeed` among them.
+    size for each of them, and divides its threads and ``read_ahead_bytes`` among them.
 
     Args:
         source: data to read, as for :class:`ParquetFeed`.
@@ -79,6 +79,7 @@ class PlannedFeed:
         world_size: number of ranks.
         planned_ranks: number of ranks for which the rows are planned.
         num_threads: number of threads that read row groups, for all planned ranks together; at least one for each.
+        read_ahead_bytes: upper bound as for :class:`ParquetFeed`, for all planned ranks together.
         options: other arguments of :class:`ParquetFeed`, such as ``batch_size``, which is that of a planned rank.
 
     Raises:
@@ -94,9 +95,16 @@ class PlannedFeed:
         world_size: int,
         planned_ranks: int,
         num_threads: int = 2,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
         **options: Any,
     ) -> None:
-        check_counts(least=1, world_size=world_size, planned_ranks=planned_ranks, num_threads=num_threads)
+        check_counts(
+            least=1,
+            world_size=world_size,
+            planned_ranks=planned_ranks,
+            num_threads=num_threads,
+            read_ahead_bytes=read_ahead_bytes,
+        )
         check_counts(least=0, rank=rank)
         if rank >= world_size:
             raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
@@ -110,7 +118,7 @@ class PlannedFeed:
             rank=parts[0].planned_rank,
             world_size=planned_ranks,
             num_threads=max(1, num_threads // len(parts)),
-            read_ahead_bytes=max(1, READ_AHEAD_BYTES // len(parts)),
+            read_ahead_bytes=max(1, read_ahead_bytes // len(parts)),
             **options,
         )
         self._feeds = [first, *(first.twin(part.planned_rank) for part in parts[1:])]

@@ -1,6 +1,6 @@
 """The function of a barrier task: start its rank, meet the other tasks, relay and watch the rank, yield how it ended.
 
-Runs on an executor. The rank imports what it needs while the tasks meet.
+The rank imports what it needs while the tasks meet.
 
 A failing rank does not fail its Spark task: the task yields the failure as a row. The driver thus gets a row from every
 rank, with more information than Spark's exception has.

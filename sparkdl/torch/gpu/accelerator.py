@@ -43,6 +43,8 @@ from sparkdl.torch.process_group import SparkdlProcessGroup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch._C._distributed_c10d import Backend
+
     from sparkdl.torch.submission import Accelerator
 
 logger = logging.getLogger(__name__)
@@ -55,27 +57,29 @@ class TorchAccelerator:
 
     Args:
         group: group with one backend.
-        device: device of the backend's tensors.
     """
 
-    starts_messages_together = True
     failure = None
+    """torch's works raise the errors themselves."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self.torch_backend = group._get_backend(device)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
+    def torch_backend(self, device: torch.device) -> Backend:
+        """See :class:`~sparkdl.torch.submission.Accelerator`."""
+        return self._group._get_backend(device)
+
     def _start_coalescing(self, device: torch.device) -> None:
         self._group._start_coalescing(device)
 
-    def _end_coalescing(self, device: torch.device) -> dist.Work:
+    def _end_coalescing(self, device: torch.device) -> dist.Work | None:
         return self._group._end_coalescing(device)
 
     def drop_coalesced(self, device: torch.device) -> None:
-        """Start the operations since :meth:`_start_coalescing`: torch has no way to forget them."""
+        """See :class:`~sparkdl.torch.submission.Accelerator`; torch has no way to forget them, so it starts them."""
         self._group._end_coalescing(device)
 
     def abort(self) -> None:
@@ -246,7 +250,7 @@ def _torch_nccl(communicator: Communicator, store: Store, timeout_s: float) -> T
     group = dist.ProcessGroup(store, rank, world_size)
     group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
     group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
-    return TorchAccelerator(group, torch.device("cuda"))
+    return TorchAccelerator(group)
 
 
 def _own_gpu() -> str:

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
 
 from sparkdl.collective.buffers import DeviceArray
 from sparkdl.errors import ParamError
-from sparkdl.torch.buffers import as_bytes, flatten, is_flat, reduction_of, rows_per_rank
+from sparkdl.torch.buffers import as_bytes, flatten, is_flat, reduction_of, rows_of_blocks
 from sparkdl.torch.submission import Coalesced, as_list
 from sparkdl.torch.work import CompletedWork, KeptWork, UnawaitedWorks, seconds
 
@@ -124,9 +124,6 @@ class NcclAccelerator:
         lane: lane on which the collectives run.
         timeout_s: default deadline of a collective, in seconds.
     """
-
-    starts_messages_together = True
-    torch_backend = None
 
     def __init__(self, group: NcclGroup, lane: Lane, *, timeout_s: float) -> None:
         self._group = group
@@ -332,6 +329,9 @@ class NcclAccelerator:
         self._group.close()
         self._unawaited.close()
 
+    def torch_backend(self, _: torch.device) -> None:
+        """None: the accelerator is not torch's."""
+
     def _start_coalescing(self, _: torch.device) -> None:
         self._coalesced.items = []
 
@@ -372,7 +372,7 @@ class NcclAccelerator:
         return NcclWork(outputs, self._unawaited, self._group, handle, self._lane, mark)
 
     def _blocks(self, tensor: torch.Tensor, sizes: Sequence[int] | None) -> Tensors:
-        return list(tensor.split(rows_per_rank(tensor, sizes, self._group.world_size)))
+        return list(tensor.split(rows_of_blocks(tensor, sizes, self._group.world_size)))
 
 
 def _prepare(tensor: torch.Tensor, opts: Any) -> tuple[torch.Tensor, dict[str, Any]]:

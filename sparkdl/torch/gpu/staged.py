@@ -266,9 +266,6 @@ class StagedAccelerator:
         failure: first error of the communicator below, or None.
     """
 
-    starts_messages_together = False
-    torch_backend = None
-
     def __init__(self, host_group: SparkdlProcessGroup, lane: Lane, name: str) -> None:
         self._host_group = host_group
         self._lane = lane
@@ -300,6 +297,9 @@ class StagedAccelerator:
     alltoall_base = _staged("alltoall_base", reads=[1], writes=[0])
     send = _staged("send", reads=[0], is_message=True)
     recv = _staged("recv", writes=[0], is_message=True)
+
+    def torch_backend(self, _: torch.device) -> None:
+        """None: the accelerator is not torch's."""
 
     def _start_coalescing(self, _: torch.device) -> None:
         self._coalesced.items = []

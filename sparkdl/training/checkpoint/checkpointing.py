@@ -7,7 +7,6 @@ not when it was written.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
     from sparkdl.training.spec import TrainingSpec
     from sparkdl.training.step import TrainingStep
     from sparkdl.training.update import UpdatePlan
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

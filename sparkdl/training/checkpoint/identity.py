@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST = 300
+_DIGEST_TIMEOUT_S = 600.0
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -183,11 +184,11 @@ def dataset_identity(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s
     }
 
 
-def dataset_digest(dataset: ParquetDataset, names: Sequence[str], *, read_timeout_s: float = 600.0) -> str:
+def dataset_digest(dataset: ParquetDataset, names: Sequence[str]) -> str:
     """Return a hash of columns of a dataset: of their types, the row counts of row groups, and the first 64 rows."""
     described = [_column(dataset, name) for name in names]
     counts = counts_digest(dataset.row_counts)
-    text = "\n".join([*names, *described, counts, _first_rows(dataset, tuple(names), read_timeout_s)])
+    text = "\n".join([*names, *described, counts, _first_rows(dataset, tuple(names), _DIGEST_TIMEOUT_S)])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -24,9 +24,9 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def values_of(rank: int, dtype: Any, count: int = 6) -> np.ndarray:
+def values_of(rank: int, dtype: Any) -> np.ndarray:
     """Small numbers whose sums, products and averages over up to three ranks are exact in every dtype."""
-    return (np.arange(count) % 3 * 6 + 6 * (rank + 1)).astype(dtype)
+    return (np.arange(6) % 3 * 6 + 6 * (rank + 1)).astype(dtype)
 
 
 def every_operation(environment: RankEnvironment) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 
 from sparkdl.collective import all_gather_bytes
-from sparkdl.collective.mpi.library import create_group, load_mpi
+from sparkdl.collective.mpi.library import load_mpi
 from tests.collective.scenes.failure_scenes import LONG_S, Outcome, error_of
 
 if TYPE_CHECKING:
@@ -38,20 +38,31 @@ def raise_type_error(*_: object) -> None:
     raise TypeError("no buffer")
 
 
+class FaultyWorld:
+    """``MPI.COMM_WORLD``, whose groups become communicators of which a test replaces methods."""
+
+    def __init__(self, world: MPI.Intracomm) -> None:
+        self._world = world
+        self.made: list[FaultyComm] = []
+
+    def Create_group(self, group: MPI.Group, tag: int) -> FaultyComm:
+        self.made.append(FaultyComm(self._world.Create_group(group, tag)))
+        return self.made[-1]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+
 @contextmanager
 def open_faulty(environment: RankEnvironment) -> Iterator[tuple[Communicator, FaultyComm]]:
     """Open a communicator over an MPI communicator whose methods can be replaced."""
-    made: list[FaultyComm] = []
-
-    def make(*arguments: Any) -> FaultyComm:
-        made.append(FaultyComm(create_group(*arguments)))
-        return made[-1]
-
-    with patch("sparkdl.collective.mpi.communicator.create_group", make):
+    mpi = load_mpi()
+    world = FaultyWorld(mpi.COMM_WORLD)
+    with patch.object(mpi, "COMM_WORLD", world):
         opened = environment.open(timeout_s=LONG_S)
     with opened as communicator:
         communicator.barrier()
-        yield communicator, made[-1]
+        yield communicator, world.made[-1]
 
 
 def fault_of_mpi(environment: RankEnvironment) -> Outcome:

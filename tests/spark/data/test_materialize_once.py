@@ -30,9 +30,9 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def write_numbers(folder: Path, start: int, num_rows: int = 100) -> None:
+def write_numbers(folder: Path, start: int) -> None:
     folder.mkdir(exist_ok=True)
-    pq.write_table(pa.table({"x": np.arange(start, start + num_rows)}), folder / "part-0.parquet")
+    pq.write_table(pa.table({"x": np.arange(start, start + 100)}), folder / "part-0.parquet")
 
 
 def values(dataset: ParquetDataset, name: str = "x") -> list[float]:

@@ -110,7 +110,7 @@ class LossThatKillsRankOneOnce(_Disturbed):
     def on_rank(self, rank: int) -> None:
         Path(self.folder, f"{rank}.pid").write_text(str(os.getpid()))
         if self.is_first_time(rank, "killed"):
-            os.kill(_executor(self.driver) if self.driver else os.getpid(), signal.SIGKILL)
+            os.kill(process_of_executor(self.driver) if self.driver else os.getpid(), signal.SIGKILL)
 
 
 class LossThatHangsRankOneOnce(_Disturbed):
@@ -139,7 +139,7 @@ class LossThatSpoils(_Disturbed):
                 raise ValueError("the loss failed")
 
 
-def _executor(driver: str) -> int:
+def process_of_executor(driver: str) -> int:
     """Process id of an executor of this driver on this machine."""
     for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
         with suppress(OSError):

@@ -172,7 +172,7 @@ def _worker() -> int:
             continue
         with socket.socket(fileno=os.dup(int(link.name))) as connection:
             worker = peer_process(connection) if connection.family == socket.AF_UNIX else None
-            if worker is not None and b"pyspark" in Path(f"/proc/{worker}/cmdline").read_bytes():
+            if worker is not None and b"pyspark.daemon" in Path(f"/proc/{worker}/cmdline").read_bytes():
                 return worker
     raise AssertionError("no socket of this rank leads to a Python worker")
 

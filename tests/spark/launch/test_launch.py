@@ -222,7 +222,7 @@ class UnreachableChannel(DriverChannel):
     [0.5, pytest.param(16.0, marks=pytest.mark.slow)],
 )
 def test_ranks_that_cannot_reach_the_driver_run_and_return_their_lines_with_the_result(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     monkeypatch.setattr(run, "DriverChannel", UnreachableChannel)
     lines: list[tuple[int, str]] = []

@@ -215,7 +215,7 @@ def check_messages_reach_their_ranks_where_all_ranks_send_first(scene: Scene) ->
         assert received.min() == received.max() == source
 
 
-def check_coalesced_collectives_are_over_after_the_wait(scene: Scene) -> None:
+def check_coalesced_collectives_have_their_results_after_the_wait(scene: Scene) -> None:
     device = torch.get_default_device()
     tensors = [scene.mine(), scene.mine(2, 2)]
     scene.group._start_coalescing(device)
@@ -269,10 +269,9 @@ def check_callback_of_a_collective_may_wait_for_a_later_one(scene: Scene) -> Non
     future = scene.group.allreduce([first]).get_future()
 
     def reduce_the_second(_: torch.futures.Future[Any]) -> torch.Tensor:
+        # The stream of the waiter waits for the tensors that a callback returns, for nothing else.
         scene.group.allreduce([second]).wait()
-        return (
-            second  # the stream of the waiter waits for the tensors that a callback returns, for nothing else
-        )
+        return second
 
     torch.testing.assert_close(future.then(reduce_the_second).wait(), scene.everyones().sum(0))
 

@@ -1,4 +1,4 @@
-"""Checks of batches of messages whose tensors are on a GPU, played by tensors on torch's meta device."""
+"""Checks of batches of messages whose tensors are on a GPU, for which tensors on torch's meta device stand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkdl.torch.process_group import SparkdlProcessGroup
 from sparkdl.torch.work import CompletedWork
 from tests.checks import Outcomes, checks_in, outcome_of
 from tests.run_ranks import RankEnvironment
-from tests.torch.scenes.played_groups import default_group
+from tests.torch.scenes.substitute_groups import default_group
 
 SIZE = 2
 TIMEOUT_S = 20.0
@@ -24,8 +24,6 @@ TIMEOUT_S = 20.0
 class Recorder:
     """An accelerator that notes what is called."""
 
-    starts_messages_together = True
-    torch_backend = None
     failure = None
 
     def __init__(self) -> None:
@@ -52,6 +50,9 @@ class Recorder:
 
     def recv(self, tensors: Any, source: int, tag: int) -> None:
         self.calls.append(f"recv from {source}")
+
+    def torch_backend(self, device: torch.device) -> None:
+        pass
 
     def abort(self) -> None:
         pass

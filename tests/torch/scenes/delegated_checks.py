@@ -22,7 +22,7 @@ from sparkdl.torch.gpu.accelerator import TorchAccelerator, open_staged
 from sparkdl.torch.gpu.nccl import NcclAccelerator
 from tests.checks import Outcomes, checks_in, outcome_of
 from tests.torch.scenes.host_lane import HostLane
-from tests.torch.scenes.played_groups import DelegatingGroup, default_group
+from tests.torch.scenes.substitute_groups import DelegatingGroup, default_group
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
@@ -148,7 +148,9 @@ def check_ranks_with_more_rows_continue_under_join() -> None:
     assert module.module.weight.grad.tolist() == [[2.0] * 3] if dist.get_rank() == 1 else True
 
 
-def played_accelerator(backend: str, environment: RankEnvironment, communicator: Communicator) -> Accelerator:
+def substitute_accelerator(
+    backend: str, environment: RankEnvironment, communicator: Communicator
+) -> Accelerator:
     store = RendezvousStore(environment.rendezvous, timeout_s=TIMEOUT_S)
     if backend == "gloo":
         prefixed = dist.PrefixStore("gloo/", store)
@@ -156,7 +158,7 @@ def played_accelerator(backend: str, environment: RankEnvironment, communicator:
         group = dist.ProcessGroup(store, environment.rank, SIZE)
         group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        return TorchAccelerator(group, CPU)
+        return TorchAccelerator(group)
     if backend == "NCCL":
         os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
         return NcclAccelerator(
@@ -169,6 +171,6 @@ def run_on_rank(environment: RankEnvironment, backend: str) -> Outcomes:
     torch.set_num_threads(1)
     with environment.communicator() as communicator:
         store = RendezvousStore(environment.rendezvous, timeout_s=TIMEOUT_S)
-        accelerator = played_accelerator(backend, environment, communicator)
+        accelerator = substitute_accelerator(backend, environment, communicator)
         with default_group(DelegatingGroup, communicator, store, accelerator, TIMEOUT_S):
             return {name: outcome_of(globals()[name], communicator.rank) for name in checks_of(backend)}

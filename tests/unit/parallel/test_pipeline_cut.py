@@ -41,7 +41,7 @@ def test_embedding_and_head_count_for_their_stages() -> None:
 
 def test_a_rank_without_anything_to_train_is_refused() -> None:
     check_trainable(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), "1f1b", 2)
-    with pytest.raises(ParamError, match="Rank 1 .* the blocks 1 to 1"):
+    with pytest.raises(ParamError, match="Rank 1 .* 1 to 1"):
         check_trainable(nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)), "1f1b", 2)
 
 
@@ -112,7 +112,7 @@ def test_batches_are_cut_into_as_many_microbatches_as_the_schedule_can_run(
 
 def test_a_number_of_microbatches_that_rounds_cannot_share_is_refused() -> None:
     sizes = Parallelism(pipeline=2, schedule="interleaved-1f1b", microbatches=5).resolve(2)
-    with pytest.raises(ParamError, match="which 5 cannot be. .* multiple of 2"):
+    with pytest.raises(ParamError, match="5 .* multiple of 2"):
         num_microbatches(sizes, 15)
 
 

@@ -42,5 +42,5 @@ def test_layers_that_cannot_be_divided_are_named(
 
 def test_one_key_head_is_not_to_be_divided() -> None:
     decoder = Decoder(DecoderSizes(vocabulary=8, width=16, layers=1, heads=2, key_heads=1))
-    with pytest.raises(ParamError, match="key_heads = 1, .* Use shard or context "):
+    with pytest.raises(ParamError, match="key_heads = 1"):
         divided_layers(decoder, 2)

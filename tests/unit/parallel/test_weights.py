@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -74,5 +75,5 @@ def test_index_beside_a_single_file_of_weights_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize("index", ["[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1, "b": "c"}}', "{"])
 def test_invalid_index_is_named(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(StoreError, match="index of the weights"):
+    with pytest.raises(StoreError, match=f"in {re.escape(str(tmp_path))} cannot be read"):
         load_weights(nn.Linear(2, 2), str(tmp_path))

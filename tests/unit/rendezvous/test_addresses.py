@@ -5,14 +5,16 @@ from contextlib import ExitStack
 
 import pytest
 
-from sparkdl.collective import Address, listen, local_addresses
 from sparkdl.errors import ParamError
 from sparkdl.rendezvous.addresses import (
     LISTEN,
+    Address,
     hosts_of_name,
     interface_addresses,
     is_local,
     is_loopback,
+    listen,
+    local_addresses,
     reachable_hosts,
     resolve,
 )

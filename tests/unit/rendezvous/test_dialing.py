@@ -13,10 +13,10 @@ from sparkdl.collective import (
     Address,
     AuthenticatedListener,
     connect_authenticated,
-    listen,
     new_secret,
 )
 from sparkdl.errors import AuthenticationError
+from sparkdl.rendezvous.addresses import listen
 
 SECRET = new_secret()
 NOBODY = "127.0.0.2"
@@ -128,8 +128,8 @@ def test_listener_that_keeps_hanging_up_is_dialed_again_only_after_pauses() -> N
     assert 3 <= num_attempts <= 7
 
 
-def test_silent_listener_is_an_authentication_error_that_names_the_time() -> None:
+def test_silent_listener_is_an_authentication_error_after_the_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = Address(hosts=("127.0.0.1",), port=silent.getsockname()[1])
-        with pytest.raises(AuthenticationError, match=r"within 0\.1 s"):
+        with pytest.raises(AuthenticationError, match="did not prove itself"):
             connect_authenticated(address, SECRET, timeout_s=0.1)

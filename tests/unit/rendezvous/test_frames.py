@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdl.collective import Deadline, receive_frame, send_frame
-from sparkdl.rendezvous.frames import FrameTooLargeError
+from sparkdl.collective import Deadline
+from sparkdl.rendezvous.frames import FrameTooLargeError, receive_frame, send_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

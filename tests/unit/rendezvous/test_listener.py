@@ -15,9 +15,8 @@ from sparkdl.collective import (
     AuthenticatedListener,
     connect_authenticated,
     new_secret,
-    receive_frame,
-    send_frame,
 )
+from sparkdl.rendezvous.frames import receive_frame, send_frame
 from sparkdl.rendezvous.handshake import ClientHandshake, ServerHandshake
 from tests.collective.eventually import eventually
 from tests.flood import flooded

@@ -66,7 +66,6 @@ struct CudaUuid {
 enum class CudaResult : int {
   kSuccess = 0,
   kInvalidValue = 1,
-  kDeinitialized = 4,
   kNotReady = 600,
 };
 

@@ -61,10 +61,8 @@ struct Reduction {
 // Null for the average of bools, which does not exist.
 const ReduceKernels* FindReduceKernels(Dtype dtype, ReduceOp op);
 
-// Name of the instruction set in use: "avx512", "avx2" or "baseline".
-const char* ReduceInstructionSet();
-
-// For tests: the kernels of one instruction set; null if this machine lacks it.
+// For tests: the kernels of one instruction set, "avx512", "avx2" or "baseline"; null if this
+// machine lacks it.
 const ReduceKernels* FindReduceKernelsFor(const char* instruction_set, Dtype dtype, ReduceOp op);
 
 }  // namespace sparkdl

@@ -40,7 +40,7 @@ def test_label_column_with_the_name_of_the_matrix_is_refused(labels, tmp_path):
     pq.write_table(rows, tmp_path / "rows.parquet")
     names = {"featuresCol": ["a", "b"], "labelCol": "features", "passFeaturesBy": "matrix"}
     estimator = make_estimator(model=nn.Linear(2, 2), loss=nn.MSELoss(), **names)
-    with pytest.raises(ParamError, match="called 'features', and so is a label"):
+    with pytest.raises(ParamError, match="'features', and so is a label"):
         prepare_fit(estimator, scan_dataset(str(tmp_path)))
 
 

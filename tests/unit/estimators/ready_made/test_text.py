@@ -193,12 +193,12 @@ def test_model_with_keyword_arguments_gets_all_tokenizer_outputs(dataset, pretra
     assert [each.name for each in inputs.spec.inputs.inputs] == made
 
 
-def test_learning_rate_param_applies_to_a_pretrained_model(dataset, pretrained):
+def test_learning_rate_param_applies_to_a_pretrained_model(pretrained):
     estimator = TextClassifier(featuresCol="text", pretrained=pretrained, learningRate=0.5)
     assert estimator.params_of_fit().getOptimizer().keywords["lr"] == 0.5
 
 
-def test_params_that_a_pretrained_model_defines_are_refused(dataset, pretrained, tmp_path):
+def test_params_that_a_pretrained_model_defines_are_refused(dataset, pretrained):
     for changes in ({"tokenizer": "words"}, {"embeddingSize": 8}, {"dropout": 0.1}):
         with pytest.raises(ParamError, match=f"Param {next(iter(changes))} is .* brings its own"):
             TextClassifier(pretrained=pretrained, **changes).check_values()

@@ -40,16 +40,16 @@ class Counted(nn.Linear):
         return super().forward(inputs)
 
 
-def predictor_of(kind, outputs, prediction_shape=(), batch_size=4, module_class=nn.Linear, **changes):
+def predictor_of(kind, outputs, prediction_shape=(), module_class=nn.Linear, **changes):
     torch.manual_seed(0)
     module = module_class(2, outputs)
     signature = make_signature((2,), kind, prediction_shape, **changes)
-    return Predictor(SavedModel(module, signature), batch_size=batch_size), module
+    return Predictor(SavedModel(module, signature), batch_size=4), module
 
 
-def outputs_of(module, batch_size=4):
+def outputs_of(module):
     """The outputs in the predictor's batches: for other shapes a BLAS uses other kernels, which round differently."""
-    return torch.cat([module(batch) for batch in torch.tensor(ROWS).split(batch_size)]).detach().double()
+    return torch.cat([module(batch) for batch in torch.tensor(ROWS).split(4)]).detach().double()
 
 
 def test_scores_probabilities_and_predictions_need_one_pass():

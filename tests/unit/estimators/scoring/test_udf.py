@@ -14,8 +14,9 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.errors import DataError
+from sparkdl.estimators.scoring.models import ScoringModels
 from sparkdl.estimators.scoring.udf import ScoringModel, load_predictor, score_batch, score_columns
-from sparkdl.model.architecture import pack_module
+from sparkdl.model.architecture import pack_tensors, split_module
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
@@ -27,7 +28,7 @@ def make_model(shape=(2,), prediction_shape=(3,)):
     kind = "value" if prediction_shape else "class"
     signature = make_signature(shape, kind, prediction_shape)
     module = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 3))
-    return ScoringModel(pack_module(module), signature, 4), module
+    return ScoringModel(pack_tensors(*split_module(module)), signature, 4), module
 
 
 def predictor_of(made):
@@ -70,14 +71,23 @@ def test_rows_with_null_and_rows_with_nan_answered_with_nan_have_null_prediction
     assert found[4] == [None]
 
 
+def test_module_is_packed_once_for_all_batch_sizes():
+    _, module = make_model(prediction_shape=())
+    models, session = ScoringModels(SavedModel(module, make_signature((2,), "value", ()))), object()
+    packed, other = models.for_session(session, 64), models.for_session(session, 128)
+    assert models.for_session(session, 64) is packed
+    assert other.module is packed.module
+    assert (other.batch_size, other.key == packed.key) == (128, False)
+
+
 def test_a_model_that_answers_finite_numbers_with_nan_is_an_error():
     model, module = make_model(prediction_shape=())
-    with pytest.raises(DataError, match="1 of 5 rows, .* 'x' holds infinity in 1"):
+    with pytest.raises(DataError, match="1 of 5 .* 'x' holds infinity in 1"):
         next(score_columns(model, iter([(pa.array([*ROWS[:4], [math.inf, 0.0]]),)])))
     with torch.no_grad():
         module[1].bias.fill_(math.nan)
     broken = Predictor(SavedModel(module, model.signature))
-    with pytest.raises(DataError, match="NaN for 5 of 5 rows, .* finite numbers"):
+    with pytest.raises(DataError, match="NaN for 5 of 5 "):
         score_batch(broken, (pa.array(ROWS),))
 
 
@@ -120,7 +130,7 @@ class Knotted(nn.Module):
 
 
 def test_garbage_collector_skips_imported_objects_and_frees_unused_models():
-    packed, signature = pack_module(Knotted()), make_signature((2,), "value", (2,))
+    packed, signature = pack_tensors(*split_module(Knotted())), make_signature((2,), "value", (2,))
     for _ in range(4):
         load_predictor(ScoringModel(packed, signature, 4)).predict({"x": np.zeros((1, 2), np.float32)})
     assert gc.get_freeze_count() > 0

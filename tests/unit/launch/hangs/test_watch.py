@@ -18,10 +18,8 @@ LIMITS = HangLimits(hang_timeout_s=10.0, operation_timeout_s=60.0, silence_timeo
 NEVER = HangLimits(hang_timeout_s=math.inf, operation_timeout_s=60.0, silence_timeout_s=math.inf)
 
 
-def waiting(
-    *ranks: int, s: float = 11.0, on: str = "world", what: str = "allreduce 'w'", timeout_s: float = 60.0
-) -> RankHealth:
-    return RankHealth(waits=(Wait(on, ranks, what, s, timeout_s),))
+def waiting(*ranks: int, s: float = 11.0, on: str = "world", timeout_s: float = 60.0) -> RankHealth:
+    return RankHealth(waits=(Wait(on, ranks, "allreduce 'w'", s, timeout_s),))
 
 
 def test_rank_that_the_others_wait_for_is_the_culprit() -> None:

@@ -136,7 +136,7 @@ def test_training_continues_while_a_checkpoint_is_written(folder):
     assert epochs_in(folder) == [1]
 
 
-def test_a_failing_write_is_an_error_with_path_and_remedy(folder, tmp_path):
+def test_a_failing_write_is_an_error_with_path_and_remedy(folder):
     Path(folder.url).write_text("a file where the folder should be")
     writer = CheckpointWriter(folder, num_kept=2)
     writer.write(make_content(1))

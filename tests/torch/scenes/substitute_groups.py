@@ -1,4 +1,4 @@
-"""Default groups whose accelerator a test plays, on machines without a GPU."""
+"""Default groups with a substitute accelerator, for machines without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator
     from sparkdl.torch.submission import Accelerator
 
-_BACKEND = "played"
+_BACKEND = "substitute"
 
 
 class DelegatingGroup(SparkdlProcessGroup):

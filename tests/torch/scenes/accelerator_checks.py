@@ -246,6 +246,7 @@ def check_message_does_not_wait_for_an_earlier_collective(scene: Scene) -> None:
     torch.testing.assert_close(total, scene.everyones().sum(0))
 
 
+# Callbacks return what they have waited for: a waiter's stream waits for the tensors of the result, for nothing else.
 def check_callback_of_a_message_may_wait_for_another(scene: Scene) -> None:
     if scene.size == 1:
         pytest.skip("needs a rank that sends to another one")
@@ -257,11 +258,12 @@ def check_callback_of_a_message_may_wait_for_another(scene: Scene) -> None:
         scene.group.send([second], 1, 5).wait()
         return
 
-    def wait_for_the_second(_: torch.futures.Future[Any]) -> bool:
-        return bool(scene.group.recv([second], 0, 5).wait())
+    def receive_the_second(_: torch.futures.Future[Any]) -> torch.Tensor:
+        scene.group.recv([second], 0, 5).wait()
+        return second
 
-    assert scene.group.recv([first], 0, 4).get_future().then(wait_for_the_second).wait()
-    torch.testing.assert_close(second, scene.tensor_of(0))
+    received = scene.group.recv([first], 0, 4).get_future().then(receive_the_second).wait()
+    torch.testing.assert_close(received, scene.tensor_of(0))
 
 
 def check_callback_of_a_collective_may_wait_for_a_later_one(scene: Scene) -> None:
@@ -269,7 +271,6 @@ def check_callback_of_a_collective_may_wait_for_a_later_one(scene: Scene) -> Non
     future = scene.group.allreduce([first]).get_future()
 
     def reduce_the_second(_: torch.futures.Future[Any]) -> torch.Tensor:
-        # The stream of the waiter waits for the tensors that a callback returns, for nothing else.
         scene.group.allreduce([second]).wait()
         return second
 

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import local_part, whole_tensor
 from sparkdl.parallel.parallelism import SHARDING_STAGES
+from sparkdl.parallel.replaced_parameters import noting_replaced_parameters
 from sparkdl.torch.submission import not_compiled
 
 if TYPE_CHECKING:
@@ -64,11 +65,13 @@ def shard(
         offload: whether shards lie in host memory, and a block's weights on the GPU only while it computes.
 
     Returns:
-        ``module``, now also an ``FSDPModule``.
+        ``module``, now also an ``FSDPModule``. Its parameters are new ones: make the optimizer afterwards.
 
     Raises:
-        ParamError: if there is no such stage, or ``offload`` is set on CPUs.
+        ParamError: if there is no such stage, ``offload`` is set on CPUs, or the module is sharded already.
     """
+    if isinstance(module, FSDPModule):
+        raise ParamError("The module is sharded already. Call shard() once, as the last of these functions.")
     if stage not in SHARDING_STAGES:
         raise ParamError(f"The stage of sharding must be 1, 2 or 3, got {stage!r}.")
     if offload and layout.mesh.device_type == "cpu":
@@ -87,9 +90,10 @@ def shard(
     }
     check_shardable(module)
     own = _without_shared(module, _called_blocks_of(module) if blocks is None else blocks)
-    for block in own:
-        fully_shard(block, **arguments)
-    fully_shard(module, **arguments)
+    with noting_replaced_parameters(module, "shard()"):
+        for block in own:
+            fully_shard(block, **arguments)
+        fully_shard(module, **arguments)
     for dimension in mesh.mesh_dim_names or ():
         _SameUse(module, own, mesh[dimension].get_group())
     cast("Any", module)._accumulates_whole_gradients = stage == 1

@@ -272,6 +272,34 @@ def check_ranks_that_use_different_layers_are_told() -> None:
         module(torch.ones(2 + (rank == 1), 4))
 
 
+def check_an_optimizer_of_replaced_parameters_is_refused_in_its_first_step() -> None:
+    layout = Parallelism(shard=2, tensor=2).lay_out()
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    for name, replace_parameters in (
+        ("divide", lambda model: divide(model, layout.mesh["tensor"])),
+        ("shard", lambda model: shard(model, layout)),
+    ):
+        model = decoder()
+        before = optimizer_of(model)
+        replace_parameters(model)
+        before.zero_grad()
+        with pytest.raises(ParamError, match=rf"has the parameter 'embedding.weight' .* {name}\(\)"):
+            before.step()
+        optimizer_of(model).step()
+        other.step()
+
+
+def check_a_second_division_is_refused() -> None:
+    layout = Parallelism(shard=2, tensor=2).lay_out()
+    model = decoder()
+    shard(model, layout)
+    with pytest.raises(ParamError, match=r"Call shard\(\) once"):
+        shard(model, layout)
+    for each in (model, divide(decoder(), layout.mesh["tensor"])):
+        with pytest.raises(ParamError, match=r"'embedding.weight' .* before shard\(\)"):
+            divide(each, layout.mesh["tensor"])
+
+
 def check_a_missing_gradient_counts_as_zero_in_an_average() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     parameters = [nn.Parameter(torch.zeros(2)) for _ in range(4)]

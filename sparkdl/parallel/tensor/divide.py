@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import gather, gather_summed, split
+from sparkdl.parallel.replaced_parameters import noting_replaced_parameters
 from sparkdl.parallel.sharding import blocks_of
 from sparkdl.parallel.tensor.checks import ComparedOnce, EqualityCheck, defer_checks
 from sparkdl.parallel.tensor.experts import DividedExperts
@@ -62,12 +63,18 @@ def divide(
             of the list that the plan names with its first ``*`` take and return divided sequences.
 
     Returns:
-        ``module``.
+        ``module``. Its parameters are new ones: make the optimizer afterwards.
 
     Raises:
-        ParamError: if the plan names modules that do not exist, a style is unknown or does not suit the layer, or a
-            size cannot be divided by the number of ranks; nothing is changed in these cases.
+        ParamError: if the plan names modules that do not exist, a style is unknown or does not suit the layer, a size
+            cannot be divided by the number of ranks, or the module is divided already; nothing is changed in these
+            cases.
     """
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ParamError(
+                f"{name!r} is divided among ranks already. Call divide() once, and before shard()."
+            )
     divided = divided_layers(module, mesh.size(), plan)
     if whole_outputs:
         divided = dict(with_whole_outputs(divided))
@@ -81,8 +88,9 @@ def divide(
     def join(part: Tensor) -> Tensor:
         return gather(part, group, positions_of(part)).contiguous()
 
-    _attach(module, divided, mesh, blocks, inputs, equality, compared)
-    _tie_again(module, tied)
+    with noting_replaced_parameters(module, "divide()"):
+        _attach(module, divided, mesh, blocks, inputs, equality, compared)
+        _tie_again(module, tied)
     # Not a set: its order would differ between ranks.
     parents = dict.fromkeys(
         name.rpartition(".")[0] for name, (_, style) in divided.items() if style.startswith("colwise")

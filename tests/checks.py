@@ -77,11 +77,11 @@ def require(outcome: str | None) -> None:
 def first_failures(outcomes_of_ranks: Sequence[Outcomes]) -> Outcomes:
     """For each check the failure of the first rank on which it failed; else why it was skipped, or None."""
     return {
-        name: min((outcomes[name] for outcomes in outcomes_of_ranks), key=_rank_of_outcome)
+        name: min((outcomes[name] for outcomes in outcomes_of_ranks), key=_weight_of)
         for name in outcomes_of_ranks[0]
     }
 
 
-def _rank_of_outcome(outcome: str | None) -> int:
+def _weight_of(outcome: str | None) -> int:
     """The order of outcomes by weight: failures, skipped checks, passed checks."""
     return 2 if outcome is None else int(outcome.startswith(_SKIPPED))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Serve = Callable[..., AbstractContextManager[Callable[[Any], Any]]]
 
 _LEAVE_S = 20.0
+_CALL_TIMEOUT_S = 500.0
 _LIFE_S = 24 * 3600.0
 """Longer than any caller lives; the ranks end with the caller."""
 
@@ -66,14 +67,14 @@ class LastingRanks:
         """Whether further calls can be made."""
         return bool(self._connections)
 
-    def call(self, argument: Any, *, timeout_s: float = 500.0) -> list[Any]:
+    def call(self, argument: Any) -> list[Any]:
         """Call all ranks and return their answers by rank; when this raises, all of them have ended.
 
         Raises:
             RankError: if the call raised on a rank, or a rank died.
             TimeoutError: if some ranks do not answer in time.
         """
-        deadline = Deadline(timeout_s)
+        deadline = Deadline(_CALL_TIMEOUT_S)
         answers: dict[int, Any] = {}
         try:
             for connection in self._connections:
@@ -92,7 +93,7 @@ class LastingRanks:
         if late := sorted(waiting.values() if len(answers) < len(self._connections) else ()):
             self._kill()
             self.close()
-            raise TimeoutError(f"ranks {late} did not answer within {timeout_s:g} s")
+            raise TimeoutError(f"ranks {late} did not answer within {_CALL_TIMEOUT_S:g} s")
         return [answers[rank] for rank in range(len(answers))]
 
     def close(self) -> None:

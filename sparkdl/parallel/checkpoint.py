@@ -377,7 +377,7 @@ class _Part:
         self,
         module: nn.Module | Sequence[nn.Module],
         optimizer: Optimizer | None,
-        others: Mapping[str, Tensor] | None = None,
+        others: Mapping[str, Tensor] | None,
     ) -> None:
         self._others = {f"{_OTHER}/{name}": tensor.detach() for name, tensor in (others or {}).items()}
         modules = [module] if isinstance(module, nn.Module) else list(module)

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from sparkdl.errors import ParamError
 
@@ -22,28 +24,34 @@ if TYPE_CHECKING:
     from torch import nn
 
 _replaced = WeakIdKeyDictionary()
-"""Replaced parameters that somebody still has: for each its name, and the function that replaced it."""
+"""Replaced parameters that are still referred to: for each its name, and the function that replaced it."""
 
-_checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_num_checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+"""Number of parameters that each optimizer had when it was checked."""
 
 
 @contextmanager
 def noting_replaced_parameters(module: nn.Module, by: str) -> Iterator[None]:
-    """Remember the parameters that the code within replaces, if somebody still has them afterwards.
+    """Remember the parameters that the code within replaces, if anything still refers to them afterwards.
 
     Args:
         module: module whose parameters may be replaced.
         by: name of the function that replaces them, for the error.
     """
-    # Weakly, as the memory of a replaced parameter has to be free as soon as its part is made.
-    before = [(name, weakref.ref(parameter)) for name, parameter in module.named_parameters()]
+    # Weakly, as the memory of a replaced parameter has to be free as soon as its part is made. Not those of other
+    # wrappers, such as quantized weights: FSDP2 may swap them, and torch refuses that if there are weak references.
+    before = [
+        (name, WeakIdRef(parameter))
+        for name, parameter in module.named_parameters()
+        if isinstance(parameter, DTensor) or not is_traceable_wrapper_subclass(parameter)
+    ]
     yield
     kept = {id(parameter) for parameter in module.parameters()}
     for name, reference in before:
         parameter = reference()
         if parameter is not None and id(parameter) not in kept:
             _replaced[parameter] = name, by
-            _checked.clear()
+            _num_checked.clear()
             _check_first_steps()
 
 
@@ -53,19 +61,21 @@ def _check_first_steps() -> None:
 
 
 def _check(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """Refuse an optimizer of replaced parameters in its first step.
+    """Refuse an optimizer of replaced parameters, in its first step and after it has got others.
 
     Raises:
         ParamError: if it has one.
     """
-    if optimizer in _checked:
+    num_parameters = sum(len(group["params"]) for group in optimizer.param_groups)
+    if _num_checked.get(optimizer) == num_parameters:
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter in _replaced:
                 name, by = _replaced[parameter]
                 raise ParamError(
-                    f"{type(optimizer).__name__} has the parameter {name!r} as it was before {by} replaced it: its "
-                    f"steps would not change the model. Make the optimizer after {by}, from model.parameters()."
+                    f"{type(optimizer).__name__} has the parameter {name!r} as it was before {by} replaced it, and "
+                    f"would not change the model. Make the optimizer after {by}, from model.parameters(). If another "
+                    f"module shares the parameter, call {by} with a module that contains both."
                 )
-    _checked.add(optimizer)
+    _num_checked[optimizer] = num_parameters

@@ -1,4 +1,4 @@
-"""Batches of messages whose tensors are on GPUs: they start together.
+"""Batches of messages whose tensors are on GPUs: they start together, and one work stands for all of them.
 
 torch starts the messages of ``batch_isend_irecv`` together only in groups of its own class. One after the other, NCCL
 sends a large message only once it is received: two ranks that both send first, as pipelines and rings do, would wait
@@ -57,7 +57,9 @@ def _batch_isend_irecv(
 ) -> list[dist.Work]:
     if isinstance(p2p_op_list, list) and p2p_op_list and isinstance(p2p_op_list[0], dist.P2POp):
         group: Any = p2p_op_list[0].group
-        if getattr(group, "has_accelerator", False) and not all(each.tensor.is_cpu for each in p2p_op_list):
+        if getattr(group, "has_accelerator", False) and not all(
+            group.serves(each.tensor) for each in p2p_op_list
+        ):
             distributed_c10d._check_p2p_op_list(p2p_op_list)
             return _start_together(group, p2p_op_list)
     return original(p2p_op_list)
@@ -65,13 +67,13 @@ def _batch_isend_irecv(
 
 def _start_together(group: SparkdlProcessGroup, operations: list[dist.P2POp]) -> list[dist.Work]:
     """Start all messages of tensors on the GPU as one; return a work for these and one for each other message."""
-    device = next(each.tensor.device for each in operations if not each.tensor.is_cpu)
+    device = next(each.tensor.device for each in operations if not group.serves(each.tensor))
     works = []
     group._start_coalescing(device)
     try:
         for each in operations:
             work = each.op(each.tensor, each.peer, each.group, each.tag)
-            if each.tensor.is_cpu:
+            if group.serves(each.tensor):
                 works.append(work)
     except BaseException:
         with contextlib.suppress(Exception):

@@ -192,8 +192,8 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
 
     def _get_backend(self, device: torch.device) -> Any:
         """The backend of a device: torch's own if the accelerator is that, else the group itself."""
-        if torch.device(device).type != "cpu" and self._accelerator is not None:
-            return self._accelerator.torch_backend(device) or self
+        if self._accelerator is not None and not self.serves_device(device):
+            return self._accelerator.torch_backend(torch.device(device)) or self
         return self
 
     def supports_tensor_alloc(self, _: torch.device) -> bool:
@@ -205,14 +205,14 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     supports_time_estimate = False
 
     def _start_coalescing(self, device: torch.device) -> None:
-        if torch.device(device).type == "cpu":
+        if self.serves_device(device):
             self._coalesced = []
         elif self._accelerator is not None:
             self._accelerator._start_coalescing(device)
 
     def _end_coalescing(self, device: torch.device) -> Any:
         """One work for all operations since :meth:`_start_coalescing`, whose own works torch has dropped."""
-        if torch.device(device).type != "cpu" and self._accelerator is not None:
+        if self._accelerator is not None and not self.serves_device(device):
             return self._accelerator._end_coalescing(device)
         works, self._coalesced = self._coalesced or [], None
         return joined(works, completer=self._completer)
@@ -223,7 +223,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         return self._accelerator is not None
 
     def drop_coalesced(self, device: torch.device) -> None:
-        """Forget the operations on a GPU since :meth:`_start_coalescing`."""
+        """End the operations on a GPU since :meth:`_start_coalescing` after an error."""
         if self._accelerator is not None:
             self._accelerator.drop_coalesced(device)
 

@@ -140,7 +140,7 @@ class RendezvousStore(Store):
 class StoreRendezvous:
     """A rendezvous whose keys are in a c10d store, below one prefix."""
 
-    def __init__(self, store: Store, prefix: str = "") -> None:
+    def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
 

@@ -169,9 +169,13 @@ class Submission:
     def serves(self, tensor: torch.Tensor) -> bool:
         """Whether this group serves a tensor itself: it is on the CPU.
 
-        Tests of accelerators on machines without a GPU override this.
+        Tests of accelerators on machines without a GPU override this and :meth:`serves_device`.
         """
         return tensor.is_cpu
+
+    def serves_device(self, device: torch.device) -> bool:
+        """Whether this group serves the tensors of a device itself."""
+        return torch.device(device).type == "cpu"
 
     def accelerator_of(self, tensor: torch.Tensor) -> Any:
         """The accelerator for a tensor that this group does not serve itself; else None.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from operator import truediv
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -78,6 +78,10 @@ class RankSeconds:
     computing: float
 
 
+_LOGGED = {"is_logged": True}
+"""Marks the fields of an :class:`EpochRecord` that are logged to MLflow."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpochRecord:
     """One epoch over all ranks.
@@ -100,14 +104,14 @@ class EpochRecord:
     """
 
     epoch: int
-    loss: float
+    loss: float = field(metadata=_LOGGED)
     rows: int
-    seconds: float
-    rows_per_s: float
-    data_wait_share: float | None = None
-    learning_rate: float | None = None
+    seconds: float = field(metadata=_LOGGED)
+    rows_per_s: float = field(metadata=_LOGGED)
+    data_wait_share: float | None = field(default=None, metadata=_LOGGED)
+    learning_rate: float | None = field(default=None, metadata=_LOGGED)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    validation_s: float | None = None
+    validation_s: float | None = field(default=None, metadata=_LOGGED)
     rank_seconds: tuple[RankSeconds, ...] = ()
 
     @classmethod
@@ -129,7 +133,7 @@ class EpochRecord:
         return replace(self, metrics={**self.metrics, **metrics}, validation_s=seconds)
 
 
-EPOCH_METRICS = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate", "validation_s")
+EPOCH_METRICS = tuple(each.name for each in fields(EpochRecord) if each.metadata == _LOGGED)
 """Fields of an :class:`EpochRecord` that are logged to MLflow besides the metrics; metrics cannot have these names."""
 
 

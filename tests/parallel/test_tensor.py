@@ -360,7 +360,7 @@ def check_a_layer_between_divided_ones_that_the_plan_leaves_out_is_refused() -> 
 class FixedHeads(nn.Module):
     """Attention whose forward method has the number of heads as a constant."""
 
-    def __init__(self, *, is_fused: bool = False) -> None:
+    def __init__(self, *, is_fused: bool) -> None:
         super().__init__()
         self.is_fused = is_fused
         if is_fused:

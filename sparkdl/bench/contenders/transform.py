@@ -91,9 +91,7 @@ def image_table(spark: SparkSession, num_rows: int, num_partitions: int) -> Data
     return spark.range(0, num_rows, 1, num_partitions).select("id", F.concat(*parts).alias("image"))
 
 
-def _torch_model(
-    module: nn.Module, columns: list[Column], batch_size: int | None = None, **of_inputs: Any
-) -> Contender:
+def _torch_model(module: nn.Module, columns: list[Column], batch_size: int, **of_inputs: Any) -> Contender:
     dtype = "uint8" if columns[0].kind == "binary" else "float32"
     names = [MATRIX] if of_inputs.get("given_by") == "matrix" else [column.name for column in columns]
     inputs = ModelInputs(

@@ -70,11 +70,10 @@ def divide(
             cannot be divided by the number of ranks, or the module is divided already; nothing is changed in these
             cases.
     """
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, DTensor):
-            raise ParamError(
-                f"{name!r} is divided among ranks already. Call divide() once, and before shard()."
-            )
+    # No loop here, whose variable would keep the last parameter in memory.
+    again = next((name for name, each in module.named_parameters() if isinstance(each, DTensor)), None)
+    if again is not None:
+        raise ParamError(f"{again!r} is divided among ranks already. Call divide() once, and before shard().")
     divided = divided_layers(module, mesh.size(), plan)
     if whole_outputs:
         divided = dict(with_whole_outputs(divided))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 import time
 
-import numpy as np
 import pytest
 import torch
 from pyspark.sql import functions as F
 from torch import nn
 
 from sparkdl.errors import DataError, RankError, SerializationError
-from sparkdl.estimators import TorchModel
 from tests.processes import wait_until_gone
 from tests.spark.estimators.estimator_examples import (
     NUM_ROWS,
@@ -29,10 +27,6 @@ def fitted(frame, tmp_path_factory):
     estimator = make_estimator(folder)
     estimator.lock = threading.Lock()  # objects sent to Spark or to the ranks must not hold the estimator
     return estimator, estimator.fit(frame), folder
-
-
-def weights_of(model: TorchModel) -> list[np.ndarray]:
-    return [parameter.detach().numpy() for parameter in model.module.parameters()]
 
 
 def test_fit_learns_and_remembers_its_epochs(fitted, frame):

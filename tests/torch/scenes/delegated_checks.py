@@ -1,7 +1,7 @@
 """Collectives of CUDA tensors by the functions of torch.distributed, on two ranks, with CPU tensors.
 
 They go to torch's own group over Gloo, whose methods take options of their own types alone, to NCCL's stand-in, or
-through host memory. Batches for NCCL need tensors that are not on the CPU: see :mod:`tests.torch.scenes.batch_checks`.
+through host memory.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ CPU = torch.device("cpu")
 
 
 def checks_of(backend: str) -> list[str]:
-    names = checks_in(__name__)
-    return [
-        name for name in names if backend != "NCCL" or name != check_messages_alone_and_in_batches.__name__
-    ]
+    without = [check_messages_in_batches.__name__] if backend == "gloo" else []  # it has no coalescing
+    return [name for name in checks_in(__name__) if name not in without]
 
 
 def mine(*shape: int) -> torch.Tensor:
@@ -92,7 +90,7 @@ def check_collectives_that_move_data() -> None:
     dist.barrier()
 
 
-def check_messages_alone_and_in_batches() -> None:
+def check_messages_in_batches() -> None:
     other = 1 - dist.get_rank()
     received = torch.zeros(3)
     for batch in (

@@ -25,6 +25,9 @@ class DelegatingGroup(SparkdlProcessGroup):
     def serves(self, tensor: torch.Tensor) -> bool:
         return False
 
+    def serves_device(self, device: torch.device) -> bool:
+        return False
+
 
 @contextmanager
 def default_group(

@@ -96,7 +96,7 @@ def test_the_signature_names_columns_answers_and_params(served):
     assert params == defaults
 
 
-def test_params_of_an_inference_choose_batches_and_device(saved, served):
+def test_params_of_an_inference_choose_batches_and_device(served):
     sizes = []
     module = served._model_impl.get_raw_model()
     hook = module.register_forward_pre_hook(

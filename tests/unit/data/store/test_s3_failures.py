@@ -85,7 +85,7 @@ def test_missing_bucket_is_named_by_every_reader(s3: S3, reader: Callable[[str],
 
 def test_missing_credentials_are_named_when_datasets_are_removed(no_credentials: None) -> None:
     for remove in (Store("s3://bucket/rows").cleanup, lambda: remove_unless_used("s3://bucket/rows")):
-        with pytest.raises(StoreError, match=r"no credentials were found: .*AWS_ACCESS_KEY_ID"):
+        with pytest.raises(StoreError, match="AWS_ACCESS_KEY_ID"):
             remove()
 
 

@@ -115,9 +115,9 @@ def test_missing_credentials_are_named(store: Store, monkeypatch: pytest.MonkeyP
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     s3fs.S3FileSystem.clear_instance_cache()
-    with pytest.raises(StoreError, match=r"no credentials were found.*AWS_ACCESS_KEY_ID"):
+    with pytest.raises(StoreError, match="AWS_ACCESS_KEY_ID"):
         Store(store.url).check_writable()
     batch = pa.RecordBatch.from_pydict({"x": np.arange(10)})
     (row,) = write_partition(iter([structs_of(batch)]), f"{store.url}/fit", ["x"], 1 << 12)
-    assert "no credentials were found" in WrittenFile.from_json(row.column(0)[0].as_py()).failure
+    assert "no credentials" in WrittenFile.from_json(row.column(0)[0].as_py()).failure
     assert open_location(store.url).path.endswith("my store")

@@ -60,7 +60,7 @@ def test_files_of_others_in_the_store_are_never_removed(store: Store, rows: Parq
     assert len(store.filesystem.ls(f"{store.location.path}/mine")) == 2
 
 
-def test_a_use_whose_process_died_ends_by_itself(tmp_path: Path, rows: ParquetDataset) -> None:
+def test_a_use_whose_process_died_ends_by_itself(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     dead = f"{store.url}/fit-dead"
     use = use_dataset(dead)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel.replaced_parameters import noting_replaced_parameters
+
+
+def replace_weight(module: nn.Linear) -> None:
+    with noting_replaced_parameters(module, "shard()"):
+        module.weight = nn.Parameter(torch.zeros(2, 2))
+
+
+def test_optimizer_that_gets_a_replaced_parameter_after_its_first_step_is_refused() -> None:
+    module = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([module.bias])
+    before = module.weight
+    replace_weight(module)
+    optimizer.step()
+    optimizer.add_param_group({"params": [module.weight]})
+    optimizer.step()
+    optimizer.add_param_group({"params": [before]})
+    with pytest.raises(ParamError, match=r"SGD has the parameter 'weight' .* shard\(\)"):
+        optimizer.step()
+
+
+def test_memory_of_a_replaced_parameter_is_free_at_once() -> None:
+    module = nn.Linear(2, 2)
+    before = weakref.ref(module.weight)
+    with noting_replaced_parameters(module, "shard()"):
+        module.weight = nn.Parameter(torch.zeros(2, 2))
+        assert before() is None
+
+
+def test_weights_of_other_libraries_may_be_swapped_meanwhile() -> None:
+    module = nn.Linear(2, 2, bias=False)
+    zeros, ones = torch.zeros(2, 2), torch.ones(2, 2)
+    module.weight = nn.Parameter(TwoTensor(zeros, zeros))
+    with noting_replaced_parameters(module, "shard()"):  # as fully_shard does that moves them to a GPU
+        torch.utils.swap_tensors(module.weight, nn.Parameter(TwoTensor(ones, ones)))
+    assert module.weight.a.sum() == 4

@@ -16,10 +16,8 @@ files that you trust.
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
 import time
-import uuid
 from abc import ABC, abstractmethod
 from dataclasses import asdict
 from pathlib import Path
@@ -29,14 +27,16 @@ import cloudpickle
 from pyspark import __version__ as pyspark_version
 from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWriter
 
+from sparkdl.data.files.failures import explain_failure, reading_from
 from sparkdl.data.files.filesystems import absolute_url, open_location
-from sparkdl.errors import ParamError, SavedModelError, SerializationError
+from sparkdl.errors import ParamError, SavedModelError, SerializationError, SparkdlError
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.model.saved_model import load_model, load_module, save_model, save_module
 from sparkdl.old_names import todays_name
 from sparkdl.training.history import EpochRecord
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from pyspark.ml.param import Params
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from sparkdl.estimators.torch_estimator import TorchEstimator
     from sparkdl.estimators.torch_model import TorchModel
 
-_logger = logging.getLogger(__name__)
-
+_OVERWRITE = "Use write().overwrite().save(path) to replace it."
+_METADATA = "metadata/part-00000"
 _MODULE = "module"
 _FUNCTIONS = "functions.pkl"
 
@@ -54,7 +54,13 @@ E = TypeVar("E", bound=MLReadable[Any])
 
 
 class FolderWriter(MLWriter, ABC):
-    """Builds a folder on the driver's disk and copies it to its destination."""
+    """Builds a folder on the driver's disk and copies it to its destination.
+
+    Attributes:
+        last: file of the folder without which readers refuse it.
+    """
+
+    last = _METADATA
 
     def save(self, path: str) -> None:
         """Write to a path or URL; an existing one is replaced only after ``overwrite()``.
@@ -69,7 +75,7 @@ class FolderWriter(MLWriter, ABC):
         """Write to a path or URL."""
         with tempfile.TemporaryDirectory(prefix="sparkdl-save-") as folder:
             self.build(Path(folder))
-            carry(Path(folder), absolute_url(path), overwrite=self.shouldOverwrite)
+            carry(Path(folder), path, last=self.last, overwrite=self.shouldOverwrite)
 
     @abstractmethod
     def build(self, folder: Path) -> None:
@@ -192,7 +198,7 @@ def _write_params(instance: Params, folder: Path, extra: dict[str, Any]) -> None
         **extra,
     }
     (folder / "metadata").mkdir()
-    (folder / "metadata" / "part-00000").write_text(json.dumps(metadata) + "\n", encoding="utf-8")
+    (folder / _METADATA).write_text(json.dumps(metadata) + "\n", encoding="utf-8")
     (folder / "metadata" / "_SUCCESS").touch()
     if not others:
         return
@@ -255,78 +261,44 @@ def _read_functions(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-def carry(folder: Path, url: str, *, overwrite: bool, how: str = "write().overwrite().save(path)") -> None:
-    """Copy a local folder to a temporary name beside its destination, then move it there and remove the old content.
+def carry(
+    folder: Path, path: str | os.PathLike[str], *, last: str, overwrite: bool, remedy: str = _OVERWRITE
+) -> None:
+    """Copy a local folder to a path or URL, as :meth:`sparkdl.data.files.filesystems.Location.put_folder` does.
 
     Args:
         folder: local folder.
-        url: URL of the destination.
+        path: path or URL of the destination.
+        last: file of the folder without which readers refuse it.
         overwrite: whether to replace existing content.
-        how: call by which a user overwrites, for the error message.
+        remedy: what to do about existing content, for the error message.
 
     Raises:
         SavedModelError: if the destination exists or cannot be written; existing content is kept.
     """
-    there = open_location(url)
-    filesystem, path = there.filesystem, there.path
-    if filesystem.exists(path) and not overwrite:
-        raise SavedModelError(f"{url} exists already. Use {how} to replace it.")
-    parent, _, name = path.rpartition("/")
-    token = uuid.uuid4().hex[:8]
-    aside, old = f"{parent}/.{name}-{token}.new", f"{parent}/.{name}-{token}.old"
-    is_cleared = False
+    url = absolute_url(path)
     try:
-        filesystem.makedirs(parent, exist_ok=True)
-        filesystem.put(f"{folder}/", f"{aside}/", recursive=True)
-        if filesystem.exists(path):
-            filesystem.mv(path, old, recursive=True)
-        is_cleared = True
-        filesystem.mv(aside, path, recursive=True)
-    except BaseException as error:  # Ctrl-C as well
-        try:
-            _put_back(filesystem, path, aside=aside, old=old, is_cleared=is_cleared)
-        except Exception as failure:
-            _logger.warning("What was at %s may now lie in %s: %s", url, old, failure)
-        if not isinstance(error, Exception):
-            raise
-        raise SavedModelError(f"{url} cannot be written: {type(error).__name__}: {error}") from error
-    try:
-        if filesystem.exists(old):
-            filesystem.rm(old, recursive=True)
+        there = open_location(url)
+        if there.filesystem.exists(there.path) and not overwrite:
+            raise SavedModelError(f"{url} exists already. {remedy}")
+        there.put_folder(folder, last=last)
+    except SparkdlError:
+        raise
     except Exception as error:
-        _logger.warning("%s is written; what was there before stays in %s: %s", url, old, error)
-
-
-def _put_back(filesystem: Any, path: str, *, aside: str, old: str, is_cleared: bool) -> None:
-    """Restore what was at ``path``, whichever move failed.
-
-    A move is atomic on some filesystems; others copy all files and then remove the originals.
-    """
-    filesystem.invalidate_cache()
-    # If the first move failed, files are missing at path only if all of them had been copied.
-    is_moved = is_cleared or len(filesystem.find(path)) < len(filesystem.find(old))
-    if is_moved and filesystem.exists(path):
-        filesystem.rm(path, recursive=True)
-    if filesystem.exists(old):
-        if is_moved:
-            filesystem.mv(old, path, recursive=True)
-        else:
-            filesystem.rm(old, recursive=True)
-    if filesystem.exists(aside):
-        filesystem.rm(aside, recursive=True)
+        raise SavedModelError(f"{url} cannot be written: {explain_failure(error)}") from error
 
 
 def _with_local_folder(path: str, load: Callable[[Path], Any]) -> Any:
     """Call ``load`` with the folder at a path or URL, which is copied to the driver's disk if it is not local."""
     url = absolute_url(path)
-    there = open_location(url)
-    if not there.filesystem.exists(there.path):
-        raise SavedModelError(f"{url} does not exist.")
-    try:
-        if there.is_local:
-            return load(Path(there.path))
-        with tempfile.TemporaryDirectory(prefix="sparkdl-load-") as folder:
-            there.filesystem.get(f"{there.path}/", f"{folder}/", recursive=True)
-            return load(Path(folder))
-    except SavedModelError as error:
-        raise SavedModelError(f"{url} cannot be loaded. {error}") from error
+    with tempfile.TemporaryDirectory(prefix="sparkdl-load-") as folder:
+        with reading_from(url):
+            there = open_location(url)
+            if not there.filesystem.exists(there.path):
+                raise SavedModelError(f"{url} does not exist.")
+            if not there.is_local:
+                there.fetch_folder(Path(folder))
+        try:
+            return load(Path(there.path if there.is_local else folder))
+        except SavedModelError as error:
+            raise SavedModelError(f"{url} cannot be loaded. {error}") from error

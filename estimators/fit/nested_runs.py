@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkdl.data.files.failures import store_error
+from sparkdl.data.files.filesystems import open_location
 from sparkdl.tracking import RunGroup, TrackingMode, open_group
 
 if TYPE_CHECKING:
@@ -49,16 +50,17 @@ class UnsentRuns:
         Raises:
             StoreError: if the Store cannot be written.
         """
-        filesystem, path = self._location.filesystem, f"{self._path}/{name}"
+        url = f"{self._store.url}/{FOLDER}/{name}"
         try:
-            filesystem.makedirs(path, exist_ok=True)
+            there = open_location(url)
+            there.make_folder()
             for each, folder in folders.items():
-                filesystem.put(f"{folder}/", f"{path}/{each}/", recursive=True)
+                open_location(f"{url}/{each}").put_folder(folder)
             for each, content in files.items():
-                self._location.write_whole(f"{FOLDER}/{name}/{each}", content, writer=uuid.uuid4().hex[:8])
+                there.write_whole(each, content, writer=uuid.uuid4().hex[:8])
         except Exception as error:
             raise self._store.cannot_be_written(error) from error
-        return f"{self._store.url}/{FOLDER}/{name}"
+        return url
 
     def names(self) -> list[str]:
         """Return the names of the folders, the oldest first.
@@ -93,7 +95,7 @@ class UnsentRuns:
             StoreError: if the folder cannot be read.
         """
         try:
-            self._location.filesystem.get(f"{self._path}/{name}/", f"{into}/", recursive=True)
+            open_location(f"{self._store.url}/{FOLDER}/{name}").fetch_folder(into)
         except Exception as error:
             raise store_error(f"{self._path}/{name} cannot be read", error) from error
 

@@ -244,8 +244,7 @@ def _registration(params: _TorchEstimatorParams) -> Registration | None:
 
 def _fetched(url: str, folder: Path) -> Path:
     """Return a local copy of a folder, because the next fit may empty the folder before everything is sent."""
-    there = open_location(url)
-    there.filesystem.get(f"{there.path}/", f"{folder}/", recursive=True)
+    open_location(url).fetch_folder(folder)
     return folder
 
 

@@ -25,7 +25,6 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
 from sparkdl.data import Column
-from sparkdl.data.files.filesystems import absolute_url
 from sparkdl.data.spark.columns import quoted
 from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError, ParamError
@@ -172,8 +171,8 @@ class LanguageModelModel(TorchModel, HasGeneration):
         trained = self._trained
         with tempfile.TemporaryDirectory(prefix="sparkdl-save-") as made:
             save_language_folder(trained.decoder, trained.tokenizer, made, max_length=trained.max_length)
-            how = "save_pretrained(folder, overwrite=True)"
-            carry(Path(made), absolute_url(folder), overwrite=overwrite, how=how)
+            remedy = "Use save_pretrained(folder, overwrite=True) to replace it."
+            carry(Path(made), folder, last="config.json", overwrite=overwrite, remedy=remedy)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         takes_tokens = not self._has_tokenizer or holds_tokens(dataset, self.getFeaturesCol())

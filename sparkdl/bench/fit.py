@@ -22,6 +22,7 @@ from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
 from sparkdl.collective.telemetry.report import format_columns
+from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import ParamError, TrainingError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         help=f"how many times {NUM_ROWS:,} rows to fit on (default: %(default)s)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+    parser.add_argument("--json", type=local_path, metavar="FILE", help="write the report there")
 
 
 def run(arguments: argparse.Namespace) -> int:

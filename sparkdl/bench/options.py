@@ -6,6 +6,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
+from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import ParamError
 
 
@@ -18,8 +19,8 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, seconds: float) -> 
         default=seconds,
         help="how long to measure each contender at each case, about (default: %(default)s)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it there (needs matplotlib)")
+    parser.add_argument("--json", type=local_path, metavar="FILE", help="write the report there")
+    parser.add_argument("--plot", type=local_path, metavar="FILE", help="draw it there (needs matplotlib)")
 
 
 def check_common_arguments(arguments: argparse.Namespace) -> None:

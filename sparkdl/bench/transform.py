@@ -20,6 +20,7 @@ from sparkdl.bench.libraries import names_of
 from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
 from sparkdl.collective.telemetry.report import format_columns
+from sparkdl.data.files.filesystems import local_path
 from sparkdl.data.spark.jobs import jobs_of, named_jobs
 from sparkdl.errors import ParamError
 
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         help="how many times the usual rows to score (default: %(default)s)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+    parser.add_argument("--json", type=local_path, metavar="FILE", help="write the report there")
 
 
 def run(arguments: argparse.Namespace) -> int:

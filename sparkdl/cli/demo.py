@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.cli.local_session import quiet_libraries, start_local_session
+from sparkdl.data.files.filesystems import local_path
 from sparkdl.data.spark.jobs import jobs_of, spark_job
 from sparkdl.errors import SparkdlError
 
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=_count, default=20, help="passes over the data (default: 20)")
     parser.add_argument("--seed", type=int, default=7, help="of weights, order and dropout (default: 7)")
     parser.add_argument(
-        "--folder", type=Path, default=Path("demo"), help="where results go (default: ./demo)"
+        "--folder", type=local_path, default=Path("demo"), help="where results go (default: ./demo)"
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from sparkdl.data.files.filesystems import local_path
 from sparkdl.data.spark.spark_errors import spark_words
 from sparkdl.doctor.examination import HERE, examine
 from sparkdl.doctor.finding import BAD, Finding, as_table, is_healthy
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for each check (default: %(default)g)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
+    parser.add_argument("--json", type=local_path, metavar="FILE", help="write the findings there, too")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """The output folder of a job: ``model/``, and ``result.json``, which exists only if the folder is complete.
 
-On filesystems that can rename, the folder appears in one step. On object stores ``result.json`` is written last and
-removed first. :func:`make_result` makes the content of ``result.json``.
+On filesystems that can rename, the folder appears in one step. On object stores ``result.json`` is written last; the
+previous one stays until all new files are in the store. :func:`make_result` makes the content of ``result.json``.
 """
 
 from __future__ import annotations
@@ -89,32 +89,19 @@ class JobOutput:
             raise StoreError(f"The output {self.url} cannot be written. {error}") from error
 
     def write(self, model: TorchModel, result: dict[str, Any]) -> None:
-        """Write model and result, replacing existing ones.
+        """Write model and result, replacing existing ones once the new ones are complete.
 
         Raises:
-            SavedModelError: if the model cannot be written.
-            StoreError: if the result cannot be written.
+            SavedModelError: if they cannot be written.
         """
         text = json.dumps(finite(result), indent=2, allow_nan=False) + "\n"
-        if self._location.can_rename:
-            _JobWriter(model, text).overwrite().save(self.url)
-            return
-        filesystem, path = self._location.filesystem, f"{self._location.path}/{RESULT}"
-        try:
-            if filesystem.exists(path):
-                filesystem.rm(path)
-            model.write().overwrite().save(f"{self.url}/{MODEL}")
-            with filesystem.open(path, "wb") as file:
-                file.write(text.encode())
-        except SparkdlError:
-            raise
-        except Exception as error:
-            raise store_error(f"The output {self.url} cannot be written", error) from error
+        _JobWriter(model, text).overwrite().save(self.url)
 
     def _check_unfinished(self) -> None:
-        """Check a folder without a result: it may be empty, or on an object store hold only a model."""
+        """Check a folder without a result: it may be empty, or on an object store interrupted."""
         filesystem, path = self._location.filesystem, self._location.path
         names = [str(each).rstrip("/").rpartition("/")[2] for each in filesystem.ls(path, detail=False)]
+        names = [name for name in names if self._location.can_rename or not name.startswith(".")]
         if names and (self._location.can_rename or names != [MODEL]):
             shown = ", ".join(sorted(names)[:3])
             raise self._something_else(f"holds {shown}{', ...' if len(names) > 3 else ''} and no {RESULT}")
@@ -127,6 +114,8 @@ class JobOutput:
 
 class _JobWriter(FolderWriter):
     """Writes model and result into one folder."""
+
+    last = RESULT
 
     def __init__(self, model: TorchModel, result: str) -> None:
         super().__init__()

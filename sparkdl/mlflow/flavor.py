@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.files.failures import reading_from
+from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, ParamTypeError, SavedModelError
 from sparkdl.tracking import Registration, SentRun, send_kept_runs
 from sparkdl.tracking.mlflow_model import FLAVOR_NAME, MODULE_FOLDER, FlavorOptions, log_flavor, save_flavor
@@ -31,12 +33,17 @@ if TYPE_CHECKING:
     from sparkdl.tracking import LoggedModelSpec
 
 
+_SCHEMES = ("models:", "runs:", "mlflow-artifacts:", "dbfs:", "http:", "https:")
+"""Beginnings of the URIs that only MLflow resolves."""
+
+
 def load_model(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -> TorchModel:
     """Load a model as a Spark ML transformer; its ``summary.model_uri`` is the URI.
 
     Args:
-        model_uri: MLflow's URI of the model: ``models:/m-1234``, ``models:/name@alias``, ``runs:/<id>/model``, a path.
-        dst_path: existing local folder to download to; None for a temporary one.
+        model_uri: MLflow's URI of the model: ``models:/m-1234``, ``models:/name@alias``, ``runs:/<id>/model``; or the
+            path or URL of its folder.
+        dst_path: existing local folder to download to, unless the model is in a local folder; None for a temporary one.
 
     Raises:
         ImportError: if pyspark is not installed.
@@ -69,11 +76,27 @@ def _download(
 ) -> tuple[Path, dict[str, Any], str | None]:
     """Return the local folder of the saved model, the section of the flavor in the MLmodel file, and the run's id."""
     import mlflow
+    import yaml
     from mlflow.models import Model
 
-    there = None if dst_path is None else os.fspath(dst_path)
-    root = Path(mlflow.artifacts.download_artifacts(artifact_uri=str(model_uri), dst_path=there))
-    described = Model.load(str(root))
+    there = None if dst_path is None else open_location(absolute_url(dst_path)).path
+    if str(model_uri).startswith(_SCHEMES):
+        root = Path(mlflow.artifacts.download_artifacts(artifact_uri=str(model_uri), dst_path=there))
+    else:
+        url = absolute_url(model_uri)
+        with reading_from(url):
+            location = open_location(url)
+            root = Path(location.path)
+            if not location.is_local:
+                root = Path(there or tempfile.mkdtemp(prefix="sparkdl-"))
+                location.fetch_folder(root)
+    try:
+        # Model.load takes a URI, and would decode a folder's name.
+        described = Model.from_dict(yaml.safe_load((root / "MLmodel").read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise SavedModelError(
+            f"{model_uri} holds no model of MLflow: there is no MLmodel file in it."
+        ) from error
     flavor = described.flavors.get(FLAVOR_NAME)
     if flavor is None:
         raise SavedModelError(
@@ -120,7 +143,7 @@ def save_model(
 
     Args:
         model: model that a fit returned, or that was loaded.
-        path: local folder that does not exist, or is empty.
+        path: path or URL of a folder that does not exist; a local one may be empty.
         mlflow_model: description of the model that MLflow passes; None for a new one.
         signature: signature of the model; None for the one that is derived from the model.
         input_example: input rows, as a pandas DataFrame; None for no example.
@@ -132,6 +155,7 @@ def save_model(
 
     Raises:
         ParamTypeError: if ``model`` is not a TorchModel.
+        SavedModelError: if there is no such bucket, or another failure of a store that is not local.
         SerializationError: if a part of the model cannot be pickled.
         mlflow.exceptions.MlflowException: if the folder is not empty, or an argument does not fit.
     """
@@ -143,8 +167,17 @@ def save_model(
         code_paths=code_paths,
         metadata=metadata,
     )
+    there = open_location(absolute_url(path))
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        save_flavor(_saved(model, folder), path, options, mlflow_model)
+        spec = _saved(model, folder)
+        if there.is_local:
+            save_flavor(spec, there.path, options, mlflow_model)
+        else:
+            from sparkdl.estimators.persistence import carry
+
+            made = Path(folder, "mlflow_model")
+            save_flavor(spec, made, options, mlflow_model)
+            carry(made, path, last="MLmodel", overwrite=False, remedy="Choose another path, or remove it.")
 
 
 def log_model(

@@ -154,7 +154,7 @@ class CommitFolder:
                 _check_written(f"{location.path}/{written}", contents["parts"])
             self._check_owner()  # again, as writing may have taken long
             if written != name:
-                location.filesystem.mv(f"{location.path}/{written}", f"{location.path}/{name}")
+                location.rename(f"{location.path}/{written}", f"{location.path}/{name}")
         except Exception as error:
             if written != name:
                 with suppress(OSError):

@@ -6,17 +6,25 @@ where fsspec's plugins and Spark look for them.
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from sparkdl.data.files.failures import explain_failure
 from sparkdl.errors import ParamError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_logger = logging.getLogger(__name__)
 
 _NEEDED = {
     "s3": "Install s3fs.",
@@ -32,7 +40,10 @@ _NEEDED = {
 }
 """What to install, and set, to open URLs of a scheme."""
 
-_WITHOUT_RENAME = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci"})
+_WITHOUT_FOLDERS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci"})
+"""Schemes of object stores."""
+
+_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -45,13 +56,17 @@ class Location:
         spark_url: URL of the same place for Spark.
         is_local: whether Python sees it as a plain path (local disks, network mounts, ``/dbfs``,
             ``/Volumes``).
-        can_rename: whether renaming a folder is one cheap operation; object stores copy every file instead.
+        has_folders: whether a folder is made before its files. Object stores have no folders, and would make a bucket
+            from a mistyped name.
+        can_rename: whether renaming a folder is one cheap operation; object stores, and other filesystems whose class
+            does not define ``mv``, copy every file instead.
     """
 
     filesystem: Any
     path: str
     spark_url: str
     is_local: bool
+    has_folders: bool
     can_rename: bool
 
     def open_file(self, path: str) -> Any:
@@ -66,7 +81,7 @@ class Location:
 
     def make_folder(self) -> None:
         """Make this folder and its parents, if the filesystem has folders."""
-        if self.can_rename:  # object stores have none, and would make a bucket from a mistyped name
+        if self.has_folders:
             self.filesystem.makedirs(self.path, exist_ok=True)
 
     def write_whole(self, name: str, content: bytes, *, writer: str = "") -> None:
@@ -83,7 +98,119 @@ class Location:
         with self.filesystem.open(written, "wb") as file:
             file.write(content)
         if written != final:
-            self.filesystem.mv(written, final)
+            self.rename(written, final)
+
+    def put_folder(self, folder: Path, *, last: str = "") -> None:
+        """Write a local folder to this place, where it replaces what is there; a reader never sees a mix of both.
+
+        Everything is written beside the destination first, and read back. Then it is renamed, or where folders cannot
+        be renamed, written under its own names, ``last`` after all other files.
+
+        Args:
+            folder: local folder.
+            last: path of the file inside the folder without which readers refuse the folder; empty for none.
+
+        Raises:
+            Exception: an error of the filesystem. What was there before is kept, unless an object store failed after
+                the new files were complete beside it: the log then says where they are.
+        """
+        token = uuid.uuid4().hex[:8]
+        self.filesystem.invalidate_cache()
+        if self.can_rename:
+            self._replace_by_rename(folder, token)
+        elif self.filesystem.exists(self.path):
+            self._replace_files(folder, f"{self.path}/.{token}.new", last)
+        else:
+            try:
+                self._upload(folder, self.path, last)
+            except BaseException:  # Ctrl-C as well
+                self._remove_quietly(self.path)
+                raise
+
+    def _replace_by_rename(self, folder: Path, token: str) -> None:
+        parent, _, name = self.path.rpartition("/")
+        aside, old = f"{parent}/.{name}-{token}.new", f"{parent}/.{name}-{token}.old"
+        try:
+            self._upload(folder, aside)
+            if self.filesystem.exists(self.path):
+                self.rename(self.path, old)
+            self.rename(aside, self.path)
+        except BaseException:  # Ctrl-C as well
+            if self.filesystem.exists(old):
+                self._remove_quietly(self.path)
+                self.rename(old, self.path)
+            self._remove_quietly(aside)
+            raise
+        self._remove_quietly(old)
+
+    def _replace_files(self, folder: Path, aside: str, last: str) -> None:
+        try:
+            self._upload(folder, aside, last)
+        except BaseException:  # Ctrl-C as well
+            self._remove_quietly(aside)
+            raise
+        try:
+            old = [path for path in self._files() if not path.startswith(f"{aside}/")]
+            final = f"{self.path}/{last}"
+            for path in sorted(old, key=lambda path: path != final):  # the file that makes it complete first
+                self.filesystem.rm_file(path)
+            self._upload(folder, self.path, last)
+        except BaseException:
+            _logger.warning(
+                "%s is not complete. All of its new files are in %s.", self.name_of(self.path), aside
+            )
+            raise
+        self._remove_quietly(aside)
+
+    def _upload(self, folder: Path, path: str, last: str = "") -> None:
+        """Write the files of a local folder below a path, ``last`` after all others, and compare sizes in between."""
+        sizes = {
+            file.relative_to(folder).as_posix(): file.stat().st_size
+            for file in folder.rglob("*")
+            if file.is_file()
+        }
+        for name in sorted(sizes, key=lambda name: (name == last, name)):
+            if name == last:
+                self._check_sizes(path, {name: size for name, size in sizes.items() if name != last})
+            if self.has_folders:
+                self.filesystem.makedirs(f"{path}/{name}".rpartition("/")[0], exist_ok=True)
+            with (folder / name).open("rb") as source, self.filesystem.open(f"{path}/{name}", "wb") as file:
+                shutil.copyfileobj(source, file, _CHUNK_BYTES)
+        self._check_sizes(path, sizes)
+
+    def _check_sizes(self, path: str, sizes: Mapping[str, int]) -> None:
+        self.filesystem.invalidate_cache()
+        for name, size in sizes.items():
+            found = self.filesystem.info(f"{path}/{name}")["size"]
+            if found != size:
+                raise OSError(f"{self.name_of(path)}/{name} has {found} bytes, and {size} were written")
+
+    def fetch_folder(self, folder: Path) -> None:
+        """Copy all files of this place into a local folder."""
+        self.filesystem.invalidate_cache()
+        for path in self._files():
+            local = folder / path[len(self.path) + 1 :]
+            local.parent.mkdir(parents=True, exist_ok=True)
+            self.filesystem.get_file(path, str(local))
+
+    def _files(self) -> list[str]:
+        # Some tools mark the folders of an object store by files whose names end with a slash.
+        return [str(path) for path in self.filesystem.find(self.path) if not str(path).endswith("/")]
+
+    def rename(self, path: str, to: str) -> None:
+        """Rename a file or folder of this filesystem."""
+        if self.is_local:
+            os.replace(path, to)
+        else:
+            self.filesystem.mv(path, to)
+
+    def _remove_quietly(self, path: str) -> None:
+        try:
+            self.filesystem.invalidate_cache()
+            if self.filesystem.exists(path):
+                self.filesystem.rm(path, recursive=True)
+        except Exception as error:
+            _logger.warning("%s is no longer needed, and could not be removed: %s", self.name_of(path), error)
 
 
 def open_location(url: str) -> Location:
@@ -105,6 +232,7 @@ def open_location(url: str) -> Location:
             path=local,
             spark_url=_spark_url_of_local_path(local),
             is_local=True,
+            has_folders=True,
             can_rename=True,
         )
     scheme = url.split(":", 1)[0]
@@ -118,7 +246,8 @@ def open_location(url: str) -> Location:
         # Apache Spark's S3 client accepts only s3a://; Databricks and EMR accept it too.
         spark_url="s3a://" + url[len("s3://") :] if scheme == "s3" else url,
         is_local=False,
-        can_rename=scheme not in _WITHOUT_RENAME,
+        has_folders=scheme not in _WITHOUT_FOLDERS,
+        can_rename=scheme not in _WITHOUT_FOLDERS and type(filesystem).mv is not AbstractFileSystem.mv,
     )
 
 
@@ -145,6 +274,18 @@ def absolute_url(url: str | os.PathLike[str]) -> str:
     return text if _has_scheme(text) else str(Path(text).expanduser().absolute())
 
 
+def local_path(path: str) -> Path:
+    """Return the local path that a path or URL leads to.
+
+    Raises:
+        ParamError: if it does not lead to a local filesystem.
+    """
+    local = _as_local_path(path)
+    if local is None:
+        raise ParamError(f"{path} is not on a local filesystem. Give a local path.")
+    return Path(local)
+
+
 def _has_scheme(text: str) -> bool:
     scheme, colon, _ = text.partition(":")
     return bool(colon) and len(scheme) > 1 and scheme.replace("+", "").replace("-", "").isalnum()
@@ -156,7 +297,7 @@ def _as_local_path(url: str) -> str | None:
     scheme, _, rest = url.partition(":")
     path = "/" + rest.lstrip("/").rstrip("/")
     if scheme == "file":
-        return unquote(path)
+        return path  # as it stands, without decoding %20: so Hadoop's Path takes it
     if scheme == "dbfs":  # Databricks mounts it for Python; Unity Catalog volumes stand at the root
         return path if path.startswith("/Volumes/") else "/dbfs" + path
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import fsspec
 import pytest
@@ -49,28 +50,29 @@ def test_only_overwrite_replaces_a_model_and_it_leaves_no_other_files(place):
     assert names_beside(place) == ["model"]
 
 
-def stop_in_move(monkeypatch, filesystem, *, number, where):
-    """Raise KeyboardInterrupt in the given move, at one of the stages of a move by copying and removing."""
-    original = type(filesystem).mv
-    moves = []
+def stop_in_step(monkeypatch, filesystem, *, number, is_done):
+    """Raise KeyboardInterrupt before or after a step that changes the filesystem, and return the list of the steps."""
+    steps = []
 
-    def move(self, source, target, **options):
-        moves.append(source)
-        if len(moves) != number:
-            return original(self, source, target, **options)
-        file = self.find(source)[0]
-        if where == "half copied":
-            self.makedirs((target + file[len(source) :]).rpartition("/")[0], exist_ok=True)
-            self.copy(file, target + file[len(source) :])
-        elif where == "moved":
-            original(self, source, target, **options)
-        else:
-            self.copy(f"{source}/", f"{target}/", recursive=True)
-        if where == "half removed":
-            self.rm(file)
-        raise KeyboardInterrupt
+    def stopping(original, is_step=lambda *_: True):
+        def call(*args, **options):
+            if not is_step(*args):
+                return original(*args, **options)
+            steps.append(args)
+            if len(steps) == number and not is_done:
+                raise KeyboardInterrupt
+            answer = original(*args, **options)
+            if len(steps) == number:
+                raise KeyboardInterrupt
+            return answer
 
-    monkeypatch.setattr(type(filesystem), "mv", move)
+        return call
+
+    kind = type(filesystem)
+    monkeypatch.setattr(kind, "open", stopping(kind.open, lambda _, path, mode="rb", **__: mode == "wb"))
+    monkeypatch.setattr(kind, "rm_file", stopping(kind.rm_file))
+    monkeypatch.setattr("os.replace", stopping(os.replace))
+    return steps
 
 
 def names_beside(place):
@@ -79,24 +81,63 @@ def names_beside(place):
     return [entry.rstrip("/").rpartition("/")[2] for entry in entries]
 
 
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("where", ["half copied", "copied", "half removed", "moved"])
-def test_interrupted_overwrite_keeps_the_existing_model(place, monkeypatch, number, where):
+def test_overwrite_interrupted_at_any_step_leaves_the_old_model_or_all_of_the_new_one(place, monkeypatch):
+    filesystem, path = fsspec.core.url_to_fs(place)
+    model, number = make_model(), 0
+    model.save(place)
+    while True:
+        number += 1
+        newer, is_done = make_model(), number % 2 == 0
+        with monkeypatch.context() as patch:
+            steps = stop_in_step(patch, filesystem, number=number, is_done=is_done)
+            try:
+                newer.write().overwrite().save(place)
+                break
+            except KeyboardInterrupt:
+                pass
+        try:
+            assert TorchModel.load(place).uid in (model.uid, newer.uid)
+        except SavedModelError:
+            (aside,) = asides(filesystem, path)
+            assert TorchModel.load(f"{place}/{aside}").uid == newer.uid
+        model.write().overwrite().save(place)
+        assert names_beside(place) == ["model"]
+    assert len(steps) < number
+    assert number > 6
+    assert TorchModel.load(place).uid == newer.uid
+    assert asides(filesystem, path) == set()
+
+
+def asides(filesystem, path):
+    return {name[len(path) + 1 :].split("/")[0] for name in filesystem.find(path) if ".new/" in name}
+
+
+def test_interrupted_first_save_leaves_nothing(place, monkeypatch):
+    filesystem = fsspec.core.url_to_fs(place)[0]
+    for number in range(1, 6):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            stop_in_step(patch, filesystem, number=number, is_done=False)
+            make_model().save(place)
+        assert not filesystem.exists(fsspec.core.url_to_fs(place)[1])
+
+
+def test_file_that_arrives_shortened_is_noticed_before_the_old_model_is_touched(place, monkeypatch):
     model = make_model()
     model.save(place)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop_in_move(patch, fsspec.core.url_to_fs(place)[0], number=number, where=where)
+    kind = type(fsspec.core.url_to_fs(place)[0])
+    original = kind.info
+
+    def shortened(self, path, **options):
+        info = original(self, path, **options)
+        return {**info, "size": info["size"] - 1} if path.endswith("weights.safetensors") else info
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(SavedModelError, match=r"weights.safetensors has \d+ bytes"),
+    ):
+        patch.setattr(kind, "info", shortened)
         make_model().write().overwrite().save(place)
     assert TorchModel.load(place).uid == model.uid
-    assert names_beside(place) == ["model"]
-
-
-@pytest.mark.parametrize("where", ["half copied", "copied", "half removed", "moved"])
-def test_an_interrupted_first_save_leaves_nothing(place, monkeypatch, where):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop_in_move(patch, fsspec.core.url_to_fs(place)[0], number=1, where=where)
-        make_model().save(place)
-    assert names_beside(place) == []
 
 
 def test_an_old_model_that_cannot_be_removed_costs_a_warning(place, monkeypatch, caplog):
@@ -108,18 +149,9 @@ def test_an_old_model_that_cannot_be_removed_costs_a_warning(place, monkeypatch,
 
     with monkeypatch.context() as patch:
         patch.setattr(type(fsspec.core.url_to_fs(place)[0]), "rm", refuse)
-        patch.setattr("fsspec.implementations.memory.MemoryFileSystem.mv", rename_in_memory)
         newer.write().overwrite().save(place)
     assert TorchModel.load(place).uid == newer.uid
-    assert "what was there before stays in" in caplog.text
-
-
-def rename_in_memory(self, source, target, **options):
-    """A mv for the memory filesystem that does not call ``rm``, which the test refuses."""
-    self.copy(f"{source}/", f"{target}/", recursive=True)
-    for name in [name for name in self.store if name.startswith(f"{source}/")]:
-        del self.store[name]
-    self.pseudo_dirs[:] = [name for name in self.pseudo_dirs if not name.startswith(source)]
+    assert "is no longer needed, and could not be removed" in caplog.text
 
 
 class CallbackOfTwo(Callback):

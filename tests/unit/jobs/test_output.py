@@ -6,7 +6,7 @@ import math
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from sparkdl.errors import ParamError, StoreError
+from sparkdl.errors import ParamError, SavedModelError, StoreError
 from sparkdl.estimators import TorchModel
 from sparkdl.jobs.output import JobOutput
 from tests.unit.estimators.public_classes import MODELS
@@ -54,6 +54,23 @@ def test_job_leaves_only_its_output_folder_also_if_the_next_model_cannot_be_writ
     assert output.result() == RESULT
     assert TorchModel.load(f"{output.url}/model").history == model.history
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_old_output_stays_if_the_new_model_does_not_arrive(url, model, monkeypatch):
+    output = JobOutput(url)
+    output.write(model, RESULT)
+    kind, opened = type(output._location.filesystem), type(output._location.filesystem).open
+
+    def fail(self, path, mode="rb", **options):
+        if mode == "wb" and path.endswith("weights.safetensors"):
+            raise TimeoutError("the link is down")
+        return opened(self, path, mode, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(SavedModelError, match="the link is down"):
+        patch.setattr(kind, "open", fail)
+        output.write(MODELS["TorchModel"](), {**RESULT, "loss": 0.1})
+    assert output.result() == RESULT
+    assert TorchModel.load(f"{output.url}/model").uid == model.uid
 
 
 def test_empty_folder_has_no_result(tmp_path):

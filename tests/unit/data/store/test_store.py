@@ -137,7 +137,7 @@ def test_arguments_that_cannot_work_are_refused_by_name(make: Callable[[], objec
         ("/mnt/my store", "/mnt/my store", "file:///mnt/my store"),
         ("file:/mnt/shared", "/mnt/shared", "file:///mnt/shared"),
         ("file:///mnt/shared", "/mnt/shared", "file:///mnt/shared"),
-        ("file:///mnt/my%20store", "/mnt/my store", "file:///mnt/my store"),
+        ("file:///mnt/my%20store", "/mnt/my%20store", "file:///mnt/my%20store"),
         ("dbfs:/tmp/x", "/dbfs/tmp/x", "dbfs:/tmp/x"),
         ("/dbfs/tmp/x", "/dbfs/tmp/x", "dbfs:/tmp/x"),
         ("/Volumes/c/s/v", "/Volumes/c/s/v", "dbfs:/Volumes/c/s/v"),

@@ -21,6 +21,7 @@ from sparkdl.data.spark.columns import (
     quoted,
     without_decimals,
 )
+from sparkdl.data.spark.session import threads_by_settings
 from sparkdl.errors import ParamError
 from sparkdl.estimators.params.estimator import _TorchParams
 from sparkdl.estimators.params.inputs import scored_columns_of
@@ -128,7 +129,10 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         dataset = _row_by_row(dataset)
         fields = self._feature_fields(dataset)
         packing = packing_of([field.dataType for field in fields], self._saved.signature.inputs)
-        scoring = self._scoring.for_session(dataset.sparkSession, self.predictionBatchSize.checked(self))
+        session = dataset.sparkSession
+        scoring = self._scoring.for_session(
+            session, self.predictionBatchSize.checked(self), threads_by_settings(session)
+        )
         predict = prediction_udf(scoring, columns, packing)
         if packing is None:
             scored = predict(*(_feature(dataset, field) for field in fields))

@@ -15,8 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from sparkdl.cores import in_threads
 from sparkdl.data.spark.columns import check_frame
 from sparkdl.data.spark.jobs import jobs_of
+from sparkdl.data.spark.session import task_cpus, threads_by_settings
 from sparkdl.errors import ParamError, ParamTypeError
 from sparkdl.estimators.fit.checkpoints import (
     FinishedFit,
@@ -87,7 +89,8 @@ def fit_on_rows(
         store = params.getStore()
         with (
             rows.use(
-                on_write=lambda: progress.status("Writing the rows to the Store"), in_tasks=_prepare(params)
+                on_write=lambda: progress.status("Writing the rows to the Store"),
+                in_tasks=_prepare(params, _threads_of_ranks(params, spark)),
             ) as parquet,
             store.scratch_folder("weights") as weights,
             checkpoints_of(params, progress.status) as (checkpoints, check_alone),
@@ -126,7 +129,12 @@ def fit_on_rows(
             return model._logged_as(run.run_id, run.model_uri)
 
 
-def _prepare(params: _TorchEstimatorParams) -> Callable[[int], None] | None:
+def _threads_of_ranks(params: _TorchEstimatorParams, spark: SparkSession) -> int | None:
+    """Return the number of threads of each rank that the user chose; None for the cores of a task."""
+    return params.getThreadsPerWorker() or threads_by_settings(spark)
+
+
+def _prepare(params: _TorchEstimatorParams, num_threads: int | None) -> Callable[[int], None] | None:
     """Return the function that tasks call when they write the rows, to prepare for the ranks; None for GPU ranks."""
     if params.getGpusPerWorker():
         return None
@@ -135,7 +143,7 @@ def _prepare(params: _TorchEstimatorParams) -> Callable[[int], None] | None:
     def prepare(task: int) -> None:
         from sparkdl.launch import prepare_in_task  # the driver does not need it
 
-        prepare_in_task(task, num_ranks=num_ranks, modules=modules)
+        prepare_in_task(task, num_ranks=num_ranks, num_threads=num_threads, modules=modules)
 
     return prepare
 
@@ -153,13 +161,16 @@ def _train(
     listener: FitListener,
     tracking: FitRun,
 ) -> tuple[FinishedFit, WorldReport | None]:
-    stored = store_spec(spec, weights)
+    stored, num_threads = store_spec(spec, weights), _threads_of_ranks(params, spark)
+    threads = in_threads(num_threads or task_cpus(spark))
 
     def run(num_ranks: int) -> FitOutcome:
-        listener.progress.status(f"Starting {num_ranks} rank{'s' if num_ranks > 1 else ''}")
+        ranks = f"1 rank with {threads}" if num_ranks == 1 else f"{num_ranks} ranks with {threads} each"
+        listener.progress.status(f"Starting {ranks}")
         outcomes = run_on_ranks(
             partial(
                 fit_on_rank,
+                has_gpu=params.getGpusPerWorker() > 0,
                 reports_progress=params.getHangTimeoutSeconds() is not None,
                 reports_load=tracking.is_tracked,
             ),
@@ -170,6 +181,7 @@ def _train(
             transport=params.getTransport(),
             wire=params.getWire(),
             gpus_per_rank=params.getGpusPerWorker(),
+            threads_per_rank=num_threads,
             hang_timeout_s=params.getHangTimeoutSeconds(),
             modules=IMPORTED_FIRST,
             on_event=listener.handle_event,

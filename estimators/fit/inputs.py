@@ -17,6 +17,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparkdl import data
+from sparkdl.collective.torchrun_variables import as_single_rank
 from sparkdl.data import ParquetDataset
 from sparkdl.data.dataset.dataset import listed
 from sparkdl.data.feed.shards import steps_per_epoch
@@ -241,6 +242,7 @@ def _check_function(name: str, value: object) -> None:
         ) from error
 
 
+@as_single_rank()
 def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitInputs:
     """Try model, losses, optimizer and scheduler on the first row, and build the spec.
 

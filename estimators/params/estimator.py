@@ -86,6 +86,7 @@ class SharedArguments(TypedDict, total=False):
     deterministic: bool | None
     numWorkers: int | None
     gpusPerWorker: int | None
+    threadsPerWorker: int | None
     parallelism: Parallelism | Mapping[str, Any] | None
     shuffle: bool | None
     cache: str | None

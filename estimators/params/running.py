@@ -74,6 +74,14 @@ class HasRanks(Params):
         default=0,
         check=among(0, 1),
     )
+    threadsPerWorker, getThreadsPerWorker, setThreadsPerWorker = optional(
+        TypeConverters.toInt,
+        "number of threads in which each rank computes (> 0); default: OMP_NUM_THREADS if the user set it for the "
+        "executors, else the cores of a task, spark.task.cpus",
+        check=at_least(1),
+        more="These are the threads of torch, BLAS libraries, Arrow and tokenizers. The default is lower if the "
+        "executor may use fewer cores, by its affinity or the quota of its container.",
+    )
     parallelism = Entry(
         _to_parallelism,
         "how the model is divided among ranks: a sparkdl.parallel.Parallelism or a dict of its sizes; default: each "

@@ -85,15 +85,20 @@ class ScoringModels:
         self._saved = saved
         self._split: tuple[bytes, dict[str, Tensor]] | None = None
         self._packed: dict[bool, PackedModule] = {}
-        self._models: dict[tuple[int, bool], ScoringModel] = {}
+        self._models: dict[tuple[int, bool, int | None], ScoringModel] = {}
         self._file = f"sparkdl-{uuid.uuid4().hex}.safetensors"
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ScoringModels, (self._saved,)
 
-    def for_session(self, spark: SparkSession, batch_size: int) -> ScoringModel:
-        """Return what an executor of a session needs to predict batches of ``batch_size`` rows, besides Spark files."""
+    def for_session(
+        self, spark: SparkSession, batch_size: int, num_threads: int | None = None
+    ) -> ScoringModel:
+        """Return what an executor of a session needs to predict batches of ``batch_size`` rows, besides Spark files.
+
+        ``num_threads`` is the number of threads of each task; None for the cores of a task.
+        """
         with self._lock:
             if self._split is None:
                 self._split = split_module(self._saved.module)
@@ -101,7 +106,7 @@ class ScoringModels:
             is_file = travels_as_file(num_bytes(tensors), spark)
             if is_file:
                 send_weights(tensors, self._file, spark)
-            key = batch_size, is_file
+            key = batch_size, is_file, num_threads
             if key not in self._models:
                 if is_file not in self._packed:
                     self._packed[is_file] = (
@@ -112,5 +117,6 @@ class ScoringModels:
                     self._saved.signature,
                     batch_size,
                     weights_file=self._file if is_file else None,
+                    num_threads=num_threads,
                 )
             return self._models[key]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import operator
+import os
 import uuid
 from collections import OrderedDict
 from collections.abc import (
@@ -32,6 +33,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DecimalType, NumericType
 from torch import nn
 
+from sparkdl.cores import thread_variables, threads_of_task
 from sparkdl.data import Column
 from sparkdl.data.dataset.arrow import describe_type, to_numpy
 from sparkdl.data.spark.columns import quoted
@@ -203,6 +205,7 @@ class ScoringModel:
         batch_size: number of rows per forward pass.
         key: unique key, by which a worker process caches loaded models.
         weights_file: name of the Spark file that holds the weights; None if ``module`` holds them.
+        num_threads: number of threads of each task that the user chose; None for the cores of a task.
     """
 
     module: PackedModule
@@ -210,6 +213,7 @@ class ScoringModel:
     batch_size: int
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     weights_file: str | None = None
+    num_threads: int | None = None
 
 
 def prediction_udf(
@@ -273,7 +277,7 @@ def score_columns(
 def load_predictor(model: ScoringModel) -> Predictor:
     """Return the predictor for a model, which is loaded at the first call in a process and cached."""
     if model.key not in _loaded:
-        _limit_threads()
+        _limit_threads(model.num_threads)
         saved = SavedModel(_load_module(model), model.signature)
         _loaded[model.key] = Predictor(saved, batch_size=model.batch_size, device=_device())
         gc.unfreeze()
@@ -353,13 +357,17 @@ def _trained_on_one_length(column: Column, level: int) -> str:
     return "The model was trained on arrays of that length: bring those of every row to it."
 
 
-def _limit_threads() -> None:
-    """Limit torch to the cores of this task; otherwise every task would use all cores of the machine."""
+def _limit_threads(num_threads: int | None) -> None:
+    """Limit this task's libraries to its threads; otherwise every task would use all cores of the machine."""
     import torch
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    torch.set_num_threads(max(1, context.cpus()) if context is not None else 1)
+    threads = threads_of_task(num_threads, context.cpus() if context is not None else 1)
+    for name, value in thread_variables(threads).items():  # tokenizers read theirs on first use
+        os.environ.setdefault(name, value)
+    torch.set_num_threads(threads)
+    pa.set_cpu_count(threads)
 
 
 def _device() -> str:

@@ -18,8 +18,8 @@ torchrun run unchanged: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on are 
 torch.distributed.init_process_group() with the backend "sparkdl", "gloo" or none, also if a Trainer calls it, by
 sparkdl.torch.init_process_group(), hvd.init() and sparkdl.collective.current_communicator(). If no rank calls any of
 these, a warning says so at the end.
-A COMMAND that begins with a file *.py is run by the Python of this command. OMP_NUM_THREADS is set to each rank's share
-of the cores unless it is set already.
+A COMMAND that begins with a file *.py is run by the Python of this command. OMP_NUM_THREADS is set to --threads, or to
+each rank's share of the cores unless it is set already.
 When a rank fails, all are ended, and its exit status is that of this command.
 """
 
@@ -44,9 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
     parser.description = _DESCRIPTION
     parser.usage = (
-        "sparkdl run [-h] [-n RANKS] [--transport ...] [--wire ...] [--timeout SECONDS] [--] COMMAND ..."
+        "sparkdl run [-h] [-n RANKS] [--threads THREADS] [--transport ...] [--wire ...] [--timeout SECONDS] "
+        "[--] COMMAND ..."
     )
     parser.add_argument("-n", "--ranks", type=int, default=2, help="how many ranks (default: %(default)s)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        help="threads of each rank (default: $OMP_NUM_THREADS or its share of the cores)",
+    )
     parser.add_argument(
         "--transport",
         choices=TRANSPORTS,
@@ -96,6 +102,7 @@ def run(options: argparse.Namespace) -> int:
         transport=options.transport,
         wire=options.wire,
         timeout_s=options.timeout,
+        threads_per_rank=options.threads,
         on_line=_Printer().print_line,
     )
     try:

@@ -7,11 +7,14 @@ that ``torchrun`` started.
 
 from __future__ import annotations
 
+import os
 import re
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from sparkdl.collective.job import Job
     from sparkdl.topology import Topology
@@ -76,6 +79,65 @@ def torchrun_variables(
         False,
     )
     return dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True))
+
+
+def export_torchrun_variables(
+    job: Job, topology: Topology, *, is_alone: bool = False, restart_count: int = 0, max_restarts: int = 0
+) -> None:
+    """Set the variables of :func:`torchrun_variables` in this process; the arguments are the same.
+
+    An address of the user's for a store of the ranks is kept.
+    """
+    variables = torchrun_variables(
+        job, topology, is_alone=is_alone, restart_count=restart_count, max_restarts=max_restarts
+    )
+    if topology.num_hosts == 1:
+        # By default Gloo listens on the interface that the host name leads to, and there may be none.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        os.environ.setdefault(name, variables.pop(name))
+    os.environ.update(variables)
+
+
+_OF_ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+class _Trials:
+    """Sets the variables of a single rank while trials run, in any number of threads, and restores them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_running = 0
+        self._before: dict[str, str | None] = {}
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._num_running:
+                self._before = {name: os.environ.get(name) for name in _OF_ONE_RANK}
+                os.environ.update(_OF_ONE_RANK)
+            self._num_running += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._num_running -= 1
+            for name, value in self._before.items() if not self._num_running else ():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+_trials = _Trials()
+
+
+@contextmanager
+def as_single_rank() -> Iterator[None]:
+    """In this context the variables are those of the only rank of a job, for code of ranks that the driver tries."""
+    _trials.begin()
+    try:
+        yield
+    finally:
+        _trials.end()
 
 
 def names_job(environ: Mapping[str, str], job: Job) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import Deadline, new_secret
+from sparkdl.cores import threads_of_local_rank, threads_of_task
 from sparkdl.data.spark.executor_python import executor_python_problem
 from sparkdl.data.spark.jobs import jobs_of
-from sparkdl.data.spark.session import is_connect, setting
+from sparkdl.data.spark.session import is_connect, setting, task_cpus, threads_by_settings
 from sparkdl.data.spark.spark_errors import spark_words
 from sparkdl.doctor.cluster_facts import ExecutorFacts, look_at_executors
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
@@ -54,7 +55,10 @@ def examine(
     here = look_around(timeout_s=timeout_s / 3)
     on_driver = _num_ranks_here(spark, num_ranks)
     needs_java = True if spark is None or not is_connect(spark) else None
-    findings = judge_machine(here, where=HERE, num_ranks=on_driver, needs_java=needs_java)
+    threads = threads_of_local_rank(max(1, on_driver))
+    findings = judge_machine(
+        here, where=HERE, num_ranks=on_driver, num_threads=threads, needs_java=needs_java
+    )
     if spark is None:
         num_ranks = num_ranks or _RANKS_UNLESS_KNOWN
         report(f"Starting {_ranks(num_ranks)}")
@@ -167,10 +171,17 @@ def _executors(spark: SparkSession, slots: int, here: MachineFacts, timeout_s: f
         found = executor_python_problem(error, spark) or f"Spark could not run tasks: {spark_words(error)}"
         return [Finding(check="executors", where=CLUSTER, status=BAD, found=found)]
     findings: list[Finding] = []
+    chosen, cpus = threads_by_settings(spark), task_cpus(spark)
     for number, executor in enumerate(executors):
         where = _name(number, executors)
         num_ranks = _ranks_of_host(executor, executors)
-        findings += judge_machine(executor.facts, where=where, num_ranks=num_ranks, needs_java=False)
+        findings += judge_machine(
+            executor.facts,
+            where=where,
+            num_ranks=num_ranks,
+            num_threads=threads_of_task(chosen, cpus, executor.facts.cores),
+            needs_java=False,
+        )
         findings.append(judge_versions(here, executor.facts, where=where))
     return findings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkdl.cores import in_threads
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.doctor.machine_facts import MachineFacts
 from sparkdl.launch.wire.spec import COMPARED_PACKAGES, version_conflicts
@@ -28,7 +29,7 @@ _MAY_BE_MISSING = {
 
 
 def judge_machine(
-    facts: MachineFacts, *, where: str, num_ranks: int, needs_java: bool | None
+    facts: MachineFacts, *, where: str, num_ranks: int, num_threads: int, needs_java: bool | None
 ) -> list[Finding]:
     """Return the findings about a machine.
 
@@ -36,11 +37,13 @@ def judge_machine(
         facts: facts about the machine.
         where: name of the machine in the findings.
         num_ranks: number of ranks that are to run on the machine.
+        num_threads: number of threads of each of these ranks.
         needs_java: whether the machine starts Spark itself, so that missing Java is bad. If False, it is an executor,
             whose Java is reported but never bad, as it already runs. None leaves Java out.
     """
     return [
         _python(facts, where),
+        *_threads(facts, where, num_ranks, num_threads),
         *([] if needs_java is None else [_java(facts, where, needs_java)]),
         _packages(facts, where),
         *_torchvision(facts, where),
@@ -88,6 +91,17 @@ def _python(facts: MachineFacts, where: str) -> Finding:
         found=f"{facts.python} at {facts.executable}; {facts.cores} cores, {size(facts.memory_bytes)} memory",
         advice=f"Use Python {'.'.join(map(str, _OLDEST_PYTHON))} or later." if is_old else "",
     )
+
+
+def _threads(facts: MachineFacts, where: str, num_ranks: int, num_threads: int) -> list[Finding]:
+    if not num_ranks:
+        return []
+    ranks = "1 rank" if num_ranks == 1 else f"each of {num_ranks} ranks"
+    found = f"{in_threads(num_threads)} for {ranks}, and {facts.cores} core{'s' if facts.cores > 1 else ''}"
+    if num_ranks * num_threads > facts.cores and num_threads > 1:
+        advice = "Lower threadsPerWorker, OMP_NUM_THREADS or spark.task.cpus: threads that wait for cores are slow."
+        return [Finding(check="threads", where=where, status=NOTE, found=found, advice=advice)]
+    return [Finding(check="threads", where=where, status=GOOD, found=found)]
 
 
 def _java(facts: MachineFacts, where: str, is_needed: bool) -> Finding:

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sparkdl.cores import usable_cores
 from sparkdl.rendezvous.addresses import interface_addresses
 from sparkdl.rendezvous.hosts import FOLDER
 from sparkdl.versions import package_versions
@@ -109,6 +110,7 @@ class MachineFacts:
     java: tuple[bool, str]
     native: tuple[bool, str]
     cores: int
+    """Number of cores that the process can use, by its affinity and the quotas of its cgroups."""
     memory_bytes: int
     shm_bytes: tuple[int, int] | None
     """Size of ``/dev/shm`` and its free part, in bytes; None if there is none."""
@@ -161,7 +163,7 @@ def look_around(*, timeout_s: float) -> MachineFacts:
             packages=package_versions(PACKAGES),
             java=java.result(),
             native=native.result(),
-            cores=len(os.sched_getaffinity(0)),
+            cores=usable_cores(),
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             shm_bytes=_shm_bytes(),
             gpus=found,

@@ -7,12 +7,12 @@ formats the plan, one fact per line.
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.cores import in_threads, threads_of_local_rank, usable_cores
 from sparkdl.data.feed.shards import rows_per_rank, steps_per_epoch
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.data.spark.columns import check_types, is_vector, quoted
@@ -131,12 +131,14 @@ class Host:
         ranks: ranks on the host.
         available_bytes: free memory while the ranks ran; None if Linux does not report it.
         num_cores: number of cores that each rank may use.
+        num_threads: number of threads in which each rank computes.
     """
 
     name: str
     ranks: tuple[int, ...]
     available_bytes: int | None
     num_cores: int
+    num_threads: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +234,7 @@ def _start_ranks(params: Any, frame: DataFrame) -> tuple[Host, ...]:
             transport=params.getTransport(),
             wire=params.getWire(),
             gpus_per_rank=params.getGpusPerWorker(),
+            threads_per_rank=params.getThreadsPerWorker(),
         )
     hosts = []
     for index in sorted({each["host"] for each in descriptions}):
@@ -245,6 +248,7 @@ def _start_ranks(params: Any, frame: DataFrame) -> tuple[Host, ...]:
                 ranks=ranks,
                 available_bytes=min(known) if known else None,
                 num_cores=first["num_cores"],
+                num_threads=first["num_threads"],
             )
         )
     return tuple(hosts)
@@ -256,7 +260,8 @@ def _describe_host(context: RankContext) -> dict[str, Any]:
         "host": context.topology.host,
         "name": socket.gethostname(),
         "available_bytes": _available_bytes(),
-        "num_cores": len(os.sched_getaffinity(0)),
+        "num_cores": usable_cores(),
+        "num_threads": threads_of_local_rank(context.topology.local_size),
     }
 
 
@@ -366,5 +371,6 @@ def _host(plan: Plan, index: int) -> str:
         short = f": less than the {in_bytes(num * plan.rank_bytes)} that these need"
     numbers = ", ".join(map(str, host.ranks))
     return (
-        f"{host.name}: {num} rank{'s' if num > 1 else ''} ({numbers}) on {host.num_cores} cores{free}{short}"
+        f"{host.name}: {num} rank{'s' if num > 1 else ''} ({numbers}) on {host.num_cores} cores, with "
+        f"{in_threads(host.num_threads)}{' each' if num > 1 else ''}{free}{short}"
     )

@@ -42,6 +42,7 @@ from sparkdl.collective import (
 )
 from sparkdl.collective.job import FAILURE_KEY, Job
 from sparkdl.collective.torchrun_variables import torchrun_variables
+from sparkdl.cores import THREADS, check_threads, in_threads, thread_variables, threads_of_local_rank
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.failures import find_culprit, rank_error, were_ranks_lost
 from sparkdl.launch.forkserver.guard import GuardedProcess, describe_exit
@@ -77,6 +78,7 @@ def run_on_local_ranks(
     transport: str = "auto",
     wire: str = "float32",
     gpus_per_rank: int = 0,
+    threads_per_rank: int | None = None,
     mpi: bool = False,
     environment: Mapping[str, str] | None = None,
     modules: Sequence[str] = (),
@@ -90,8 +92,9 @@ def run_on_local_ranks(
     """Run ``function(context, *args, **kwargs)`` in one process of this machine per rank, and return all values.
 
     The arguments have the same meaning as those of :func:`~sparkdl.launch.run_on_ranks`; those that concern Spark
-    (``spark``, ``resources``, ``start_timeout_s``, ``on_wait``) do not exist here. Each rank gets an equal share of
-    the machine's cores (in ``OMP_NUM_THREADS``, unless that is set) and the next ``gpus_per_rank`` GPUs.
+    (``spark``, ``resources``, ``start_timeout_s``, ``on_wait``) do not exist here. Each rank gets the next
+    ``gpus_per_rank`` GPUs and, unless ``threads_per_rank`` or ``OMP_NUM_THREADS`` is set, a thread per core of its
+    share of the machine, which is less where a container has a quota.
 
     Raises:
         ParamError: if an argument has a value that cannot work.
@@ -104,6 +107,7 @@ def run_on_local_ranks(
         raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
     if gpus_per_rank < 0:
         raise ParamError(f"The number of GPUs per rank cannot be negative, got {gpus_per_rank}.")
+    check_threads(threads_per_rank)
     check_transport(transport, wire)
     check_timeout(operation_timeout_s, "operation_timeout_s")
     limits = hang_limits(hang_timeout_s, operation_timeout_s, silence_timeout_s)
@@ -114,10 +118,12 @@ def run_on_local_ranks(
         "wire": wire,
         "operation_timeout_s": operation_timeout_s,
     }
+    num_threads = threads_per_rank or threads_of_local_rank(num_ranks)
+    logger.info("Starting %d ranks on this machine with %s each.", num_ranks, in_threads(num_threads))
     with _LocalWorld(assignment, with_mpi=mpi or uses_mpi(transport)) as world:
         for rank in range(num_ranks):
             gpus = gpus_of(rank, gpus_per_rank, os.environ)
-            variables = _variables(environment or {}, gpus, num_ranks)
+            variables = _variables(environment or {}, gpus, num_threads)
             world.start(rank, payload, variables, () if gpus_per_rank else modules)
         return world.collect(Listener(on_log, on_event), limits)
 
@@ -263,10 +269,10 @@ class _LocalWorld:
         return pickle.load(rank.result)  # noqa: S301 - came from our own process over a pair of sockets
 
 
-def _variables(environment: Mapping[str, str], gpus: Sequence[str] | None, num_ranks: int) -> dict[str, str]:
-    share = max(1, len(os.sched_getaffinity(0)) // num_ranks)
-    inherited = {"OMP_NUM_THREADS": str(share), **os.environ}
-    variables = rank_environment(environment, gpus=gpus, inherited=inherited)
+def _variables(
+    environment: Mapping[str, str], gpus: Sequence[str] | None, num_threads: int
+) -> dict[str, str]:
+    variables = rank_environment(environment, gpus=gpus, num_threads=num_threads)
     if "" in sys.path and "PYTHONPATH" not in environment:
         # A notebook imports modules from its own folder.
         variables["PYTHONPATH"] = os.pathsep.join([os.getcwd(), variables["PYTHONPATH"]])
@@ -341,6 +347,7 @@ class LocalRanks:
             world.
         wire: data type in which the communicator sends sums and averages of float32 over TCP.
         timeout_s: seconds for opening the communicator, and the default deadline of its operations.
+        threads_per_rank: number of threads of each rank; by default as for :func:`run_on_local_ranks`.
         on_line: called with each line that the ranks print, from one thread per rank and stream.
 
     Raises:
@@ -356,14 +363,17 @@ class LocalRanks:
         transport: str = "auto",
         wire: str = "float32",
         timeout_s: float = 300.0,
+        threads_per_rank: int | None = None,
         on_line: OnLine,
     ) -> None:
         if num_ranks < 1:
             raise ParamError(f"{num_ranks} ranks are too few; start 1 or more")
+        check_threads(threads_per_rank)
         check_transport(transport, wire)
         check_timeout(timeout_s)
         self._command = list(command)
         self._num_ranks = num_ranks
+        self._num_threads = threads_per_rank or threads_of_local_rank(num_ranks)
         self._transport, self._wire, self._timeout_s = transport, wire, timeout_s
         self._on_line = on_line
         self._processes: list[GuardedProcess] = []
@@ -432,13 +442,13 @@ class LocalRanks:
 
     def _start(self, job: Job, stack: ExitStack) -> None:
         variables = {
-            # An equal share of the cores, unless the user has set it.
-            "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // self._num_ranks)),
+            **thread_variables(self._num_threads),
             **ARROW_VARIABLES,
             # By default Gloo listens on the interface of the address to which the host name resolves; there may be
             # none.
             "GLOO_SOCKET_IFNAME": _LOOPBACK,
             **os.environ,
+            THREADS: str(self._num_threads),
             # Output is passed on line by line, not when a buffer is full.
             "PYTHONUNBUFFERED": "1",
             **job.to_variables(),

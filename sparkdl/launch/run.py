@@ -19,8 +19,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import check_timeout, check_transport, new_secret
+from sparkdl.cores import check_threads, in_threads
 from sparkdl.data.spark.jobs import jobs_of, name_of, named_jobs
-from sparkdl.data.spark.session import active_session
+from sparkdl.data.spark.session import active_session, task_cpus, threads_by_settings
 from sparkdl.errors import SlotsMissingError
 from sparkdl.launch.collect import collect
 from sparkdl.launch.hangs.report import hang_error
@@ -140,6 +141,7 @@ def run_on_ranks(
     transport: str = "auto",
     wire: str = "float32",
     gpus_per_rank: int = 0,
+    threads_per_rank: int | None = None,
     mpi: bool = False,
     resources: ResourceProfile | None = None,
     environment: Mapping[str, str] | None = None,
@@ -172,6 +174,11 @@ def run_on_ranks(
         wire: data type in which the communicator sends sums and averages of float32 between hosts: ``float32``, or, in
             half the bytes, ``bfloat16`` or ``float16``; see :func:`~sparkdl.collective.open_communicator`.
         gpus_per_rank: number of GPUs that each rank sees.
+        threads_per_rank: number of threads in which torch, BLAS libraries, Arrow and tokenizers compute on each rank.
+            When None, ``OMP_NUM_THREADS`` if the user set it: in ``environment``, in Spark's setting
+            ``spark.executorEnv.OMP_NUM_THREADS`` or, with a local master, in the environment of this process.
+            Otherwise the cores that Spark reserves for a task (``spark.task.cpus``, or ``resources``), or fewer if the
+            executor's affinity or the quotas of its cgroups allow fewer.
         mpi: whether the ranks form an MPI world for mpi4py even if the transport is not MPI.
         resources: resources of each task of the stage, if they differ from the application's default. The profile may
             have only task requests, as Spark starts no executors for a stage. Needs Spark 4.0 and a cluster.
@@ -210,6 +217,7 @@ def run_on_ranks(
     check_transport(transport, wire)
     check_timeout(start_timeout_s, "start_timeout_s")
     check_timeout(operation_timeout_s, "operation_timeout_s")
+    check_threads(threads_per_rank)
     limits = hang_limits(hang_timeout_s, operation_timeout_s, silence_timeout_s)
     payload = pickle_call(function, args, kwargs)
     session = spark or active_session()
@@ -220,6 +228,10 @@ def run_on_ranks(
         resources=resources,
         start_timeout_s=start_timeout_s,
         on_wait=on_wait,
+    )
+    num_threads = threads_per_rank or threads_by_settings(session)
+    _logger.info(
+        "Starting %d ranks with %s each.", num_ranks, in_threads(num_threads or task_cpus(session, resources))
     )
     secret, ranks = new_secret(), f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
     with jobs_of(f"run {name_of(function)}", unless_named=True), ExitStack() as stack:
@@ -233,6 +245,7 @@ def run_on_ranks(
             transport=transport,
             wire=wire,
             gpus_per_rank=gpus_per_rank,
+            num_threads=num_threads,
             mpi=mpi,
             environment=tuple((environment or {}).items()),
             modules=tuple(modules),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.spark.session import is_connect, setting
+from sparkdl.data.spark.session import is_connect, is_local, setting, task_cpus
 from sparkdl.errors import LaunchError, ParamError, SlotsMissingError
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _require_slots(
 def _slots_missing(
     spark: SparkSession, num_ranks: int, slots: int, executors: _Executors, waited_s: float
 ) -> LaunchError:
-    kind = LaunchError if _is_local(spark) else SlotsMissingError
+    kind = LaunchError if is_local(spark) else SlotsMissingError
     waited = f" after {waited_s:.0f} s of waiting" if waited_s >= 1 else ""
     lost = ""
     if executors.num_expected is not None and executors.num_active < executors.num_expected:
@@ -226,7 +226,7 @@ class _Cluster:
         local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", self._master)
         self._local_slots: int | None = None
         if local is not None and local[1] != "*":
-            self._local_slots = int(local[1] or 1) // int(setting(spark, "spark.task.cpus") or 1)
+            self._local_slots = int(local[1] or 1) // task_cpus(spark)
         self.may_grow = local is None
         self._known: _Executors | None = None
         self._known_at = 0.0
@@ -335,10 +335,6 @@ def most_at_once(lives: Iterable[tuple[float, float | None, int]]) -> int:
     return most
 
 
-def _is_local(spark: SparkSession) -> bool:
-    return re.fullmatch(r"local(\[.*\])?", setting(spark, "spark.master")) is not None
-
-
 def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_rank: int) -> None:
     if int(spark.version.split(".")[0]) < 4:
         raise LaunchError(
@@ -351,7 +347,7 @@ def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_r
             f"resources requests executors with {named}. Spark starts executors for a stage only with dynamic "
             "allocation, which barrier stages do not support. Use a profile that has only TaskResourceRequests."
         )
-    if _is_local(spark):
+    if is_local(spark):
         raise LaunchError(
             f"The master {setting(spark, 'spark.master')!r} is one machine, where Spark has no resource "
             "profiles. Omit resources there."

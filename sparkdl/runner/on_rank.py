@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.autoload import teach_accelerate
 from sparkdl.collective import all_gather_bytes
-from sparkdl.collective.torchrun_variables import torchrun_variables
+from sparkdl.collective.torchrun_variables import export_torchrun_variables
 from sparkdl.errors import ParamError
 from sparkdl.runner.rank_logging import provide_progress, set_up_logging
 
@@ -148,7 +148,14 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
     set_up_logging(setup.log_level)
     if setup.sees_gpus_of_host:
         see_gpus_of_host(context)
-    _set_variables(context, setup)
+    # A rank with GPUs of its own sees only these, numbered from 0.
+    export_torchrun_variables(
+        context.job,
+        context.topology,
+        is_alone=setup.gpus > 0,
+        restart_count=setup.restart_count,
+        max_restarts=setup.max_restarts,
+    )
     provide_progress(context)
     if setup.commits is not None:
         provide_commit_keeper(setup.commits)
@@ -177,24 +184,6 @@ def _warn_without_gpu(rank: int, gpus: int) -> None:
             "" if gpus == 1 else "s",
             torch.__version__,
         )
-
-
-def _set_variables(context: RankContext, setup: RankSetup) -> None:
-    """Set the variables of ``torchrun``; a rank with GPUs of its own sees only these, numbered from 0."""
-    variables = torchrun_variables(
-        context.job,
-        context.topology,
-        is_alone=setup.gpus > 0,
-        restart_count=setup.restart_count,
-        max_restarts=setup.max_restarts,
-    )
-    if context.topology.num_hosts == 1:
-        # By default Gloo listens on the interface that the host name leads to, and there may be none.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        # The user may have set an address for a store of the ranks.
-        os.environ.setdefault(name, variables.pop(name))
-    os.environ.update(variables)
 
 
 def _has_met(context: RankContext) -> bool:

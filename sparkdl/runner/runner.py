@@ -35,6 +35,9 @@ class Runner:
     Args:
         num_workers: number of ranks. On a cluster each takes a slot, and all have to be free at once.
         gpus_per_worker: number of GPUs of each rank; it sees no other GPUs. Collectives of CUDA tensors then use NCCL.
+        threads_per_worker: number of threads in which torch and other libraries compute on each rank. When None,
+            ``OMP_NUM_THREADS`` if it is set, otherwise the cores of a task (``spark.task.cpus``, or ``resources``), and
+            for local ranks their share of the machine. See :func:`~sparkdl.launch.run_on_ranks`.
         local: run the ranks as processes of this machine, without Spark.
         spark: classic or Connect session; the active one when None.
         transport: transport of the communicator; see :func:`~sparkdl.launch.run_on_ranks`.
@@ -73,6 +76,7 @@ class Runner:
         *,
         num_workers: int = 1,
         gpus_per_worker: int = 0,
+        threads_per_worker: int | None = None,
         local: bool = False,
         spark: SparkSession | None = None,
         transport: str = "auto",
@@ -93,6 +97,7 @@ class Runner:
     ) -> None:
         self.num_workers = num_workers
         self.gpus_per_worker = gpus_per_worker
+        self.threads_per_worker = threads_per_worker
         self.local = local
         self.spark = spark
         self.transport = transport
@@ -209,6 +214,7 @@ class Runner:
             transport=self.transport,
             wire=self.wire,
             gpus_per_rank=self.gpus_per_worker,
+            threads_per_rank=self.threads_per_worker,
             mpi=True,
             environment=self.environment,
             modules=(*IMPORTED_FIRST, *self.modules),

@@ -7,7 +7,8 @@ group. :func:`sparkdl.training.trainer.distribute` chooses the distribution of a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ from sparkdl.training.spec import DRAWN
 from sparkdl.training.update import use_float8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import ExitStack
 
     from torch import Tensor
@@ -145,6 +146,7 @@ class Replicas(ModelDistribution):
         self, spec: TrainingSpec, communicator: Communicator, device: torch.device, resources: ExitStack
     ) -> None:
         self.module = placed(spec.model, spec, device).train()
+        self._step: StepModule | None = None
         self._before: tuple[bytes, dict[str, Tensor]] | None = None
         if spec.precision == "float8":
             self._before = _take_apart(self.module)
@@ -173,7 +175,9 @@ class Replicas(ModelDistribution):
             return module
         # Also for modules that use torch.distributed themselves, as SyncBatchNorm does.
         init_process_group(communicator, cuda=device.type == "cuda")
-        whole = module if spec.user_step is None else StepModule(module, spec.user_step)
+        whole = module
+        if spec.user_step is not None:
+            self._step = whole = StepModule(module, spec.user_step, partial(_num_operations, communicator))
         if device.type == "cpu":
             wrapped = DataParallel(whole, communicator)
             resources.callback(wrapped.close)  # the module may be trained again
@@ -192,12 +196,20 @@ class Replicas(ModelDistribution):
         assert isinstance(self.called, (DataParallel, DistributedDataParallel))
         return self.called.no_sync()
 
-    def without_rows(self) -> AbstractContextManager[Any]:
-        """Context for the backward pass of a rank without rows, whose loss is multiplied by 0.
+    @contextmanager
+    def without_rows(self) -> Iterator[None]:
+        """Context for the step of a rank without rows, whose loss is multiplied by 0.
 
-        On GPUs it does nothing: with DistributedDataParallel, parameters that only this pass uses get zero gradients.
+        A user's step is not called, unless it calls collectives. On GPUs, with DistributedDataParallel, parameters that
+        only this pass uses get zero gradients.
         """
-        return self.called.uncounted() if isinstance(self.called, DataParallel) else nullcontext()
+        idle = self._step if self._step is not None and not self._step.has_collectives else None
+        with self.called.uncounted() if isinstance(self.called, DataParallel) else nullcontext():
+            if idle is not None:
+                idle.is_idle = True
+            yield
+            if idle is not None:
+                idle.is_idle = False
 
     def whole_module(self) -> nn.Module | None:
         """The trained module on CPU, in ``eval()`` mode."""
@@ -302,6 +314,11 @@ class DividedModel(ModelDistribution):
         from sparkdl.parallel import save_weights
 
         save_weights(self.module, folder, self._layout)
+
+
+def _num_operations(communicator: Communicator) -> int:
+    measured, _ = communicator.telemetry.measure()
+    return sum(total.num_operations for each in measured for total in each.totals.values())
 
 
 def num_readers(spec: TrainingSpec, num_ranks: int) -> int:

@@ -42,16 +42,35 @@ class StepModule(nn.Module):
     Args:
         module: the model.
         step: the user's step, called with the model and a batch.
+        count_operations: function that returns the number of collectives so far, by which the first call finds out
+            whether the step calls any, for example in a SyncBatchNorm; None if it has to be assumed.
+
+    Attributes:
+        has_collectives: whether the step calls collectives, in which every rank has to take part.
+        is_idle: whether a call returns a loss of zero without calling the step.
     """
 
-    def __init__(self, module: nn.Module, step: UserStep) -> None:
+    def __init__(
+        self, module: nn.Module, step: UserStep, count_operations: Callable[[], int] | None = None
+    ) -> None:
         super().__init__()
         self.module = module
+        self.has_collectives, self.is_idle = True, False
         self._step = partial(step)  # a step that is a module has no part in the model
+        self._count_operations = count_operations
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
         """Return what the step returns."""
-        return self._step(self.module, batch)
+        if self.is_idle:
+            # It depends on a parameter, because the wrapper takes part in the averages once a gradient is computed.
+            return next(each for each in self.module.parameters() if each.requires_grad).sum() * 0.0
+        if self._count_operations is None:
+            return self._step(self.module, batch)
+        count, self._count_operations = self._count_operations, None
+        before = count()
+        returned = self._step(self.module, batch)
+        self.has_collectives = count() != before
+        return returned
 
 
 def run_user_step(

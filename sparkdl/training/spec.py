@@ -161,9 +161,6 @@ class TrainingSpec:
     device: str = field(default="cpu", metadata=FREE)
     """``"cpu"`` or ``"cuda"``. There is no fallback from one to the other."""
 
-    num_threads: int | None = field(default=None, metadata=FREE)
-    """Number of torch threads per rank; None divides the host's cores among its ranks."""
-
     num_reader_threads: int = field(default=2, metadata=FREE)
     """Number of threads per rank that read Parquet ahead of the training."""
 

@@ -231,7 +231,8 @@ class TrainingStep:
     def _pass_without_rows(self) -> LossTerm:
         """Take part in a step without rows, because the other ranks wait for this rank's gradients.
 
-        The last batch that had rows goes through the model once more, with weight 0. Most layers would accept an empty
+        The last batch that had rows goes through the model once more, with weight 0; a user's step is called with it
+        only if it has collectives of its own or the model is divided. Most layers would accept an empty
         batch, but a BatchNorm cannot normalize it. The buffers of the model and of the losses are restored afterwards,
         except the statistics that layers take over all ranks' rows, and parameters that only this batch uses get no
         gradient.

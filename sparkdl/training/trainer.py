@@ -1,11 +1,11 @@
 """The training loop of one rank, over an open communicator and a dataset.
 
-A rank computes on its own GPU, or on its share of the host's cores.
+A rank computes on its own GPU, or in the number of threads that its launcher set in ``OMP_NUM_THREADS``. Without
+that, the ranks of a host share its cores.
 """
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from operator import methodcaller
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparkdl.cores import threads_of_local_rank
 from sparkdl.data import ParquetDataset, PlannedFeed
 from sparkdl.errors import ParamError
 from sparkdl.random_state import refuse_what_varies, seed_rank
@@ -75,12 +76,6 @@ def distribute(
     init_process_group(communicator, cuda=device.type == "cuda")
     layout = sizes.lay_out(device_type=device.type)
     return (DividedModel if sizes.pipeline == 1 else Stages)(layout, spec, device, resources)
-
-
-def cores_per_rank(ranks_on_host: int) -> int:
-    """Return how many of this host's cores each of its ranks may use, one at least."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // ranks_on_host)
 
 
 @dataclass(frozen=True)
@@ -203,7 +198,7 @@ class Trainer:
         self.communicator = communicator
         self.on_position = on_position
         refuse_what_varies(spec.deterministic)
-        torch.set_num_threads(spec.num_threads or cores_per_rank(communicator.topology.local_size))
+        torch.set_num_threads(threads_of_local_rank(communicator.topology.local_size))
         self.device = choose_device(spec.device, communicator)
         choice = agree_on_checkpoint(spec, dataset, communicator)
         self.distribution = distribute(spec, communicator, self.device, resources)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # such small layers only wait for torch's threads
 
 
 @pytest.fixture

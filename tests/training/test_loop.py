@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -180,6 +181,36 @@ def test_batch_that_a_rank_without_rows_repeats_gives_its_layers_no_gradient(tmp
     assert 0 < spec.model.num_without < 4, "some of the single rows use the layer, and some do not"
     for (outcome,) in outcomes:
         assert_same_weights(outcome.weights, expected, atol=TOLERANCE)
+
+
+class StepThatSeesRowsOnce:
+    """A user's step that refuses rows that it has seen."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def __call__(self, model, batch):
+        rows = {tuple(row) for row in batch["x"].tolist()} if torch.is_grad_enabled() else set()
+        assert not rows & self.seen, "each row once"
+        self.seen |= rows
+        return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def step_with_a_collective(model, batch):
+    everywhere = torch.tensor(1.0)
+    torch.distributed.all_reduce(everywhere)
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"]) * everywhere / 2
+
+
+def test_a_users_step_sees_each_row_once_and_ranks_without_rows_join_its_collectives(tmp_path):
+    dataset = write_dataset(tmp_path, 33)  # in the third step one rank has no row
+    specs = [make_spec(epochs=1) for _ in range(3)]
+    for index, step in enumerate((StepThatSeesRowsOnce(), step_with_a_collective), start=1):
+        heads = tuple(replace(head, loss=None) for head in specs[index].heads)
+        specs[index] = replace(specs[index], heads=heads, user_step=step)
+    for plain_outcome, *outcomes in run_ranks(2, train_all, [(spec, dataset) for spec in specs]):
+        for outcome in outcomes:
+            assert_same_weights(outcome.weights, plain_outcome.weights, atol=TOLERANCE)
 
 
 def test_fit_on_cpu_does_not_use_gpus(tmp_path):

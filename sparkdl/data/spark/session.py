@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING
 
+from sparkdl.cores import THREADS, chosen_threads
 from sparkdl.errors import LaunchError
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 
@@ -39,3 +43,26 @@ def setting(spark: SparkSession, name: str) -> str:
         return spark.conf.get(name, "") or ""
     except PySparkException:  # managed servers do not return some settings
         return ""
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether the master is ``local``: executors are threads of the driver's process."""
+    return re.fullmatch(r"local(\[.*\])?", setting(spark, "spark.master")) is not None
+
+
+def task_cpus(spark: SparkSession, resources: ResourceProfile | None = None) -> int:
+    """Return the number of cores that Spark reserves for each task."""
+    asked = None if resources is None else resources.taskResources.get("cpus")
+    return int(setting(spark, "spark.task.cpus") or 1) if asked is None else int(asked.amount)
+
+
+def threads_by_settings(spark: SparkSession) -> int | None:
+    """Return the number of threads that the user chose for all tasks by ``OMP_NUM_THREADS``; None if there is none.
+
+    Executors cannot tell: Spark sets this variable in its Python workers unless it is in ``spark.executorEnv``. With a
+    master on the driver's machine, which includes ``local-cluster``, the driver's own environment counts, too.
+    """
+    chosen = chosen_threads({THREADS: setting(spark, f"spark.executorEnv.{THREADS}")})
+    if chosen is None and setting(spark, "spark.master").startswith("local"):
+        chosen = chosen_threads(os.environ)
+    return chosen

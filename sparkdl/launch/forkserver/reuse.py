@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from sparkdl.cores import threads_of_task
 from sparkdl.errors import LaunchError
 from sparkdl.launch.forkserver.client import ForkserverConnection
 from sparkdl.launch.forkserver.start import connect_or_start, start_if_first
@@ -117,14 +118,21 @@ def _disconnect_idle() -> None:
 os.register_at_fork(after_in_child=_idle.clear)
 
 
-def prepare_in_task(partition: int, *, num_ranks: int, modules: Sequence[str]) -> None:
+def prepare_in_task(
+    partition: int, *, num_ranks: int, num_threads: int | None, modules: Sequence[str]
+) -> None:
     """Make a forkserver import modules while a task runs; the ranks that this executor runs next are forked from it.
 
     Args:
         partition: partition number of the task. Only the first ``num_ranks`` tasks do this: there may be thousands.
         num_ranks: number of ranks of the launch that follows. Its ranks use no GPUs: the barrier task assigns those.
+        num_threads: number of threads of each rank that the user chose; None for the cores of a task.
         modules: modules that :func:`~sparkdl.launch.run_on_ranks` will be called with.
     """
     if partition < num_ranks:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        threads = threads_of_task(num_threads, context.cpus() if context is not None else 1)
         with suppress(LaunchError):  # the launch will raise it
-            prepare_rank(Kind(rank_environment({}, gpus=None), tuple(modules)))
+            prepare_rank(Kind(rank_environment({}, gpus=None, num_threads=threads), tuple(modules)))

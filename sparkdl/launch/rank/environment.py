@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.collective.job import JOB_VARIABLES
 from sparkdl.collective.torchrun_variables import TORCHRUN_VARIABLES
+from sparkdl.cores import THREADS, thread_variables
 from sparkdl.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -48,7 +49,11 @@ _NO_SECRET = ("MLFLOW_TRACKING_URI", "DATABRICKS_RUNTIME_VERSION")
 
 
 def rank_environment(
-    environment: Mapping[str, str], *, gpus: Sequence[str] | None, inherited: Mapping[str, str] = os.environ
+    environment: Mapping[str, str],
+    *,
+    gpus: Sequence[str] | None,
+    num_threads: int,
+    inherited: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """Environment variables for a rank process: the Python worker's, plus its module path and the rank's GPUs.
 
@@ -58,6 +63,7 @@ def rank_environment(
     Args:
         environment: variables that the user set for the ranks; they take precedence over all others.
         gpus: addresses of this rank's GPUs; when empty, no GPU is visible; when None, the choice is left unchanged.
+        num_threads: number of threads of the libraries that compute, unless ``environment`` has another one.
         inherited: variables to start from.
     """
     dropped = {*_SPARK_WORKER_ONLY, *_LEFT_BY_LAUNCHERS}
@@ -66,7 +72,9 @@ def rank_environment(
         for name, value in inherited.items()
         if name not in dropped and not _may_be_secret(name, value)
     }
-    variables = {**ARROW_VARIABLES, **kept}
+    variables = {**ARROW_VARIABLES, **thread_variables(num_threads), **kept}
+    # An inherited value need not be the user's: Spark sets it in its Python workers.
+    variables[THREADS] = str(num_threads)
     # Spark adds the files of --py-files only to sys.path.
     variables["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     # Output reaches the driver line by line, not when a buffer is full.

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.collective import Coordinator, RendezvousClient, uses_mpi
+from sparkdl.cores import threads_of_task
 from sparkdl.launch.hangs.watch import HangLimits
 from sparkdl.launch.rank.environment import are_gpus_assigned, assigned_gpus, rank_environment
 from sparkdl.launch.task.heartbeat import Heartbeat
@@ -210,7 +211,8 @@ def _start_rank(
     """Start this task's rank, with its end of MPICH's bootstrap connection; the rank waits for its assignment."""
     rank = context.partitionId()
     gpus = assigned_gpus(context, spec.gpus_per_rank, position_on_host)
-    environment = rank_environment(dict(spec.environment), gpus=gpus)
+    num_threads = threads_of_task(spec.num_threads, context.cpus())
+    environment = rank_environment(dict(spec.environment), gpus=gpus, num_threads=num_threads)
     inherited = {}
     of_launch = {}
     if pmi_sockets is not None:

@@ -39,6 +39,9 @@ class LaunchSpec:
 
     gpus_per_rank: int
 
+    num_threads: int | None
+    """Number of threads of each rank that the user chose; None for the cores of a task."""
+
     mpi: bool
     """Whether the ranks form an MPI world even if the transport is not MPI, for code that uses mpi4py."""
 

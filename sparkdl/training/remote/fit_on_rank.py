@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sparkdl.collective.torchrun_variables import export_torchrun_variables
 from sparkdl.training.remote.transfer import StoredModule, StoredSpec, load_spec, store_trained
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator, WorldReport
+    from sparkdl.collective.job import Job
     from sparkdl.data import ParquetDataset
     from sparkdl.topology import Topology
     from sparkdl.training.history import EpochRecord
@@ -33,6 +35,7 @@ class Context(Protocol):
     """The part of the launcher's context that a fit uses; :class:`sparkdl.launch.RankContext` has it."""
 
     rank: int
+    job: Job
 
     @property
     def communicator(self) -> Communicator:
@@ -74,6 +77,7 @@ def fit_on_rank(
     stored: StoredSpec,
     dataset: ParquetDataset,
     *,
+    has_gpu: bool = False,
     reports_progress: bool = False,
     reports_load: bool = False,
 ) -> FitOutcome | None:
@@ -83,6 +87,7 @@ def fit_on_rank(
         context: the launcher's context of this rank.
         stored: the stored spec, which says what to train and how.
         dataset: the rows to train on.
+        has_gpu: whether this rank has a GPU of its own, and sees no other.
         reports_progress: whether to report each step as progress, so that a step longer than the hang timeout counts
             as a hang.
         reports_load: whether to report the load of the hosts and the communication to the driver.
@@ -91,6 +96,7 @@ def fit_on_rank(
     from sparkdl.training.remote.host_watch import HostWatch
     from sparkdl.training.trainer import train
 
+    export_torchrun_variables(context.job, context.topology, is_alone=has_gpu)
     spec = load_spec(stored)
     communicator = context.communicator
     reports_for_host = reports_load and context.topology.local_rank == 0

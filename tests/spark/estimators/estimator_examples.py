@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -152,3 +153,22 @@ def process_of_executor(driver: str) -> int:
 def store_is_empty(folder: Path) -> bool:
     """Whether a fit has left no files in its Store."""
     return not (folder / "store").exists() or list((folder / "store").iterdir()) == []
+
+
+def step_that_tells(folder: Path) -> Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]:
+    """A trainStep that writes what each call finds to a file: its place, its threads, whether it trains, its rows."""
+
+    def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        found = {
+            "place": [os.environ.get(name) for name in names],
+            "is_on_driver": "MASTER_ADDR" not in os.environ,
+            "num_threads": torch.get_num_threads(),
+            "trains": model.training,
+            "rows": batch["id"].tolist(),
+        }
+        with (folder / f"{os.getpid()}.json").open("a") as file:
+            print(json.dumps(found), file=file)
+        return nn.functional.cross_entropy(model(batch["image"]), batch["digit"])
+
+    return step

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
 
@@ -17,6 +19,7 @@ from tests.spark.estimators.estimator_examples import (
     LossThatKillsRankOneOnce,
     make_estimator,
     make_model,
+    step_that_tells,
     store_is_empty,
 )
 
@@ -69,6 +72,32 @@ def test_transform_names_rows_of_another_length(fitted, frame):
 
 
 @pytest.mark.any_spark_will_do
+def test_a_train_step_finds_its_place_and_the_threads_of_its_slot(frame, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("RANK", "7")
+    # With one row more than both ranks' batches take, one of the ranks has no row in the last step.
+    estimator = make_estimator(
+        tmp_path,
+        loss=None,
+        trainStep=step_that_tells(tmp_path),
+        labelCol=["digit", "id"],
+        epochs=1,
+        batchSize=(NUM_ROWS - 1) // 2,
+    )
+    estimator.fit(frame)
+    assert (os.environ["RANK"], os.environ.get("WORLD_SIZE")) == ("7", None)
+    calls = [json.loads(line) for file in tmp_path.glob("*.json") for line in file.read_text().splitlines()]
+    on_driver = [call["place"] for call in calls if call["is_on_driver"]]
+    assert on_driver
+    assert all(place == ["0", "1", "0", "1"] for place in on_driver)
+    on_ranks = [call for call in calls if not call["is_on_driver"]]
+    assert {tuple(call["place"][:2]) for call in on_ranks} == {("0", "2"), ("1", "2")}
+    assert {tuple(call["place"][2:]) for call in on_ranks} == {("0", "2"), ("1", "2")}
+    assert {call["num_threads"] for call in on_ranks} == {1}
+    seen = sorted(row for call in on_ranks for row in call["rows"])
+    assert seen == list(range(NUM_ROWS)), "each row once"
+
+
 def test_killed_rank_ends_the_fit_long_before_any_deadline_and_leaves_nothing(frame, tmp_path):
     estimator = make_estimator(tmp_path, loss=LossThatKillsRankOneOnce(tmp_path, call=20), epochs=500)
     with pytest.raises(RankError, match=r"SIGKILL \(out of memory\?\) in epoch \d+, step \d+") as caught:

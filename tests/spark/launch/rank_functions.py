@@ -188,3 +188,11 @@ def linger_on(context: RankContext, late: int, seconds: float) -> int:
     if context.rank == late:
         threading.Event().wait(seconds)
     return context.rank
+
+
+def count_threads(context: RankContext) -> tuple[int, str]:
+    """The number of torch's threads, and the variable for libraries that are yet to be imported."""
+    import torch
+
+    context.communicator.barrier()
+    return torch.get_num_threads(), os.environ["RAYON_NUM_THREADS"]

@@ -155,6 +155,19 @@ def test_failing_rank_is_named_with_host_and_traceback(launch: Launch, culprit: 
     assert isinstance(caught.value.__cause__, LookupError)
 
 
+def test_ranks_have_the_threads_of_their_slots_unless_the_user_chose_others(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert launch(functions.count_threads, modules=("torch",)) == [(1, "1")] * 2
+    assert launch(functions.count_threads, threads_per_rank=2, modules=("torch",)) == [(2, "2")] * 2
+    monkeypatch.setenv(
+        "OMP_NUM_THREADS", "2"
+    )  # of the machine of the driver, which is also that of the executors
+    assert launch(functions.count_threads) == [(2, "2")] * 2
+    assert launch(functions.count_threads, environment={"OMP_NUM_THREADS": "1"})[1][0] == 1
+
+
 @pytest.mark.parametrize("culprit", [pytest.param(0, marks=pytest.mark.any_spark_will_do), 1])
 def test_killed_rank_ends_all_long_before_any_deadline(launch: Launch, culprit: int) -> None:
     started = time.monotonic()

@@ -213,7 +213,7 @@ def estimated_specs(dataset: ParquetDataset, folder: Path) -> list[TrainingSpec]
         params = estimator.params_of_fit()
         params.learn(dataset)
         plan = CheckpointPlan(url=str(folder / type(estimator).__name__), every_updates=1, num_kept=99)
-        specs.append(replace(prepare_fit(params, dataset).spec, checkpoints=plan, num_threads=1))
+        specs.append(replace(prepare_fit(params, dataset).spec, checkpoints=plan))
     return specs
 
 

@@ -78,7 +78,6 @@ def make_spec(**changes: Any) -> TrainingSpec:
         "batch_size": 8,
         "epochs": 2,
         "seed": 7,
-        "num_threads": 1,
     }
     given = {**fields, **changes}
     names = given.pop("features")

@@ -13,8 +13,10 @@ from sparkdl.doctor.machine_facts import MachineFacts
 from tests.unit.doctor.machines import GOOD_MACHINE, machine, without
 
 
-def judged(facts: MachineFacts, *, num_ranks: int = 2) -> dict[str, Finding]:
-    findings = judge_machine(facts, where="node-1", num_ranks=num_ranks, needs_java=True)
+def judged(facts: MachineFacts, *, num_ranks: int = 2, num_threads: int = 1) -> dict[str, Finding]:
+    findings = judge_machine(
+        facts, where="node-1", num_ranks=num_ranks, num_threads=num_threads, needs_java=True
+    )
     assert all(finding.where == "node-1" for finding in findings)
     assert all(finding.advice for finding in findings if finding.status != GOOD), "it says how to fix it"
     return {finding.check: finding for finding in findings}
@@ -72,6 +74,13 @@ def test_finding_about_a_fault_says_how_to_fix_it(
     assert is_healthy([finding]) == (status != BAD)
 
 
+def test_threads_of_the_ranks_are_said_and_too_many_are_noted() -> None:
+    few = judged(machine(cores=8), num_threads=4)["threads"]
+    assert (few.status, few.found) == (GOOD, "4 threads for each of 2 ranks, and 8 cores")
+    assert judged(machine(cores=4), num_threads=4)["threads"].status == NOTE
+    assert "threads" not in judged(machine(), num_ranks=0)
+
+
 def test_java_8_is_enough_for_spark_3() -> None:
     old = machine(packages=without(pyspark="3.5.1"), java=(True, "1.8.0_402 at /usr/bin/java"))
     assert judged(old)["Java"].status == GOOD
@@ -82,11 +91,13 @@ def test_java_of_an_executor_is_a_note_and_no_failure():
     for java in ((False, "No such file"), (True, "1.8.0_402 at /usr/bin/java")):
         (found,) = (
             finding
-            for finding in judge_machine(machine(java=java), where="node-1", num_ranks=2, needs_java=False)
+            for finding in judge_machine(
+                machine(java=java), where="node-1", num_ranks=2, num_threads=1, needs_java=False
+            )
             if finding.check == "Java"
         )
         assert found.status == NOTE
-    unasked = judge_machine(machine(), where="client", num_ranks=2, needs_java=None)
+    unasked = judge_machine(machine(), where="client", num_ranks=2, num_threads=1, needs_java=None)
     assert "Java" not in [finding.check for finding in unasked]
 
 

@@ -66,8 +66,8 @@ def make_plan(**changes) -> Plan:
         "batch_size": 16,
         "model": model_size(nn.Linear(4, 3), torch.optim.SGD),
         "hosts": (
-            Host(name="alpha", ranks=(0,), available_bytes=1 * MIB, num_cores=4),
-            Host(name="beta", ranks=(1,), available_bytes=None, num_cores=8),
+            Host(name="alpha", ranks=(0,), available_bytes=1 * MIB, num_cores=4, num_threads=1),
+            Host(name="beta", ranks=(1,), available_bytes=None, num_cores=8, num_threads=2),
         ),
     }
     return Plan(**{**values, **changes})
@@ -85,8 +85,9 @@ def test_plan_has_rows_shards_steps_memory_and_ranks_per_host(tmp_path):
         "model    15 parameters: weights 60 B, gradients 60 B, optimizer 0 B",
         "memory   of each rank: model, gradients and optimizer 120 B, rows read ahead up to 7.8 MiB; in addition "
         "Python with torch, and the activations of a step",
-        "host     alpha: 1 rank (0) on 4 cores, 1.0 MiB of free memory: less than the 7.8 MiB that these need",
-        "host     beta: 1 rank (1) on 8 cores",
+        "host     alpha: 1 rank (0) on 4 cores, with 1 thread, 1.0 MiB of free memory: less than the 7.8 MiB that "
+        "these need",
+        "host     beta: 1 rank (1) on 8 cores, with 2 threads",
         "output   /out is empty",
     ]
 

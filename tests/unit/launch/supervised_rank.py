@@ -40,7 +40,7 @@ def supervised(
         RankSupervisor(
             rank=0,
             payload=cloudpickle.dumps((function, args, {})),
-            environment=rank_environment(environment or {}, gpus=None),
+            environment=rank_environment(environment or {}, gpus=None, num_threads=1),
             on_line=on_line,
             on_event=on_event or events.append,
             **options,

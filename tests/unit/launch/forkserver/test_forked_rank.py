@@ -233,10 +233,10 @@ def test_fork_of_the_worker_neither_ends_nor_keeps_the_forkserver() -> None:
 
 def test_forkserver_that_a_task_prepares_is_used_and_later_partitions_prepare_none() -> None:
     before = children()
-    prepare_in_task(2, num_ranks=2, modules=("wave",))
+    prepare_in_task(2, num_ranks=2, num_threads=1, modules=("wave",))
     assert children() <= before
-    prepare_in_task(1, num_ranks=2, modules=("wave",))
-    prepare_in_task(0, num_ranks=2, modules=("wave",))
+    prepare_in_task(1, num_ranks=2, num_threads=1, modules=("wave",))
+    prepare_in_task(0, num_ranks=2, num_threads=1, modules=("wave",))
     (prepared,) = children() - before
     assert returned_by(look_around, modules=("wave",))["parent"] == prepared
 

@@ -26,7 +26,7 @@ class Worker:
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._modules = modules
-        self._environment = rank_environment({}, gpus=None)
+        self._environment = rank_environment({}, gpus=None, num_threads=1)
 
     def prepare(self) -> None:
         """Start the forkserver for the next rank."""

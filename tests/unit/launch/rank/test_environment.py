@@ -35,13 +35,13 @@ def test_too_few_assigned_gpus_name_the_setting() -> None:
 
 
 def test_visible_gpus_are_left_alone_when_none_are_asked_for() -> None:
-    variables = rank_environment({}, gpus=None, inherited={"CUDA_VISIBLE_DEVICES": "7"})
+    variables = rank_environment({}, gpus=None, num_threads=1, inherited={"CUDA_VISIBLE_DEVICES": "7"})
     assert variables["CUDA_VISIBLE_DEVICES"] == "7"
 
 
 def test_users_variables_win_and_the_secret_of_sparks_worker_is_removed() -> None:
     inherited = {"PYTHON_WORKER_FACTORY_SECRET": "s", "PATH": "/bin", "MODE": "old"}
-    variables = rank_environment({"MODE": "new"}, gpus=["1"], inherited=inherited)
+    variables = rank_environment({"MODE": "new"}, gpus=["1"], num_threads=1, inherited=inherited)
     assert variables["MODE"] == "new"
     assert variables["PATH"] == "/bin"
     assert variables["CUDA_VISIBLE_DEVICES"] == "1"
@@ -50,14 +50,17 @@ def test_users_variables_win_and_the_secret_of_sparks_worker_is_removed() -> Non
 
 def test_variables_of_another_launcher_are_removed_unless_the_user_sets_them() -> None:
     inherited = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "PATH": "/bin"}
-    assert not {"RANK", "MASTER_ADDR"} & rank_environment({}, gpus=None, inherited=inherited).keys()
-    assert rank_environment({"RANK": "0"}, gpus=None, inherited=inherited)["RANK"] == "0"
+    assert (
+        not {"RANK", "MASTER_ADDR"}
+        & rank_environment({}, gpus=None, num_threads=1, inherited=inherited).keys()
+    )
+    assert rank_environment({"RANK": "0"}, gpus=None, num_threads=1, inherited=inherited)["RANK"] == "0"
 
 
 def test_arrow_uses_the_allocator_that_returns_memory_unless_the_user_sets_another() -> None:
     name = "ARROW_DEFAULT_MEMORY_POOL"
-    assert rank_environment({}, gpus=None, inherited={})[name] == "jemalloc"
-    assert rank_environment({}, gpus=None, inherited={name: "system"})[name] == "system"
+    assert rank_environment({}, gpus=None, num_threads=1, inherited={})[name] == "jemalloc"
+    assert rank_environment({}, gpus=None, num_threads=1, inherited={name: "system"})[name] == "system"
 
 
 def test_ranks_have_no_credentials_unless_the_user_gives_them() -> None:
@@ -74,10 +77,10 @@ def test_ranks_have_no_credentials_unless_the_user_gives_them() -> None:
     )
     harmless = {"MLFLOW_TRACKING_URI": "http://here", "DATABRICKS_RUNTIME_VERSION": "15.4", "PATH": "/bin"}
     inherited = {**dict.fromkeys(names, "secret"), **harmless}
-    variables = rank_environment({}, gpus=None, inherited=inherited)
+    variables = rank_environment({}, gpus=None, num_threads=1, inherited=inherited)
     assert "secret" not in variables.values()
     assert harmless.items() <= variables.items()
-    given = rank_environment({"DATABRICKS_TOKEN": "mine"}, gpus=None, inherited=inherited)
+    given = rank_environment({"DATABRICKS_TOKEN": "mine"}, gpus=None, num_threads=1, inherited=inherited)
     assert given["DATABRICKS_TOKEN"] == "mine"
 
 
@@ -86,5 +89,5 @@ def test_ranks_have_no_credentials_unless_the_user_gives_them() -> None:
 )
 def test_tracking_uri_with_a_password_is_removed(uri: str) -> None:
     assert "MLFLOW_TRACKING_URI" not in rank_environment(
-        {}, gpus=None, inherited={"MLFLOW_TRACKING_URI": uri}
+        {}, gpus=None, num_threads=1, inherited={"MLFLOW_TRACKING_URI": uri}
     )

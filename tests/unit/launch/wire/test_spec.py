@@ -50,6 +50,7 @@ def test_secret_and_payload_stay_out_of_the_specs_text() -> None:
         transport="auto",
         wire="float32",
         gpus_per_rank=0,
+        num_threads=None,
         mpi=False,
         environment=(),
         modules=(),

@@ -189,7 +189,6 @@ def test_settings_that_do_not_affect_the_numbers_may_differ(dataset):
         "loss": called,
         "metrics": {"wrong": wrong},
         "epochs": 9,
-        "num_threads": 2,
         "cache": "memory",
         "callbacks": (Callback(),),
         "watched": BY_RIGHT,  # ignored without patience

@@ -313,7 +313,8 @@ def _try_scheduler(params: _TorchEstimatorParams, found: ProbeResult, num_rows: 
     if scheduler is not None:
         steps = steps_per_epoch(num_rows, params.getNumWorkers(), params.getBatchSize())
         updates = updates_per_epoch(steps, params.getGradientAccumulationSteps()) if interval == "step" else 1
-        make_scheduler(scheduler, found.optimizer, params.getEpochs() * updates, interval)
+        num_steps, watched = params.getEpochs() * updates, _goals(params)[1]
+        make_scheduler(scheduler, found.optimizer, num_steps, interval, watched)
 
 
 def _check_precision(params: _TorchEstimatorParams) -> None:
@@ -421,19 +422,25 @@ def _check_sparse(params: _TorchEstimatorParams, gradients: Gradients) -> None:
 
 def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[Head, ...]) -> TrainingSpec:
     """Build the spec; the only place where Spark's Params become the fields of the spec."""
-    names = params.metric_names()
-    best = best_goal_of(params, names)
+    best, watched = _goals(params)
     return TrainingSpec(
         **spec_fields(params),
         inputs=found.inputs,
         heads=heads,
         best=best,
         patience=patience_of(params),
-        watched=best or Goal(metric="val_loss" if "val_loss" in names else "loss"),
+        watched=watched,
         weight=params.weight_column(),
         cache=None if params.getCache() == "off" else params.getCache(),
         device="cuda" if params.getGpusPerWorker() else "cpu",
     )
+
+
+def _goals(params: _TorchEstimatorParams) -> tuple[Goal | None, Goal]:
+    """Return the metric that selects the best epoch, None without one, and the metric that has to improve."""
+    names = params.metric_names()
+    best = best_goal_of(params, names)
+    return best, best or Goal(metric="val_loss" if "val_loss" in names else "loss")
 
 
 def _first_row(dataset: ParquetDataset, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:

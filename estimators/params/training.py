@@ -154,8 +154,8 @@ class HasFunctions(Params):
         "function that takes the optimizer and the number of steps of the schedule, and returns a torch scheduler",
         check=check_callable,
         field="scheduler",
-        more="A ``ReduceLROnPlateau`` is stepped with the loss on the validation rows, or on the training rows if "
-        "there are no validation rows.",
+        more="A ``ReduceLROnPlateau`` is stepped with bestMetric if its mode is bestMode, and otherwise, with mode "
+        "``min``, with the loss on the validation rows, or on the training rows if there are no validation rows.",
     )
     metrics = Entry(
         AsGiven[Any](),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparkdl.errors import ParamError, TrainingError
+from sparkdl.training.spec import Goal
+
+if TYPE_CHECKING:
+    from sparkdl.training.history import EpochRecord
 
 SchedulerFactory: TypeAlias = Callable[[Optimizer, int], LRScheduler]
 """Takes the optimizer and the number of steps of the scheduler in the whole fit; returns the scheduler."""
@@ -30,13 +35,20 @@ def scaling_factor(scaling: str, world_size: int) -> float:
 
 
 def make_scheduler(
-    factory: SchedulerFactory, optimizer: Optimizer, num_steps: int, interval: str
+    factory: SchedulerFactory, optimizer: Optimizer, num_steps: int, interval: str, watched: Goal | None
 ) -> LRScheduler:
     """Return ``factory(optimizer, num_steps)``.
 
+    Args:
+        factory: the user's function.
+        optimizer: optimizer for the scheduler.
+        num_steps: number of steps of the scheduler in the whole fit.
+        interval: interval at which the scheduler is stepped.
+        watched: metric that has to improve; None for the loss.
+
     Raises:
-        ParamError: if the factory raises, returns something other than a scheduler, or returns a scheduler that would
-            need a loss in each step.
+        ParamError: if the factory raises, returns something other than a scheduler, or returns a ReduceLROnPlateau that
+            would be stepped without a metric, or with one that improves in the other direction.
     """
     try:
         scheduler = factory(optimizer, num_steps)
@@ -50,12 +62,43 @@ def make_scheduler(
             "Param scheduler must be a function that takes the optimizer and the number of steps and returns a "
             f"torch.optim.lr_scheduler.LRScheduler; it returned {type(scheduler).__name__}."
         )
-    if isinstance(scheduler, ReduceLROnPlateau) and interval != "epoch":
+    plateau = _plateau_in(scheduler)
+    if plateau is not None:
+        _check_plateau(plateau, scheduler, interval, watched)
+    return scheduler
+
+
+def _plateau_in(scheduler: LRScheduler) -> ReduceLROnPlateau | None:
+    """Return the ReduceLROnPlateau that a scheduler is, or that it holds as an attribute."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return scheduler
+    for value in vars(scheduler).values():
+        for inner in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(inner, LRScheduler) and (found := _plateau_in(inner)) is not None:
+                return found
+    return None
+
+
+def _check_plateau(
+    plateau: ReduceLROnPlateau, scheduler: LRScheduler, interval: str, watched: Goal | None
+) -> None:
+    if interval != "epoch":
         raise ParamError(
             "Param scheduler makes a ReduceLROnPlateau, which looks at the loss of an epoch. "
             f"Set schedulerInterval to 'epoch'; it is {interval!r}."
         )
-    return scheduler
+    if "metrics" not in inspect.signature(scheduler.step).parameters:
+        raise ParamError(
+            f"Param scheduler makes a {type(scheduler).__name__} that holds a ReduceLROnPlateau, and its step has no "
+            "argument metrics to pass on. Return the ReduceLROnPlateau itself, or add the argument."
+        )
+    if plateau.mode == "max" and (watched is None or watched.mode != "max"):
+        metric = "the loss" if watched is None else watched.metric
+        raise ParamError(
+            f"Param scheduler makes a ReduceLROnPlateau(mode='max'), and {metric}, by which it would be stepped, is "
+            "better the smaller it is. Set bestMetric to the metric to maximize and bestMode to 'max', or make the "
+            "ReduceLROnPlateau with mode='min'."
+        )
 
 
 class LearningRate:
@@ -70,6 +113,7 @@ class LearningRate:
         interval: interval at which the scheduler is stepped: ``"epoch"``, or ``"step"`` for each update of the weights.
         num_epochs: number of epochs of the fit.
         updates_per_epoch: number of updates of an epoch.
+        watched: metric that has to improve; None for the loss.
 
     Raises:
         ParamError: as :func:`make_scheduler`.
@@ -85,6 +129,7 @@ class LearningRate:
         interval: str = "epoch",
         num_epochs: int,
         updates_per_epoch: int,
+        watched: Goal | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._factor = factor
@@ -94,7 +139,9 @@ class LearningRate:
         self._scheduler: LRScheduler | None = None
         self._num_steps = num_epochs * (updates_per_epoch if interval == "step" else 1)
         if scheduler is not None:
-            self._scheduler = make_scheduler(scheduler, optimizer, self._num_steps, interval)
+            self._scheduler = make_scheduler(scheduler, optimizer, self._num_steps, interval, watched)
+        self._plateau = None if self._scheduler is None else _plateau_in(self._scheduler)
+        self._watched = watched
         self._tried = self.last = float("nan")
         """Learning rate of the first parameter group in the last update."""
 
@@ -135,21 +182,26 @@ class LearningRate:
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
 
-    def end_epoch(self, loss: float) -> None:
+    def end_epoch(self, record: EpochRecord) -> None:
         """Step the scheduler if its interval is ``"epoch"``.
 
-        A ReduceLROnPlateau is stepped with the loss, and not at all if the loss is not finite.
+        A ReduceLROnPlateau is stepped with the metric that has to improve, or with the loss if that metric improves in
+        the other direction; not at all if the value is not finite.
 
         Raises:
             TrainingError: if the scheduler fails.
         """
         if self._scheduler is None or self._interval != "epoch":
             return
-        if isinstance(self._scheduler, ReduceLROnPlateau):
-            if math.isfinite(loss):
-                self._step(partial(self._scheduler.step, loss))
-        else:
+        if self._plateau is None:
             self._step(self._scheduler.step)
+            return
+        goal = self._watched
+        if goal is None or goal.mode != self._plateau.mode:
+            goal = Goal(metric="val_loss" if "val_loss" in record.metrics else "loss")
+        value = goal.value(record)
+        if math.isfinite(value):
+            self._step(partial(self._scheduler.step, metrics=value))
 
     def _step(self, step: Callable[[], None]) -> None:
         try:

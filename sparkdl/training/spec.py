@@ -153,7 +153,8 @@ class TrainingSpec:
     """When to stop early; None for no early stopping."""
 
     watched: Goal | None = field(default=None, metadata=DESCRIBED)
-    """Metric that has to improve for the fit to continue; used if ``patience`` is set."""
+    """Metric that has to improve: for the fit to continue if ``patience`` is set, and for a ReduceLROnPlateau; None for
+    the loss."""
 
     callbacks: tuple[Callback, ...] = field(default=(), metadata=FREE)
     """Callbacks, called on every rank; see :mod:`sparkdl.training.callbacks`."""

@@ -218,6 +218,7 @@ class Trainer:
             interval=spec.scheduler_interval,
             num_epochs=spec.epochs,
             updates_per_epoch=self.plan.num_updates,
+            watched=spec.watched,
         )
         precision = Precision(spec.precision, self.device)
         self.update = WeightUpdate(
@@ -299,7 +300,7 @@ class Trainer:
         self.on_position(f"the end of epoch {epoch}")
         self.update.end_epoch(epoch)
         with self._error_context("the scheduler", epoch):
-            self.learning_rate.end_epoch(record.metrics.get("val_loss", record.loss))
+            self.learning_rate.end_epoch(record)
         self.progress.epoch(record)
         self.history.append(record)
         self.control.end_epoch(record)

@@ -128,6 +128,10 @@ REFUSED = {
         {"scheduler": lambda optimizer, _: ReduceLROnPlateau(optimizer), "schedulerInterval": "step"},
         "ReduceLROnPlateau, .* Set schedulerInterval to 'epoch'",
     ),
+    "a plateau to maximize a loss": (
+        {"scheduler": lambda optimizer, _: ReduceLROnPlateau(optimizer, "max"), "validationFraction": 0.5},
+        r"mode='max'\), and val_loss, by which it would be stepped, .* Set bestMetric",
+    ),
     "an optimizer that wants a closure": (
         {"optimizer": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1)},
         "Param optimizer makes LBFGS, .*closure",

@@ -38,6 +38,12 @@ class TrainingSummary:
     model_uri: str | None = None
 
     @property
+    def model_record(self) -> EpochRecord | None:
+        """Record of the epoch that the model's weights are from; None for a model without history."""
+        records = (record for record in self.history if record.epoch == self.model_epoch)
+        return next(records, self.history[-1] if self.history else None)
+
+    @property
     def seconds(self) -> float:
         """Total seconds of all epochs, without validation."""
         return sum(record.seconds for record in self.history)
@@ -105,6 +111,18 @@ def summary_table(summary: TrainingSummary) -> str:
     if summary.rank_seconds:
         lines += ["", *_columns(_ranks(summary))]
     return "\n".join(lines)
+
+
+def describe_values(summary: TrainingSummary) -> str:
+    """Return a text with loss and metrics of the model's epoch, and of the last epoch if that is another one."""
+    model, last = summary.model_record, summary.history[-1]
+    if model is None or model.epoch == last.epoch:
+        return _values(last)
+    return f"the model is from epoch {model.epoch}: {_values(model)}; the last epoch, {last.epoch}: {_values(last)}"
+
+
+def _values(record: EpochRecord) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in record.values.items())
 
 
 def _epochs(summary: TrainingSummary) -> list[list[str]]:

@@ -33,7 +33,7 @@ from sparkdl.estimators.fit.progress import FitListener, ProgressLine
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.fit.tracking import describe_dataset, log_outcome, params_to_log, run_of_fit
 from sparkdl.estimators.params.base import check_param_map
-from sparkdl.estimators.summary import TrainingSummary
+from sparkdl.estimators.summary import TrainingSummary, describe_values
 from sparkdl.launch import Restarts, check_cluster, run_on_ranks, run_with_restarts
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.training.remote.fit_on_rank import IMPORTED_FIRST, FitOutcome, fit_on_rank
@@ -115,8 +115,13 @@ def fit_on_rows(
                     for record in finished.history:
                         listener.track(asdict(record))
                     progress.status(f"All {params.getEpochs()} epochs are done: {checkpoints} has the model")
+                summary = TrainingSummary(
+                    history=finished.history, model_epoch=finished.model_epoch, run_id=run.run_id
+                )
+                if params.getShowProgress() and params.getBestMetric() is not None:
+                    progress.print(describe_values(summary))
                 progress.status("Logging the model to MLflow" if run.is_tracked else "")
-                model = make_model(SavedModel(finished.module, inputs.signature), _summary(finished, run))
+                model = make_model(SavedModel(finished.module, inputs.signature), summary)
                 log_outcome(
                     run,
                     params,
@@ -146,10 +151,6 @@ def _prepare(params: _TorchEstimatorParams, num_threads: int | None) -> Callable
         prepare_in_task(task, num_ranks=num_ranks, num_threads=num_threads, modules=modules)
 
     return prepare
-
-
-def _summary(finished: FinishedFit, run: FitRun) -> TrainingSummary:
-    return TrainingSummary(history=finished.history, model_epoch=finished.model_epoch, run_id=run.run_id)
 
 
 def _train(

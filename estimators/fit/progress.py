@@ -250,10 +250,12 @@ class FitListener:
             self._run.log_metrics(epoch, metrics)
 
     def _track_host(self, metrics: Mapping[str, float]) -> None:
-        """Log a sample of a host, numbered over the whole fit; the ranks' own numbers begin at 0 after a restart."""
+        """Log a sample of a host, numbered over the whole fit; the ranks' own numbers begin again after a restart.
+
+        The numbers begin at 1, because MLflow shows what a run has logged at step 0 as metrics of its models.
+        """
         host = next(iter(metrics), "").rpartition("/")[0]
-        number = self._num_samples.get(host, 0)
-        self._num_samples[host] = number + 1
+        number = self._num_samples[host] = self._num_samples.get(host, 0) + 1
         self._run.log_metrics(number, metrics)
 
     def _track_step(self, event: Mapping[str, Any]) -> None:

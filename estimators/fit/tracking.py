@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sparkdl.data import Column, ParquetDataset
     from sparkdl.data.spark.input_files import InputFiles
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
+    from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.estimators.torch_model import TorchModel
     from sparkdl.model.signature import ModelOutput
     from sparkdl.training.history import EpochRecord
@@ -65,7 +66,7 @@ def save_for_mlflow(
     """
     there = Path(folder) / DATA_FOLDER
     model.write().save(str(there))
-    signature = model.saved.signature
+    signature, record = model.saved.signature, model.summary.model_record
     columns, outputs = signature.inputs.columns, signature.outputs
     return LoggedModelSpec(
         folder=there,
@@ -85,6 +86,8 @@ def save_for_mlflow(
             }
         ),
         classes={output.name: output.classes for output in outputs if output.classes is not None},
+        epoch=0 if record is None else record.epoch,
+        metrics={} if record is None else record.values,
     )
 
 
@@ -164,6 +167,14 @@ def describe_dataset(
     )
 
 
+def log_values(run: FitRun, summary: TrainingSummary, *, is_best: bool) -> None:
+    """Log the number of the model's epoch, and if it is the best one, its loss and metrics as ``best_<name>``."""
+    record = summary.model_record
+    if record is not None:
+        best = {f"best_{name}": value for name, value in record.values.items()} if is_best else {}
+        run.log_metrics(record.epoch, {"model_epoch": record.epoch, **best})
+
+
 def log_reports(run: FitRun, history: Sequence[EpochRecord], communication: WorldReport | None) -> None:
     """Log reports on communication, feed and history; ``communication`` is None if the fit did not train."""
     if communication is not None:
@@ -221,6 +232,7 @@ def log_outcome(
     if not run.is_tracked:
         return
     try:
+        log_values(run, model.summary, is_best=params.getBestMetric() is not None)
         log_reports(run, model.history, communication)
         log_picture(run, model)
         if params.getLogCheckpoints() and checkpoints is not None:

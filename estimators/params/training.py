@@ -83,7 +83,7 @@ def check_metrics(param: Param[Any], given: object) -> None:
                 f"Param {param.name} has the name {name!r}. Choose one of letters, digits, '_', '-', '.' and spaces "
                 "that begins with a letter."
             )
-        if name in EPOCH_METRICS or name.startswith("val_"):
+        if name in (*EPOCH_METRICS, "model_epoch") or name.startswith(("val_", "best_")):
             raise ParamError(
                 f"Param {param.name} has the name {name!r}, which is reserved. Choose another; on validation "
                 "rows its name begins with 'val_'."

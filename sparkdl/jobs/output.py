@@ -154,7 +154,8 @@ def make_result(job: Job, identity: Identity, model: TorchModel, *, began: datet
     """
     summary = model.summary
     ended = datetime.now(timezone.utc)
-    last = summary.history[-1]
+    last, of_model = summary.history[-1], summary.model_record
+    assert of_model is not None, "a fit has an epoch"
     return {
         "job": {"hash": identity.digest, **asdict(identity)},
         "file": job.file.name,
@@ -166,8 +167,9 @@ def make_result(job: Job, identity: Identity, model: TorchModel, *, began: datet
         "ranks": len(last.rank_seconds),
         "epochs": len(summary.history),
         "model_epoch": summary.model_epoch,
-        "loss": last.loss,
-        "metrics": dict(last.metrics),
+        "loss": of_model.loss,
+        "metrics": dict(of_model.metrics),
+        "last": {"epoch": last.epoch, "loss": last.loss, "metrics": dict(last.metrics)},
         "history": [asdict(record) for record in summary.history],
         "run_id": summary.run_id,
         "model_uri": summary.model_uri,

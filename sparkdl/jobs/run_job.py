@@ -23,6 +23,7 @@ from sparkdl.data.spark.spark_errors import is_context_stopped, mentions_stopped
 from sparkdl.errors import ClusterLostError, ParamError
 from sparkdl.estimators.fit.checkpoint_lease import held_alone
 from sparkdl.estimators.fit.inputs import column_names
+from sparkdl.estimators.summary import describe_values
 from sparkdl.jobs.identity import Identity, identity_of
 from sparkdl.jobs.imports import code_files, digests, importable, loggable, ship
 from sparkdl.jobs.make_estimator import make_estimator, model_size
@@ -212,9 +213,8 @@ def _train(checked: _Checked, frame: DataFrame, say: Say, *, is_again: bool) -> 
     with models_with_code(loggable(checked.code)):
         model = estimator.fit(frame)
     checked.output.write(model, make_result(checked.job, checked.identity, model, began=began))
-    last = model.history[-1]
-    numbers = ", ".join(f"{name} {value:.6g}" for name, value in {"loss": last.loss, **last.metrics}.items())
-    say(f"Done: {len(model.history)} epochs, {numbers}. {checked.output.url} has the model.")
+    values = describe_values(model.summary)
+    say(f"Done: {len(model.history)} epochs, {values}. {checked.output.url} has the model.")
 
 
 def _plan(checked: _Checked, frame: DataFrame, *, is_again: bool) -> str:

@@ -57,6 +57,8 @@ class LoggedModelSpec:
         params: default values of the params of an inference, by name.
         modules: full names of the modules that the model imports, from any package.
         classes: names of the classes of each output, by name of the output, in the order of their probabilities.
+        epoch: number of the epoch that the weights are from; 0 if it is not known.
+        metrics: loss and metrics of that epoch, by name.
     """
 
     folder: str | os.PathLike[str]
@@ -67,6 +69,8 @@ class LoggedModelSpec:
     params: Mapping[str, Any] = field(default_factory=dict)
     modules: frozenset[str] = frozenset()
     classes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    epoch: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def pip_requirements(modules: Iterable[str] = ()) -> list[str]:

@@ -8,10 +8,12 @@ pyfunc reads only its folder ``module``, and therefore needs no Spark.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from sparkdl.tracking.logged_model import (
     example_of,
     installed_version,
     pip_requirements,
+    register,
     signature_of,
 )
 from sparkdl.tracking.model_code import LOADER_MODULE, write_code
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from mlflow.models import Model, ModelSignature
     from mlflow.models.model import ModelInfo
 
-    from sparkdl.tracking.logged_model import Registration
+    from sparkdl.tracking.logged_model import LoggedDataset, Registration
 
 
 FLAVOR_NAME = "sparkdl"
@@ -132,16 +135,45 @@ def log_flavor(
     import mlflow
 
     client = mlflow.MlflowClient()
-    model_id = None if run_id is None or is_mlflow_2() else _new_model_of(client, run_id, name, {})
-    arguments = {"spec": spec, "options": options}
-    info = _log(_Flavor, arguments, name, run_id, registration, model_id=model_id)
-    if registration is not None and registration.alias is not None:
-        version = _version_of(client, info, registration.name)
-        client.set_registered_model_alias(registration.name, registration.alias, version)
+    if is_mlflow_2():
+        info = _log(_Flavor, {"spec": spec, "options": options}, name, run_id, registration)
+        if registration is not None and registration.alias is not None:
+            version = _version_of(client, info, registration.name)
+            client.set_registered_model_alias(registration.name, registration.alias, version)
+        return info
+    active = mlflow.active_run()
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as temporary:
+        folder = Path(temporary, _NAME)
+        save_flavor(spec, folder, options)
+        uri = _log_folder(
+            client,
+            folder,
+            name=name,
+            run_id=run_id or (None if active is None else active.info.run_id),
+            values=values_of(spec),
+        )
+    info = mlflow.models.get_model_info(uri)
+    if registration is not None:
+        info.registered_model_version = register(client, uri, registration)
     return info
 
 
-def log_saved_flavor(client: MlflowClient, folder: Path, *, run_id: str, key: str) -> str:
+def values_of(spec: LoggedModelSpec, dataset: LoggedDataset | None = None) -> dict[str, Any]:
+    """Return what MLflow 3 shows on the page of a logged model, as JSON can hold it.
+
+    It has the number of the ``epoch`` that the weights are from, its finite ``metrics`` by name, and name and digest of
+    the ``dataset`` that they are of; None without one.
+    """
+    return {
+        "epoch": spec.epoch,
+        "metrics": {name: float(value) for name, value in spec.metrics.items() if math.isfinite(value)},
+        "dataset": None if dataset is None else [dataset.name, dataset.digest],
+    }
+
+
+def log_saved_flavor(
+    client: MlflowClient, folder: Path, *, run_id: str, key: str, values: Mapping[str, Any] | None = None
+) -> str:
     """Log a model that :func:`save_flavor` has written as ``model``, unless it is logged already; return its URI.
 
     Args:
@@ -149,18 +181,91 @@ def log_saved_flavor(client: MlflowClient, folder: Path, *, run_id: str, key: st
         folder: local folder of the MLflow model.
         run_id: id of the run.
         key: key of the logged model, by which the model is found if the server logged it and the response was lost.
+        values: what :func:`values_of` returned; None if it is not known.
 
     Raises:
         mlflow.exceptions.MlflowException: if the server refuses the model.
     """
-    with reporting_to(client.tracking_uri):  # Model.log takes no client
-        if is_mlflow_2():  # MLflow 2 writes into the same folder of the run again
+    if is_mlflow_2():  # which writes into the same folder of the run again
+        with reporting_to(client.tracking_uri):  # Model.log takes no client
             return str(_log(_SavedFlavor, {"folder": folder}, _NAME, run_id).model_uri)
-        before = _logged_before(client, run_id, key)
-        if before is not None:
-            return before
-        model_id = _new_model_of(client, run_id, _NAME, {MODEL_KEY_TAG: key})
-        return str(_log(_SavedFlavor, {"folder": folder}, _NAME, run_id, model_id=model_id).model_uri)
+    return _log_folder(client, folder, name=_NAME, run_id=run_id, values=values, key=key)
+
+
+def _log_folder(
+    client: MlflowClient,
+    folder: Path,
+    *,
+    name: str,
+    run_id: str | None,
+    values: Mapping[str, Any] | None,
+    key: str | None = None,
+) -> str:
+    """Log a saved MLflow model to a server of MLflow 3, and return its URI.
+
+    ``Model.log`` of MLflow does not take a client, and shows on the model's page whatever its run has logged at the
+    step 0, such as the load of hosts.
+    """
+    from mlflow.entities import LoggedModelOutput
+    from mlflow.models import Model
+    from mlflow.tracking.fluent import _get_experiment_id
+
+    run = None if run_id is None else client.get_run(run_id)
+    experiment = str(_get_experiment_id()) if run is None else run.info.experiment_id
+    model = None if key is None else _find_model(client, experiment, key)
+    if model is None:
+        model = client.create_logged_model(
+            experiment,
+            name=name,
+            source_run_id=run_id,
+            params={} if run is None else dict(run.data.params),
+            tags={} if key is None else {MODEL_KEY_TAG: key},
+        )
+    if str(model.status) == "READY":
+        return str(model.model_uri)
+    saved = Model.load(str(folder))
+    saved.run_id, saved.model_id, saved.model_uuid = run_id, model.model_id, model.model_id
+    saved.artifact_path = model.artifact_location
+    saved.save(str(folder / "MLmodel"))
+    client.log_model_artifacts(model.model_id, str(folder))
+    if run_id is not None:
+        client.log_outputs(
+            run_id, [LoggedModelOutput(model.model_id, step=values["epoch"] if values is not None else 0)]
+        )
+        if values is not None:
+            _log_values(client, run_id, model.model_id, values)
+    client.finalize_logged_model(model.model_id, "READY")
+    return str(model.model_uri)
+
+
+def _log_values(client: MlflowClient, run_id: str, model_id: str, values: Mapping[str, Any]) -> None:
+    """Log metrics of a model; those that its run has are logged with their times, so that the run has them once."""
+    from mlflow.entities import Metric
+
+    name, digest = values["dataset"] or (None, None)
+    metrics = []
+    for key, value in values["metrics"].items():
+        history = client.get_metric_history(run_id, key)
+        times = [each.timestamp for each in history if (each.step, each.value) == (values["epoch"], value)]
+        metrics.append(
+            Metric(
+                key,
+                value,
+                times[-1] if times else int(time.time() * 1000),
+                values["epoch"],
+                model_id=model_id,
+                dataset_name=name,
+                dataset_digest=digest,
+                run_id=run_id,
+            )
+        )
+    client.log_batch(run_id, metrics=metrics)
+
+
+def _find_model(client: MlflowClient, experiment: str, key: str) -> Any:
+    """Return the logged model with a key, a complete one if there are several; None if there is none."""
+    found = client.search_logged_models([experiment], f"tags.`{MODEL_KEY_TAG}` = '{key}'")
+    return min(found, key=lambda each: str(each.status) != "READY", default=None)
 
 
 def _log(
@@ -169,14 +274,10 @@ def _log(
     name: str,
     run_id: str | None,
     registration: Registration | None = None,
-    *,
-    model_id: str | None = None,
 ) -> ModelInfo:
+    """Log a model by ``Model.log`` of MLflow 2."""
     from mlflow.models import Model
 
-    named = {"artifact_path": name} if is_mlflow_2() else {"artifact_path": None, "name": name}
-    if model_id is not None:
-        named["model_id"] = model_id
     registered = {}
     if registration is not None:
         registered = {
@@ -184,7 +285,9 @@ def _log(
             "await_registration_for": registration.await_s,
         }
     with _module_path_kept():
-        info: ModelInfo = Model.log(flavor=flavor, run_id=run_id, **named, **registered, **arguments)
+        info: ModelInfo = Model.log(
+            artifact_path=name, flavor=flavor, run_id=run_id, **registered, **arguments
+        )
     return info
 
 
@@ -196,22 +299,6 @@ def _module_path_kept() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = [entry for entry in sys.path if entry in before or Path(entry).exists()]
-
-
-def _new_model_of(client: MlflowClient, run_id: str, name: str, tags: dict[str, str]) -> str:
-    """Create a logged model in the experiment of its run, and return its id; MLflow would use the active experiment."""
-    run = client.get_run(run_id)
-    model = client.create_logged_model(
-        run.info.experiment_id, name=name, source_run_id=run_id, params=dict(run.data.params), tags=tags
-    )
-    return str(model.model_id)
-
-
-def _logged_before(client: MlflowClient, run_id: str, key: str) -> str | None:
-    """Return the URI of the completely logged model with a key; None if there is none."""
-    experiment = client.get_run(run_id).info.experiment_id
-    found = client.search_logged_models([experiment], f"tags.`{MODEL_KEY_TAG}` = '{key}'")
-    return next((str(each.model_uri) for each in found if str(each.status) == "READY"), None)
 
 
 def _version_of(client: MlflowClient, info: ModelInfo, registered_name: str) -> str:
@@ -232,7 +319,7 @@ def is_mlflow_2() -> bool:
 
 
 class _Flavor:
-    """The flavor that ``Model.log`` calls, a class in place of a module; it writes the model."""
+    """The flavor that ``Model.log`` of MLflow 2 calls, a class in place of a module; it writes the model."""
 
     @staticmethod
     def save_model(path: str, mlflow_model: Model, spec: LoggedModelSpec, options: FlavorOptions) -> None:

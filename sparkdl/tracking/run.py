@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from sparkdl.errors import ParamError
 from sparkdl.tracking.kept_runs import KeptRun, Shelf, keep_run
 from sparkdl.tracking.logged_model import Registration
-from sparkdl.tracking.mlflow_model import FlavorOptions, save_flavor
+from sparkdl.tracking.mlflow_model import FlavorOptions, save_flavor, values_of
 from sparkdl.tracking.model_code import current_code
 from sparkdl.tracking.sender import (
     KINDS_OF_MODELS,
@@ -101,6 +101,7 @@ class MlflowRun:
         self._num_kept = 0
         self._refused: list[Message] = []  # refused by the server now, and kept to be sent later
         self._is_abandoned = False
+        self._dataset: LoggedDataset | None = None
         name = f"the run {run_name!r}" if run_name else "the run of this fit"
         self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
         # An empty message, so that the run is opened at once.
@@ -131,6 +132,7 @@ class MlflowRun:
     def log_dataset(self, dataset: LoggedDataset) -> None:
         """Log the dataset of the fit as an input of the run."""
         if self.switches.log_datasets:
+            self._dataset = dataset
             content = {"dataset": asdict(dataset), "context": "training"}
             self._sender.put(Message(kind="dataset", content=content))
 
@@ -148,7 +150,8 @@ class MlflowRun:
         there = folder / "mlflow_model"
         save_flavor(model, there, options)
         self._wait_s += _bytes_in(there) / BYTES_PER_S
-        self._sender.put(Message(kind="model", content={"key": uuid.uuid4().hex}, folder=there))
+        content: dict[str, Any] = {"key": uuid.uuid4().hex, "values": values_of(model, self._dataset)}
+        self._sender.put(Message(kind="model", content=content, folder=there))
         if registration is not None:
             content = {"registration": asdict(registration)}
             self._sender.put(Message(kind="registration", content=content))

@@ -116,7 +116,8 @@ def deliver(client: MlflowClient, run_id: str, message: Message, model_uri: str 
         from sparkdl.tracking.mlflow_model import log_saved_flavor
 
         assert message.folder is not None, "a model lies in a folder"
-        return log_saved_flavor(client, message.folder, run_id=run_id, key=content["key"])
+        values = content.get("values")  # None in runs that an older sparkdl has kept
+        return log_saved_flavor(client, message.folder, run_id=run_id, key=content["key"], values=values)
     elif message.kind == "registration":
         from sparkdl.tracking.logged_model import Registration, register
 

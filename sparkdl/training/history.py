@@ -120,13 +120,18 @@ class EpochRecord:
         ranks = tuple(RankSeconds(**seconds) for seconds in content.get("rank_seconds", ()))
         return cls(**{**content, "rank_seconds": ranks})
 
+    @property
+    def values(self) -> dict[str, float]:
+        """Loss and metrics by name, the loss first."""
+        return {"loss": self.loss, **self.metrics}
+
     def value(self, name: str) -> float:
         """Return the loss, if ``name`` is ``"loss"``, or a metric by its name.
 
         Raises:
             KeyError: if there is no metric of that name.
         """
-        return self.loss if name == "loss" else self.metrics[name]
+        return self.values[name]
 
     def with_validation(self, metrics: Mapping[str, float], seconds: float) -> EpochRecord:
         """Return this record with the metrics and the seconds of the validation."""

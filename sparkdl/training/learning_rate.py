@@ -136,7 +136,7 @@ class LearningRate:
         self._warmup_steps = warmup_steps
         self._interval = interval
         self._num_updates = 0
-        self._scheduler: LRScheduler | None = None
+        self._scheduler: Any = None
         self._num_steps = num_epochs * (updates_per_epoch if interval == "step" else 1)
         if scheduler is not None:
             self._scheduler = make_scheduler(scheduler, optimizer, self._num_steps, interval, watched)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TrainingSummary
+from sparkdl.estimators.summary import describe_values
 from sparkdl.training.history import EpochRecord, RankSeconds
 
 
@@ -58,6 +59,18 @@ def test_a_summary_is_printed_as_a_table():
         "   0      17%        67%            17%  3.00\n"
         "   1      50%        50%             0%  2.00"
     )
+
+
+def test_values_of_the_models_epoch_are_described_before_those_of_the_last():
+    history = (record(1, metrics={"val_x": 0.75}), record(2, metrics={"val_x": 0.5}))
+    best = TrainingSummary(history=history, model_epoch=1)
+    assert best.model_record is history[0]
+    assert describe_values(best) == (
+        "the model is from epoch 1: loss 1, val_x 0.75; the last epoch, 2: loss 0.5, val_x 0.5"
+    )
+    assert describe_values(TrainingSummary(history=history, model_epoch=2)) == "loss 0.5, val_x 0.5"
+    assert TrainingSummary(history=history).model_record is history[1]
+    assert TrainingSummary().model_record is None
 
 
 def drawn_lines(panel):

@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import datetime, timezone
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from sparkdl.errors import ParamError, SavedModelError, StoreError
-from sparkdl.estimators import TorchModel
-from sparkdl.jobs.output import JobOutput
+from sparkdl.estimators import TorchModel, TrainingSummary
+from sparkdl.jobs.identity import identity_of
+from sparkdl.jobs.job import read_job
+from sparkdl.jobs.output import JobOutput, make_result
+from sparkdl.training.history import EpochRecord
 from tests.unit.estimators.public_classes import MODELS
+from tests.unit.jobs.job_files import write_job
 
 RESULT = {"job": {"hash": "1"}, "loss": 0.5}
 
@@ -71,6 +76,23 @@ def test_old_output_stays_if_the_new_model_does_not_arrive(url, model, monkeypat
         output.write(MODELS["TorchModel"](), {**RESULT, "loss": 0.1})
     assert output.result() == RESULT
     assert TorchModel.load(f"{output.url}/model").uid == model.uid
+
+
+def test_result_has_the_values_of_the_models_epoch_and_beside_them_those_of_the_last(tmp_path, model):
+    records = tuple(
+        EpochRecord(
+            epoch=epoch, loss=1 / epoch, rows=1, seconds=1.0, rows_per_s=1.0, metrics={"val_x": float(x)}
+        )
+        for epoch, x in enumerate((1, 3, 2), start=1)
+    )
+    job = read_job(write_job(tmp_path))
+    for epoch, loss, x in ((2, 0.5, 3.0), (3, 1 / 3, 2.0)):
+        summary = TrainingSummary(history=records, model_epoch=epoch)
+        began = datetime.now(timezone.utc)
+        result = make_result(job, identity_of(job, {}), TorchModel(model.saved, summary), began=began)
+        assert (result["model_epoch"], result["loss"], result["metrics"]) == (epoch, loss, {"val_x": x})
+        assert result["last"] == {"epoch": 3, "loss": 1 / 3, "metrics": {"val_x": 2.0}}
+        assert (result["epochs"], len(result["history"])) == (3, 3)
 
 
 def test_empty_folder_has_no_result(tmp_path):

@@ -284,6 +284,18 @@ def test_packages_of_the_network_and_of_its_inputs_are_requirements(tmp_path):
     assert len(lines) == len({line.partition("==")[0] for line in lines}), "each once"
 
 
+def test_a_model_that_is_logged_by_the_user_has_the_metrics_of_its_epoch(tracked):
+    model = many_into_many()
+    with mlflow.start_run() as run:
+        info = sparkdl.mlflow.log_model(model)
+    if mlflow.__version__ < "3":
+        return
+    (found,) = mlflow.search_logged_models(filter_string="metrics.loss < 1", output_format="list")
+    assert (found.model_uri, found.source_run_id) == (info.model_uri, run.info.run_id)
+    assert [(each.key, each.value, each.step) for each in found.metrics] == [("loss", 0.5, 1)]
+    assert [each.step for each in mlflow.get_run(run.info.run_id).outputs.model_outputs] == [1]
+
+
 def test_code_outside_of_packages_is_saved_with_the_model(tmp_path, monkeypatch):
     source = tmp_path / "layers_of_a_flavor_test.py"
     source.write_text("from torch import nn\nclass Twice(nn.Linear):\n    pass\n")

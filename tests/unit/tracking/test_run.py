@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
 from dataclasses import replace
@@ -17,12 +18,13 @@ import sparkdl.mlflow
 from sparkdl import tracking
 from sparkdl.data import Column, Store
 from sparkdl.errors import ParamError
-from sparkdl.estimators import TorchModel
+from sparkdl.estimators import TorchModel, TrainingSummary
 from sparkdl.estimators.fit.nested_runs import UnsentRuns
-from sparkdl.estimators.fit.tracking import save_for_mlflow
+from sparkdl.estimators.fit.tracking import log_values, save_for_mlflow
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking import NoRun
 from sparkdl.tracking.logged_model import pip_requirements
+from sparkdl.training.history import EpochRecord
 from tests.training.signatures import make_inputs, make_signature
 
 ANY_TYPE = hasattr(mlflow.types.schema, "AnyType")
@@ -38,10 +40,10 @@ def kept(tmp_path):
     return list((tmp_path / "store").glob("unsent-runs/*/run.json"))
 
 
-def log_model(run, folder, signature, example=None):
+def log_model(run, folder, signature, example=None, summary=None):
     """Log a model with a signature by way of the subfolder ``local``."""
     (folder / "local").mkdir()
-    model = TorchModel(SavedModel(nn.Linear(1, 1), signature))
+    model = TorchModel(SavedModel(nn.Linear(1, 1), signature), summary)
     run.log_model(save_for_mlflow(model, folder / "local", example), folder / "local", None)
 
 
@@ -205,6 +207,74 @@ def test_model_is_logged_in_the_experiment_of_its_run(tracked, open_run):
         logged = mlflow.get_logged_model(run.model_uri.removeprefix("models:/"))
         assert (logged.experiment_id, logged.source_run_id) == (experiment, run.run_id)
         assert (logged.params, logged.status) == ({"epochs": "3"}, "READY")
+
+
+SUMMARY = TrainingSummary(
+    history=tuple(
+        EpochRecord(
+            epoch=epoch,
+            loss=loss,
+            rows=1,
+            seconds=1.0,
+            rows_per_s=1.0,
+            metrics={"val_loss": val_loss, "x": x},
+        )
+        for epoch, loss, val_loss, x in ((1, 0.5, 2.0, 1.0), (2, 0.25, 0.5, math.nan), (3, 0.125, 4.0, 1.0))
+    ),
+    model_epoch=2,
+)
+ROWS = tracking.LoggedDataset(
+    name="rows", digest="abc", source_type="local", source="{}", schema="{}", profile="{}"
+)
+
+
+def fit_with_summary(tracked, open_run):
+    with open_run("on") as run:
+        run.log_dataset(ROWS)
+        for record in SUMMARY.history:
+            run.log_metrics(record.epoch, {**record.values, "rows_per_s": 1.0})
+        for step in range(5):
+            run.log_metrics(step, {"step/loss": 1.0, "system/here/disk": 9.0})
+        log_values(run, SUMMARY, is_best=True)
+        log_model(run, tracked, make_signature((1,)), summary=SUMMARY)
+    return run
+
+
+def check_values_in_mlflow(run_id, model_uri):
+    """Check that run and model have the values of the model's epoch, each once."""
+    client, run = mlflow.MlflowClient(), mlflow.get_run(run_id)
+    assert (run.data.metrics["model_epoch"], run.data.metrics["best_val_loss"]) == (2, 0.5)
+    assert (run.data.metrics["best_loss"], run.data.metrics["val_loss"]) == (0.25, 4.0)
+    history = client.get_metric_history(run_id, "val_loss")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 2.0), (2, 0.5), (3, 4.0)]
+    if mlflow.__version__ < "3":
+        return
+    (model,) = mlflow.search_logged_models(filter_string="metrics.val_loss < 1", output_format="list")
+    assert f"models:/{model.model_id}" == model_uri
+    assert {(each.key, each.value, each.step) for each in model.metrics} == {
+        ("loss", 0.25, 2),
+        ("val_loss", 0.5, 2),
+    }
+    assert {(each.dataset_name, each.dataset_digest) for each in model.metrics} == {("rows", "abc")}
+    assert [(each.model_id, each.step) for each in run.outputs.model_outputs] == [(model.model_id, 2)]
+    assert not mlflow.search_logged_models(filter_string="metrics.val_loss > 1", output_format="list")
+    datasets = [{"dataset_name": "rows", "dataset_digest": "abc"}]
+    assert mlflow.search_logged_models(
+        filter_string="metrics.loss < 0.3", datasets=datasets, output_format="list"
+    )
+
+
+def test_run_and_model_have_the_values_of_the_models_epoch(tracked, open_run):
+    run = fit_with_summary(tracked, open_run)
+    check_values_in_mlflow(run.run_id, run.model_uri)
+
+
+def test_run_that_is_sent_later_has_the_same_values(tracked, open_run):
+    mlflow.set_tracking_uri("http://127.0.0.1:9")
+    fit_with_summary(tracked, partial(open_run, wait_s=0))
+    mlflow.set_tracking_uri(f"sqlite:///{tracked}/mlflow.db")
+    (sent,) = sparkdl.mlflow.send_kept(tracked / "store", tracking_uri=f"sqlite:///{tracked}/mlflow.db")
+    check_values_in_mlflow(sent.run_id, sent.model_uri)
 
 
 def test_code_of_the_fit_is_logged_with_its_model(tracked, open_run):

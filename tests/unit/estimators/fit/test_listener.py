@@ -99,10 +99,10 @@ def test_steps_are_numbered_within_the_fit_and_system_metrics_by_host():
         listener.handle_event(1, {"kind": "system", "sample": sample, "metrics": {f"system/{host}/cpu": 1.0}})
     assert run.epochs == [
         (12, {"step/loss": 0.5, "step/rows_per_s": 9.0}),
-        (0, {"system/here/cpu": 1.0}),
-        (0, {"system/there/cpu": 1.0}),
         (1, {"system/here/cpu": 1.0}),
+        (1, {"system/there/cpu": 1.0}),
         (2, {"system/here/cpu": 1.0}),
+        (3, {"system/here/cpu": 1.0}),
     ]
 
 

@@ -65,6 +65,7 @@ def _num_rows(model_input: Any) -> int:
     return len(model_input)
 
 
-def _load_pyfunc(path: str) -> ServedModel:
-    """Load the saved model in the folder ``path``; called by MLflow."""
-    return ServedModel(PyfuncModel(load_model(Path(path) / MODULE_FOLDER)))
+def _load_pyfunc(path: str, model_config: dict[str, Any] | None = None) -> ServedModel:
+    """Load the saved model in the folder ``path``; called by MLflow, with ``{"output": ...}`` for one column."""
+    output = str((model_config or {}).get("output", ""))
+    return ServedModel(PyfuncModel(load_model(Path(path) / MODULE_FOLDER), output=output))

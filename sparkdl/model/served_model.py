@@ -25,9 +25,14 @@ from sparkdl.model.served_columns import as_trained
 if TYPE_CHECKING:
     from sparkdl.model.signature import ModelOutput
 
-DEFAULT_PARAMS: dict[str, Any] = {"batch_size": DEFAULT_BATCH_SIZE, "device": "cpu", "allow_nan": False}
-"""Params of inference and their defaults: number of rows per forward pass, device of the module, and whether missing
-values are passed to the module as NaN."""
+DEFAULT_PARAMS: dict[str, Any] = {
+    "batch_size": DEFAULT_BATCH_SIZE,
+    "device": "cpu",
+    "allow_nan": False,
+    "output": "",
+}
+"""Params of inference and their defaults: number of rows per forward pass, device of the module, whether missing values
+are passed to the module as NaN, and the column to return as an array, or an empty string for all columns."""
 
 
 def answer_names(outputs: tuple[ModelOutput, ...]) -> list[tuple[str, str | None]]:
@@ -46,10 +51,15 @@ def answer_names(outputs: tuple[ModelOutput, ...]) -> list[tuple[str, str | None
 
 
 class PyfuncModel:
-    """The model that MLflow calls: ``predict`` takes a DataFrame with the feature columns. Thread-safe."""
+    """The model that MLflow calls: ``predict`` takes a DataFrame with the feature columns. Thread-safe.
 
-    def __init__(self, saved: SavedModel) -> None:
-        self._saved = saved
+    Args:
+        saved: the model.
+        output: value of the param ``output`` where a call does not give one.
+    """
+
+    def __init__(self, saved: SavedModel, *, output: str = "") -> None:
+        self._saved, self._output = saved, output
         self._on_device = {"cpu": saved}
         self._lock = threading.Lock()
 
@@ -67,13 +77,15 @@ class PyfuncModel:
                 one feature column and one output.
             params: ``batch_size``, number of rows per forward pass, default 1024; ``device``, device on which the
                 module runs, ``"cpu"`` (default), ``"cuda"`` or ``"cuda:1"``; ``allow_nan``, whether missing values in
-                columns of floating-point numbers are passed to the module as NaN, default False.
+                columns of floating-point numbers are passed to the module as NaN, default False; ``output``, name of
+                the column to return, default all columns.
 
         Returns:
             A DataFrame with the index of the input. Its column ``prediction`` holds the label column's value of the
             class, or else a number or a list of numbers; ``probability``, if the output has probabilities, a list with
             an entry per class, in ascending order or in that of the Param ``labels``. With several label columns, the
-            columns are ``<label>`` and ``<label>_probability``. For a NumPy array, a NumPy array of the predictions.
+            columns are ``<label>`` and ``<label>_probability``. With ``output`` a NumPy array of the values of one
+            column, shape ``(rows,)`` or ``(rows, *shape)``. For a NumPy array, a NumPy array of the predictions.
 
         Raises:
             DataError: if a feature column is missing, or holds nulls or NaN, rows of another length, or values that the
@@ -85,15 +97,19 @@ class PyfuncModel:
         if not isinstance(allow_nan, bool | np.bool_):
             raise ParamError(f"The param allow_nan is {allow_nan!r}. Give True or False.")
         columns, outputs = predictor.signature.inputs.columns, predictor.signature.outputs
+        names = answer_names(outputs)
+        output_name = given["output"] or self._output
+        all_names = [name for pair in names for name in pair if name is not None]
+        if output_name and output_name not in all_names:
+            raise ParamError(f"The param output is {output_name!r}. Give one of: {', '.join(all_names)}.")
         if isinstance(model_input, np.ndarray):
-            return self._predict_array(model_input, predictor, bool(allow_nan))
+            return self._predict_array(model_input, predictor, bool(allow_nan), output_name)
         frame = model_input if isinstance(model_input, pd.DataFrame) else pd.DataFrame(model_input)
         for column in columns:
             if column.name not in frame.columns:
                 raise DataError(
                     f"There is no column {column.name!r}. The columns are: {', '.join(map(str, frame.columns))}."
                 )
-        names = answer_names(outputs)
         wanted: dict[str, tuple[Answer, ...]] = {
             output.name: ("prediction", "probability") if probability else ("prediction",)
             for output, (_, probability) in zip(outputs, names, strict=True)
@@ -105,12 +121,14 @@ class PyfuncModel:
         found = predictor.answer(rows, wanted)
         for output in outputs:
             _check_finite(found[output.name]["prediction"], output)
-        answers: dict[str, Any] = {}
+        answers: dict[str, npt.NDArray[Any]] = {}
         for output, (prediction, probability) in zip(outputs, names, strict=True):
-            answers[prediction] = _per_row(called(found[output.name]["prediction"], output))
+            answers[prediction] = called(found[output.name]["prediction"], output)
             if probability is not None:
-                answers[probability] = list(found[output.name]["probability"])
-        return pd.DataFrame(answers, index=frame.index)
+                answers[probability] = found[output.name]["probability"]
+        if output_name:
+            return answers[output_name]
+        return pd.DataFrame({name: _per_row(values) for name, values in answers.items()}, index=frame.index)
 
     def _predictor(self, params: Mapping[str, Any]) -> Predictor:
         batch_size = params["batch_size"]
@@ -127,7 +145,7 @@ class PyfuncModel:
             return Predictor(self._on_device[name], batch_size=int(batch_size), device=name)
 
     def _predict_array(
-        self, rows: npt.NDArray[Any], predictor: Predictor, allow_nan: bool
+        self, rows: npt.NDArray[Any], predictor: Predictor, allow_nan: bool, output_name: str
     ) -> npt.NDArray[Any]:
         columns, outputs = predictor.signature.inputs.columns, predictor.signature.outputs
         for what, each in (("takes", columns), ("gives", outputs)):
@@ -137,12 +155,15 @@ class PyfuncModel:
                     f"with {', '.join(column.name for column in columns)} instead of an array."
                 )
         (column,) = columns
-        answers = predictor.answer(
-            {column.name: as_trained(rows, column, allow_nan=allow_nan)}, ("prediction",)
-        )
+        wanted: tuple[Answer, ...] = ("prediction",)
+        if output_name == "probability":
+            wanted = ("prediction", "probability")
+        answers = predictor.answer({column.name: as_trained(rows, column, allow_nan=allow_nan)}, wanted)
         (output,) = outputs
         predictions = answers[output.name]["prediction"]
         _check_finite(predictions, output)
+        if output_name == "probability":
+            return answers[output.name]["probability"]
         return called(predictions, output)
 
 

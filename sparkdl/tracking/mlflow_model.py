@@ -113,6 +113,7 @@ def save_flavor(
             input_example=example if options.has_input_example else None,
             pip_requirements=[*requirements, *options.extra_pip_requirements],
             code_paths=[*(options.code_paths or ()), *write_code(Path(folder))],
+            model_config={"output": ""},  # which mlflow.models.evaluate can set, and no params
             metadata={**_classes(spec), **(options.metadata or {})} or None,
         )
 

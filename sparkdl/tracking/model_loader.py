@@ -20,11 +20,11 @@ _PACKAGE = "sparkdl"
 _FLAVOR = "sparkdl.mlflow"
 
 
-def _load_pyfunc(path: str) -> Any:
+def _load_pyfunc(path: str, model_config: dict[str, Any] | None = None) -> Any:
     """Load the saved model in the folder ``path``, ``data/sparkdl_model`` of the logged model; called by MLflow."""
     if not _is_importable():
         _import_from(Path(path).parents[1] / "code")
-    return importlib.import_module(f"{_FLAVOR}.pyfunc")._load_pyfunc(path)
+    return importlib.import_module(f"{_FLAVOR}.pyfunc")._load_pyfunc(path, model_config)
 
 
 def _is_importable() -> bool:

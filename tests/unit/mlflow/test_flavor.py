@@ -93,7 +93,7 @@ def test_the_signature_names_columns_answers_and_params(served):
     assert names == ["kind", "kind_probability", "place"]
     params = {each["name"]: (each["type"], each["default"]) for each in json.loads(signature["params"])}
     defaults = {"batch_size": ("long", 1024), "device": ("string", "cpu"), "allow_nan": ("boolean", False)}
-    assert params == defaults
+    assert params == {**defaults, "output": ("string", "")}
 
 
 def test_params_of_an_inference_choose_batches_and_device(served):
@@ -111,9 +111,42 @@ def test_params_of_an_inference_choose_batches_and_device(served):
     assert same["kind"].tolist() == served.predict(rows())["kind"].tolist()
 
 
+def test_output_names_the_column_that_is_returned_as_an_array(saved, served):
+    frame, told = rows(), expected(saved[1].module, rows())
+    configured = mlflow.pyfunc.load_model(saved[0], model_config={"output": "kind"})
+    for name, values in told.items():
+        for model in (served, configured):
+            array = model.predict(frame, params={"output": name})
+            assert isinstance(array, np.ndarray)
+            np.testing.assert_array_equal(array.shape, values.shape)
+            assert pd.Series(list(array)).equals(pd.Series(list(served.predict(frame)[name])))
+    assert configured.predict(frame).tolist() == told["kind"].tolist()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_evaluates_a_classifier_by_the_column_of_its_predictions(tracked):
+    pytest.importorskip("sklearn")
+    frame = pd.DataFrame([{**WINE, "alcohol": alcohol} for alcohol in np.linspace(0, 40, 12)])
+    with mlflow.start_run():
+        uri = sparkdl.mlflow.log_model(wine_classifier()).model_uri
+        labels = mlflow.pyfunc.load_model(uri).predict(frame, params={"output": "prediction"})
+        assert len(set(labels)) > 1
+        found = mlflow.models.evaluate(
+            uri,
+            frame.assign(kind=labels),
+            targets="kind",
+            model_type="classifier",
+            evaluators="default",
+            evaluator_config={"log_model_explainability": False},
+            model_config={"output": "prediction"},
+        )
+    assert (found.metrics["accuracy_score"], found.metrics["example_count"]) == (1.0, 12)
+
+
 @pytest.mark.parametrize(
     ("frame", "params", "message"),
     [
+        (rows(), {"output": "guess"}, "output is 'guess'. Give one of: kind, kind_probability, place"),
         (rows().drop(columns="tokens"), None, "missing inputs .'tokens'."),
         (rows().assign(count="many"), None, "count"),
         (rows().assign(matrix=[[[1.0, 2.0]]] * 5), None, "Row 0 of column 'matrix' has 2 values.* takes 6"),

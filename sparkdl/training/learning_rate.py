@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparkdl.errors import ParamError, TrainingError
-from sparkdl.training.spec import Goal
 
 if TYPE_CHECKING:
     from sparkdl.training.history import EpochRecord
+    from sparkdl.training.spec import Goal
 
 SchedulerFactory: TypeAlias = Callable[[Optimizer, int], LRScheduler]
 """Takes the optimizer and the number of steps of the scheduler in the whole fit; returns the scheduler."""
@@ -196,10 +196,9 @@ class LearningRate:
         if self._plateau is None:
             self._step(self._scheduler.step)
             return
-        goal = self._watched
-        if goal is None or goal.mode != self._plateau.mode:
-            goal = Goal(metric="val_loss" if "val_loss" in record.metrics else "loss")
-        value = goal.value(record)
+        value = record.metrics.get("val_loss", record.loss)
+        if self._watched is not None and self._watched.mode == self._plateau.mode:
+            value = self._watched.value(record)
         if math.isfinite(value):
             self._step(partial(self._scheduler.step, metrics=value))
 

@@ -247,7 +247,22 @@ def _contain_child_processes(module: ModuleType) -> None:
     module.subprocess = _Subprocess  # type: ignore[attr-defined]  # a module of any kind
 
 
+def _know_old_names(module: ModuleType) -> None:
+    """Make ``make_reader`` read what Petastorm pickled with Python 2, NumPy 1 or pyspark before 3.3."""
+    unpickler = module.RestrictedUnpickler
+    original = unpickler.find_class
+
+    def find_class(self: Any, module_name: str, name: str) -> Any:
+        from sparkdl.data.petastorm.unischema import known_class
+
+        known = known_class(module_name, name)
+        return original(self, module_name, name) if known is None else known
+
+    unpickler.find_class = find_class
+
+
 REPAIRS: dict[str, Callable[[ModuleType], None]] = {
+    "petastorm.etl.legacy": _know_old_names,
     "petastorm.py_dict_reader_worker": _keep_strings_as_objects,
     "petastorm.workers_pool.exec_in_new_process": _contain_child_processes,
 }

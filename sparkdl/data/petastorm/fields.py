@@ -84,7 +84,10 @@ def _obstacle(field: Any) -> str | None:
 
 
 def _column_of(field: Any) -> Column:
-    dtype, shape = np.dtype(field.numpy_dtype), tuple(field.shape or ())
+    dtype = np.dtype(field.numpy_dtype)
+    shape = tuple(
+        None if length is None else int(length) for length in field.shape or ()
+    )  # not NumPy's integers
     if dtype.kind == "U":
         return Column(name=field.name, dtype="object", kind="string")
     if None in shape:

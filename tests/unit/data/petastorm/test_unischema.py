@@ -254,3 +254,83 @@ def test_partition_columns_do_not_hide_damage_of_other_columns(partitioned: str)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         with pytest.raises(CorruptFileError, match=r"name=scene%3A 5/.*row group 0, column 'score' failed"):
             list(feed)
+
+
+RESTORE = (
+    "cpyspark.serializers\n_restore\n(S'UnischemaField'\n"
+    "(S'name'\nS'numpy_dtype'\nS'shape'\nS'codec'\nS'nullable'\nt{}tR"
+)
+"""A field as pyspark before 3.3 made Python pickle every named tuple."""
+REBUILD = "c{copyreg}\n_reconstructor\n(cpetastorm.unischema\nUnischemaField\nc{builtins}\ntuple\n{{}}tR"
+OBJECT = "c{copyreg}\n_reconstructor\n({name}\nc{builtins}\nobject\nNtR"
+PYTHON_2 = {"copyreg": "copy_reg", "builtins": "__builtin__"}
+PYTHON_3 = {"copyreg": "copyreg", "builtins": "builtins"}
+
+
+def pickled_by_hand(names: dict[str, str], field: str, text: str, length: str = "I3\n") -> bytes:
+    """Return the pickle of a Unischema with the fields ``id``, ``matrix`` and ``name``, in opcodes of protocol 0."""
+    codec, string = (
+        OBJECT.format(name=name, **names)
+        for name in ("cpetastorm.codecs\nNdarrayCodec", "cpyspark.sql.types\nStringType")
+    )
+    scalar = OBJECT.format(name="cpetastorm.codecs\nScalarCodec", **names) + f"(dS'_spark_type'\n{string}sb"
+    fields = {
+        "id": "(S'id'\ncnumpy\nint32\n(tNI00\nt",
+        "matrix": f"(S'matrix'\ncnumpy\nfloat32\n(I2\n{length}t{codec}I00\nt",
+        "name": f"(S'name'\n{text}(t{scalar}I00\nt",
+    }
+    items = "".join(f"(lS'{name}'\na{field.format(values)}aa" for name, values in fields.items())
+    schema = OBJECT.format(name="cpetastorm.unischema\nUnischema", **names)
+    return f"{schema}(dS'_name'\nS'Old'\nsS'_fields'\nccollections\nOrderedDict\n((l{items}tRsb.".encode()
+
+
+def describe_by(scenes: str, pickled: bytes) -> None:
+    path = Path(scenes) / "_common_metadata"
+    schema = pq.read_schema(path)
+    pq.write_metadata(schema.with_metadata({**schema.metadata, UNISCHEMA_KEY: pickled}), path)
+
+
+UNICODE, STR = "cnumpy\nunicode_\n", "cnumpy\nstr_\n"
+LENGTH = (
+    "cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n(S'i8'\nI0\nI1\ntR(I3\nS'<'\nNNNI-1\nI-1\nI0\ntb"
+    "S'\\x03\\x00\\x00\\x00\\x00\\x00\\x00\\x00'\ntR"
+)
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        pickled_by_hand(PYTHON_2, RESTORE, UNICODE),
+        b"\x80\x02" + pickled_by_hand(PYTHON_2, RESTORE, "c__builtin__\nunicode\n"),
+        pickled_by_hand(PYTHON_2, REBUILD.format(**PYTHON_2), UNICODE, LENGTH),
+        b"\x80\x03" + pickled_by_hand(PYTHON_3, RESTORE, STR),
+        b"\x80\x04"
+        + pickled_by_hand(PYTHON_3, REBUILD.format(**PYTHON_3), STR, LENGTH.replace("core", "_core")),
+    ],
+    ids=["pyspark on Python 2", "protocol 2", "no pyspark on Python 2", "pyspark on Python 3", "NumPy 2"],
+)
+def test_schemas_of_old_pythons_pysparks_and_numpys_are_read(scenes: str, pickled: bytes) -> None:
+    describe_by(scenes, pickled)
+    rows = read(scenes)
+    np.testing.assert_array_equal(rows["matrix"], [scene(number)["matrix"] for number in range(12)])
+    assert rows["name"].tolist() == [f"scene {number}" for number in range(12)]
+    with make_reader(f"file://{scenes}", workers_count=1) as reader:
+        assert sorted(row.name for row in reader) == sorted(rows["name"])
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        "cpyspark.serializers\n_restore\n(S'Row'\n(S'a'\nt(I1\nttR.",
+        "cpyspark.serializers\nCloudPickleSerializer\n.",
+        "c__builtin__\neval\n(S'1'\ntR.",
+        "cnumpy\nload\n.",
+        "cnumpy.core.multiarray\n_reconstruct\n.",
+        "cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n(S'O8'\nI0\nI1\ntRS'x'\ntR.",
+        "cposix\nsystem\n(S'true'\ntR.",
+    ],
+)
+def test_other_old_names_belong_to_no_unischema(scenes: str, refused: str) -> None:
+    describe_by(scenes, refused.encode())
+    with pytest.raises(DataError, match="belongs to no Unischema"):
+        find_dataset(scenes, None)

@@ -79,6 +79,32 @@ def is_list(arrow_type: pa.DataType) -> bool:
     )
 
 
+def plain_type(arrow_type: pa.DataType) -> pa.DataType:
+    """Return a type without dictionaries, which Arrow uses for pandas' categories."""
+    if pa.types.is_dictionary(arrow_type):
+        return arrow_type.value_type
+    if not is_list(arrow_type) or (element := plain_type(arrow_type.value_type)) == arrow_type.value_type:
+        return arrow_type
+    if pa.types.is_large_list(arrow_type):
+        return pa.large_list(element)
+    return pa.list_(element, getattr(arrow_type, "list_size", -1))
+
+
+def plain_columns(table: pa.Table, names: Sequence[str] | None) -> pa.Table:
+    """Return the columns of these names, or all if that is None, with dictionaries decoded; missing ones are left out.
+
+    Asked for a column ``y.prev``, Arrow also reads the field ``prev`` of a column ``y``.
+    """
+    if names is not None:
+        wanted = frozenset(names)
+        table = table.select([index for index, name in enumerate(table.column_names) if name in wanted])
+    for index, field in enumerate(table.schema):
+        decoded = plain_type(field.type)
+        if decoded != field.type:
+            table = table.set_column(index, field.name, table.column(index).cast(decoded))
+    return table
+
+
 def describe_type(name: str, arrow_type: pa.DataType) -> tuple[str, str, int]:
     """Return the kind and NumPy dtype of a column's elements, and the number of lists nested around them.
 

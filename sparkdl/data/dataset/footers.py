@@ -18,12 +18,15 @@ import pyarrow.parquet as pq
 from sparkdl.data.dataset.arrow import (
     CHECKING,
     describe_type,
+    plain_columns,
+    plain_type,
     shape_of_first_row,
     warn_if_unchecked,
     with_object_sizes,
 )
+from sparkdl.data.dataset.column_chunks import ColumnChunk, read_footer
 from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup, missing_column_error
-from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece
+from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece, folder_values
 from sparkdl.data.dataset.reading_errors import is_damage, reading_error
 from sparkdl.data.files.changed_files import version_of
 from sparkdl.data.files.failures import describe_reading_failure, reading_from
@@ -120,23 +123,30 @@ class _Footer:
     path: str
     where: str
     """Path or URL of the file, for error messages."""
-    metadata: Any
+    num_rows: tuple[int, ...]
+    """Number of rows of every row group."""
     schema: pa.Schema
     version: str | None
-    leaves: Mapping[str, int]
-    """Number of the leaf of each column, by column name; for a struct such as an image, that of its ``data``."""
+    leaves: Mapping[str, range]
+    """Numbers of the leaves of each column, by column name."""
+    row_groups: Sequence[Sequence[ColumnChunk]]
+    """Chunks of every row group, by the number of the leaf."""
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
         """Arrow types by column name, because looking up a name in a schema searches all of its names."""
-        return {field.name: field.type for field in self.schema}
+        return {field.name: plain_type(field.type) for field in self.schema}
 
-    def statistics(self, name: str) -> Iterator[Any]:
-        """Yield the statistics of a column in every row group that has rows; None for a row group without them."""
-        for index in range(self.metadata.num_row_groups):
-            row_group = self.metadata.row_group(index)
-            if row_group.num_rows:
-                yield row_group.column(self.leaves[name]).statistics
+    def chunks(self, name: str) -> Iterator[ColumnChunk]:
+        """Yield the chunks of a column's values in every row group that has rows; for an image, those of its data."""
+        leaf = self.leaves[name][-1]  # all columns but images have one leaf
+        for num_rows, chunks in zip(self.num_rows, self.row_groups, strict=True):
+            if num_rows:
+                yield chunks[leaf]
+
+    def num_bytes(self, name: str, row_group: int) -> int:
+        """Return the bytes of the encoded values of a column in a row group, before compression."""
+        return sum(self.row_groups[row_group][leaf].num_bytes for leaf in self.leaves[name])
 
 
 def scan_dataset(
@@ -173,10 +183,10 @@ def scan_dataset(
     with ThreadPoolExecutor(min(_NUM_THREADS, len(paths))) as pool:
         footers = list(pool.map(lambda path: _read_footer(location, path), paths))
     row_groups = tuple(
-        RowGroup(path=footer.path, index=index, num_rows=footer.metadata.row_group(index).num_rows)
+        RowGroup(path=footer.path, index=index, num_rows=num_rows)
         for footer in footers
-        for index in range(footer.metadata.num_row_groups)
-        if footer.metadata.row_group(index).num_rows
+        for index, num_rows in enumerate(footer.num_rows)
+        if num_rows
     )
     if not row_groups:
         raise EmptyDatasetError(f"The Parquet files in {url} have no rows.")
@@ -191,7 +201,7 @@ def _read_footer(location: Location, path: str) -> _Footer:
     try:
         with location.open_file(f"{location.path}/{path}") as file:
             version = version_of(file, f"{location.path}/{path}")
-            metadata = pq.read_metadata(file)
+            metadata, leaves, row_groups = read_footer(file)
         schema = metadata.schema.to_arrow_schema()
     except FileNotFoundError as error:
         raise FileVanishedError(
@@ -208,14 +218,9 @@ def _read_footer(location: Location, path: str) -> _Footer:
                 f"The Parquet file {where} cannot be read: {why}. Write it again."
             ) from error
         raise DataError(f"The Parquet file {where} cannot be read: {error}") from error
-    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    first_leaves: dict[str, int] = {}
-    for index, path_of_leaf in enumerate(paths):
-        parts = path_of_leaf.split(".")
-        for num_parts in range(1, len(parts) + 1):
-            first_leaves.setdefault(".".join(parts[:num_parts]), index)
-    leaves = {name: first_leaves.get(f"{name}.data", first_leaves[name]) for name in schema.names}
-    return _Footer(path, where, metadata, schema, version, leaves)
+    num_rows = tuple(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
+    by_name = dict(zip(schema.names, leaves, strict=True))
+    return _Footer(path, where, num_rows, schema, version, by_name, row_groups)
 
 
 def _describe_columns(
@@ -279,7 +284,9 @@ def _describe_column(
         dtype=dtype,
         kind=kind,
         shape=tuple(length for length in lengths if length is not None),
-        value_range=_value_range(footers, name) if not lengths and "int" in dtype else None,
+        value_range=_value_range(footers, name, signed=dtype.startswith("int"))
+        if not lengths and "int" in dtype
+        else None,
         num_nulls=num_nulls,
         object_bytes=_object_bytes(footers, name) if dtype == "object" else 0,
     )
@@ -290,7 +297,7 @@ def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
     for footer in footers:
         if name not in footer.types:
             if footer is footers[0]:
-                if any(part.startswith(f"{name}=") for part in footer.path.split("/")):
+                if name in folder_values(footer.path):
                     raise _partition_column_error(name, footer.path)
                 raise missing_column_error(name, footer.schema.names)
             raise ColumnMismatchError(
@@ -345,48 +352,31 @@ def _first_rows(
             f"{location.path}/{first.path}", location.open_file, row_group=first.index
         )
         raise reading_error(error, piece, names, location.name_of(piece.path)) from error
-    return pa.Table.from_batches(batches).slice(0, num_rows)
+    return plain_columns(pa.Table.from_batches(batches).slice(0, num_rows), names)
 
 
 def _chunk_bytes(footers: Sequence[_Footer], first: RowGroup, name: str) -> int:
-    """Return the uncompressed bytes of a column in a row group."""
-    footer = next(footer for footer in footers if footer.path == first.path)
-    row_group = footer.metadata.row_group(first.index)
-    return sum(row_group.column(leaf).total_uncompressed_size for leaf in _leaves(footer, name))
-
-
-def _leaves(footer: _Footer, name: str) -> list[int]:
-    paths = (footer.metadata.schema.column(index).path for index in range(footer.metadata.num_columns))
-    return [index for index, path in enumerate(paths) if path == name or path.startswith(f"{name}.")]
+    return next(footer for footer in footers if footer.path == first.path).num_bytes(name, first.index)
 
 
 def _object_bytes(footers: Sequence[_Footer], name: str) -> int:
     """Return the average bytes of the encoded values of a row, before compression."""
-    num_rows = sum(footer.metadata.num_rows for footer in footers)
-    total = 0
-    for footer in footers:
-        inside = _leaves(footer, name)
-        for index in range(footer.metadata.num_row_groups):
-            row_group = footer.metadata.row_group(index)
-            total += sum(row_group.column(leaf).total_uncompressed_size for leaf in inside)
-    return max(1, int(total) // max(1, int(num_rows)))
+    num_rows = sum(sum(footer.num_rows) for footer in footers)
+    total = sum(footer.num_bytes(name, index) for footer in footers for index in range(len(footer.num_rows)))
+    return max(1, total // max(1, num_rows))
 
 
 def _num_nulls(footers: Sequence[_Footer], name: str) -> int:
-    return sum(
-        statistics.null_count
-        for footer in footers
-        for statistics in footer.statistics(name)
-        if statistics is not None and statistics.has_null_count
-    )
+    return sum(chunk.num_nulls or 0 for footer in footers for chunk in footer.chunks(name))
 
 
-def _value_range(footers: Sequence[_Footer], name: str) -> tuple[int, int] | None:
+def _value_range(footers: Sequence[_Footer], name: str, *, signed: bool) -> tuple[int, int] | None:
     lows, highs = [], []
     for footer in footers:
-        for statistics in footer.statistics(name):
-            if statistics is None or not statistics.has_min_max:
+        for chunk in footer.chunks(name):
+            found = chunk.int_range(signed=signed)
+            if found is None:
                 return None
-            lows.append(int(statistics.min))
-            highs.append(int(statistics.max))
+            lows.append(found[0])
+            highs.append(found[1])
     return min(lows), max(highs)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl.data.dataset.arrow import plain_columns
 from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece, folder_values, with_folder_values
 from sparkdl.data.dataset.reading_errors import reading_error
 from sparkdl.data.files import threads
@@ -77,7 +78,7 @@ class PlannedPiece(ParquetDatasetPiece):
         with self.open_file_func(self.path) as source, self._footers.open(self.path, source) as file:
             table = file.read_row_group(self.row_group, columns=names, use_threads=use_threads)
         threads.ARROW_RELEASE.add(table.nbytes)
-        return with_folder_values(table, self.folder_values, names)
+        return with_folder_values(plain_columns(table, names), self.folder_values, names)
 
 
 _MAX_ROW_GROUPS_HELD = 64

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.data import Column, ParquetDataset, ParquetFeed, SequencePacker, scan_dataset
+from sparkdl.data import Column, ParquetDataset, ParquetFeed, RowFilter, SequencePacker, scan_dataset
 from sparkdl.errors import DataError, ParamError, ShardingError
 from tests.collective.eventually import eventually
 
@@ -310,3 +311,30 @@ def test_partition_column_is_left_out_and_named_when_it_is_requested(tmp_path: P
         DataError, match=r"'k' is a partition column: .* folder names \(k=1/a\.parquet\).*materialize"
     ):
         ParquetFeed(tmp_path, columns=["id", "k"], batch_size=2)
+
+
+def test_categories_of_pandas_are_fed_as_their_values(tmp_path: Path) -> None:
+    times = [pd.Timestamp("2020-01-01 12:00"), pd.Timestamp("2021-06-01")]
+    values: dict[str, Any] = {
+        "number": [7, 8, 7, 7],
+        "word": ["b", "a", "b", "b"],
+        "data": [b"x", b"y", b"x", b"x"],
+        "time": [times[0], times[1], times[0], times[0]],
+        "flag": [True, False, True, True],
+    }
+    frame = pd.DataFrame({name: pd.Categorical(items) for name, items in values.items()})
+    words = pa.array(
+        [["a", "b"], ["b", "b"], ["a", "a"], ["b", "a"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))
+    )
+    table = pa.Table.from_pandas(frame).append_column("words", words)
+    pq.write_table(table, tmp_path / "part-0.parquet")
+    plain = pd.DataFrame(values).assign(words=words.to_pylist())
+    plain.to_parquet(tmp_path / "part-1.parquet")
+    with ParquetFeed(str(tmp_path), batch_size=8, shuffle=False) as feed:
+        (batch,) = feed.epoch(0)
+    for name, items in {**values, "words": words.to_pylist()}.items():
+        expected = np.array(items * 2, batch[name].dtype)
+        np.testing.assert_array_equal(batch[name], expected)
+    chosen = RowFilter(["word"], lambda columns: columns["word"] == "a")
+    with ParquetFeed(str(tmp_path), columns=["number"], batch_size=8, row_filter=chosen) as feed:
+        assert next(feed.epoch(0))["number"].tolist() == [8, 8]

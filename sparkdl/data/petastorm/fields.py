@@ -85,16 +85,14 @@ def _obstacle(field: Any) -> str | None:
 
 def _column_of(field: Any) -> Column:
     dtype = np.dtype(field.numpy_dtype)
-    shape = tuple(
-        None if length is None else int(length) for length in field.shape or ()
-    )  # not NumPy's integers
+    lengths = tuple(field.shape or ())
     if dtype.kind == "U":
         return Column(name=field.name, dtype="object", kind="string")
-    if None in shape:
+    if None in lengths:
         return Column(
-            name=field.name, dtype="object", kind="ragged", lengths=shape, element=("number", dtype.name)
+            name=field.name, dtype="object", kind="ragged", lengths=lengths, element=("number", dtype.name)
         )
-    return Column(name=field.name, dtype=dtype.name, shape=shape)
+    return Column(name=field.name, dtype=dtype.name, shape=tuple(map(int, lengths)))
 
 
 _MAGIC = b"\x93NUMPY"

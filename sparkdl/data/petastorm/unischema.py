@@ -216,7 +216,7 @@ def _scalar(dtype: Any, value: bytes | str) -> Any:
     """``numpy.core.multiarray.scalar``, for a length in a shape; Python 2 pickled its bytes as text."""
     if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
         raise DataError(f"The Unischema holds a value of {dtype}, which belongs to no Unischema.")
-    return np.frombuffer(value.encode("latin1") if isinstance(value, str) else value, dtype)[0]
+    return np.frombuffer(value.encode("latin1") if isinstance(value, str) else value, dtype)[0].item()
 
 
 _TYPES: dict[str, Any] = {

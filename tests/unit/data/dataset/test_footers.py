@@ -83,6 +83,17 @@ SHAPES: Mapping[str, Callable[[int], list[Any]]] = {
     ],
 }
 
+IMAGE = pa.struct(
+    [
+        *(("origin", pa.string()), ("height", pa.int32()), ("width", pa.int32())),
+        *(("nChannels", pa.int32()), ("mode", pa.int32()), ("data", pa.binary())),
+    ]
+)
+
+
+def array_of(shape: str, start: int) -> pa.Array:
+    return pa.array(SHAPES[shape](start), IMAGE if shape == "image" else None)
+
 
 @settings(max_examples=60, deadline=None)
 @given(names=st.lists(NAMES, min_size=1, max_size=6, unique=True), data=st.data())
@@ -93,7 +104,8 @@ def test_any_names_are_described_and_read_as_the_columns_that_they_name(
     values = {name: SHAPES[shape](100 * index) for index, (name, shape) in enumerate(shapes.items())}
     fed = [name for name in names if shapes[name] != "struct"]
     with TemporaryDirectory() as folder:
-        pq.write_table(pa.table(values), f"{folder}/part.parquet", row_group_size=4)
+        columns = {name: array_of(shape, 100 * index) for index, (name, shape) in enumerate(shapes.items())}
+        pq.write_table(pa.table(columns), f"{folder}/part.parquet", row_group_size=4)
         dataset = scan_dataset(folder, fed)
         for name in fed:
             column = dataset.column(name)
@@ -154,16 +166,16 @@ def write_all_types(folder: Path) -> None:
         "decimal": pa.array([Decimal(row) for row in range(NUM_ROWS)], pa.decimal128(20, 2)),
         "flag": pa.array([True] * NUM_ROWS),
         "time": pa.array([row * 10**6 for row in range(NUM_ROWS)], pa.timestamp("us")),
-        **{name: pa.array(SHAPES[name](0)) for name in ("text", "array", "image")},
+        **{shape: array_of(shape, 0) for shape in ("text", "array", "image")},
     }
     pq.write_table(pa.table(columns), folder / "part.parquet", row_group_size=4)
 
 
 def test_damaged_footers_never_end_the_process(tmp_path: Path) -> None:
     write_all_types(tmp_path)
-    child = in_child(f"read_with_damaged_footers({str(tmp_path)!r}, seed=7, num_damaged=400)")
+    child = in_child(f"read_with_damaged_footers({str(tmp_path)!r}, seed=7, num_damaged=250)")
     assert child.returncode == 0, child.stderr[-2000:]
-    assert child.stdout.count("\n") == 400
+    assert child.stdout.count("\n") == 250
 
 
 def test_chunk_of_another_type_than_the_schemas_is_an_error(tmp_path: Path) -> None:

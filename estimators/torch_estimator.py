@@ -14,6 +14,7 @@ from pyspark import keyword_only
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
+from sparkdl.data.dataset.footers import url_for_spark
 from sparkdl.data.spark.jobs import jobs_of, spark_job
 from sparkdl.estimators.fit.fit import (
     FittedModels,
@@ -145,10 +146,13 @@ class FittingEstimator(Estimator[M], CheckedParams):
 
         Raises:
             LaunchError: if there is no active session; for other errors see :meth:`fit`.
+            DataError: if the folder belongs to a Delta, Iceberg or Hudi table, whose log says which rows are valid.
+            StoreError: if Spark lacks Hadoop's connector for the URL.
         """
         spark = active_session()
+        url = url_for_spark(os.fspath(path))
         with self._jobs(), spark_job(spark, "opening the rows"):
-            rows = spark.read.parquet(os.fspath(path))
+            rows = spark.read.parquet(url)
         return self.fit(rows)
 
     def _fit(self, dataset: DataFrame) -> M:

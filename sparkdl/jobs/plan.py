@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.cores import in_threads, threads_of_local_rank, usable_cores
+from sparkdl.data.dataset.footers import url_for_spark
 from sparkdl.data.feed.shards import rows_per_rank, steps_per_epoch
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.data.spark.columns import check_types, is_vector, quoted
@@ -51,7 +52,7 @@ def open_rows(job: Job, spark: SparkSession) -> DataFrame:
             if source.kind == "table":
                 frame = spark.table(str(source.value))
             elif source.kind == "parquet":
-                frame = spark.read.parquet(*source.value)
+                frame = spark.read.parquet(*map(url_for_spark, source.value))
             else:
                 frame = spark.sql(str(source.value))
             frame.columns  # noqa: B018 - makes Spark Connect analyze it

@@ -28,6 +28,7 @@ from sparkdl.data.dataset.column_chunks import ColumnChunk, read_footer
 from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup, missing_column_error
 from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece, folder_values
 from sparkdl.data.dataset.reading_errors import is_damage, reading_error
+from sparkdl.data.dataset.table_logs import refuse_tables
 from sparkdl.data.files.changed_files import version_of
 from sparkdl.data.files.failures import describe_reading_failure, reading_from
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
@@ -57,11 +58,14 @@ def find_parquet_files(location: Location, url: str) -> list[str]:
         url: URL of the folder as the user spells it, for error messages.
 
     Raises:
-        DataError: if there are none; the message says whether the folder exists, and what it holds instead.
+        DataError: if there are none; the message says whether the folder exists, and what it holds instead. Or if the
+            folder belongs to a table whose log says which files and rows are valid.
         StoreAccessError: if the filesystem cannot be read.
     """
     with reading_from(url):
-        found = list_parquet_files(location)
+        paths = _paths_below(location)
+        refuse_tables(location.filesystem, location.path, url, paths)
+        found = _data_files(paths)
         if not found:
             raise _none_found(location, url)
     return found
@@ -69,16 +73,37 @@ def find_parquet_files(location: Location, url: str) -> list[str]:
 
 def list_parquet_files(location: Location) -> list[str]:
     """Return the paths of the data files below a folder, relative to it and sorted."""
-    location.filesystem.invalidate_cache()  # fsspec's cached listings lack what Spark has written since
-    return sorted(path for path in _paths_below(location) if path.endswith(_SUFFIX) and not _is_private(path))
+    return _data_files(_paths_below(location))
+
+
+def url_for_spark(url: str) -> str:
+    """Return the URL under which Spark's reader of plain Parquet finds a file or folder.
+
+    Raises:
+        DataError: if it is a folder that belongs to a table whose log says which files and rows are valid.
+    """
+    try:
+        location = open_location(url)
+        is_file = location.filesystem.isfile(location.path)
+        paths = [] if is_file else _paths_below(location)
+    except Exception:  # Spark alone has the plugin or the credentials for the filesystem
+        return url
+    if not is_file:
+        refuse_tables(location.filesystem, location.path, url, paths)
+    return url if location.is_local else location.spark_url
 
 
 def _paths_below(location: Location) -> list[str]:
+    location.filesystem.invalidate_cache()  # fsspec's cached listings lack what Spark has written since
     # If the location is a file, fsspec finds the file itself, whose path inside the folder is empty.
     relative = (
         str(path)[len(location.path) :].lstrip("/") for path in location.filesystem.find(location.path)
     )
     return sorted(path for path in relative if path)
+
+
+def _data_files(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if path.endswith(_SUFFIX) and not _is_private(path)]
 
 
 def _is_private(path: str) -> bool:

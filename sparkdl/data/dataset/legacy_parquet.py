@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import CHECKING
+from sparkdl.data.dataset.table_logs import refuse_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -234,6 +235,7 @@ class ParquetDataset:
         self.common_metadata_path: str | None = None
         paths = [path_or_paths] if isinstance(path_or_paths, str) else list(path_or_paths)
         if len(paths) == 1 and self.fs.isdir(paths[0]):
+            refuse_tables(self.fs, paths[0].rstrip("/"), paths[0])
             self.partitions = ParquetPartitions()
             pieces = list(self._visit(0, paths[0].rstrip("/"), []))
             self.pieces = sorted(pieces, key=lambda piece: piece.path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import uuid
 from dataclasses import dataclass
@@ -225,6 +226,7 @@ def open_location(url: str) -> Location:
             reached.
         ParamError: if the URL is empty.
     """
+    url = _with_single_slashes(url)
     local = _as_local_path(url)
     if local is not None:
         return Location(
@@ -270,7 +272,7 @@ def absolute_url(url: str | os.PathLike[str]) -> str:
     """
     if not os.fspath(url).strip():
         raise ParamError("The path of a folder is empty. Give a path or a URL; the current folder is '.'.")
-    text = os.fspath(url).rstrip("/") or "/"
+    text = _with_single_slashes(os.fspath(url)).rstrip("/") or "/"
     return text if _has_scheme(text) else str(Path(text).expanduser().absolute())
 
 
@@ -284,6 +286,17 @@ def local_path(path: str) -> Path:
     if local is None:
         raise ParamError(f"{path} is not on a local filesystem. Give a local path.")
     return Path(local)
+
+
+def _with_single_slashes(url: str) -> str:
+    """Return a URL without empty parts of its path: Hadoop leaves them out, and object stores do not."""
+    if "::" in url:  # of fsspec, a chain of URLs
+        return url
+    scheme, separator, rest = url.rpartition("://")
+    authority, slash, path = rest.partition("/") if separator else ("", "", rest)
+    return (
+        f"{scheme}{separator}{authority}{slash}{re.sub('/{2,}', '/', path).lstrip('/' if separator else '')}"
+    )
 
 
 def _has_scheme(text: str) -> bool:

@@ -63,6 +63,17 @@ _DAMAGED = (
     "CRC checksum",
 )
 
+_NO_CONNECTOR = re.compile(
+    r"No FileSystem for scheme \W?(\w+)|Class (?:org\.apache|com\.google\.cloud)\.hadoop\.fs\.(\w+)\S+ not found"
+)
+_AWS, _AZURE = "org.apache.hadoop:hadoop-aws", "org.apache.hadoop:hadoop-azure"
+_CONNECTORS = {
+    **dict.fromkeys(("s3", "s3a", "s3n"), f"{_AWS} (URLs then begin with s3a:)"),
+    **dict.fromkeys(("abfs", "abfss", "wasb", "wasbs", "azure", "azurebfs"), _AZURE),
+    **dict.fromkeys(("gs", "gcs"), "com.google.cloud.bigdataoss:gcs-connector"),
+}
+"""Packages with Hadoop's connectors, by the scheme of URLs or the package of the connector's class."""
+
 # Exceptions whose class says nothing; all others of pyspark are conditions of the query that users know.
 _RAW_OF_CONNECT = frozenset(
     {"SparkConnectException", "SparkConnectGrpcException", "SparkException", "UnknownException"}
@@ -84,6 +95,7 @@ def spark_failures_named(
         LaunchError: if the executors' Python lacks what is needed.
         DataError: if a file cannot be read, with a class that says why; or, like StoreError, if a function of sparkdl
             raised it on an executor.
+        StoreError: if Spark lacks Hadoop's connector for a URL.
         WorkersLostError: if Python workers or executors were lost, more often than Spark tries a task.
         LaunchCancelledError: if the job was cancelled.
         ClusterLostError: if Spark's application ended.
@@ -104,6 +116,9 @@ def spark_failures_named(
         named = _FILE.search(str(error)) or _GONE.search(str(error))
         if named is not None:
             raise _file_error(unquote(named[1]), str(error), columns) from error
+        lacking = _NO_CONNECTOR.search(str(error))
+        if lacking is not None:
+            raise _connector_error(lacking[1] or lacking[2], error, doing) from error
         if _is_raw(error):
             raise _job_error(error, spark, doing) from error
         raise
@@ -143,6 +158,14 @@ def _job_error(error: Exception, spark: SparkSession, doing: str) -> SparkdlErro
         return LaunchCancelledError(f"{doing}: the job was cancelled in Spark: {words}")
     return SparkJobError(
         f"{doing}: the Spark job failed: {words}. Spark's exception is the cause of this one."
+    )
+
+
+def _connector_error(name: str, error: Exception, doing: str) -> StoreError:
+    package = _CONNECTORS.get(name, "that has it")
+    return StoreError(
+        f"{doing}: Spark lacks Hadoop's connector for this filesystem: {spark_words(error)}. Start Spark with the "
+        f"package {package} in spark.jars.packages, in the version of Spark's Hadoop libraries."
     )
 
 

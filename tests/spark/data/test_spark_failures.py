@@ -24,8 +24,10 @@ from sparkdl.errors import (
     LaunchCancelledError,
     LaunchError,
     SparkJobError,
+    StoreError,
     WorkersLostError,
 )
+from sparkdl.estimators import TorchRegressor
 from sparkdl.estimators.fit.labels import stored_values
 from sparkdl.launch import run_on_ranks
 from tests.processes import wait_until_gone
@@ -226,3 +228,17 @@ def test_py4j_and_grpc_errors_of_a_job_are_replaced_by_errors_of_sparkdl(spark: 
     # A condition raised by the user's query has its own exception class, which says what to do.
     with pytest.raises(ArithmeticException), spark_failures_named(spark):
         spark.range(1).select(F.expr("cast(300 + id as tinyint)")).collect()
+
+
+def test_fit_on_parquet_names_tables_with_logs_and_missing_connectors(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    estimator = TorchRegressor(featuresCol=["x"], labelCol="y")
+    spark.range(4).selectExpr("id AS x", "id AS y").write.parquet(str(tmp_path / "table"))
+    (tmp_path / "table" / "_delta_log").mkdir()
+    with pytest.raises(DataError, match="is a Delta table"):
+        estimator.fit_on_parquet(tmp_path / "table")
+    with pytest.raises(StoreError, match=r"lacks Hadoop's connector .*spark\.jars\.packages") as caught:
+        estimator.fit_on_parquet("gs://bucket/rows")
+    assert "com.google.cloud.bigdataoss:gcs-connector" in str(caught.value)
+    assert len(str(caught.value)) < LONGEST_MESSAGE

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkdl.data import Store
 from sparkdl.data.files.filesystems import open_location
 
 
@@ -27,3 +28,19 @@ def test_file_is_not_renamed_where_files_appear_whole(tmp_path: Path) -> None:
     (tmp_path / "state.tmp").mkdir()
     location.write_whole("state", b"after")
     assert (tmp_path / "state").read_bytes() == b"after"
+
+
+@pytest.mark.parametrize(
+    ("url", "same"),
+    [
+        ("memory://bucket//a//b", "memory://bucket/a/b"),
+        ("file:///a//b", "file:///a/b"),
+        ("file:/a//b", "file:///a/b"),
+        ("//a//b", "/a/b"),
+        ("dbfs:/a//b", "/dbfs/a/b"),
+    ],
+)
+def test_empty_parts_of_a_path_lead_nowhere_else(url: str, same: str) -> None:
+    found, expected = open_location(url), open_location(same)
+    assert (found.path, found.spark_url) == (expected.path, expected.spark_url)
+    assert open_location(Store(url).url).path == expected.path

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 
 # Fields of the Thrift structs, by the names of parquet.thrift.
-_SCHEMA, _ROW_GROUPS = 2, 4
+_SCHEMA, _ROW_GROUPS, _COLUMN_ORDERS = 2, 4, 7
 _ELEMENT_TYPE, _NUM_CHILDREN = 1, 5
 _COLUMNS, _META_DATA = 1, 3
 _TYPE, _TOTAL_UNCOMPRESSED_SIZE, _STATISTICS = 1, 6, 12
@@ -44,6 +44,7 @@ _CHUNK_FIELDS: _Wanted = {
 _FOOTER_FIELDS: _Wanted = {
     _SCHEMA: (_LIST, {_ELEMENT_TYPE: (_I32, {}), _NUM_CHILDREN: (_I32, {})}),
     _ROW_GROUPS: (_LIST, {_COLUMNS: (_LIST, {_META_DATA: (_STRUCT, _CHUNK_FIELDS)})}),
+    _COLUMN_ORDERS: (_LIST, {}),
 }
 
 _TAIL_BYTES = 64 << 10
@@ -96,7 +97,7 @@ def read_footer(file: Any) -> tuple[pq.FileMetaData, list[range], list[list[Colu
         counts = [_count_leaves(elements) for _ in range(root.get(_NUM_CHILDREN, 0))]
         row_groups = [
             [
-                _chunk(chunk[_META_DATA], type_name)
+                _chunk(chunk[_META_DATA], type_name, has_order=_COLUMN_ORDERS in footer)
                 for chunk, type_name in zip(group[_COLUMNS], types, strict=True)
             ]
             for group in footer.get(_ROW_GROUPS, ())
@@ -131,14 +132,14 @@ def _count_leaves(elements: list[dict[int, Any]]) -> int:
     )
 
 
-def _chunk(found: dict[int, Any], type_name: str) -> ColumnChunk:
+def _chunk(found: dict[int, Any], type_name: str, *, has_order: bool) -> ColumnChunk:
     if _TYPES[found[_TYPE]] != type_name:
         raise ValueError(f"a chunk holds {_TYPES[found[_TYPE]]}, and the schema says {type_name}")
     statistics = found.get(_STATISTICS, {})
     return ColumnChunk(
         found[_TOTAL_UNCOMPRESSED_SIZE],
         statistics.get(_NULL_COUNT),
-        _pair(statistics, _MIN_VALUE, _MAX_VALUE),
+        _pair(statistics, _MIN_VALUE, _MAX_VALUE) if has_order else None,  # otherwise undefined
         _pair(statistics, _MIN, _MAX),
     )
 

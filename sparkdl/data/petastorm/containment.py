@@ -27,6 +27,7 @@ import pyarrow as pa
 from packaging.version import Version
 
 from sparkdl.data.dataset import legacy_parquet
+from sparkdl.data.petastorm.schema_names import OLD_NUMPY_TYPES, known_class
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
@@ -180,11 +181,8 @@ FACADES: dict[str, Facade] = {
     "numpy": Facade(
         "numpy",
         NaN=np.nan,
-        bool=np.bool_,
-        float_=np.float64,
         in1d=np.isin,
-        string_=np.bytes_,
-        unicode_=np.str_,
+        **OLD_NUMPY_TYPES,
     ),
     "distutils.version": _DISTUTILS_VERSION,
     "distutils": Facade("distutils", __path__=[], version=_DISTUTILS_VERSION),
@@ -253,8 +251,6 @@ def _know_old_names(module: ModuleType) -> None:
     original = unpickler.find_class
 
     def find_class(self: Any, module_name: str, name: str) -> Any:
-        from sparkdl.data.petastorm.unischema import known_class
-
         known = known_class(module_name, name)
         return original(self, module_name, name) if known is None else known
 

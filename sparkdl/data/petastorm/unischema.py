@@ -6,13 +6,10 @@ because a folder of data must not be able to run code.
 
 from __future__ import annotations
 
-import copyreg
 import io
 import pickle
 import sys
-from collections import OrderedDict
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +24,9 @@ from sparkdl.data.dataset.legacy_parquet import folder_values
 from sparkdl.data.dataset.row_choice import RowFilter, Values
 from sparkdl.data.files.failures import reading_from
 from sparkdl.data.files.filesystems import Location, open_location
-from sparkdl.data.petastorm.containment import FACADES, install
+from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.fields import columns_of, decode_values
+from sparkdl.data.petastorm.schema_names import known_class
 from sparkdl.data.petastorm.transform import call_function, missing_result_error, untouched
 from sparkdl.errors import DataError
 
@@ -36,7 +34,7 @@ install()
 from petastorm.codecs import DataframeColumnCodec
 from petastorm.etl.dataset_metadata import UNISCHEMA_KEY
 from petastorm.transform import transform_schema
-from petastorm.unischema import Unischema, UnischemaField
+from petastorm.unischema import Unischema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -201,54 +199,6 @@ def _unpickle(pickled: bytes, url: str) -> Any:
         ) from error
 
 
-class _SparkType:
-    """Stand-in for a Spark type where pyspark is not installed; codecs use these types only for writing."""
-
-
-def _restore(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> UnischemaField:
-    """``pyspark.serializers._restore``, with which pyspark before 3.3 pickled every named tuple, for fields alone."""
-    if name != "UnischemaField":
-        raise DataError(f"The Unischema holds a named tuple {name!r}, which belongs to no Unischema.")
-    return UnischemaField(**dict(zip(fields, values, strict=True)))
-
-
-def _scalar(dtype: Any, value: bytes | str) -> Any:
-    """``numpy.core.multiarray.scalar``, for a length in a shape; Python 2 pickled its bytes as text."""
-    if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
-        raise DataError(f"The Unischema holds a value of {dtype}, which belongs to no Unischema.")
-    return np.frombuffer(value.encode("latin1") if isinstance(value, str) else value, dtype)[0].item()
-
-
-_TYPES: dict[str, Any] = {
-    **{kind.__name__: kind for kind in (bool, bytes, float, int, object, str, tuple)},
-    "long": int,
-    "unicode": str,
-}
-_ALLOWED: dict[tuple[str, str], Any] = {
-    **{(module, name): kind for module in ("builtins", "__builtin__") for name, kind in _TYPES.items()},
-    **{(module, "_reconstructor"): copyreg._reconstructor for module in ("copyreg", "copy_reg")},  # type: ignore[attr-defined]
-    **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
-    ("collections", "OrderedDict"): OrderedDict,
-    ("decimal", "Decimal"): Decimal,
-    ("numpy", "dtype"): np.dtype,
-    ("petastorm.unischema", "Unischema"): Unischema,
-    ("petastorm.unischema", "UnischemaField"): UnischemaField,
-    ("pyspark.serializers", "_restore"): _restore,
-}
-"""What a Unischema may refer to, also under the names of Python 2, NumPy 1 and pyspark before 3.3."""
-
-
-def known_class(module: str, name: str) -> Any:
-    """Return what a pickled Unischema means by a name; None if it belongs to no Unischema."""
-    if module == "numpy" and (module, name) not in _ALLOWED:
-        # Petastorm's NumPy also has the names of types that NumPy 2 removed.
-        found = getattr(FACADES[module], name, None)
-        return found if isinstance(found, type) and issubclass(found, np.generic) else None
-    if module == "pyspark.sql.types" and name.isidentifier():
-        return _spark_type(name)
-    return _ALLOWED.get((module, name))
-
-
 class _SchemaUnpickler(pickle.Unpickler):
     """Unpickler that loads only the classes that a Unischema consists of."""
 
@@ -264,14 +214,3 @@ class _SchemaUnpickler(pickle.Unpickler):
             f"The Unischema refers to {module}.{name}, which belongs to no Unischema. If it is a codec of your own, "
             f"import {module} before the dataset is opened."
         )
-
-
-def _spark_type(name: str) -> type:
-    try:
-        from pyspark.sql import types
-    except ImportError:
-        return _SparkType
-    found = getattr(types, name, None)
-    if isinstance(found, type) and issubclass(found, types.DataType):
-        return found
-    raise DataError(f"The Unischema refers to pyspark.sql.types.{name}, which is not a type.")

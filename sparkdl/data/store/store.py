@@ -135,7 +135,8 @@ class Store:
 
     Args:
         url: local or shared path, ``file:``, ``dbfs:/...``, ``/Volumes/...``, ``s3://``, ``abfss://``,
-            ``gs://``, ``hdfs://``, or any other scheme that fsspec has a plugin for.
+            ``gs://``, ``hdfs://``, or any other scheme that fsspec has a plugin for. Empty parts of the path are left
+            out: ``s3://bucket//a`` is ``s3://bucket/a``, as for Hadoop.
         keep_for: time that a dataset stays after its last use, so that the same rows need not be written again; a day
             by default, no time with ``timedelta(0)``. Older datasets are removed when the next dataset is written, or
             by :meth:`cleanup`.

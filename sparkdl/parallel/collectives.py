@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sparkdl.errors import ParamError
@@ -28,6 +28,24 @@ def local_part(tensor: Tensor) -> Tensor:
 def whole_tensor(tensor: Tensor) -> Tensor:
     """Gather the whole of a DTensor, collectively; return any other tensor itself."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def begin_equal(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Give all ranks of a group the parameters and buffers of its first rank, except those on the meta device.
+
+    Collective.
+    """
+    for tensor in dict.fromkeys([*module.parameters(), *module.buffers()]):
+        part = local_part(tensor)
+        if part.is_meta or not part.numel():
+            continue
+        on_gpu = "cuda" if dist.get_backend(group) == "nccl" else part.device
+        values = part.to(on_gpu).contiguous()
+        # As bytes, because transports do not know all dtypes.
+        dist.broadcast(values.view(-1).view(torch.uint8), group=group, group_src=0)
+        if values.data_ptr() != part.data_ptr():
+            part.copy_(values)
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:

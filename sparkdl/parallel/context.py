@@ -25,6 +25,7 @@ from sparkdl.parallel.attention import all_to_all_attention, ring_attention, who
 from sparkdl.parallel.collectives import apply
 from sparkdl.parallel.parallelism import ATTENTION_METHODS
 from sparkdl.parallel.tensor.checks import MOST_ROUNDING, MOST_ROUNDING_OF_16_BITS
+from sparkdl.parallel.verify import GRADIENTS, SameRows, differing, sketch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -195,7 +196,7 @@ class _HuggingFaceAttention:
         if documents is not None:
             # The positions of each text are counted from 0, as they are without context parallelism.
             whole = positions_in(sequence.unshard(documents, 1, self._group))
-            return args, {**kwargs, "position_ids": sequence.shard(whole, 1, self._group)}
+            return args, {**kwargs, "position_ids": sequence.part_of(whole, 1, self._group)}
         if given is None:
             return None
         length = given.shape[-1] * dist.get_world_size(self._group)
@@ -355,6 +356,10 @@ class WholeSequences(nn.Module):
         self._positions = name_of_positions(module)
         # The trial of a pipeline's stages is with uninitialized memory.
         self._is_compared = getattr(module, "is_pipeline_stage", False)
+        self.is_pipeline_stage = self.is_deferred = self._is_compared
+        self.deferred_checks = (self,)
+        SameRows(self, group, "context")
+        self._are_gradients_checked = False
         # Earlier stages get gradients that the last one has scaled.
         self._scale = dist.get_world_size(group) if getattr(module, "is_last_stage", True) else 1
 
@@ -424,8 +429,19 @@ class WholeSequences(nn.Module):
         rounding, share = (MOST_ROUNDING, 0.05) if is_wide else (MOST_ROUNDING_OF_16_BITS, 0.25)
         return bool((difference > rounding * whole.abs().max()).double().mean() > share)
 
+    def _check_gradient(self, gradient: Tensor) -> None:
+        """Compare the first gradient of whole sequences, which depends on what each rank compares the outputs with."""
+        if self.is_deferred or self._are_gradients_checked:
+            return
+        self._are_gradients_checked = True
+        if any(differing([sketch(gradient, GRADIENTS)], self._group)):
+            raise ParamError(
+                "The context-parallel ranks of a group computed different gradients of the same outputs. Give them the "
+                "same labels and weights of rows, and compute the loss without random numbers."
+            )
+
     def _part(self, value: Any) -> Any:
-        return sequence.shard(value, 1, self._group) if _is_sequence(value) else value
+        return sequence.part_of(value, 1, self._group) if _is_sequence(value) else value
 
     def _joined(self, output: Any, length: int) -> Any:
         if isinstance(output, Tensor):
@@ -437,7 +453,7 @@ class WholeSequences(nn.Module):
                     "over positions, cannot be computed from the parts of ranks. Return one of each position, or use "
                     "no context parallelism."
                 )
-            return apply(_Joined, output, dim, self._group, self._scale)
+            return apply(_Joined, output, dim, self._group, self._scale, self._check_gradient)
         if isinstance(output, dict):  # a Hugging Face ModelOutput is one
             for name, each in output.items():
                 output[name] = self._joined(each, length)
@@ -464,13 +480,21 @@ class _Joined(torch.autograd.Function):
     """Joins the parts of all ranks to whole sequences; the gradient is cut back to this rank's part, and scaled."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, group: dist.ProcessGroup, scale: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        part: Tensor,
+        dim: int,
+        group: dist.ProcessGroup,
+        scale: int,
+        check: Callable[[Tensor], None],
+    ) -> Tensor:
         """Join ``(batch, positions / ranks, ...)`` to ``(batch, positions, ...)``."""
-        ctx.dim, ctx.group, ctx.scale = dim, group, scale
+        ctx.dim, ctx.group, ctx.scale, ctx.check = dim, group, scale, check
         return sequence.unshard(part, dim, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         """Return this rank's part of the gradient, times ``scale``."""
-        part = sequence.shard(gradient, ctx.dim, ctx.group)
-        return part if ctx.scale == 1 else part * ctx.scale, None, None, None
+        ctx.check(gradient)
+        part = sequence.part_of(gradient, ctx.dim, ctx.group)
+        return part if ctx.scale == 1 else part * ctx.scale, None, None, None, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ParamError
+from sparkdl.parallel.collectives import begin_equal
 from sparkdl.parallel.context import WholeSequences, name_of_positions, share_sequences
 from sparkdl.parallel.pipeline.cut import check_trainable
 from sparkdl.parallel.pipeline.schedules import SCHEDULES, num_microbatches
@@ -32,8 +33,8 @@ def parallelize(
     """Apply tensor, context and sharded parallelism to a module by the sizes of a layout, in place.
 
     Args:
-        module: module with equal weights on all ranks, or on the meta device; with a pipeline, a stage made by
-            :func:`sparkdl.parallel.cut`.
+        module: the module, or one on the meta device; with a pipeline, a stage made by :func:`sparkdl.parallel.cut`.
+            All ranks that have a part of it begin with the weights and buffers of the first one.
         layout: layout of the ranks.
         plan: plan of tensor parallelism; the plan that the module carries if None. For a stage, the plan itself must
             say which layers return whole outputs: see :func:`sparkdl.parallel.tensor.plan.plan_with_whole_outputs`.
@@ -64,8 +65,11 @@ def parallelize(
             called = WholeSequences(module, layout.group("context"))
     if sizes.recompute:
         recompute_activations(blocks_of(module))
-    if averaged and layout.size("data", "shard", "context") > 1:
-        shard(module, layout, stage=sizes.sharding_stage, offload=sizes.offload)
+    if layout.size("data", "shard", "context") > 1:
+        if averaged:
+            shard(module, layout, stage=sizes.sharding_stage, offload=sizes.offload)
+        else:
+            begin_equal(module, layout.group("data", "shard", "context"))
     return called
 
 

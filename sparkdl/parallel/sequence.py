@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparkdl.errors import ParamError
+from sparkdl.parallel.verify import check_rows
 
 
 def check_length(length: int, ranks: int) -> None:
@@ -39,11 +40,11 @@ def positions(length: int, group: dist.ProcessGroup, device: torch.device | None
     Raises:
         ParamError: if the ranks cannot share a sequence of that length.
     """
-    return shard(torch.arange(length, device=device), 0, group)
+    return part_of(torch.arange(length, device=device), 0, group)
 
 
 def shard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """This rank's part of a tensor with whole sequences.
+    """This rank's part of a tensor with whole sequences. Collective, as the ranks compare their tensors.
 
     Args:
         tensor: tensor with whole sequences, the same on all ranks of the group.
@@ -51,8 +52,15 @@ def shard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
         group: process group of the ranks that share the sequence.
 
     Raises:
-        ParamError: if the ranks cannot share a sequence of that length.
+        ParamError: if the ranks cannot share a sequence of that length, or on all ranks, if they have different
+            tensors.
     """
+    check_rows("context", [[tensor]], group)
+    return part_of(tensor, dim, group)
+
+
+def part_of(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """This rank's part of a tensor with whole sequences, without a comparison with other ranks."""
     size = dist.get_world_size(group)
     check_length(tensor.shape[dim], size)
     chunks = tensor.chunk(2 * size, dim)

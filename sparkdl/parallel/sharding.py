@@ -24,11 +24,13 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import WeakIdKeyDictionary
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import local_part, whole_tensor
+from sparkdl.parallel.collectives import begin_equal, local_part, whole_tensor
 from sparkdl.parallel.parallelism import SHARDING_STAGES
 from sparkdl.parallel.replaced_parameters import noting_replaced_parameters
+from sparkdl.parallel.verify import device_of_counts, differing, sketch
 from sparkdl.torch.submission import not_compiled
 
 if TYPE_CHECKING:
@@ -53,7 +55,8 @@ def shard(
     divided stay divided, and each part is sharded.
 
     Args:
-        module: the whole model, with equal weights on all ranks, or on the meta device.
+        module: the whole model, or a model on the meta device. All ranks begin with the weights and buffers of the
+            first one, as replicas do in DDP.
         layout: layout of the ranks.
         stage: ZeRO stage: 3 shards weights, gradients and optimizer state; 2 keeps a block's weights from its forward
             to its backward pass; 1 also keeps whole gradients while they are accumulated over several batches.
@@ -89,6 +92,9 @@ def shard(
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
     check_shardable(module)
+    for name in ("data", "shard", "context"):
+        if layout.size(name) > 1:
+            begin_equal(module, layout.group(name))
     own = _without_shared(module, _called_blocks_of(module) if blocks is None else blocks)
     with noting_replaced_parameters(module, "shard()"):
         for block in own:
@@ -174,9 +180,8 @@ class _SameUse:
         self._calls = [0] * len(self._blocks)
 
     def _compare(self, counts: Sequence[int], names: Sequence[str], what: str) -> None:
-        own = torch.tensor(
-            counts, dtype=torch.int32, device=device_of_counts(next(self._module.parameters()), self._group)
-        )
+        device = device_of_counts(next(self._module.parameters()).device, self._group)
+        own = torch.tensor(counts, dtype=torch.int32, device=device)
         extremes = torch.stack([own, -own])
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
         differs = (extremes[0] != -extremes[1]).nonzero().flatten().tolist()
@@ -186,11 +191,6 @@ class _SameUse:
                 "weights would be mixed. Have forward use the same layers for all rows, or train replicas (data in "
                 "place of shard)."
             )
-
-
-def device_of_counts(parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.device:
-    """The CPU if the group takes its tensors: reading counts from a GPU would wait for all that it has to do."""
-    return parameter.device if dist.get_backend(group) == "nccl" else torch.device("cpu")
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -340,14 +340,18 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
         parameters: parameters, in the same order on all ranks of the group; those without a gradient on any of them are
             skipped, and a missing gradient counts as zero.
         group: process group of the ranks that train on different rows.
+
+    Raises:
+        ParamError: on all ranks, if their weights differ in the first step of these parameters.
     """
     parameters = list(parameters)
     if not parameters:
         return
+    _check_equal_once(parameters, group)
     has_gradient = torch.tensor(
         [each.grad is not None for each in parameters],
         dtype=torch.uint8,
-        device=device_of_counts(parameters[0], group),
+        device=device_of_counts(parameters[0].device, group),
     )
     dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
     for parameter, is_there in zip(parameters, has_gradient.tolist(), strict=True):
@@ -361,6 +365,24 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
         parts = torch.split(flat, [gradient.numel() for gradient in alike])
         for gradient, part in zip(alike, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+_compared = WeakIdKeyDictionary()
+"""The first parameters of the lists that :func:`average_gradients` has compared."""
+
+
+def _check_equal_once(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+    if parameters[0] in _compared:
+        return
+    _compared[parameters[0]] = True
+    differs = differing([sketch(each) for each in parameters], group)
+    if any(differs):
+        number = differs.index(True)
+        raise ParamError(
+            f"Parameter number {number}, of shape {tuple(parameters[number].shape)}, differs between ranks that "
+            "average its gradients. Begin with the same weights on all ranks: seed them before the model is made, or "
+            "call parallelize() with averaged=False, which gives them those of the first rank."
+        )
 
 
 def clip_gradients(module: nn.Module | Sequence[nn.Module], max_norm: float, layout: RankLayout) -> Tensor:

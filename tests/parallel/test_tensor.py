@@ -406,7 +406,7 @@ def check_layers_that_compute_something_else_when_divided_are_refused() -> None:
 def check_ranks_of_a_group_with_other_rows_are_refused() -> None:
     module = divide(decoder(), Parallelism(tensor=-1).lay_out().mesh["tensor"])
     tokens, _ = batch(dist.get_rank())
-    with pytest.raises(ParamError, match="different inputs to .*'embedding'.*the same rows"):
+    with pytest.raises(ParamError, match="different inputs .*the same rows"):
         module(tokens)
 
 

@@ -45,7 +45,7 @@ LAYERS = {
     "buffers | data_parallel | sync_batch_norm | futures, work | mesh_caches, batches",
     "data": "blend | converter, feed, megatron | spark, petastorm | store, dataset, checks | files",
     "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, attention | pipeline, "
-    "sequence | tensor, sharding, parallelism | collectives, replaced_parameters",
+    "sequence | tensor, sharding, verify, parallelism | collectives, replaced_parameters",
     "training": "remote, trainer, callbacks | stages, step | validation, checkpoint, history | "
     "distribution, objective | probe, device_batches | feed_dataset | learning_rate | metrics | spec | update",
     "launch": "local_launch, run, collect, failures, spark_job, task, forkserver | hangs, rank | restarts, slots | "

@@ -15,6 +15,7 @@ from sparkdl.errors import ParamError
 from sparkdl.parallel.pipeline.schedules import SCHEDULES, check_microbatches, stages_of_rank
 from sparkdl.parallel.pipeline.tied import TiedGradients
 from sparkdl.parallel.tensor.checks import begin_checks
+from sparkdl.parallel.verify import check_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -140,15 +141,17 @@ class Pipeline:
         """Compute loss and gradients of a batch; the gradients are added to existing ones. Collective.
 
         Args:
-            args: inputs of the model, with the rows of the batch first; used on the rank of the first stage.
-            target: target of the loss; used on the rank of the last stage.
+            args: inputs of the model, with the rows of the batch first; used on the rank of the first stage. Ranks that
+                are also given them, as all should be, check that they were given the same ones.
+            target: target of the loss; used on the rank of the last stage, and checked likewise.
             kwargs: keyword arguments of every stage, the same on all ranks.
 
         Returns:
             The loss of the batch, the same on all ranks, without gradients.
 
         Raises:
-            ParamError: if the number of rows is not a multiple of the number of microbatches.
+            ParamError: if the number of rows is not a multiple of the number of microbatches; on all ranks, if two
+                of them were given different inputs or targets.
         """
         loss = self.run(*args, target=target, **kwargs)
         dist.broadcast(loss, self.rank_of_last, group=self._group)
@@ -157,6 +160,7 @@ class Pipeline:
     def run(self, *args: Any, target: Any, **kwargs: Any) -> Tensor:
         """Do the same as :meth:`step` without broadcasting the loss: it is 0 on ranks without the last stage."""
         self._check_shapes([*args, target])  # on all ranks that get them, so that none waits for another
+        self._check_rows(args, [target], [kwargs[name] for name in sorted(kwargs)])
         losses: list[Tensor] | None = [] if self._has_last else None
         refusal = None
         if not self._is_tried:
@@ -180,6 +184,13 @@ class Pipeline:
         if refusal is not None:
             raise refusal
         return torch.stack(losses).sum().detach().float() if losses else torch.zeros((), device=self._device)
+
+    def _check_rows(self, *given: Sequence[Any]) -> None:
+        """Compare what the ranks that work on the same rows are given."""
+        check_rows("pipeline", given, self._group)
+        for module in self._wrapped[0].submod.modules():
+            for check in getattr(module, "checks_of_rows", ()):
+                check.check(*given)
 
     def _check_shapes(self, given: Sequence[Any]) -> None:
         """Check that a batch can be cut into microbatches, and has the shapes of the batches before."""

@@ -14,7 +14,7 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import local_part
 from sparkdl.parallel.pipeline.schedules import stages_of_rank
-from sparkdl.parallel.sharding import device_of_counts
+from sparkdl.parallel.verify import device_of_counts, differing, sketch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ class TiedGradients:
         counts = torch.tensor(
             [any(each.grad is not None for each in copies[tie.name].values()) for tie in self._ties],
             dtype=torch.uint8,
-            device=device_of_counts(next(self._stages[0].parameters()), self._group),
+            device=device_of_counts(next(self._stages[0].parameters()).device, self._group),
         )
         dist.all_reduce(counts, op=dist.ReduceOp.MAX, group=self._group)
         return [tie for tie, has_gradient in zip(self._ties, counts.tolist(), strict=True) if has_gradient]
@@ -127,7 +127,7 @@ class TiedGradients:
             parameter.grad = own[number]
 
     def _compare(self, copies: Mapping[str, Mapping[int, nn.Parameter]]) -> None:
-        """Refuse copies that are divided in different ways: their parts are not those of the same elements.
+        """Refuse copies that are not equal, or are divided in different ways: their parts are of other elements.
 
         Raises:
             ParamError: on all ranks, if there are such copies.
@@ -142,6 +142,13 @@ class TiedGradients:
                     f"{' and '.join(map(repr, tie.names))} are one parameter, and pipeline stages divide it in "
                     f"different ways: {' and '.join(sorted(found))}. Divide an embedding by 'embedding_rowwise' and "
                     "the head with its weights by 'colwise', or neither, and shard all stages or none."
+                )
+        parts = [next((sketch(each) for each in copies[tie.name].values()), None) for tie in self._ties]
+        for tie, differs in zip(self._ties, differing(parts, self._group), strict=True):
+            if differs:
+                raise ParamError(
+                    f"{' and '.join(map(repr, tie.names))} are one parameter, and its copies differ between pipeline "
+                    "stages. Begin with the same weights on all ranks: seed them before the model is made."
                 )
 
 

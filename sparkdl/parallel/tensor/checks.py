@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from sparkdl.errors import ParamError, SparkdlError
+from sparkdl.parallel.verify import GRADIENTS, differing, sketch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +52,7 @@ class EqualityCheck:
         if self.is_deferred or layer in self._inputs_of:
             return
         self._inputs_of.add(layer)
-        if self._differing(_sums_of(tensor.detach())[None])[0]:
+        if any(differing([sketch(tensor)], self._group)):
             raise ParamError(
                 f"The tensor-parallel ranks gave different inputs to the divided layer {layer!r}. Give the ranks of a "
                 "tensor group the same rows, and the same random numbers for dropout."
@@ -80,13 +81,13 @@ class EqualityCheck:
         if not self._sums:
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._compare_gradients)
-        sums = _sums_of(gradient)
+        sums = sketch(gradient, GRADIENTS)
         self._sums[name] = self._sums[name] + sums if name in self._sums else sums
 
     def _compare_gradients(self) -> None:
         names = sorted(self._sums)
         self._compared.update(names)
-        differs = self._differing(torch.stack([self._sums.pop(name) for name in names]))
+        differs = differing([self._sums.pop(name) for name in names], self._group)
         wrong = [name for name, is_wrong in zip(names, differs, strict=True) if is_wrong]
         if wrong:
             raise ParamError(
@@ -94,27 +95,6 @@ class EqualityCheck:
                 "If its layer works on the features or heads of divided layers, name it in the plan as 'replicated'. "
                 "Otherwise give the ranks of a tensor group the same random numbers for dropout."
             )
-
-    def _differing(self, sums: Tensor) -> list[bool]:
-        """For each row, a result of :func:`_sums_of`, whether it differs between the ranks."""
-        extremes = torch.stack([sums, -sums])
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
-        highest, lowest = extremes[0], -extremes[1]
-        # Different kinds of processors may round differently.
-        differs: list[bool] = ((highest - lowest).amax(dim=1) > _MOST_DIFFERENCE * highest[:, 1]).tolist()
-        return differs
-
-
-_MOST_DIFFERENCE = 0.01
-"""Largest difference between the sums of a tensor on two ranks, as a share of the sum of its absolute values."""
-
-
-def _sums_of(tensor: Tensor) -> Tensor:
-    """The sum of a tensor's elements with alternating signs, and the sum of their absolute values."""
-    flat = tensor.flatten() if tensor.is_floating_point() else tensor.flatten().double()
-    double = torch.float64
-    alternating = flat[::2].sum(dtype=double) - flat[1::2].sum(dtype=double)
-    return torch.stack([alternating, torch.linalg.vector_norm(flat, 1, dtype=double)])
 
 
 class ComparedOnce:

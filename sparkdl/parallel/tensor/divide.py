@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import gather, gather_summed, split
+from sparkdl.parallel.collectives import begin_equal, gather, gather_summed, split
 from sparkdl.parallel.replaced_parameters import noting_replaced_parameters
 from sparkdl.parallel.sharding import blocks_of
 from sparkdl.parallel.tensor.checks import ComparedOnce, EqualityCheck, defer_checks
@@ -32,6 +32,7 @@ from sparkdl.parallel.tensor.plan import (
     tied_parameters,
     with_whole_outputs,
 )
+from sparkdl.parallel.verify import SameRows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -53,7 +54,8 @@ def divide(
     stay the same, except that a ``colwise`` head returns this rank's part of the vocabulary, for :func:`cross_entropy`.
 
     Args:
-        module: the whole model, the same on all ranks, or on the meta device.
+        module: the whole model, or a model on the meta device. All ranks begin with the weights and buffers of the
+            first one.
         mesh: mesh of the tensor-parallel ranks, such as ``layout.mesh["tensor"]``.
         plan: styles by module names; the plan that the module carries if None.
         whole_outputs: whether a ``colwise`` head returns the whole vocabulary, for losses that do not support parts of
@@ -79,10 +81,12 @@ def divide(
         divided = dict(with_whole_outputs(divided))
     blocks = _blocks_of(module, divided) if sequence else None
     group = mesh.get_group()
+    begin_equal(module, group)
     tied = tied_parameters(module, divided)
     inputs, equality, compared = SharedInputs(group), EqualityCheck(group), ComparedOnce()
     if getattr(module, "is_pipeline_stage", False):
         defer_checks(module, equality, compared)
+    SameRows(module, group, "tensor")
 
     def join(part: Tensor) -> Tensor:
         return gather(part, group, positions_of(part)).contiguous()
@@ -151,7 +155,7 @@ def _attach(
 def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh, own: Collection[str]) -> None:
     """Make the parameters of a layer DTensors; those in ``own`` are divided by themselves."""
     for name, parameter in list(layer.named_parameters(recurse=False)):
-        # No rank broadcasts its weights: all ranks have the same ones, or none yet (on the meta device).
+        # All ranks have the same weights by now, or none yet (on the meta device).
         placements = [placement_of("colwise" if name in own else style, name)]
         part = distribute_tensor(parameter.detach(), mesh, placements, src_data_rank=None)
         layer.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))

@@ -7,7 +7,7 @@ it is minimized or maximized.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sparkdl.training.objective import UserStep
 
 
-OptimizerFactory: TypeAlias = Callable[[Iterator[nn.Parameter]], Optimizer]
+OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
 
 AugmentFunction: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 

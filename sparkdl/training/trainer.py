@@ -30,7 +30,14 @@ from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import Objective, StepPosition, error_context
 from sparkdl.training.stages import Stages
 from sparkdl.training.step import TrainingStep
-from sparkdl.training.update import Precision, UpdatePlan, WeightUpdate, fuse, make_optimizer
+from sparkdl.training.update import (
+    Precision,
+    UpdatePlan,
+    WeightUpdate,
+    fuse,
+    make_optimizer,
+    warn_of_untrained_parameters,
+)
 from sparkdl.training.validation import Validation
 
 if TYPE_CHECKING:
@@ -209,6 +216,8 @@ class Trainer:
         )
         self.plan = UpdatePlan(self.feed, spec.accumulated_batches)
         optimizer = make_optimizer(spec.optimizer, self.module)
+        if communicator.rank == 0:
+            warn_of_untrained_parameters(optimizer, self.module)
         fuse(optimizer)
         self.learning_rate = LearningRate(
             optimizer,

@@ -249,7 +249,7 @@ class Precision:
 
 
 def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
-    """Return ``factory(module.parameters())``.
+    """Return ``factory(list(module.parameters()))``, a list so that the factory can go through it more than once.
 
     Raises:
         ParamError: if no parameter requires a gradient, or the factory raises, returns something other than an
@@ -262,7 +262,7 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        optimizer = factory(module.parameters())
+        optimizer = factory(list(module.parameters()))
     except Exception as error:
         raise ParamError(
             f"Param optimizer failed when called with the model's parameters: {type(error).__name__}: {error}"
@@ -283,6 +283,26 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
             "with; it would train nothing. Each rank has a copy of the model: use the function's argument."
         )
     return optimizer
+
+
+def warn_of_untrained_parameters(optimizer: Optimizer, module: nn.Module) -> None:
+    """Log a warning that names the parameters that require gradients and that no group of the optimizer holds."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    names = [
+        name
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and id(parameter) not in held
+    ]
+    if names:
+        logger.warning(
+            "Param optimizer holds none of %d parameters that require gradients, which are not trained: %s%s.",
+            len(names),
+            ", ".join(names[:_MOST_NAMED]),
+            ", ..." if len(names) > _MOST_NAMED else "",
+        )
+
+
+_MOST_NAMED = 20
 
 
 _WITH_FUSED_FORM = (torch.optim.Adam, torch.optim.AdamW)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,12 @@ import torch
 
 from sparkdl.errors import ParamError
 from sparkdl.training.checkpoint.identity import described_optimizer
-from sparkdl.training.update import fuse, load_optimizer_state, make_optimizer
+from sparkdl.training.update import (
+    fuse,
+    load_optimizer_state,
+    make_optimizer,
+    warn_of_untrained_parameters,
+)
 
 
 @pytest.fixture(params=[True, False])
@@ -34,6 +40,26 @@ def test_collector_is_paused_while_an_optimizer_is_made_and_then_as_it_was(colle
         make_optimizer(factory, torch.nn.Linear(1, 1))
     assert gc.isenabled() == collects
     assert seen == [False, False]
+
+
+def test_a_factory_may_go_through_the_parameters_several_times() -> None:
+    def decay_of_matrices_alone(parameters: Any) -> torch.optim.Optimizer:
+        matrices = {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 0.1}
+        others = {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0}
+        return torch.optim.AdamW([matrices, others])
+
+    optimizer = make_optimizer(decay_of_matrices_alone, torch.nn.Linear(2, 2))
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1]
+
+
+def test_trainable_parameters_that_no_group_holds_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    module[1].requires_grad_(False)
+    for held in (module[0].parameters(), [*module[0].parameters(), *module[2].parameters()]):
+        caplog.clear()
+        warn_of_untrained_parameters(torch.optim.SGD(held, lr=0.1), module)
+        assert ("2.weight, 2.bias" in caplog.text) == isinstance(held, Iterator)
+        assert "1.weight" not in caplog.text
 
 
 ADAMS = [torch.optim.Adam, torch.optim.AdamW]

@@ -359,9 +359,10 @@ class WholeSequences(nn.Module):
         self.is_pipeline_stage = self.is_deferred = self._is_compared
         self.deferred_checks = (self,)
         SameRows(self, group, "context")
-        self._are_gradients_checked = False
-        # Earlier stages get gradients that the last one has scaled.
-        self._scale = dist.get_world_size(group) if getattr(module, "is_last_stage", True) else 1
+        # Earlier stages get gradients of this rank's positions alone, which the last one has scaled.
+        is_last = getattr(module, "is_last_stage", True)
+        self._scale = dist.get_world_size(group) if is_last else 1
+        self._are_gradients_checked = not is_last
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output for whole sequences, joined along ``module.positions_dim``, 1 by default."""

@@ -269,6 +269,7 @@ def _inputs(model: TextModel, column: str, *, takes_tokens: bool) -> PromptInput
             end=model.tokenizer.end,
             max_length=max_length,
             from_end=from_end,
+            before=model.tokenizer.before,
         )
     assert not isinstance(model.tokenizer, TokenNumbers), "without a tokenizer, the input is token arrays"
     return PromptInputs(column=column, tokenizer=model.tokenizer, max_length=max_length, from_end=from_end)
@@ -415,7 +416,7 @@ class LanguageModel(
         tokenizer, beginning = self._make(dataset)
         texts = self._texts(dataset, tokenizer, beginning.network.decoder)
         length = self.getMaxLength()
-        rows = estimated_rows(dataset, texts, self._blend(), length=length, end=tokenizer.end)
+        rows = estimated_rows(dataset, texts, self._blend(), length=length, tokenizer=tokenizer)
         return self._estimator(beginning.network), rows
 
     def model_class(self) -> type[LanguageModelModel]:
@@ -471,9 +472,9 @@ class LanguageModel(
         texts = self._texts(dataset, tokenizer, decoder)
         blend = self._blend()
         if blend is None:
-            yield packed(dataset, texts, length=self.getMaxLength(), end=tokenizer.end)
+            yield packed(dataset, texts, length=self.getMaxLength(), tokenizer=tokenizer)
             return
-        with blended_rows(dataset, texts, blend, length=self.getMaxLength(), end=tokenizer.end) as rows:
+        with blended_rows(dataset, texts, blend, length=self.getMaxLength(), tokenizer=tokenizer) as rows:
             yield rows
 
     def _texts(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.data.blend.rows import CORPUS_COLUMNS, blended, plan_shares
@@ -18,7 +16,15 @@ from sparkdl.data.spark.columns import quoted, stored_type
 from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError
 from sparkdl.estimators.fit.split import RowCounts
-from sparkdl.networks.language import LanguageTokenizer, Row, TextPacker, check_tokens
+from sparkdl.networks.language import (
+    LanguageTokenizer,
+    Row,
+    TextPacker,
+    TokenNumbers,
+    Tokens,
+    check_tokens,
+    framed,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,8 +37,6 @@ _PARTITION_BYTES = 128 << 20
 
 _EXAMPLE_LENGTH = 1000
 """Characters or tokens of an input example."""
-
-Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 def holds_tokens(dataset: DataFrame, name: str) -> bool:
@@ -149,7 +153,12 @@ class Blend:
 
 @contextmanager
 def blended_rows(
-    dataset: DataFrame, texts: Texts, blend: Blend, *, length: int, end: int | None
+    dataset: DataFrame,
+    texts: Texts,
+    blend: Blend,
+    *,
+    length: int,
+    tokenizer: LanguageTokenizer | TokenNumbers,
 ) -> Iterator[DataFrame]:
     """Give an epoch of packed rows of several corpora, each row with texts of one corpus.
 
@@ -166,7 +175,7 @@ def blended_rows(
     numbers = {name: number for number, name in enumerate(blend.weights)}
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        packers = [TextPacker(length, end) for _ in numbers]
+        packers = [TextPacker(length, tokenizer.end, tokenizer.before) for _ in numbers]
         counts = [0] * len(numbers)
         part = 0
 
@@ -222,11 +231,13 @@ def blended_rows(
         kept.unpersist()
 
 
-def packed(dataset: DataFrame, texts: Texts, *, length: int, end: int | None) -> DataFrame:
+def packed(
+    dataset: DataFrame, texts: Texts, *, length: int, tokenizer: LanguageTokenizer | TokenNumbers
+) -> DataFrame:
     """Return the packed rows of a DataFrame; see :class:`~sparkdl.networks.language.TextPacker`."""
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        packer = TextPacker(length, end)
+        packer = TextPacker(length, tokenizer.end, tokenizer.before)
         for batch in batches:
             for tokens in texts(batch.column(0)):
                 yield from map(_batch, packer.add(tokens))
@@ -240,7 +251,12 @@ PLANNED_TEXTS = 2_000
 
 
 def estimated_rows(
-    dataset: DataFrame, texts: Texts, blend: Blend | None, *, length: int, end: int | None
+    dataset: DataFrame,
+    texts: Texts,
+    blend: Blend | None,
+    *,
+    length: int,
+    tokenizer: LanguageTokenizer | TokenNumbers,
 ) -> RowCounts:
     """Estimate the number of packed rows of a fit from the number of all texts and the tokens of the first texts.
 
@@ -249,14 +265,17 @@ def estimated_rows(
         ParamError: if an epoch would have very many rows.
     """
     if blend is None:
-        rows = _rows_of_corpus(dataset, texts, length, end)
+        rows = _rows_of_corpus(dataset, texts, length, tokenizer)
         if not rows:
             raise DataError(f"There are no texts in column {texts.column!r}.")
         return RowCounts(num_rows=rows, num_marked=None, bytes_per_row=24 * length, is_exact=False)
     names = list(blend.weights)
     frames = [frame for frame, _ in blend.corpora(dataset)]
     shares = plan_shares(
-        {name: _rows_of_corpus(frame, texts, length, end) for name, frame in zip(names, frames, strict=True)},
+        {
+            name: _rows_of_corpus(frame, texts, length, tokenizer)
+            for name, frame in zip(names, frames, strict=True)
+        },
         blend.weights,
         num_rows=blend.num_rows,
         held_out=blend.held_out,
@@ -271,12 +290,13 @@ def estimated_rows(
     )
 
 
-def _rows_of_corpus(dataset: DataFrame, texts: Texts, length: int, end: int | None) -> int:
+def _rows_of_corpus(
+    dataset: DataFrame, texts: Texts, length: int, tokenizer: LanguageTokenizer | TokenNumbers
+) -> int:
     def measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             sizes = [
-                len(tokens) + (end is not None and not (len(tokens) and tokens[-1] == end))
-                for tokens in texts(batch.column(0))
+                len(framed(tokens, tokenizer.before, tokenizer.end)) for tokens in texts(batch.column(0))
             ]
             yield pa.RecordBatch.from_pydict({"texts": [len(sizes)], "tokens": [sum(sizes)]})
 

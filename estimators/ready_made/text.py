@@ -25,7 +25,7 @@ from sparkdl.estimators.params.table import Entry, at_least, check_of, optional,
 from sparkdl.estimators.ready_made.estimator import MadeModel, ReadyMadeEstimator, TorchClassificationModel
 from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
 from sparkdl.networks.initial_weights import seeded
-from sparkdl.networks.pretrained import PretrainedTextInputs, check_folder, load_folder, longest_text
+from sparkdl.networks.pretrained import check_folder, fitting_inputs, load_folder
 from sparkdl.networks.text import (
     ByteTokenizer,
     TextInputs,
@@ -330,13 +330,12 @@ class TextClassifier(
         with seeded(self.getSeed()):
             tokenizer, network = load_folder(folder, num_outputs=num_classes)
         max_length = self.getMaxLength()
-        longest = longest_text(tokenizer, network, max_length)
-        if longest < max_length and self.isSet(self.maxLength):
+        inputs = fitting_inputs(folder, tokenizer, network, column=name, wanted=max_length)
+        if inputs.max_length < max_length and self.isSet(self.maxLength):
             raise ParamError(
-                f"Param maxLength is {max_length}, and the model in {folder!r} takes {longest} tokens at most. "
-                f"Lower maxLength to {longest}."
+                f"Param maxLength is {max_length}, and the model in {folder!r} takes {inputs.max_length} tokens at "
+                f"most. Lower maxLength to {inputs.max_length}."
             )
-        inputs = PretrainedTextInputs(column=name, tokenizer=tokenizer, max_length=longest)
         return MadeModel(network, inputs, nn.CrossEntropyLoss())
 
     def model_class(self) -> type[TorchClassificationModel]:

@@ -1,8 +1,8 @@
 """Continuations of texts, token by token, from the keys and values of earlier tokens. Runs wherever a model predicts.
 
 Each token costs the decoder one position, as the keys and values of earlier positions are kept. A text that has grown
-beyond the positions with which the decoder was trained is continued from its last ``max_length`` tokens. The positions
-of all of these change with each token, so their keys are computed anew.
+beyond the positions with which the decoder was trained is continued from its last ``max_length`` tokens, behind those
+that begin every text. The positions of all of these change with each token, so their keys are computed anew.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def continue_texts(
     num_tokens: int,
     end: int | None,
     max_length: int,
+    before: tuple[int, ...] = (),
 ) -> list[list[int]]:
     """Return the tokens that continue each text, without the token that ends it.
 
@@ -60,6 +61,7 @@ def continue_texts(
         num_tokens: number of tokens to choose from; a decoder may compute logits for a few more.
         end: number of the token that ends a text; None if there is none.
         max_length: number of positions with which the decoder was trained.
+        before: tokens with which every text begins; they stay before the last tokens of a text that has grown too long.
     """
     texts = [row[: int(length)].tolist() for row, length in zip(tokens, lengths, strict=True)]
     generators = [
@@ -79,7 +81,7 @@ def continue_texts(
             last = torch.tensor([each[-1] if each else 0 for each in found], device=tokens.device)
             parts.append((reader.following(last) if number else reader.first(tokens, lengths))[kept])
         if moved:
-            windows = [(texts[row] + found[row])[-max_length:] for row in moved]
+            windows = [last_tokens(texts[row] + found[row], max_length, before) for row in moved]
             parts.append(_last_logits(decoder, windows, tokens.device))
         rows = [*kept, *moved]
         logits = torch.cat([each.cpu().float()[:, :num_tokens] for each in parts])
@@ -90,6 +92,14 @@ def continue_texts(
                 found[row].append(token)
                 open_rows.append(row)
     return found
+
+
+def last_tokens(tokens: list[int], num_tokens: int, before: tuple[int, ...]) -> list[int]:
+    """Return the last tokens of a text, ``num_tokens`` with those before every text, which stay as far as they fit."""
+    if len(tokens) <= num_tokens:
+        return tokens
+    kept = len(before) if len(before) < num_tokens else 0
+    return [*before[:kept], *tokens[len(tokens) - num_tokens + kept :]]
 
 
 def _choose(logits: Tensor, generators: Sequence[torch.Generator], generation: Generation) -> list[int]:

@@ -1,8 +1,9 @@
 """Language models: tokenizers, packed rows for training, and the outputs of a trained model for texts.
 
-A tokenizer has ``num_tokens``, ``end`` (the token after a text), ``encode`` and ``decode``; :class:`TokenNumbers` has
-only the first two, for a model of texts that were tokenized elsewhere. Texts are packed on the *executors*, and
-:class:`LanguageNetwork` is trained on the *ranks*; :class:`TextModel` computes predictions anywhere.
+A tokenizer has ``num_tokens``, ``before`` and ``after`` (the tokens that it puts around every text), ``end`` (the token
+that ends a text), ``encode`` and ``decode``; :class:`TokenNumbers` stand for a tokenizer if texts were tokenized
+elsewhere. Texts are packed on the *executors*, and :class:`LanguageNetwork` is trained on the *ranks*;
+:class:`TextModel` computes predictions anywhere.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 from sparkdl.data.blend.packing import PackedBatch, SequencePacker
 from sparkdl.errors import DataError, ParamError
 from sparkdl.networks.decoder import Decoder
-from sparkdl.networks.generation import Generation, continue_texts
+from sparkdl.networks.folder_tokens import TextEncoder
+from sparkdl.networks.generation import Generation, continue_texts, last_tokens
 from sparkdl.networks.logits import logits_of
 from sparkdl.networks.text import checked_texts
 
@@ -44,11 +46,19 @@ class LanguageTokenizer(Protocol):
         """Size of the vocabulary."""
 
     @property
+    def before(self) -> tuple[int, ...]:
+        """The tokens before every text, such as the token that begins a text."""
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """The tokens after every text, also in a prediction; usually none."""
+
+    @property
     def end(self) -> int:
-        """The token that follows a text."""
+        """The token that ends a text."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without the end."""
+        """Return the tokens of a text alone. No text, whatever it contains, yields an end or another control token."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without ends."""
@@ -60,11 +70,12 @@ class TokenNumbers:
 
     Attributes:
         num_tokens: size of the vocabulary.
-        end: the token that follows a text; None if there is none.
+        end: the token that ends a text; None if there is none.
     """
 
     num_tokens: int
     end: int | None = None
+    before: ClassVar[tuple[int, ...]] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,8 @@ class LearnedTokenizer:
     """
 
     json: str
+    before: ClassVar[tuple[int, ...]] = ()
+    after: ClassVar[tuple[int, ...]] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -85,12 +98,12 @@ class LearnedTokenizer:
 
     @property
     def end(self) -> int:
-        """The token that follows a text."""
+        """The token that ends a text."""
         number: int = self.library_tokenizer.token_to_id(END)
         return number
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without the end."""
+        """Return the tokens of a text alone."""
         tokens: list[int] = self.library_tokenizer.encode(text).ids
         return tokens
 
@@ -102,7 +115,9 @@ class LearnedTokenizer:
     @cached_property
     def library_tokenizer(self) -> Any:
         """The tokenizer of the library ``tokenizers``."""
-        return _tokenizers().Tokenizer.from_str(self.json)
+        tokenizer = _tokenizers().Tokenizer.from_str(self.json)
+        tokenizer.encode_special_tokens = True  # the string of the end in a text is not the end
+        return tokenizer
 
     def __reduce__(self) -> Any:
         """Pickle only the JSON, not the tokenizer that the library made from it."""
@@ -156,19 +171,45 @@ class FolderTokenizer:
         return len(self.tokenizer)
 
     @property
+    def before(self) -> tuple[int, ...]:
+        """The tokens that the tokenizer puts before every text."""
+        return self._encoder.frame.before
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """The tokens that the tokenizer puts after every text."""
+        return self._encoder.frame.after
+
+    @property
     def end(self) -> int:
-        """The token that follows a text."""
-        return int(self.tokenizer.eos_token_id)
+        """The last token that the tokenizer puts after a text, or its end-of-sequence token if it puts none."""
+        return self.after[-1] if self.after else int(self.tokenizer.eos_token_id)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without the end."""
-        tokens: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Return the tokens of a text alone."""
+        (tokens,) = self._encoder.encode([text])
         return tokens
+
+    @cached_property
+    def _encoder(self) -> TextEncoder:
+        return TextEncoder(self.tokenizer)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without ends."""
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
+
+
+Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+def framed(tokens: Tokens, before: tuple[int, ...], end: int | None) -> Tokens:
+    """Return the tokens of a text with those before every text and the end, unless it begins or ends with them."""
+    if before and tuple(tokens[: len(before)]) != before:
+        tokens = np.concatenate([before, np.asarray(tokens, np.int64)])
+    if end is not None and not (len(tokens) and tokens[-1] == end):
+        tokens = np.append(np.asarray(tokens, np.int64), end)
+    return tokens
 
 
 class TextPacker:
@@ -180,17 +221,16 @@ class TextPacker:
     Args:
         length: number of tokens in a row.
         end: token that is appended to a text unless the text already ends with it; None to append nothing.
+        before: tokens that are put before a text unless the text already begins with them.
     """
 
-    def __init__(self, length: int, end: int | None) -> None:
+    def __init__(self, length: int, end: int | None, before: tuple[int, ...] = ()) -> None:
         self._packer = SequencePacker(length, batch_size=1, num_open_rows=NUM_OPEN_ROWS)
-        self._end = end
+        self._before, self._end = before, end
 
-    def add(self, text: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Iterator[Row]:
+    def add(self, text: Tokens) -> Iterator[Row]:
         """Add the tokens of a text, and yield the rows that are complete."""
-        if self._end is not None and not (len(text) and text[-1] == self._end):
-            text = np.append(np.asarray(text, np.int64), self._end)
-        self._packer.add([text])
+        self._packer.add([framed(text, self._before, self._end)])
         while (batch := self._packer.pop()) is not None:
             yield _row(batch)
 
@@ -309,16 +349,20 @@ class PromptInputs:
     from_end: bool
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
-        """Return ``tokens``, ``(rows, longest)``, and ``lengths``, ``(rows,)``; an empty text gets the end token.
+        """Return ``tokens``, ``(rows, longest)``, and ``lengths``, ``(rows,)``.
+
+        They are the tokens that the tokenizer makes of a text, with those around it; none follow a text that is
+        continued. A text without any token gets the end token.
 
         Raises:
             DataError: if a row does not hold a text.
         """
+        before, after = self.tokenizer.before, () if self.from_end else self.tokenizer.after
         tokens = [
-            self.tokenizer.encode(text) or [self.tokenizer.end]
+            [*before, *self.tokenizer.encode(text), *after] or [self.tokenizer.end]
             for text in checked_texts(columns[self.column], self.column)
         ]
-        return _prompts(tokens, self.max_length, from_end=self.from_end)
+        return _prompts(tokens, self.max_length, before, from_end=self.from_end)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,6 +375,7 @@ class TokenInputs:
         end: token in place of a text without tokens; None if there is none.
         max_length: maximum number of tokens that are kept of a text; None for all.
         from_end: whether the last tokens of a longer text are kept instead of the first ones.
+        before: tokens before a text that does not begin with them.
     """
 
     column: str
@@ -338,6 +383,7 @@ class TokenInputs:
     end: int | None
     max_length: int | None
     from_end: bool
+    before: tuple[int, ...] = ()
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
         """Return ``tokens``, ``(rows, longest)``, and ``lengths``, ``(rows,)``.
@@ -349,13 +395,14 @@ class TokenInputs:
         for row in columns[self.column]:
             tokens = np.asarray(row, np.int64) if len(row) else np.empty(0, np.int64)
             check_tokens(tokens, self.num_tokens, self.column)
+            tokens = np.asarray(framed(tokens, self.before, None), np.int64)
             if not len(tokens) and self.end is None:
                 raise DataError(
                     f"Column {self.column!r} holds an array without tokens, and the model has no token that ends a "
                     "text, with which it could begin. Leave those rows out."
                 )
             found.append(tokens if len(tokens) else np.array([self.end]))
-        return _prompts(found, self.max_length, from_end=self.from_end)
+        return _prompts(found, self.max_length, self.before, from_end=self.from_end)
 
 
 def check_tokens(tokens: npt.NDArray[np.integer[Any]], num_tokens: int, column: str) -> None:
@@ -373,10 +420,16 @@ def check_tokens(tokens: npt.NDArray[np.integer[Any]], num_tokens: int, column: 
 
 
 def _prompts(
-    texts: Sequence[Sequence[int] | npt.NDArray[np.int64]], max_length: int | None, *, from_end: bool
+    texts: Sequence[Tokens],
+    max_length: int | None,
+    before: tuple[int, ...],
+    *,
+    from_end: bool,
 ) -> dict[str, npt.NDArray[np.int64]]:
-    if max_length is not None:
-        texts = [each[-max_length:] if from_end else each[:max_length] for each in texts]
+    if max_length is not None and from_end:
+        texts = [last_tokens(list(text), max_length, before) for text in texts]
+    elif max_length is not None:
+        texts = [text[:max_length] for text in texts]
     lengths = np.array([len(each) for each in texts], np.int64)
     padded = np.zeros((len(texts), int(lengths.max(initial=1))), np.int64)
     for row, each in zip(padded, texts, strict=True):
@@ -452,6 +505,7 @@ class TextModel(nn.Module):
             num_tokens=self.num_tokens,
             end=self.tokenizer.end,
             max_length=self.max_length,
+            before=self.tokenizer.before,
         )
 
     def _log_likelihood(self, tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -459,18 +513,22 @@ class TextModel(nn.Module):
 
         A text longer than ``max_length`` is read in windows of ``max_length`` tokens that overlap by half. Each window
         adds the tokens that the previous window did not reach, so that every token after the first window has at least
-        half a window before it.
+        half a window before it. Every window begins with the tokens that the tokenizer puts before a text.
         """
         totals = torch.zeros(len(tokens), 2, device=tokens.device)
-        begin, done = 0, 1
+        overlap = self.max_length // 2
+        before = tokens.new_tensor(self.tokenizer.before if len(self.tokenizer.before) < overlap else ())
+        begin, done, lead = 0, 1, 0
         while (rows := (lengths > done).nonzero()[:, 0]).numel():
-            window = tokens[rows, begin : begin + self.max_length]
+            window = tokens[rows, begin : begin + self.max_length - lead]
             reached = begin + window.shape[1]
-            logs = logits_of(self.decoder, window[:, :-1])[:, done - 1 - begin :].float().log_softmax(dim=-1)
-            following = logs.gather(-1, window[:, done - begin :, None]).squeeze(-1)
+            window = torch.cat([before[:lead].expand(len(rows), lead), window], dim=1)
+            first = done - begin + lead
+            logs = logits_of(self.decoder, window[:, :-1])[:, first - 1 :].float().log_softmax(dim=-1)
+            following = logs.gather(-1, window[:, first:, None]).squeeze(-1)
             counted = torch.arange(done, reached, device=tokens.device) < lengths[rows, None]
             totals[rows] += torch.stack([(following * counted).sum(dim=1), counted.sum(dim=1)], dim=1)
-            begin, done = reached - self.max_length // 2, reached
+            begin, done, lead = reached - overlap, reached, len(before)
         return totals
 
     def _embedding(self, tokens: Tensor, lengths: Tensor) -> Tensor:

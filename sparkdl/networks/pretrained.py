@@ -11,7 +11,8 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
 from sparkdl.model.architecture import evaluating
+from sparkdl.networks.folder_tokens import TextEncoder
 from sparkdl.networks.text import checked_texts
 
 _TAKEN = ("input_ids", "attention_mask", "token_type_ids")
@@ -30,6 +32,9 @@ _NO_LIMIT = 1 << 20
 
 _FEW = 8
 """Number of tokens that any model takes."""
+
+PADDINGS = ("right", "left", "full")
+"""Padding after the longest text's length, before it, or after the length of the longest text that the model takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,28 +46,50 @@ class PretrainedTextInputs:
         tokenizer: tokenizer of transformers.
         max_length: maximum number of tokens of a text, including those that the tokenizer adds; later tokens are cut
             off.
+        padding: how texts of a batch get one length, one of :data:`PADDINGS`.
     """
 
     column: str
     tokenizer: Any
     max_length: int
+    padding: str = "right"
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
         """Return token numbers and the attention mask, each ``(rows, longest)``, and token types if the model has them.
 
+        A text without any token gets one padding token that is attended to: models fail without a token.
+
         Raises:
             DataError: if a row does not hold a text.
         """
-        texts = checked_texts(columns[self.column], self.column)
-        made = self._tokens(texts, max_length=self.max_length, padding=True)
-        if made["input_ids"].shape[1] == 0:  # no token in any text: models fail without one
-            made = self._tokens(texts, max_length=1, padding="max_length")
-        return {name: np.asarray(made[name], np.int64) for name in taken_names(self.tokenizer)}
+        texts = self._encoder.encode(checked_texts(columns[self.column], self.column))
+        frame, tokenizer = self._encoder.frame, self.tokenizer
+        before, after = len(frame.before), len(frame.after)
+        room = max(self.max_length - before - after, 0)
+        rows = [[*frame.before, *text[:room], *frame.after] or [tokenizer.pad_token_id] for text in texts]
+        lengths = np.array([len(row) for row in rows], np.int64)
+        width = self.max_length if self.padding == "full" else int(lengths.max(initial=1))
+        begins = width - lengths if self.padding == "left" else np.zeros_like(lengths)
+        shape = len(rows), width
+        made = {
+            "input_ids": np.full(shape, tokenizer.pad_token_id, np.int64),
+            "attention_mask": np.zeros(shape, np.int64),
+            "token_type_ids": np.full(shape, tokenizer.pad_token_type_id, np.int64),
+        }
+        for number, (row, begin) in enumerate(zip(rows, begins, strict=True)):
+            at = np.s_[number, begin : begin + len(row)]
+            made["input_ids"][at] = row
+            made["attention_mask"][at] = 1
+            made["token_type_ids"][at] = [
+                *frame.types[:before],
+                *[frame.types[before]] * (len(row) - before - after),
+                *frame.types[before + 1 :],
+            ]
+        return {name: made[name] for name in taken_names(tokenizer)}
 
-    def _tokens(self, texts: list[str], *, max_length: int, padding: bool | str) -> Any:
-        return self.tokenizer(
-            texts, truncation=True, max_length=max_length, padding=padding, return_tensors="np"
-        )
+    @cached_property
+    def _encoder(self) -> TextEncoder:
+        return TextEncoder(self.tokenizer)
 
 
 def taken_names(tokenizer: Any) -> list[str]:
@@ -89,14 +116,54 @@ class PretrainedTextNetwork(nn.Module):
         return scores
 
 
-def longest_text(tokenizer: Any, network: PretrainedTextNetwork, wanted: int) -> int:
-    """Return the maximum number of tokens of a text that a model takes, at most ``wanted``.
+def fitting_inputs(
+    folder: str, tokenizer: Any, network: PretrainedTextNetwork, *, column: str, wanted: int
+) -> PretrainedTextInputs:
+    """Return the inputs of a model for texts of at most ``wanted`` tokens, or of as many as the model takes.
 
-    The number is tried, as some models reserve the first of the positions in their configuration for padding.
+    The number is tried, as some models reserve the first of the positions in their configuration for padding. The
+    padding is tried, too: it is the first of :data:`PADDINGS` with which the model's output for a text does not depend
+    on the other texts of the batch, whatever the folder says.
 
     Raises:
-        ParamError: if the model fails even with a short text.
+        ParamError: if the model fails even with a short text, or depends on the other texts with any padding.
     """
+    most = _longest_text(tokenizer, network, wanted)
+    inputs = PretrainedTextInputs(column=column, tokenizer=tokenizer, max_length=most)
+    for padding in PADDINGS:
+        tried = replace(inputs, padding=padding)
+        if _answers_each_alone(tried, network):
+            return tried
+    raise ParamError(
+        f"Param pretrained is {folder!r}, with a {type(network.model).__name__} whose output for a text depends on the "
+        "other texts of its batch, with padding before or after the texts. Choose another model."
+    )
+
+
+_NOISE = 1e-3
+"""Difference between outputs that rounding can make, relative to the largest output."""
+
+
+def _answers_each_alone(inputs: PretrainedTextInputs, network: PretrainedTextNetwork) -> bool:
+    """Whether a model's output for a short text and an empty one is the same beside a long text."""
+    long = " ".join("abcdefghijklmnopqrstuvwxyz" * (1 + inputs.max_length // 26))
+
+    def outputs(*texts: str) -> Tensor:
+        made = inputs({inputs.column: np.array(texts, dtype=object)})
+        with torch.no_grad(), evaluating(network):
+            scores: Tensor = network(*(torch.from_numpy(made[name]) for name in network.names))
+        return scores
+
+    short = ["a b", ""]
+    try:
+        alone = torch.cat([outputs(text) for text in short])
+        difference = (outputs(*short, long[: 2 * inputs.max_length])[:2] - alone).abs().max()
+    except Exception:  # models that shorten texts take no short text alone
+        return False
+    return bool(difference <= _NOISE * alone.abs().max())
+
+
+def _longest_text(tokenizer: Any, network: PretrainedTextNetwork, wanted: int) -> int:
     config: Any = network.model.config
     limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
     most = min([wanted, *(int(limit) for limit in limits if limit is not None and 0 < limit < _NO_LIMIT)])
@@ -188,7 +255,11 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
                 "tokenizer.pad_token = ..., and save it again."
             )
         tokenizer.pad_token = tokenizer.eos_token  # as usual for models that generate texts
-    model.config.pad_token_id = tokenizer.pad_token_id
+    for config in (
+        model.config,
+        model.config.get_text_config(),
+    ):  # one, unless the model takes more than texts
+        config.pad_token_id = tokenizer.pad_token_id
     tokenizer.model_input_names = _names_for(model, tokenizer.model_input_names)
     model = model.float()  # weights may be of a lower precision
     return tokenizer, PretrainedTextNetwork(model, taken_names(tokenizer))

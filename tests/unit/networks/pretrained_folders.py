@@ -9,7 +9,15 @@ NUM_TOKENS = 40
 
 
 def write_folder(
-    folder, *, kind="gpt2", tokens="[CLS]", places=12, num_tokens=NUM_TOKENS, names=None, **config
+    folder,
+    *,
+    kind="gpt2",
+    tokens="[CLS]",
+    places=12,
+    num_tokens=NUM_TOKENS,
+    names=None,
+    padding_side="right",
+    **config,
 ):
     """Write a model for seven classes with bfloat16 weights, and a tokenizer of letters; return the path.
 
@@ -21,6 +29,7 @@ def write_folder(
         places: number of positions of the model.
         num_tokens: number of tokens of the tokenizer.
         names: names of the tokenizer's outputs; input ids and attention mask when None.
+        padding_side: side on which the tokenizer pads, as the folder says.
         config: further settings of the model.
     """
     import torch
@@ -31,7 +40,7 @@ def write_folder(
         "distilbert": {"dim": 4, "n_layers": 1, "n_heads": 2, "hidden_dim": 4},
     }
     usual = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 4}
-    positions = {} if kind == "gpt2" else {"max_position_embeddings": places}
+    positions = {} if kind in ("gpt2", "xlnet") else {"max_position_embeddings": places}
     settings = {"vocab_size": NUM_TOKENS, "num_labels": 7, **sizes.get(kind, usual), **positions, **config}
     model = transformers.AutoModelForSequenceClassification.from_config(
         transformers.AutoConfig.for_model(kind, **settings)
@@ -43,6 +52,7 @@ def write_folder(
         unk_token="[UNK]",
         cls_token="[CLS]",
         model_input_names=names or ["input_ids", "attention_mask"],
+        padding_side=padding_side,
         **special,
     ).save_pretrained(folder)
     return str(folder)

@@ -146,21 +146,38 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
     np.testing.assert_array_equal(*[each["name"]["probability"] for each in answers])
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2", "roberta"])
-def test_all_texts_may_be_empty_for_a_tokenizer_that_adds_no_tokens(dataset, pretrained, tmp_path, kind):
-    folder = write_folder(tmp_path / "bare", kind=kind, tokens="")
+PADDINGS = {"xlnet": "left", "fnet": "full", "canine": "full"}
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2", "roberta", "llama", "opt", *PADDINGS])
+@pytest.mark.parametrize("tokens", ["", "[CLS]"])
+def test_probability_of_a_text_does_not_depend_on_the_texts_beside_it(
+    dataset, pretrained, tmp_path, kind, tokens
+):
+    folder = write_folder(
+        tmp_path / "left",
+        kind=kind,
+        tokens=tokens,
+        padding_side="left",
+        initializer_range=0.5,
+        **({"d_model": 4, "n_layer": 1, "n_head": 2, "d_inner": 4} if kind == "xlnet" else {}),
+    )
     inputs = learned(dataset, folder, labelCol="name")
     model = SavedModel(inputs.spec.model, inputs.signature)
-    alone, among = (
-        Predictor(model).answer({"text": np.array(texts, dtype=object)}, ("probability",))["name"]
-        for texts in (["", ""], ["", "more"])
-    )
+    save_model(model, tmp_path / "model")
     prepare = inputs.spec.inputs.prepare
-    ids = prepare({"text": np.array([""], dtype=object)})["input_ids"]
-    assert ids.tolist() == [[prepare.tokenizer.pad_token_id]]
-    assert np.isfinite(alone["probability"]).all()
-    if kind == "gpt2":  # if no position counts, others attend to all, also after the text
-        np.testing.assert_allclose(alone["probability"][0], among["probability"][0], rtol=1e-5)
+    assert prepare.padding == PADDINGS.get(kind, "right")
+    texts = ["", "a", "b c", "more letters than the model takes at all", ""]
+
+    def probabilities(model, texts):
+        rows = {"text": np.array(texts, dtype=object)}
+        return Predictor(model).answer(rows, ("probability",))["name"]["probability"]
+
+    together = probabilities(load_model(tmp_path / "model"), texts)
+    assert np.isfinite(together).all()
+    assert len(np.unique(together.round(5))) > 2
+    for text, row in zip(texts, together, strict=True):
+        np.testing.assert_allclose(probabilities(model, [text])[0], row, rtol=1e-4)
 
 
 def test_model_gets_only_the_tokenizer_outputs_that_it_takes(dataset, pretrained, tmp_path):

@@ -23,7 +23,7 @@ from sparkdl.estimators.params.running import HasCheckpoints, HasRanks, HasRows,
 from sparkdl.estimators.params.table import check_entries, check_of, entries_of
 from sparkdl.estimators.params.training import HasFunctions, HasObjective, HasTraining, best_goal_of
 from sparkdl.model.architecture import check_has_values
-from sparkdl.model.inputs import dtype_name, parameter_dtype
+from sparkdl.model.inputs import dtype_name, number_dtype
 from sparkdl.training.spec import DRAWN
 
 if TYPE_CHECKING:
@@ -146,8 +146,8 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         return self.prepares_features()
 
     def vector_dtype(self) -> str:
-        """Return the dtype in which Spark ML vectors are stored: float64 if the model's weights are, else float32."""
-        dtype = dtype_name(parameter_dtype(self.getModel()))
+        """Return the dtype in which Spark ML vectors are stored: float64 if the model takes that, else float32."""
+        dtype = dtype_name(number_dtype(self.getModel()))
         return "float64" if dtype == "float64" else "float32"
 
     def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> None:

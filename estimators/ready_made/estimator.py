@@ -104,6 +104,10 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any],
         """Return the path of the file or folder that :meth:`make` reads weights from; None if it reads none."""
         return None
 
+    def vector_dtype(self) -> str:
+        """Return the dtype in which Spark ML vectors are stored."""
+        return "float32"
+
     def write(self) -> MLWriter:
         """Return a writer: ``estimator.write().overwrite().save(path)``."""
         return ParamsWriter(self)
@@ -140,7 +144,7 @@ class _LearningEstimator(TorchEstimator):
         return False
 
     def vector_dtype(self) -> str:
-        return "float32"
+        return self._of.vector_dtype()
 
     def further_params(self) -> dict[str, object]:
         given = self._of.extractParamMap()

@@ -33,7 +33,7 @@ from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
 from sparkdl.estimators.torch_estimator import M
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.standardization import Moments, StandardizedMSELoss
-from sparkdl.networks.tabular import TabularInputs, TabularNetwork, joined
+from sparkdl.networks.tabular import TabularInputs, TabularNetwork, joined, origin_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 MOST_CATEGORIES = 100_000
 _ROWS_AT_ONCE = 1 << 14
+_MOST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Table:
         inputs: function that converts the columns to the network's inputs.
         scales: mean and standard deviation of the numbers.
         label_scale: mean and standard deviation of the labels; empty if the labels are not numbers to predict.
-        is_plain: whether the only feature column holds numbers, so that the network can take it without conversion.
+        is_plain: whether the only feature column holds floats, so that the network can take it without conversion.
     """
 
     inputs: TabularInputs
@@ -98,6 +99,7 @@ def learn_table(
     numeric = tuple(column.name for column in columns if column.name not in names)
     scales, label_scale = Moments(), Moments()
     found: dict[str, set[Any]] = {name: set() for name in names}
+    origins: dict[str, int] = {}
     wanted = [*features, *([label] if label is not None else [])]
     with ParquetFeed(
         dataset,
@@ -107,20 +109,25 @@ def learn_table(
         row_filter=training,
     ) as feed:
         for batch in feed.epoch(0):
+            if not scales.num_rows:
+                first = {name: origin_of(batch[name]) for name in numeric}
+                origins = {name: origin for name, origin in first.items() if origin}
             if numeric:
-                scales.add(_finite(joined(batch, numeric), numeric, batch))
+                scales.add(_finite(joined(batch, numeric, origins), numeric, batch))
             if label is not None:
-                labels = joined(batch, (label,))
+                labels = joined(batch, (label,), {})
                 label_scale.add(_finite(labels, (label,), batch))
             for name, categories in found.items():
                 _add_categories(categories, batch[name], name)
     return Table(
         inputs=TabularInputs(
-            numeric=numeric, categories={name: tuple(sorted(each)) for name, each in found.items()}
+            numeric=numeric,
+            categories={name: tuple(sorted(each)) for name, each in found.items()},
+            origins=tuple(origins.items()),
         ),
         scales=scales,
         label_scale=label_scale,
-        is_plain=len(columns) == 1 and not names,
+        is_plain=len(columns) == 1 and "float" in columns[0].dtype,
     )
 
 
@@ -146,11 +153,11 @@ def _check_kind(column: Column, *, is_category: bool) -> None:
 
 
 def _finite(
-    values: npt.NDArray[np.float32], names: tuple[str, ...], batch: dict[str, npt.NDArray[Any]]
-) -> npt.NDArray[np.float32]:
-    if np.isfinite(values).all():
+    values: npt.NDArray[np.float64], names: tuple[str, ...], batch: dict[str, npt.NDArray[Any]]
+) -> npt.NDArray[np.float64]:
+    if (np.abs(values) <= _MOST).all():
         return values
-    bad = [name for name in names if not np.isfinite(np.asarray(batch[name], np.float32)).all()]
+    bad = [name for name in names if not (np.abs(batch[name].astype(np.float64)) <= _MOST).all()]
     raise DataError(
         f"Columns of numbers hold NaN or infinity, or what is too large for float32: {', '.join(map(repr, bad))}. Fill "
         "them with pyspark.ml.feature.Imputer, or leave those rows out."
@@ -187,6 +194,10 @@ _FEATURES = 'column of numbers or vectors, or list of columns of numbers, vector
 
 class _TableEstimator(ReadyMadeEstimator[M], HasTable):
     """Base of both estimators for tables."""
+
+    def vector_dtype(self) -> str:
+        """Return float64, as vectors are standardized before they are rounded to the layers' float32."""
+        return "float64"
 
     def _learn_table(
         self, dataset: ParquetDataset, training: RowChoice | None, *, label: str | None = None

@@ -39,8 +39,15 @@ def to_features(array: npt.NDArray[np.generic] | Tensor, dtype: torch.dtype, dev
     return tensor.unsqueeze(1) if tensor.ndim == 1 and dtype.is_floating_point else tensor
 
 
-def parameter_dtype(module: nn.Module) -> torch.dtype:
-    """Return the dtype of the first floating-point parameter; float32 for a module without one."""
+def number_dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype in which floats enter a module and its loss.
+
+    That is the module's own ``number_dtype``, such as float64 for a module that standardizes numbers itself, or the
+    dtype of its first floating-point parameter; float32 for a module without one.
+    """
+    own = getattr(module, "number_dtype", None)
+    if isinstance(own, torch.dtype):
+        return own
     for parameter in module.parameters():
         if parameter.is_floating_point():
             return parameter.dtype
@@ -50,10 +57,10 @@ def parameter_dtype(module: nn.Module) -> torch.dtype:
 def candidate_dtypes(column_dtype: str, module: nn.Module) -> tuple[torch.dtype, ...]:
     """Return the dtypes in which a column may enter the model or the loss, the preferred one first.
 
-    Floats become the parameters' dtype. Integers stay integers (int64) if the model takes them, as an embedding does,
-    and otherwise become the parameters' dtype.
+    Floats become the module's :func:`number_dtype`. Integers stay integers (int64) if the model takes them, as an
+    embedding does, and otherwise become the same.
     """
-    floating = parameter_dtype(module)
+    floating = number_dtype(module)
     if np.issubdtype(np.dtype(column_dtype), np.floating):
         return (floating,)
     return (torch.int64, floating)

@@ -47,7 +47,7 @@ class Moments:
         """Standard deviation of each column, ``(columns,)``; 1 for a constant column, which is then not scaled."""
         deviation = np.sqrt(self._squares / max(self.num_rows, 1))
         # Rounding errors of a constant column are not a spread.
-        is_constant = deviation <= 1e-9 * np.abs(self.mean)
+        is_constant = deviation <= 1e-14 * np.abs(self.mean)
         return np.where(is_constant, 1.0, deviation)
 
 

@@ -18,7 +18,8 @@ class TabularNetwork(nn.Module):
     Called with numbers ``(rows, numbers)`` and category numbers ``(rows, categorical columns)``, or with one of them if
     there are only numbers or only categories. The category number 0 stands for a category that was not in the training
     data; it is embedded as zeros. With ``output_mean`` and ``output_deviation``, as for a regression, the layers learn
-    standardized values.
+    standardized values. Numbers are standardized in float64, and outputs that are not standardized are float64: in
+    float32, seconds since 1970 would be rounded to minutes.
 
     Args:
         mean: mean of each number, ``(numbers,)``; empty if there are only categories.
@@ -35,6 +36,9 @@ class TabularNetwork(nn.Module):
     deviation: Tensor
     output_mean: Tensor
     output_deviation: Tensor
+
+    number_dtype = torch.float64
+    """The dtype of numbers and labels."""
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class TabularNetwork(nn.Module):
             "output_deviation": output_deviation,
         }
         for name, value in scales.items():
-            self.register_buffer(name, torch.from_numpy(np.array(value, np.float32)))
+            self.register_buffer(name, torch.from_numpy(np.array(value, np.float64)))
         self.embeddings = nn.ModuleList(_embedding(count) for count in num_categories)
         width = self.mean.numel() + sum(_embedding_size(count) for count in num_categories)
         layers: list[nn.Module] = []
@@ -68,13 +72,14 @@ class TabularNetwork(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return ``(rows, outputs)``."""
         parts = []
+        dtype = next(self.layers.parameters()).dtype
         if self.mean.numel():
             numbers = inputs[0].to(self.mean.dtype).flatten(1)
-            parts.append((numbers - self.mean) / self.deviation)
+            parts.append(((numbers - self.mean) / self.deviation).to(dtype))
         if self.embeddings:
             codes = inputs[-1]
             parts += [embed(codes[:, index]) for index, embed in enumerate(self.embeddings)]
-        # In a lower precision, labels of 100,000 would become infinite, and labels of 0.00001 would become 0.
+        # In float16, labels of 100,000 would become infinite, and in float32 they would lose their hundredths.
         outputs: Tensor = self.layers(torch.cat(parts, dim=1)).to(self.output_mean.dtype)
         return outputs * self.output_deviation + self.output_mean
 
@@ -100,29 +105,51 @@ class TabularInputs:
         numeric: names of the columns of numbers, scalars or arrays of fixed length.
         categories: known categories of each categorical column in ascending order, by the column's name. The first
             category has the number 1; 0 stands for every unknown value.
+        origins: whole numbers that are subtracted from columns of integers too large for float64, by the column's name.
     """
 
     numeric: tuple[str, ...] = ()
     categories: Mapping[str, tuple[Any, ...]]
+    origins: tuple[tuple[str, int], ...] = ()
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Return numbers ``(rows, numbers)`` as float32 and category numbers ``(rows, categorical columns)`` as int64.
+        """Return numbers ``(rows, numbers)`` as float64 and category numbers ``(rows, categorical columns)`` as int64.
 
         Either is left out if there are no such columns.
         """
         made: dict[str, npt.NDArray[Any]] = {}
         if self.numeric:
-            made[NUMBERS] = joined(columns, self.numeric)
+            made[NUMBERS] = joined(columns, self.numeric, dict(self.origins))
         if self.categories:
             codes = [category_codes(columns[name], known) for name, known in self.categories.items()]
             made[CODES] = np.stack(codes, axis=1)
         return made
 
 
-def joined(columns: Mapping[str, npt.NDArray[Any]], names: tuple[str, ...]) -> npt.NDArray[np.float32]:
-    """Return columns of numbers side by side as ``(rows, numbers)``; arrays are flattened."""
-    parts = [np.asarray(columns[name], np.float32) for name in names]
+def joined(
+    columns: Mapping[str, npt.NDArray[Any]], names: tuple[str, ...], origins: Mapping[str, int]
+) -> npt.NDArray[np.float64]:
+    """Return columns of numbers side by side as ``(rows, numbers)``, without their origins; arrays are flattened."""
+    parts = [_from_origin(np.asarray(columns[name]), origins.get(name, 0)) for name in names]
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+_LARGE = 1 << 53
+"""Up to this, float64 has all whole numbers."""
+
+
+def origin_of(values: npt.NDArray[Any]) -> int:
+    """Return the whole number that is to be subtracted from a column: its first one if that is too large, else 0."""
+    first = int(values.flat[0]) if values.dtype.kind in "iu" and values.size else 0
+    return first if abs(first) > _LARGE else 0
+
+
+def _from_origin(values: npt.NDArray[Any], origin: int) -> npt.NDArray[np.float64]:
+    numbers = values.astype(np.float64) - origin
+    if not origin or values.dtype.kind not in "iu":
+        return numbers
+    exact = (values.astype(np.uint64) - np.uint64(origin % (1 << 64))).astype(np.int64)  # modulo 2**64
+    return np.where(np.abs(numbers) < 2.0**62, exact, numbers)
 
 
 def category_codes(values: npt.NDArray[Any], known: tuple[Any, ...]) -> npt.NDArray[np.int64]:

@@ -36,7 +36,7 @@ from torch.overrides import TorchFunctionMode
 from sparkdl.data.dataset.dataset import listed
 from sparkdl.errors import DataError, ParamError
 from sparkdl.model.heads import Head, first_output, output_of_each
-from sparkdl.model.inputs import Arrays, ModelInputs, candidate_dtypes, dtype_name, parameter_dtype, to_tensor
+from sparkdl.model.inputs import Arrays, ModelInputs, candidate_dtypes, dtype_name, number_dtype, to_tensor
 from sparkdl.model.losses import (
     LossFunction,
     compute_loss,
@@ -510,7 +510,7 @@ def _try_labels(
     """Return the head with the dtype in which its labels enter its loss; compute the gradients of the loss."""
     name, loss = head.label.name, head.loss
     if loss is None:
-        dtype = torch.int64 if labels.dtype.kind in "biu" else parameter_dtype(model)
+        dtype = torch.int64 if labels.dtype.kind in "biu" else number_dtype(model)
         return _with_dtype(head, dtype)
     assert outputs is not None, "a head with a loss has an output"
     failures = []
@@ -562,5 +562,5 @@ def _label_dtypes(
     if is_class_loss(loss) and (labels.ndim == 1 or not np.issubdtype(labels.dtype, np.floating)):
         return (torch.int64,)
     if is_torch_loss(loss) or np.issubdtype(labels.dtype, np.floating):
-        return parameter_dtype(model), torch.int64
-    return torch.int64, parameter_dtype(model)
+        return number_dtype(model), torch.int64
+    return torch.int64, number_dtype(model)

@@ -14,6 +14,7 @@ from pyspark.ml.evaluation import (
     MulticlassClassificationEvaluator,
     RegressionEvaluator,
 )
+from pyspark.ml.functions import array_to_vector
 from pyspark.ml.regression import RegressionModel, Regressor
 from pyspark.ml.tuning import TrainValidationSplit
 from pyspark.sql import functions as F
@@ -131,6 +132,23 @@ def test_a_grid_over_layers_and_learning_rates_chooses_a_regressor(people, tmp_p
     assert model.bestModel.predict(row["image"]) == pytest.approx(row["prediction"])
     assert model.bestModel.numFeatures == 4
     assert store_is_empty(tmp_path)
+
+
+def test_moments_of_one_minute_are_told_apart_and_predicted(spark, tmp_path):
+    moment = F.lit(1.7e9) + F.col("id") / 4
+    rows = spark.range(0, 240, 1, 2).select(
+        array_to_vector(F.array(moment)).alias("moment"),
+        moment.alias("start"),
+        F.lit(1.0).alias("one"),
+        (F.col("id") >= 120).cast("int").alias("label"),
+        (F.lit(1.7e9) + 60 * F.col("id")).alias("end"),
+    )
+    changes = {"hiddenSizes": [], "epochs": 15, **common(tmp_path), "learningRate": 0.1}
+    classified = TorchClassifier(featuresCol="moment", **changes).fit(rows).transform(rows)
+    assert classified.filter("prediction = label").count() > 230
+    model = TorchRegressor(featuresCol=["start", "one"], labelCol="end", **changes).fit(rows)
+    r2 = RegressionEvaluator(labelCol="end", metricName="r2")
+    assert r2.evaluate(model.transform(rows)) > 0.95
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_numeric_columns_are_joined_in_their_order():
     kinds = np.array(["b", "?"], dtype=object)
     made = inputs({"kind": kinds, **{name: np.array(values) for name, values in columns.items()}})
     assert made[NUMBERS].tolist() == [[1, 2, 1.5, 1], [3, 4, 2.5, 0]]
-    assert made[NUMBERS].dtype == np.float32
+    assert made[NUMBERS].dtype == np.float64
     assert made[CODES].tolist() == [[2], [0]]
 
 
@@ -67,6 +67,7 @@ def test_numbers_are_standardized_and_outputs_scaled_by_buffers_among_the_weight
     rows = torch.tensor([[1.0, -2.0], [5.0, 0.5]])
     standardized = (rows - torch.tensor([1.0, -2.0])) / torch.tensor([2.0, 0.5])
     torch.testing.assert_close(scaled(rows), plain(standardized) * 10 + 100)
+    assert all(scaled.get_buffer(name).dtype == torch.float64 for name, _ in scaled.named_buffers())
     assert {"mean", "deviation", "output_mean", "output_deviation"} < set(scaled.state_dict())
 
 
@@ -105,6 +106,6 @@ def test_outputs_have_full_precision_although_layers_have_less(output_mean):
     rows = torch.tensor([[-1.0], [1.0]])
     with torch.autocast("cpu", torch.bfloat16):
         outputs = network(rows)
-    assert outputs.dtype == torch.float32
+    assert outputs.dtype == torch.float64
     expected = network(rows).detach()
     np.testing.assert_allclose(outputs.detach(), expected, rtol=1e-5, atol=1e-2 if output_mean else 1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +19,8 @@ from sparkdl.estimators import TorchClassifier, TorchRegressor
 from sparkdl.estimators.fit.labels import count_classes
 from sparkdl.estimators.ready_made.estimator import TorchClassificationModel, answer_row
 from sparkdl.model.predictor import Predictor
-from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.saved_model import SavedModel, load_model, save_model
+from sparkdl.model.served_model import PyfuncModel
 from tests.unit.estimators.fit_examples import learn
 
 NUM_ROWS = 60
@@ -131,6 +133,46 @@ def test_columns_of_all_kinds_become_predictions(dataset, features):
         assert inputs.spec.inputs.prepare.categories["kind"] == ("ant", "bee", "cat")
     if "count" in rows:
         assert inputs.spec.inputs.prepare.categories["count"] == tuple(sorted(set(rows["count"].tolist())))
+
+
+SECONDS = np.random.default_rng(5).permutation(NUM_ROWS) / 4.0
+"""Numbers of a quarter of a second within a minute; sums with whole numbers below 2**50 are exact."""
+
+LARGE = {
+    "a double": {"x": lambda values, offset: values + offset},
+    "two doubles": {"x": lambda values, offset: values + offset, "y": lambda values, _: -values},
+    "arrays": {"x": lambda values, offset: np.stack([values + offset, values], axis=1).tolist()},
+    "nanoseconds": {"x": lambda values, offset: (values * 4).astype(np.int64) + (offset and 17 * 10**17)},
+    "negative": {"x": lambda values, offset: (values * 4).astype(np.int64) - (offset and 2**63 - 9)},
+    "arrays of integers": {
+        "x": lambda values, offset: [[int(4 * each) + (offset and 2**60)] for each in values]
+    },
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_predictions_do_not_change_if_a_column_and_the_label_are_moved_far(tmp_path, kind):
+    answers = []
+    for offset in (0, 1_700_000_000):
+        columns = {name: make(SECONDS, offset) for name, make in LARGE[kind].items()}
+        table = pa.table({**columns, "label": SECONDS * 60 + offset})
+        folder = tmp_path / str(offset)
+        folder.mkdir()
+        pq.write_table(table, folder / "part-0.parquet")
+        names = list(columns)
+        inputs = learn(TorchRegressor(featuresCol=names, labelCol="label"), scan_dataset(str(folder)))
+        assert inputs.spec.heads[0].label.dtype == "float64"
+        save_model(SavedModel(inputs.spec.model, inputs.signature), folder / "model")
+        saved = load_model(folder / "model")
+        rows = {name: np.array(values) for name, values in columns.items()}
+        found = Predictor(saved).predict(rows)["label"]
+        served = PyfuncModel(saved).predict(pd.DataFrame(table.drop(["label"]).to_pydict()))
+        np.testing.assert_array_equal(served["prediction"], found)
+        assert len(set(found.tolist())) == NUM_ROWS
+        row = {name: values[0] for name, values in rows.items()}
+        assert answer_row(saved, row, "prediction") == pytest.approx(found[0], abs=1e-4)
+        answers.append(found - offset)
+    np.testing.assert_allclose(*answers, atol=1e-2)
 
 
 def test_scales_are_computed_from_the_training_rows_only(dataset):

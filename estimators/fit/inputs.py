@@ -31,7 +31,7 @@ from sparkdl.errors import (
     did_you_mean,
 )
 from sparkdl.estimators.fit.dry_run import try_step
-from sparkdl.estimators.fit.labels import make_heads, stored_values, trial_labels, with_classes
+from sparkdl.estimators.fit.labels import and_more, make_heads, stored_values, trial_labels, with_classes
 from sparkdl.estimators.fit.split import num_training_rows, split_rows, validation_column
 from sparkdl.estimators.params.inputs import labels_by_column, scored_columns_of
 from sparkdl.estimators.params.table import spec_fields
@@ -181,8 +181,8 @@ def check_row_weights(dataset: ParquetDataset, name: str) -> None:
         bad = ~np.isfinite(weights) | (weights < 0)
         if bad.any():
             raise DataError(
-                f"Weights of rows must be finite and at least 0, but column {name!r} holds {weights[bad][0]} (and "
-                f"{int(bad.sum()) - 1} more like it). Fix those rows or leave them out."
+                f"Weights of rows must be finite and at least 0, but column {name!r} holds {weights[bad][0]}"
+                f"{and_more(bad)}. Fix those rows or leave them out."
             )
         has_weight = has_weight or bool((weights > 0).any())
     if not has_weight:

@@ -49,6 +49,11 @@ def stored_values(dataset: ParquetDataset, name: str) -> Iterator[np.ndarray]:
             yield batch[name].reshape(-1)
 
 
+def and_more(bad: npt.NDArray[np.bool_]) -> str:
+    """Return how an error counts the values after the first wrong one; nothing if that is the only one."""
+    return f" (and {bad.sum() - 1} more like it)" if bad.sum() > 1 else ""
+
+
 _MAX_EXACT = 2**53
 """Largest whole number up to which a double represents every whole number exactly."""
 
@@ -145,14 +150,15 @@ def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ign
             bad &= values != allowed
         if bad.any():
             remedy = "" if column.shape else ", name them in Param labels"
+            if np.isnan(values).any():
+                raise DataError(f"Column {name!r} holds NaN, which is no class. Leave those rows out.")
             if (values == TORCH_IGNORE_INDEX).any() and not column.shape:
                 raise DataError(
                     f"Column {name!r} holds the label {TORCH_IGNORE_INDEX}: {advice_on_ignored(name)}"
                 )
             raise DataError(
-                f"Labels must be whole numbers in [0, {num_classes}), but column {name!r} holds {values[bad][0]} "
-                f"(and {int(bad.sum()) - 1} more like it). Number the classes from 0{remedy}, or give the model more "
-                "outputs."
+                f"Labels must be whole numbers in [0, {num_classes}), but column {name!r} holds {values[bad][0]}"
+                f"{and_more(bad)}. Number the classes from 0{remedy}, or give the model more outputs."
             )
 
 

@@ -92,10 +92,15 @@ class StateMetric:
         """States of ranks that a resumed fit no longer has. Kept apart, as joined states cannot be updated."""
 
     def add(self, outputs: Any, targets: Any, rows: int) -> None:
-        """Update the metric with a batch; a classification metric gets labels as integers."""
+        """Update the metric with a batch; a classification metric gets labels as integers.
+
+        A binary metric takes one score per row: of two class scores it gets the probability of the second class.
+        """
         del rows
         if _wants_integers(self._metric) and isinstance(targets, Tensor) and targets.is_floating_point():
             targets = targets.long()
+        if _is_binary(self._metric) and _has_two_scores(outputs, targets):
+            outputs = outputs.softmax(dim=1)[:, 1]
         self._metric.update(outputs, targets)
 
     def pack(self) -> bytes:
@@ -197,6 +202,18 @@ def _holds_metrics(metric: Any) -> bool:
 
 def _wants_integers(metric: Any) -> bool:
     return any(kind.__module__.startswith("torchmetrics.classification") for kind in type(metric).__mro__)
+
+
+def _is_binary(metric: Any) -> bool:
+    return _wants_integers(metric) and any(
+        kind.__name__.startswith("Binary") for kind in type(metric).__mro__
+    )
+
+
+def _has_two_scores(outputs: Any, targets: Any) -> bool:
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return False
+    return outputs.ndim == targets.ndim + 1 and outputs.shape[1] == 2
 
 
 def _on_cpu(value: Any) -> Any:

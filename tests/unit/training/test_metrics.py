@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics import (
     AUROC,
+    Accuracy,
     MeanSquaredError,
     MetricCollection,
     MultioutputWrapper,
@@ -68,6 +69,14 @@ def test_class_without_arguments_makes_a_metric_and_classification_takes_float_l
     assert metrics_of({"auroc": BinaryAUROC, "mse": MeanSquaredError}, batches) == pytest.approx(
         {"auroc": 0.75, "mse": 0.1925}
     )
+
+
+@pytest.mark.parametrize("metric", [BinaryAUROC, partial(Accuracy, task="binary")])
+def test_binary_metrics_of_two_class_scores_take_the_probability_of_the_second(metric):
+    scores = torch.randn(390, 2, generator=torch.Generator().manual_seed(0)) * 4
+    labels = [index % 2 for index in range(390)]
+    expected = float(metric()(scores.softmax(dim=1)[:, 1], torch.tensor(labels)))
+    assert metrics_of({"m": metric}, [(scores.tolist(), labels)]) == pytest.approx({"m": expected})
 
 
 def test_a_pass_without_rows_has_no_value():

@@ -146,7 +146,7 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
     np.testing.assert_array_equal(*[each["name"]["probability"] for each in answers])
 
 
-PADDINGS = {"xlnet": "left", "fnet": "full", "canine": "full"}
+PADDINGS = {"xlnet": "left", "fnet": "full"}
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2", "roberta", "llama", "opt", *PADDINGS])

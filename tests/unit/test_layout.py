@@ -55,7 +55,7 @@ LAYERS = {
     "model": "served_model, predictor | saved_model, heads, losses | served_columns | signature, "
     "architecture | inputs, padding | weights_file",
     "networks": "language_folder, language, generation, logits | adapters | pretrained, backbones | decoder | images | "
-    "initial_weights | standardization | tabular | text",
+    "initial_weights | standardization | tabular | text | folder_tokens",
     "tracking": "run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | carried_native | "
     "start",
     "mlflow": "flavor | pyfunc",

@@ -103,6 +103,7 @@ def fit_on_rows(
                 tempfile.TemporaryDirectory(prefix="sparkdl-tracking-") as folder,
                 run_of_fit(params, run_options.group, run_options.tags) as run,
             ):
+                run.check_begun()
                 run.log_params(params_to_log(params, parquet))
                 if run.is_tracked and run.switches.log_datasets:
                     run.log_dataset(describe_dataset(params, parquet, rows.source))

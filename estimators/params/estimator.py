@@ -24,6 +24,7 @@ from sparkdl.estimators.params.table import check_entries, check_of, entries_of
 from sparkdl.estimators.params.training import HasFunctions, HasObjective, HasTraining, best_goal_of
 from sparkdl.model.architecture import check_has_values
 from sparkdl.model.inputs import dtype_name, number_dtype
+from sparkdl.tracking.logged_model import check_registration
 from sparkdl.training.spec import DRAWN
 
 if TYPE_CHECKING:
@@ -205,6 +206,8 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
             raise ParamError(
                 f"Param registeredModelAlias is {self.getRegisteredModelAlias()!r}: {self.registeredModelAlias.doc}."
             ).about("registeredModelAlias")
+        with check_of("registeredModelName", "registeredModelAlias"):
+            check_registration(self.getRegisteredModelName(), self.getRegisteredModelAlias())
         if self.getLogCheckpoints() and self.getCheckpointDir() is None:
             raise ParamError(f"Param logCheckpoints is True: {self.logCheckpoints.doc}.").about(
                 "logCheckpoints"

@@ -54,6 +54,11 @@ def _parallelism(given: Mapping[str, Any]) -> Parallelism:
     return Parallelism(**given)
 
 
+def _check_filled(param: Param[Any], value: str) -> None:
+    if not value.strip():
+        raise ParamError(f"Param {param.name} is {value!r}, an empty name. Give it a name, or do not set it.")
+
+
 def _check_parallelism(param: Param[Any], value: Mapping[str, Any]) -> None:
     del param
     _parallelism(value)
@@ -232,7 +237,9 @@ class HasTracking(Params):
         default="auto",
     )
     experiment, getExperiment, setExperiment = optional(
-        TypeConverters.toString, "name of the MLflow experiment; default: the active experiment"
+        TypeConverters.toString,
+        "name of the MLflow experiment; default: the active experiment",
+        check=_check_filled,
     )
     runName, getRunName, setRunName = optional(
         TypeConverters.toString, "name of the MLflow run; default: a name that MLflow chooses"

@@ -18,6 +18,7 @@ from sparkdl.data.files.failures import reading_from
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, ParamTypeError, SavedModelError
 from sparkdl.tracking import Registration, SentRun, send_kept_runs
+from sparkdl.tracking.logged_model import check_registration
 from sparkdl.tracking.mlflow_model import FLAVOR_NAME, MODULE_FOLDER, FlavorOptions, log_flavor, save_flavor
 from sparkdl.tracking.start import INTEGRATION
 
@@ -213,11 +214,13 @@ def log_model(
 
     Raises:
         ParamTypeError: if ``model`` is not a TorchModel, or there is an alias without a registered name.
+        ParamError: if MLflow's registry must refuse the name or the alias.
         SerializationError: if a part of the model cannot be pickled.
         mlflow.exceptions.MlflowException: if the server refuses the model.
     """
     if registered_model_alias is not None and registered_model_name is None:
         raise ParamTypeError("registered_model_alias needs a registered_model_name whose version gets it.")
+    check_registration(registered_model_name, registered_model_alias)
     options = FlavorOptions(
         signature=signature,
         input_example=input_example,
@@ -304,10 +307,11 @@ def autolog(
 
     Raises:
         ImportError: if mlflow is not installed.
-        ParamError: if ``every_n_iter`` is less than 1.
+        ParamError: if ``every_n_iter`` is less than 1, or MLflow's registry must refuse the name.
     """
     if every_n_iter < 1:
         raise ParamError(f"every_n_iter is {every_n_iter}. Give a number of epochs, 1 or more.")
+    check_registration(registered_model_name, None)
     _integrated()(
         log_models=log_models,
         log_input_examples=log_input_examples,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl.errors import StoreError
-from sparkdl.tracking.sender import KINDS_OF_MODELS, Message, deliver, is_refusal
+from sparkdl.tracking.sender import Message, deliver, is_refusal, is_worth_keeping
 from sparkdl.tracking.start import (
     BegunRun,
     RunStart,
@@ -179,7 +179,7 @@ def _send(kept: KeptRun) -> SentRun:
                     raise
                 said = without_credentials(str(error))
                 _logger.warning("MLflow refuses %s of the kept run %s: %s", message.kind, run_id, said)
-                if message.kind in KINDS_OF_MODELS:
+                if is_worth_keeping(message, error):
                     refusal = f"{type(error).__name__}: {said}"
     except Exception as error:
         said = f"{type(error).__name__}: {without_credentials(str(error))}"

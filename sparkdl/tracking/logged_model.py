@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl.errors import ParamError
 from sparkdl.tracking.start import reporting_to
 
 if TYPE_CHECKING:
@@ -215,6 +217,33 @@ class Registration:
     await_s: int = 300
 
 
+def check_registration(name: str | None, alias: str | None) -> None:
+    """Check a name and an alias by the rules of MLflow's registry, which a server would apply only after the fit.
+
+    Raises:
+        ParamError: if the registry must refuse one of them.
+    """
+    if name is not None and (
+        not name.strip() or re.search("[/:]", name) or name.startswith("..") or name == "."
+    ):
+        raise ParamError(
+            f"The name of a registered model cannot be {name!r}. MLflow takes no empty name, and none that has a "
+            "slash or colon or is a relative path."
+        )
+    if alias is None:
+        return
+    if not re.fullmatch(r"[\w-]{1,255}", alias):
+        raise ParamError(
+            f"The alias of a registered model cannot be {alias!r}. MLflow takes up to 255 letters, digits, underscores "
+            "and hyphens."
+        )
+    if re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE):
+        raise ParamError(
+            f"The alias of a registered model cannot be {alias!r}, which MLflow reserves for versions, as all of "
+            "'latest', 'v1', 'v2', ... Choose another word, such as 'champion'."
+        )
+
+
 def register(client: MlflowClient, model_uri: str, registration: Registration) -> str:
     """Register a logged model, unless it is already registered, and return its version.
 
@@ -241,7 +270,8 @@ def register(client: MlflowClient, model_uri: str, registration: Registration) -
 
 
 def _version_of(client: MlflowClient, model_uri: str, name: str) -> str | None:
-    found = client.search_model_versions(f"name = '{name}'")
+    quote = '"' if "'" in name else "'"
+    found = client.search_model_versions(f"name = {quote}{name}{quote}")
     return next((str(each.version) for each in found if each.tags.get(MODEL_TAG) == model_uri), None)
 
 

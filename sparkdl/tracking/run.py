@@ -26,14 +26,15 @@ from sparkdl.tracking.logged_model import Registration
 from sparkdl.tracking.mlflow_model import FlavorOptions, save_flavor, values_of
 from sparkdl.tracking.model_code import current_code
 from sparkdl.tracking.sender import (
-    KINDS_OF_MODELS,
     MAX_METRICS_PER_MESSAGE,
     Message,
     RefusedError,
     Sender,
     deliver,
     file_message,
+    is_final_refusal,
     is_refusal,
+    is_worth_keeping,
 )
 from sparkdl.tracking.start import (
     BegunRun,
@@ -57,6 +58,7 @@ BYTES_PER_S = 1 << 20
 """Bytes of models and checkpoints for which a fit waits one second longer."""
 
 _WAIT_AFTER_INTERRUPT_S = 5.0
+_WAIT_FOR_ANSWER_S = 5.0
 _MAX_PARAM_VALUE_LENGTH = 500  # the limit of the oldest servers in use; MLflow 2.x and 3.x take 6000
 
 _making_database = threading.Lock()
@@ -88,7 +90,9 @@ class MlflowRun:
         self._shelf, self._group = shelf, group
         self._warn: Callable[..., None] = _logger.debug if self.switches.silent else _logger.warning
         self._tracking_uri = mlflow.get_tracking_uri()
-        self.has_begun = threading.Event()
+        self.is_answered = threading.Event()
+        """Set when the run is opened on the server, or the server has refused to open it."""
+        self.refusal: Exception | None = None
         self._begun: BegunRun | None = None
         self.start = describe_start(
             experiment=experiment,
@@ -106,6 +110,13 @@ class MlflowRun:
         self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
         # An empty message, so that the run is opened at once.
         self._sender.put(Message(kind="tags", content={"tags": {}}))
+
+    def check_begun(self) -> None:
+        """Raise a ParamError if MLflow refuses to open the run; wait a few seconds if a run of the user is active."""
+        if self.start.active is not None:
+            self.is_answered.wait(_WAIT_FOR_ANSWER_S)
+        if self.refusal is not None:
+            raise ParamError(f"MLflow refuses the run of this fit: {_told(self.refusal)}") from self.refusal
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log Params, with values cut to MLflow's maximal length."""
@@ -162,6 +173,8 @@ class MlflowRun:
 
     def close(self, status: str) -> None:
         """End the run, and keep the messages that were not sent."""
+        if self.refusal is not None:
+            self._warn("Nothing of this fit is logged, as MLflow refuses its run: %s", _told(self.refusal))
         end = {"status": status, "end_time": int(time.time() * 1000)}
         self._sender.put(Message(kind="end", content=end))
         wait_s = min(self._wait_s, _WAIT_AFTER_INTERRUPT_S) if status == "KILLED" else self._wait_s
@@ -185,13 +198,22 @@ class MlflowRun:
         import mlflow
         from mlflow.exceptions import MlflowException
 
+        if self.refusal is not None:
+            return
         if self._begun is None:
-            parent_id = None if self._group is None else self._group.parent_id()
-            with nullcontext() if self._tracking_uri.startswith("http") else _making_database:
-                client = mlflow.MlflowClient(self._tracking_uri)
-                self._begun = begin_run(client, self.start, parent_id)
+            try:
+                parent_id = None if self._group is None else self._group.parent_id()
+                with nullcontext() if self._tracking_uri.startswith("http") else _making_database:
+                    client = mlflow.MlflowClient(self._tracking_uri)
+                    self._begun = begin_run(client, self.start, parent_id)
+            except MlflowException as error:
+                if not is_final_refusal(error):
+                    raise
+                self.refusal = error
+                self.is_answered.set()
+                return
             self.run_id = self._begun.run_id
-            self.has_begun.set()
+            self.is_answered.set()
         if message.kind == "end" and self._begun.is_joined:
             return
         if message.kind == "registration" and self.model_uri is None:
@@ -202,7 +224,7 @@ class MlflowRun:
             self.model_uri = deliver(client, self._begun.run_id, message, self.model_uri) or self.model_uri
         except MlflowException as error:
             if is_refusal(error):
-                if message.kind in KINDS_OF_MODELS:
+                if is_worth_keeping(message, error):
                     self._refused.append(message)
                 raise RefusedError from error
             raise
@@ -236,6 +258,10 @@ class MlflowRun:
         )
 
 
+def _told(error: Exception) -> str:
+    return without_credentials(str(error))
+
+
 def _bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -267,6 +293,9 @@ class FitRun(Protocol):
     def model_uri(self) -> str | None:
         """URI of the logged model; None if the server has not accepted one."""
 
+    def check_begun(self) -> None:
+        """Raise a ParamError if MLflow refuses to open the run; wait a few seconds if a run of the user is active."""
+
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log Params, with values cut to MLflow's maximal length."""
 
@@ -296,6 +325,9 @@ class NoRun:
     is_tracked = False
     run_id: str | None = None
     model_uri: str | None = None
+
+    def check_begun(self) -> None:
+        """Do nothing."""
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Do nothing."""
@@ -419,8 +451,10 @@ class RunGroup:
         """
         if self._run is None:
             return str(self.active.info.run_id)
-        if not self._run.has_begun.wait(_WAIT_FOR_PARENT_S):
+        if not self._run.is_answered.wait(_WAIT_FOR_PARENT_S):
             raise TimeoutError("the run under which this one is nested could not be opened")
+        if self._run.refusal is not None:
+            raise self._run.refusal
         assert self._run.run_id is not None
         return self._run.run_id
 

@@ -28,25 +28,18 @@ Kind: TypeAlias = Literal[
     "params", "metrics", "tags", "dataset", "file", "folder", "model", "registration", "end"
 ]
 
-KINDS_OF_MODELS: tuple[Kind, ...] = ("model", "registration")
-"""Kinds of messages that are kept if a server refuses them: models are valuable, and access may be granted later."""
-
 MAX_METRICS_PER_MESSAGE = 1000
 """Maximal number of metrics per message: MLflow's limit for a batch."""
 
 _MAX_PARAMS_PER_BATCH = 100
 # BAD_REQUEST is not among them, as MLflow also returns it if its database is gone.
-_REFUSALS = frozenset(
-    {
-        "FEATURE_DISABLED",
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_STATE",
-        "PERMISSION_DENIED",
-        "RESOURCE_ALREADY_EXISTS",
-        "RESOURCE_DOES_NOT_EXIST",
-        "RESOURCE_LIMIT_EXCEEDED",
-    }
-)
+_FINAL_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_ALREADY_EXISTS"})
+_REFUSALS = _FINAL_REFUSALS | {
+    "FEATURE_DISABLED",
+    "PERMISSION_DENIED",
+    "RESOURCE_DOES_NOT_EXIST",
+    "RESOURCE_LIMIT_EXCEEDED",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +77,16 @@ def file_message(path: str, content: bytes) -> Message:
 def is_refusal(error: Exception) -> bool:
     """Return whether an error means that the server refuses the message, so that sending it again is useless."""
     return getattr(error, "error_code", None) in _REFUSALS
+
+
+def is_final_refusal(error: Exception) -> bool:
+    """Return whether an error means that the server will always refuse the message, whatever its users may do."""
+    return getattr(error, "error_code", None) in _FINAL_REFUSALS
+
+
+def is_worth_keeping(message: Message, error: Exception) -> bool:
+    """Return whether a refused message is kept to be sent later: a model, or a registration that may be granted yet."""
+    return message.kind == "model" or (message.kind == "registration" and not is_final_refusal(error))
 
 
 def deliver(client: MlflowClient, run_id: str, message: Message, model_uri: str | None = None) -> str | None:

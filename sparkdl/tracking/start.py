@@ -148,8 +148,18 @@ def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = Non
     Raises:
         Exception: any exception of MLflow, if the run cannot be opened.
     """
-    if start.active is not None and start.may_join and not client.get_run(start.active).data.params:
-        return BegunRun(start.active, is_joined=True)
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+    if start.active is not None:
+        active = client.get_run(start.active)
+        if active.info.lifecycle_stage == "deleted":
+            raise MlflowException(
+                f"The active run {start.active} is deleted. Restore it, or end it by mlflow.end_run() and fit again.",
+                INVALID_PARAMETER_VALUE,
+            )
+        if start.may_join and not active.data.params:
+            return BegunRun(start.active, is_joined=True)
     experiment_id = _experiment_id(client, start)
     before = find_run(client, [experiment_id], start.key)
     if before is not None:  # the run was opened, and the response was lost

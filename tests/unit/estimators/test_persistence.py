@@ -209,6 +209,27 @@ def test_folder_that_is_no_model_is_named(tmp_path):
         TorchModel.load(str(tmp_path / "model"))
 
 
+@pytest.mark.parametrize("file", ["part-00000", "part-00000-56d13b3a-8c06-4187-9eb9-189e16aff010-c000.txt"])
+@pytest.mark.parametrize(
+    ("found", "call"),
+    [
+        ("pyspark.ml.pipeline.PipelineModel", "from pyspark.ml.pipeline import PipelineModel"),
+        ("org.apache.spark.ml.PipelineModel", "from pyspark.ml import PipelineModel"),
+        ("pyspark.ml.tuning.CrossValidatorModel", "from pyspark.ml.tuning import CrossValidatorModel"),
+        (
+            "org.apache.spark.ml.tuning.CrossValidatorModel",
+            "from pyspark.ml.tuning import CrossValidatorModel",
+        ),
+    ],
+)
+def test_model_of_spark_is_named_with_the_call_that_loads_it(tmp_path, file, found, call):
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / file).write_text(json.dumps({"class": found, "uid": "a_1", "paramMap": {}}))
+    kind = found.rpartition(".")[2]
+    with pytest.raises(SavedModelError, match=rf"holds a {found}, not a .*{call}; {kind}\.load\(path\)"):
+        TorchModel.load(str(tmp_path))
+
+
 def test_a_param_of_a_newer_version_is_named(tmp_path):
     make_model().save(str(tmp_path / "model"))
     path = tmp_path / "model" / "metadata" / "part-00000"

@@ -234,7 +234,11 @@ def _read_metadata(folder: Path, expected: type[Params]) -> dict[str, Any]:
         ) from error
     if found != name:
         module, _, kind = found.replace("org.apache.spark.ml.", "pyspark.ml.").rpartition(".")
-        inside = f" The {expected.__name__} may be one of its stages, or its bestModel." if module.startswith("pyspark.") else ""
+        inside = (
+            f" The {expected.__name__} may be one of its stages, or its bestModel."
+            if module.startswith("pyspark.")
+            else ""
+        )
         raise SavedModelError(
             f"The path holds a {found}, not a {name}. Load it with that class: from {module} import {kind}; "
             f"{kind}.load(path).{inside}"

@@ -172,7 +172,7 @@ def test_a_param_map_reaches_the_estimator_in_a_pipeline_and_its_model(case, pip
 
 def test_pipelines_are_saved_and_loaded_by_sparks_own_writers(case, piped, parts, tmp_path):
     pipeline, estimator, model = piped
-    where = f"file://{tmp_path}"
+    where = f"file:{tmp_path}/Q%20b c"  # Spark takes it as it stands
     pipeline.save(f"{where}/pipeline")
     _, same = Pipeline.load(f"{where}/pipeline").getStages()
     assert type(same) is case.estimator_class

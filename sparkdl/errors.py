@@ -140,6 +140,13 @@ class RankError(SparkdlError, RuntimeError):
         self.traceback_text = traceback_text
 
 
+class StandInError(SparkdlError):
+    """Stands for an exception of a rank that cannot be unpickled on the driver; the message has its type and text.
+
+    Its class is not importable there, or holds what cannot be pickled. The traceback of the rank is in ``RankError``.
+    """
+
+
 class ProcessesLostError(SparkdlError):
     """Processes were lost: a process was killed or hung, or an executor or host was lost. No exception was raised.
 
@@ -154,6 +161,14 @@ LossError = ProcessesLostError
 
 class RankDiedError(ProcessesLostError, RankError):
     """A rank's process was killed, or went with its executor or its host; the message names rank and host."""
+
+
+class LinkLostError(ProcessesLostError, RankError):
+    """A connection between ranks was cut while all of their processes ran; the message names ranks and hosts.
+
+    With ``maxRestarts``, a fit continues automatically; ``max_retries`` of a Runner starts its ranks again, too.
+    Look at the network between the hosts, such as a firewall that drops connections.
+    """
 
 
 class HangError(ProcessesLostError, RankError):

@@ -5,6 +5,7 @@ The second part holds the checks of ``fit`` and ``fitMultiple``, and the iterato
 
 from __future__ import annotations
 
+import socket
 import tempfile
 import threading
 import weakref
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sparkdl.cores import in_threads
 from sparkdl.data.spark.columns import check_frame
-from sparkdl.data.spark.jobs import jobs_of
+from sparkdl.data.spark.jobs import jobs_of, named_jobs
 from sparkdl.data.spark.session import task_cpus, threads_by_settings
-from sparkdl.errors import ParamError, ParamTypeError
+from sparkdl.errors import LaunchError, ParamError, ParamTypeError
 from sparkdl.estimators.fit.checkpoints import (
     FinishedFit,
     checkpoints_of,
@@ -42,6 +43,7 @@ from sparkdl.training.remote.transfer import fetch_module, store_spec
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkdl.collective import WorldReport
@@ -84,6 +86,8 @@ def fit_on_rows(
     check_columns(params, rows.available)
     check_picklable(params)
     check_cluster(spark, num_ranks=params.getNumWorkers(), gpus_per_rank=params.getGpusPerWorker())
+    if params.getGpusPerWorker():
+        check_gpus(spark)
     with _progress(show=params.getShowProgress()) as progress:
         progress.status("Preparing the rows")
         store = params.getStore()
@@ -283,6 +287,40 @@ def with_param_maps(estimator: E, maps: Sequence[dict[Any, Any]]) -> list[E]:
             copy.setParams(checkpointDir=f"{folder.rstrip('/')}/fit-{index}")
         copies.append(copy)
     return copies
+
+
+def check_gpus(spark: SparkSession) -> None:
+    """Check that torch sees a GPU on an executor, before rows are written for ranks with GPUs.
+
+    Raises:
+        LaunchError: if it does not.
+    """
+    with named_jobs(spark, "looking for GPUs"):
+        (row,) = (
+            spark.range(0, 1, 1, 1).mapInArrow(_count_gpus, "gpus int, torch string, host string").collect()
+        )
+    if not row["gpus"]:
+        raise LaunchError(
+            f"Param gpusPerWorker is 1, and torch {row['torch']} sees no GPU on {row['host']}. Leave gpusPerWorker out "
+            "to train on CPUs, or give the executors GPUs and a CUDA build of torch."
+        )
+
+
+def _count_gpus(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the number of GPUs that torch sees on the machine of this *task*."""
+    import pyarrow as pa
+    import torch
+
+    for _ in batches:
+        pass  # the row only makes Spark call this
+    facts = {
+        "gpus": [torch.cuda.device_count()],
+        "torch": [str(torch.__version__)],
+        "host": [socket.gethostname()],
+    }
+    yield pa.RecordBatch.from_pydict(
+        facts, schema=pa.schema([("gpus", pa.int32()), ("torch", pa.string()), ("host", pa.string())])
+    )
 
 
 def check_maps(maps: Any) -> None:

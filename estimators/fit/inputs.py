@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -37,6 +36,7 @@ from sparkdl.estimators.params.inputs import labels_by_column, scored_columns_of
 from sparkdl.estimators.params.table import spec_fields
 from sparkdl.estimators.params.training import best_goal_of, patience_of
 from sparkdl.estimators.scoring.columns import check_scored_columns
+from sparkdl.launch.wire.messages import pickle_for_ranks
 from sparkdl.model.architecture import split_module
 from sparkdl.model.inputs import MATRIX, ModelInputs, dtype_name
 from sparkdl.model.losses import prediction_kind
@@ -234,7 +234,9 @@ def check_picklable(params: _TorchEstimatorParams) -> None:
 
 def _check_function(name: str, value: object) -> None:
     try:
-        cloudpickle.dumps(value)
+        pickle_for_ranks(value)
+    except SerializationError as error:
+        raise SerializationError(f"Param {name} cannot travel to the ranks: {error}.") from error
     except Exception as error:
         raise SerializationError(
             f"Param {name} cannot travel to the ranks: {type(error).__name__}: {error}. "

@@ -337,7 +337,8 @@ class Communicator(Splittable, ABC):
         """Allocate memory for arrays that :meth:`allreduce` reduces in place, without a copy.
 
         All ranks must call this in the same order with the same size, and place their arrays at the same offsets. If
-        all ranks are on one host, they share the memory; otherwise it is ordinary memory.
+        all ranks are on one host, they share the memory, as far as ``/dev/shm`` has room; otherwise it is ordinary
+        memory, for which collectives are correct, too, but copy.
 
         Args:
             num_bytes: size of this rank's memory, in bytes.

@@ -6,7 +6,10 @@ caused on other ranks.
 
 from __future__ import annotations
 
+import importlib.util
+import sysconfig
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
 from sparkdl.collective.error_origin import Origin
 from sparkdl.data.spark.executor_python import executor_python_problem
@@ -16,13 +19,13 @@ from sparkdl.errors import (
     ExecutorsLostError,
     LaunchCancelledError,
     LaunchError,
+    LinkLostError,
     RankDiedError,
     RankError,
 )
 from sparkdl.launch.hangs.report import raise_hang
 from sparkdl.launch.hangs.watch import HangLimits
 from sparkdl.launch.spark_job import SparkJob
-from sparkdl.launch.wire.messages import unpack_error
 from sparkdl.launch.wire.outcome import Failure
 
 
@@ -47,6 +50,7 @@ def raise_for_failures(
         LaunchCancelledError: if the stage was cancelled in Spark.
         ClusterLostError: if Spark's application ended.
         RankError: if a rank failed; ``__cause__`` is its exception.
+        LinkLostError: if a connection between ranks was cut.
         HangError: if the tasks found that a rank hangs.
     """
     culprit = find_culprit(_with_pickled(failures))
@@ -64,9 +68,8 @@ def raise_for_failures(
                 f"{spark_words(spark_error)}"
             ) from spark_error
     if culprit is not None:
-        raise rank_error(culprit, were_lost, _stuck(failures)) from (
-            unpack_error(culprit.pickled) or spark_error
-        )
+        error = link_error(failures, job.num_ranks) or rank_error(culprit, were_lost, _stuck(failures))
+        raise error from culprit.exception or spark_error
     if spark_error is not None:
         problem = executor_python_problem(spark_error, job.spark)
         if problem:
@@ -110,6 +113,35 @@ def were_ranks_lost(failures: Sequence[Failure], returned: Collection[int], num_
     )
 
 
+def link_error(failures: Sequence[Failure], num_ranks: int) -> LinkLostError | None:
+    """Make the exception for a connection that was cut between living ranks; None if that is not what happened.
+
+    Every rank has then reported a consequence of another rank's failure, and some of them that a rank was lost: no
+    process ended and no code raised.
+
+    Args:
+        failures: failures of the ranks that failed, in the order in which they were received.
+        num_ranks: number of ranks of the launch.
+    """
+    accusing = [failure for failure in failures if failure.origin == Origin.LOST.value]
+    are_alive = all(failure.is_consequence and not failure.is_loss for failure in failures)
+    if not accusing or not are_alive or len({failure.rank for failure in failures}) < num_ranks:
+        return None
+    first = accusing[0]
+    views = [f"rank {each.rank} on {each.host} reported: {each.error}" for each in accusing[:_MAX_VIEWS]]
+    more = f"; {len(accusing) - _MAX_VIEWS} more ranks likewise" if len(accusing) > _MAX_VIEWS else ""
+    return LinkLostError(
+        f"A connection between ranks was cut while the processes of all ranks ran, and all ranks were ended: "
+        f"{'; '.join(views)}{more}. Look at the network between these ranks.\n\n{first.traceback.rstrip()}",
+        rank=first.rank,
+        host=first.host,
+        traceback_text=first.traceback,
+    )
+
+
+_MAX_VIEWS = 4
+
+
 def rank_error(failure: Failure, were_lost: bool, stuck: str = "") -> RankError:
     """Make the exception that names the failed rank.
 
@@ -120,11 +152,33 @@ def rank_error(failure: Failure, were_lost: bool, stuck: str = "") -> RankError:
     """
     detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
     message = (
-        f"Rank {failure.rank} on {failure.host} failed and all ranks were ended: {failure.error}{detail}"
-        f"{stuck if failure.is_consequence else ''}"
+        f"Rank {failure.rank} on {failure.host} failed and all ranks were ended: {failure.error}"
+        f"{_about_missing_module(failure.exception)}{detail}{stuck if failure.is_consequence else ''}"
     )
     kind = RankDiedError if failure.is_loss or (failure.is_consequence and were_lost) else RankError
     return kind(message, rank=failure.rank, host=failure.host, traceback_text=failure.traceback)
+
+
+def _about_missing_module(error: BaseException | None) -> str:
+    """What to do about a module that a rank lacks and the driver has; empty for other errors."""
+    while error is not None and not isinstance(error, ModuleNotFoundError):
+        error = error.__cause__
+    top = (getattr(error, "name", None) or "").partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top) if top else None
+    except ValueError:  # a module without a spec, such as __main__
+        spec = None
+    if spec is None or spec.origin is None:
+        return ""
+    installed = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")]
+    if any(Path(spec.origin).is_relative_to(folder) for folder in installed):
+        return f". The driver has {top!r} installed, at {spec.origin}. Install it for the Python of the ranks, too"
+    path = "the zip file of its folder" if spec.submodule_search_locations else repr(spec.origin)
+    return (
+        f". The driver has {top!r} at {spec.origin}, which ranks do not see. Send it with "
+        f"spark.sparkContext.addPyFile({path}), on Spark Connect with spark.addArtifacts({path}, pyfile=True), or "
+        "list it under code in a job file"
+    )
 
 
 def _with_pickled(failures: list[Failure]) -> list[Failure]:

@@ -44,7 +44,7 @@ from sparkdl.collective.job import FAILURE_KEY, Job
 from sparkdl.collective.torchrun_variables import torchrun_variables
 from sparkdl.cores import THREADS, check_threads, in_threads, thread_variables, threads_of_local_rank
 from sparkdl.errors import LaunchError, ParamError
-from sparkdl.launch.failures import find_culprit, rank_error, were_ranks_lost
+from sparkdl.launch.failures import find_culprit, link_error, rank_error, were_ranks_lost
 from sparkdl.launch.forkserver.guard import GuardedProcess, describe_exit
 from sparkdl.launch.forkserver.reuse import end_idle_forkservers
 from sparkdl.launch.hangs.report import raise_hang
@@ -53,8 +53,9 @@ from sparkdl.launch.rank.environment import ARROW_VARIABLES, rank_environment
 from sparkdl.launch.run import Listener, OnEvent, OnLog
 from sparkdl.launch.task.supervisor import OutputRelay, RankSupervisor
 from sparkdl.launch.wire.channel import MAX_WAITING_MESSAGES, RankMessage
-from sparkdl.launch.wire.messages import pickle_call, unpack_error
+from sparkdl.launch.wire.messages import pickle_call
 from sparkdl.launch.wire.outcome import Failure, HealthReport, StopReason
+from sparkdl.rendezvous.addresses import LOOPBACK
 from sparkdl.topology import Topology, name_ranks
 
 logger = logging.getLogger(__name__)
@@ -128,6 +129,25 @@ def run_on_local_ranks(
         return world.collect(Listener(on_log, on_event), limits)
 
 
+def _serve_rendezvous(
+    secret: bytes, num_ranks: int, stack: ExitStack
+) -> tuple[Coordinator, RendezvousClient]:
+    """Start the coordinator of local ranks, and connect to it; the stack closes both.
+
+    Raises:
+        LaunchError: if the loopback interface does not work.
+    """
+    try:
+        coordinator = stack.enter_context(Coordinator(secret=secret, world_size=num_ranks, host=LOOPBACK))
+        client = RendezvousClient.connect(coordinator.address, secret, _CONNECT_TIMEOUT_S)
+    except OSError as error:
+        raise LaunchError(
+            f"Ranks on one machine meet at {LOOPBACK}, and this machine does not reach itself there: {error}. Bring "
+            "its loopback interface up, as by `ip link set lo up`."
+        ) from error
+    return coordinator, stack.enter_context(client)
+
+
 @dataclass(frozen=True)
 class _Ended:
     """Message that a rank has ended; it follows all other messages of the rank."""
@@ -151,14 +171,9 @@ class _LocalWorld:
     def __enter__(self) -> _LocalWorld:
         with ExitStack() as stack:
             secret = new_secret()
-            coordinator = stack.enter_context(
-                Coordinator(secret=secret, world_size=self._num_ranks, host="127.0.0.1")
-            )
+            coordinator, self._client = _serve_rendezvous(secret, self._num_ranks, stack)
             self._assignment["secret"] = secret.hex()
             self._assignment["coordinator"] = coordinator.address.to_bytes().decode()
-            self._client = stack.enter_context(
-                RendezvousClient.connect(coordinator.address, secret, _CONNECT_TIMEOUT_S)
-            )
             self._stack = stack.pop_all()
         return self
 
@@ -226,7 +241,8 @@ class _LocalWorld:
                 raise_hang(failures, limits)
             returned = set(range(self._num_ranks)) - {failure.rank for failure in failures}
             were_lost = were_ranks_lost(failures, returned, self._num_ranks)
-            raise rank_error(culprit, were_lost) from unpack_error(culprit.pickled)
+            error = link_error(failures, self._num_ranks) or rank_error(culprit, were_lost)
+            raise error from culprit.exception
         return [self._load(rank) for rank in self._ranks]
 
     def _end_if_hanging(self, watch: HangWatch, num_polls: int, running: Collection[int]) -> None:
@@ -385,12 +401,7 @@ class LocalRanks:
     def __enter__(self) -> LocalRanks:
         with ExitStack() as stack:
             secret = new_secret()
-            self._coordinator = stack.enter_context(
-                Coordinator(secret=secret, world_size=self._num_ranks, host="127.0.0.1")
-            )
-            self._client = stack.enter_context(
-                RendezvousClient.connect(self._coordinator.address, secret, _CONNECT_TIMEOUT_S)
-            )
+            self._coordinator, self._client = _serve_rendezvous(secret, self._num_ranks, stack)
             stack.callback(self._end, is_patient=False)
             for rank in range(self._num_ranks):
                 job = Job(

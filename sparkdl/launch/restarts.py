@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from sparkdl.errors import ClusterLostError, ProcessesLostError, RankError, SlotsMissingError
+from sparkdl.errors import ClusterLostError, LinkLostError, ProcessesLostError, RankError, SlotsMissingError
 from sparkdl.launch.slots import wait_for_slots
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Restarts:
 
     Attributes:
         max_restarts: maximum number of restarts after a loss.
-        max_retries: maximum number of restarts after code on a rank raised.
+        max_retries: maximum number of restarts after code on a rank raised, or a connection between ranks was cut.
         min_ranks: minimum number of ranks after a loss.
         start_timeout_s: seconds to wait for the slots of ``min_ranks`` ranks after a loss.
         what: word for what is restarted.
@@ -84,7 +84,13 @@ def run_with_restarts(
             raise  # no application is left that could start ranks
         except ProcessesLostError as error:
             if num_restarts == restarts.max_restarts:
-                raise
+                if not isinstance(error, LinkLostError) or num_retries == restarts.max_retries:
+                    raise
+                # No process was lost: all ranks may start again at once.
+                num_retries += 1
+                count = f"retry {num_retries} of {restarts.max_retries}"
+                _log_restart(error, restarts, ranks, num_ranks, where(), count)
+                continue
             num_restarts += 1
             lost = error
             ranks = _ranks_left(lost, restarts, spark, num_ranks, resources)

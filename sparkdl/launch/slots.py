@@ -60,7 +60,8 @@ def check_cluster(
         ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range, or ``resources`` requests executors, or fewer
             GPUs than a rank is to have.
         SlotsMissingError: if the cluster cannot run that many tasks at once, even after the wait.
-        LaunchError: if a local master has too few slots, executors are allocated dynamically, the session belongs to
+        LaunchError: if a local master has too few slots, executors are allocated dynamically, Spark leaves too little
+            memory to Python processes (``spark.executor.pyspark.memory``), the session belongs to
             a Spark Connect server before 4.0, which cannot keep a stage's rows (``localCheckpoint``); or if
             ``resources`` is given with Spark before 4.0 or a local master, which do not support it.
     """
@@ -73,11 +74,12 @@ def check_cluster(
             f"Ranks on Spark Connect need Spark 4.0 or later, and the server is Spark {spark.version}. "
             "Use a classic session there, or a newer server."
         )
-    if setting(spark, "spark.dynamicAllocation.enabled").lower() == "true":
+    if setting(spark, "spark.dynamicAllocation.enabled").lower() == "true" and not is_local(spark):
         raise LaunchError(
             "Ranks start together in a barrier stage, which Spark does not run with dynamic allocation. "
             "Set spark.dynamicAllocation.enabled=false and spark.executor.instances for this application."
         )
+    check_memory(lambda name: setting(spark, name))
     if resources is not None:
         _check_resources(spark, resources, gpus_per_rank)
     _require_slots(spark, num_ranks, resources, start_timeout_s, on_wait)
@@ -360,6 +362,37 @@ def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_r
         )
 
 
+_SIZES = {"": 20, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
+"""Exponents of 2 of the units of Spark's sizes; a number without one is in MiB."""
+
+NEEDED_BYTES = 5 << 29
+"""Address space of a rank with torch: 2.5 GiB. Most of it are libraries that are mapped but not in memory."""
+
+
+def check_memory(get: Callable[[str], str]) -> None:
+    """Check that Spark's limit of the memory of Python workers, which their ranks inherit, leaves room for torch.
+
+    Args:
+        get: function that returns a Spark setting, or an empty text if it is not set.
+
+    Raises:
+        LaunchError: if the limit is too low; libraries then fail with errors such as "can't start new thread".
+    """
+    name = "spark.executor.pyspark.memory"
+    size = re.fullmatch(r"(\d+)([bkmgtp]?)b?", get(name).strip().lower())
+    if size is None:
+        return
+    cores = int(get("spark.executor.cores") or 1)  # Spark divides the memory by this number
+    limit = (int(size[1]) << _SIZES[size[2]]) // cores
+    if limit < NEEDED_BYTES:
+        by = "" if cores == 1 else f" divided by spark.executor.cores={cores}"
+        raise LaunchError(
+            f"{name}={get(name)}{by} limits each Python process to {limit / 2**30:.1f} GiB of address space, and a "
+            f"rank needs {NEEDED_BYTES / 2**30:g} GiB for torch, and more for its model and rows. Set it to "
+            f"{4 * cores}g or more, or leave it out."
+        )
+
+
 def _java_profile(resources: ResourceProfile) -> Any:
     """The profile as a JVM object; for a profile that was made before the session, it is built from its requests."""
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
@@ -372,7 +405,8 @@ def _java_profile(resources: ResourceProfile) -> Any:
 
 
 def _what_to_raise(spark: SparkSession) -> str:
-    master = setting(spark, "spark.master")
-    if master.startswith("local["):
-        return f"N in the master {master!r}"
-    return "spark.executor.instances or spark.executor.cores (spark.task.cpus and GPUs per task count too)"
+    master, cpus = setting(spark, "spark.master"), task_cpus(spark)
+    lower = "" if cpus == 1 else f", or lower spark.task.cpus, by which each slot takes {cpus} cores"
+    if is_local(spark):
+        return f"N in the master {master!r}{lower}"
+    return f"spark.executor.instances or spark.executor.cores{lower} (GPUs per task count too)"

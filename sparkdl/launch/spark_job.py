@@ -207,6 +207,11 @@ class SparkJob:
         return self._spark
 
     @property
+    def num_ranks(self) -> int:
+        """Number of ranks of the launch."""
+        return self._spec.num_ranks
+
+    @property
     def running(self) -> bool:
         """Whether the stage is still running."""
         return self._call.running

@@ -53,7 +53,8 @@ class Runner:
             of the next run.
         max_restarts: maximum number of restarts of the ranks after a loss: a process that was killed, an executor or a
             host that went away, or a rank that hung.
-        max_retries: maximum number of restarts of the ranks after code on one of them raised.
+        max_retries: maximum number of restarts of the ranks after code on one of them raised, or a connection
+            between them was cut.
         min_workers: minimum number of ranks after a restart, if slots are gone; ``num_workers`` when None.
         checkpoint_dir: folder or URL, as for a Store, to which rank 0 writes the commits of a state (see
             :class:`~sparkdl.runner.TrainingState`), so that a later run continues from the last commit. When None,

@@ -31,6 +31,10 @@ _ALIGNMENT_BYTES = 64
 """Gradients begin at cache lines, so that no two ranks write to the same line."""
 
 
+_PART_BYTES = 16 << 20
+_MAX_PARTS = 8
+
+
 @dataclass(frozen=True, eq=False)
 class Bucket:
     """Gradients that are reduced as one operation.
@@ -89,10 +93,8 @@ def _lay_out(
         sum(_aligned(parameter.numel(), unit) for parameter in group) + _aligned(len(group), unit)
         for group in groups
     ]
-    memory = communicator.allocate(sum(sizes) * dtype.itemsize)
-    elements = torch.from_numpy(memory).view(dtype)
     buckets: list[Bucket] = []
-    for group, part in zip(groups, elements.split(sizes), strict=True):
+    for group, part in zip(groups, _allocate(sizes, dtype, communicator), strict=True):
         end = 0
         gradients: dict[nn.Parameter, Tensor] = {}
         for parameter in group:
@@ -100,6 +102,22 @@ def _lay_out(
             end += _aligned(parameter.numel(), unit)
         buckets.append(Bucket(part, gradients, part[end : end + len(group)]))
     return buckets
+
+
+def _allocate(sizes: Sequence[int], dtype: torch.dtype, communicator: Communicator) -> Iterator[Tensor]:
+    """Yield memory for buckets of these numbers of elements; what shared memory cannot hold lies outside of it.
+
+    Shared memory is taken in up to eight parts, so that a small one is used as far as possible.
+    """
+    part_size = max(_PART_BYTES // dtype.itemsize, -(-sum(sizes) // _MAX_PARTS))
+    parts: list[list[int]] = [[]]
+    for size in sizes:
+        if sum(parts[-1]) >= part_size:
+            parts.append([])
+        parts[-1].append(size)
+    for part in parts:
+        memory = communicator.allocate(sum(part) * dtype.itemsize)
+        yield from torch.from_numpy(memory).view(dtype).split(part)
 
 
 def _aligned(count: int, unit: int) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.launchers import run, write_script
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
@@ -34,6 +36,19 @@ def _anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes for a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    ("library", "number"),
+    [("accelerate", 0), ("transformers", 1), pytest.param("lightning", 2, marks=pytest.mark.slow)],
+)
+def test_examples_of_the_page_of_trainers_run_on_two_ranks(tmp_path: Path, library: str, number: int) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "trainers.md").read_text(), re.DOTALL)
+    script = write_script(tmp_path, examples[number])
+    done = run([sys.executable, script], cwd=tmp_path, variables={})
+    assert done.returncode == 0, done.stderr
+    assert "processes: 2" in done.stdout
 
 
 @pytest.mark.slow  # the daily tests of the demo cover the same path

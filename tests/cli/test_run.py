@@ -291,3 +291,15 @@ def test_invalid_command_is_reported_in_one_line(
 ) -> None:
     done = run([*SPARKDL, "run", *arguments], cwd=tmp_path, variables={})
     assert (done.returncode, done.stderr) == (status, f"{message}\n")
+
+
+def test_a_machine_without_loopback_is_told_how_to_get_it(tmp_path: Path) -> None:
+    command = ["unshare", "--net", *SPARKDL, "run", "--", "true"]
+    done = subprocess.run(
+        command, check=False, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=500
+    )
+    if "unshare" in done.stderr:
+        pytest.skip(f"no network can be made here: {done.stderr.strip()}")
+    assert done.returncode == 1
+    assert "ip link set lo up" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -231,6 +231,13 @@ def test_too_small_shared_memory_is_a_warning_for_auto_and_an_error_for_shm() ->
         assert "/dev/shm" in outcome["shm"]["message"]
 
 
+def test_buffers_that_shared_memory_cannot_hold_lie_outside_and_that_is_said_once() -> None:
+    outcomes = run_ranks(2, opening_scenes.room_for_some_buffers)
+    assert [outcome["totals"] for outcome in outcomes] == [[[3]] * 3] * 2
+    (warning,) = [warning for outcome in outcomes for warning in outcome["warnings"]]
+    assert "128 MiB" in warning
+
+
 @pytest.mark.parametrize(
     ("transport", "host_of_rank", "named"),
     [("shm", (0, 1), "transport='auto'"), ("mpi", None, "do not stand in one MPI world")],

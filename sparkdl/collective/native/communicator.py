@@ -112,6 +112,7 @@ class NativeCommunicator(Communicator):
         watch_native(self, core.monitor)
         self._memory = memory
         self._num_arenas = 0
+        self._has_room = True
         self._messages = Messages(self, opening.own_rendezvous)
         self.monitor = CombinedMonitor(core.monitor, self._messages.monitor)
 
@@ -165,17 +166,28 @@ class NativeCommunicator(Communicator):
 
     def allocate(self, num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """See the contract."""
-        if num_bytes == 0 or self._memory.num_hosts > 1 or self._memory.local_size == 1:
+        is_shared = self._memory.num_hosts == 1 and self._memory.local_size > 1 and self._has_room
+        if num_bytes == 0 or not is_shared:
             return super().allocate(num_bytes)
         part_bytes = _native.arena_part_bytes(num_bytes)
         self._num_arenas += 1
-        fd = open_segment(
-            PrefixRendezvous(self._own_rendezvous, f"arena/{self._num_arenas}"),
-            self._memory,
-            secret=self.secret,
-            num_bytes=part_bytes * self._memory.local_size,
-            timeout_s=self.timeout_s,
-        )
+        try:
+            fd = open_segment(
+                PrefixRendezvous(self._own_rendezvous, f"arena/{self._num_arenas}"),
+                self._memory,
+                secret=self.secret,
+                num_bytes=part_bytes * self._memory.local_size,
+                timeout_s=self.timeout_s,
+            )
+        except SegmentError as error:  # all ranks raise it
+            self._has_room = False
+            if self._memory.local_rank == 0:
+                logger.warning(
+                    "Shared memory is too small for all gradients. The rest lies in each rank's own memory, and "
+                    "collectives copy it. %s",
+                    error,
+                )
+            return super().allocate(num_bytes)
         try:
             return self._core.add_arena(fd, part_bytes)[:num_bytes]
         finally:

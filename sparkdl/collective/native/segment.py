@@ -161,7 +161,7 @@ def _explain(num_bytes: int, error: OSError) -> str:
         return f"cannot reserve {needed_mib} MiB of shared memory in {FOLDER}: {error}"
     free_mib = shutil.disk_usage(FOLDER).free >> 20
     return (
-        f"{FOLDER} has {free_mib} MiB free, but a communicator needs {needed_mib} MiB there."
+        f"{FOLDER} has {free_mib} MiB free, but {needed_mib} MiB are needed there."
         f" Enlarge it (docker run --shm-size, a memory-backed emptyDir at {FOLDER}), or pass transport='tcp'."
     )
 

@@ -12,6 +12,8 @@ import contextlib
 import faulthandler
 import gc
 import io
+import re
+import resource
 import socket
 import sys
 import traceback
@@ -167,7 +169,20 @@ def _send_failure(task: MessageConnection, error: BaseException) -> None:
     task.send({"kind": "failure", "failure": _describe(error)})
 
 
+_OF_LITTLE_MEMORY = re.compile(
+    "can't start new thread|can't allocate memory|Cannot allocate memory|std::bad_alloc"
+)
+
+
 def _advice(error: BaseException) -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and (
+        isinstance(error, MemoryError) or _OF_LITTLE_MEMORY.search(error_text(error))
+    ):
+        return (
+            f". The address space of this process is limited to {limit / 2**30:.1f} GiB, in Spark by "
+            "spark.executor.pyspark.memory: raise that setting or leave it out"
+        )
     if not isinstance(error, SystemExit):
         return ""
     is_success = error.code in (None, 0)

@@ -14,6 +14,7 @@ runs on the ranks is pickled on the driver, and the error names what cannot be p
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import re
@@ -22,12 +23,13 @@ import struct
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 import cloudpickle
 
-from sparkdl.errors import SerializationError
+from sparkdl.errors import SerializationError, StandInError
 from sparkdl.rendezvous.frames import receive_frame, send_frame
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -114,41 +116,93 @@ def error_text(error: BaseException) -> str:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Pickle an exception and its causes, up to the first that cannot be pickled.
-
-    Empty if the exception itself cannot be pickled.
-    """
-    packed: list[bytes] = []
+    """Pickle an exception and its causes, each with the text that stands for it where it cannot be unpickled."""
+    packed: list[tuple[str, bytes]] = []
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        try:
-            packed.append(cloudpickle.dumps(cause))
-        except Exception:
-            break  # the traceback shows it
+        packed.append((error_text(cause), _pickle_error(cause)))
         cause = cause.__cause__
-    return pickle.dumps(packed) if packed else b""
+    return pickle.dumps(packed)
+
+
+def _pickle_error(error: BaseException) -> bytes:
+    """Pickle an exception; empty if that is impossible.
+
+    By default an exception is unpickled by calling its class with ``args``, which are those of ``Exception.__init__``.
+    If the class takes other arguments, or makes another text of these, the object is made without ``__init__``.
+    """
+    state = {name: value for name, value in vars(error).items() if _can_be_pickled(value)}
+    for value in (error, _Rebuilt(type(error), error.args, state)):
+        with suppress(Exception):
+            payload: bytes = cloudpickle.dumps(value)
+            if error_text(pickle.loads(payload)) == error_text(error):  # noqa: S301 - just pickled here
+                return payload
+    return b""
+
+
+class _Rebuilt:
+    """Is unpickled as an exception of a class with given ``args`` and attributes."""
+
+    def __init__(self, kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> None:
+        self._parts = kind, args, state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, self._parts
+
+
+def _rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(state)
+    return error
 
 
 def unpack_error(packed: bytes) -> BaseException | None:
-    """Return the exception that :func:`pack_error` packed, with the causes that can be unpickled here.
+    """Return the exception that :func:`pack_error` packed, with its causes; None if none was packed.
 
-    None if the exception itself cannot be unpickled, or was not packed. Only for bytes from a trusted channel:
-    unpickling runs code.
+    A :class:`~sparkdl.errors.StandInError` with type and text stands for an exception that cannot be unpickled here,
+    for example because the module of its class is missing. Only for bytes from a trusted channel: unpickling runs code.
     """
-    errors: list[BaseException] = []
-    for each in pickle.loads(packed) if packed else ():  # noqa: S301 - as the docstring says
-        try:
-            error = pickle.loads(each)  # noqa: S301 - likewise
-        except Exception:
-            break
-        if not isinstance(error, BaseException):
-            break
-        errors.append(error)
+    entries = pickle.loads(packed) if packed else ()  # noqa: S301 - as the docstring says
+    errors = [_unpickle_error(text, payload) for text, payload in entries]
     for outer, cause in pairwise(errors):
         outer.__cause__ = cause
     return errors[0] if errors else None
+
+
+def _unpickle_error(text: str, payload: bytes) -> BaseException:
+    with suppress(Exception):
+        error = pickle.loads(payload)  # noqa: S301 - as the docstring of unpack_error says
+        if isinstance(error, BaseException):
+            return error
+    return StandInError(text)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Pickles what travels to the ranks, and refuses what would fail there."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind.__name__ == "Broadcast" and kind.__module__.startswith("pyspark."):
+            raise SerializationError(
+                "it uses a broadcast variable of Spark, which only Spark's own tasks can read. Outside of the "
+                "function, take its value, as in value = b.value, and use that"
+            )
+        return super().reducer_override(obj)
+
+
+def pickle_for_ranks(value: Any) -> bytes:
+    """Pickle a value that travels to the ranks, by cloudpickle.
+
+    Raises:
+        Exception: any exception of cloudpickle, or of an object that cannot be pickled.
+        SerializationError: if the value holds an object that can be pickled, but that ranks cannot use.
+    """
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
 
 
 def pickle_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -158,20 +212,22 @@ def pickle_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         SerializationError: if something cannot be pickled; the message names the function or the arguments.
     """
     try:
-        payload: bytes = cloudpickle.dumps((function, args, kwargs))
+        return pickle_for_ranks((function, args, kwargs))
     except Exception as error:
         named = {"function": function, **{f"argument {i}": arg for i, arg in enumerate(args)}, **kwargs}
         culprits = [name for name, value in named.items() if not _can_be_pickled(value)]
+        what = ", ".join(culprits) or "The call"
+        if isinstance(error, SerializationError):
+            raise SerializationError(f"{what} cannot travel to the ranks: {error}.") from error
         raise SerializationError(
-            f"{', '.join(culprits) or 'The call'} cannot be pickled, so it cannot travel to the ranks: {error}. "
+            f"{what} cannot be pickled, so it cannot travel to the ranks: {error}. "
             "Create locks, connections and sessions inside the function instead."
         ) from error
-    return payload
 
 
 def _can_be_pickled(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        pickle_for_ranks(value)
     except Exception:
         return False
     return True

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from sparkdl.collective.telemetry.stalls import Wait
+from sparkdl.launch.wire.messages import unpack_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,11 @@ class Failure:
 
     pickled: bytes = field(default=b"", repr=False)
     """The exception itself, if it can be packed; the driver unpacks it only if it was received through Spark."""
+
+    @cached_property
+    def exception(self) -> BaseException | None:
+        """The unpickled exception; None if the rank sent none. Only for a failure that was received through Spark."""
+        return unpack_error(self.pickled)
 
     def to_fields(self) -> dict[str, Any]:
         """All fields but the pickled exception, in types that JSON can encode."""

@@ -118,6 +118,19 @@ def no_room_for_the_segment(environment: RankEnvironment) -> Outcome:
     }
 
 
+def room_for_some_buffers(environment: RankEnvironment) -> Outcome:
+    """A limit on file sizes leaves room for the segment and a small buffer, and not for a large one."""
+    with logged_warnings() as warnings, environment.open(transport="shm") as communicator:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20))
+        totals = []
+        for num_bytes in (1 << 20, 64 << 20, 64 << 20):
+            buffer = communicator.allocate(num_bytes)
+            buffer += communicator.rank + 1
+            communicator.allreduce(buffer)
+            totals.append(np.unique(buffer).tolist())
+    return {"totals": totals, "warnings": warnings}
+
+
 def error_of_opening(
     environment: RankEnvironment, transport: str, host_of_rank: tuple[int, int] | None
 ) -> Outcome:

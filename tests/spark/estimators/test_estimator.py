@@ -12,7 +12,7 @@ import torch
 from pyspark.sql import functions as F
 from torch import nn
 
-from sparkdl.errors import DataError, RankError, SerializationError
+from sparkdl.errors import DataError, LaunchError, RankError, SerializationError
 from tests.processes import wait_until_gone
 from tests.spark.estimators.estimator_examples import (
     NUM_ROWS,
@@ -145,6 +145,14 @@ def test_bad_weights_of_rows_are_named_before_any_rank_starts(frame, tmp_path):
 
 @pytest.mark.any_spark_will_do
 @pytest.mark.parametrize("name", ["model", "loss", "optimizer"])
+def test_gpus_that_are_missing_are_told_before_rows_are_written(frame, tmp_path):
+    if torch.cuda.device_count():
+        pytest.skip("this machine has GPUs")
+    with pytest.raises(LaunchError, match="gpusPerWorker is 1, and torch .* sees no GPU on "):
+        make_estimator(tmp_path, gpusPerWorker=1).fit(frame)
+    assert store_is_empty(tmp_path)
+
+
 def test_param_that_cannot_be_pickled_is_named(frame, tmp_path, name):
     lock = threading.Lock()
     model = make_model()

@@ -258,7 +258,7 @@ def test_version_that_differs_on_an_executor_is_named(
         launch(functions.sum_of_ranks)
 
 
-def test_dynamic_allocation_is_refused_with_the_setting(
+def test_dynamic_allocation_is_refused_with_the_setting_except_on_a_local_master(
     spark: SparkSession, spark_mode: str, launch: Launch
 ) -> None:
     if spark_mode == "connect":
@@ -266,6 +266,9 @@ def test_dynamic_allocation_is_refused_with_the_setting(
     conf = spark.sparkContext._conf
     conf.set("spark.dynamicAllocation.enabled", "true")
     try:
+        if spark_mode == "local":
+            assert launch(functions.sum_of_ranks) == [3.0, 3.0]
+            return
         with pytest.raises(LaunchError, match=r"spark\.dynamicAllocation\.enabled=false"):
             launch(functions.sum_of_ranks)
     finally:
@@ -280,7 +283,17 @@ def test_result_larger_than_the_fetch_window_arrives_whole(launch: Launch) -> No
     assert second is None
 
 
-def test_more_ranks_than_slots_are_refused_before_anything_starts(spark: SparkSession) -> None:
+def test_more_ranks_than_slots_are_refused_before_anything_starts(
+    spark: SparkSession, spark_mode: str
+) -> None:
+    if spark_mode == "local":
+        conf = spark.sparkContext._conf
+        conf.set("spark.task.cpus", "2")
+        try:
+            with pytest.raises(LaunchError, match=r"has 1.* or lower spark\.task\.cpus, .* takes 2 cores"):
+                run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark)
+        finally:
+            conf.set("spark.task.cpus", "1")
     with pytest.raises(LaunchError, match=r"3 ranks need 3 slots.*has 2.*\(numWorkers, .*\) to 2"):
         run_on_ranks(functions.sum_of_ranks, num_ranks=3, spark=spark)
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.launch.failures import find_culprit, were_ranks_lost
+from sparkdl.errors import LinkLostError
+from sparkdl.launch.failures import find_culprit, link_error, rank_error, were_ranks_lost
+from sparkdl.launch.wire.messages import pack_error
 from sparkdl.launch.wire.outcome import Failure
 
 CAUSE = Failure(rank=2, host="a", error="LookupError: none", traceback="...", pickled=b"x")
@@ -50,3 +52,36 @@ def test_ranks_count_as_lost_where_some_did_not_report_or_were_lost_to_others(
     assert were_ranks_lost(failures, returned, num_ranks) is were_lost
     killed = Failure(rank=0, error="SIGKILL", traceback="", is_loss=True)
     assert were_ranks_lost([*failures, killed], returned, num_ranks)
+
+
+def test_a_module_that_only_the_driver_has_is_named_with_how_to_send_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "beside_the_script.py").touch()
+    (tmp_path / "folder_beside").mkdir()
+    (tmp_path / "folder_beside" / "__init__.py").touch()
+
+    def message(name: str) -> str:
+        error = ModuleNotFoundError(f"No module named {name!r}", name=name)
+        failure = Failure(rank=1, error=f"{error}", traceback="", pickled=pack_error(error))
+        return str(rank_error(failure, were_lost=False))
+
+    assert f"spark.sparkContext.addPyFile('{tmp_path}/beside_the_script.py')" in message("beside_the_script")
+    assert "addPyFile(the zip file of its folder)" in message("folder_beside.part")
+    assert "Install it for the Python of the ranks" in message("pytest")
+    assert "The driver has" not in message("nowhere_at_all")
+
+
+def test_a_cut_connection_names_both_of_its_ends_unless_a_process_was_lost():
+    def lost(rank: int, origin: str = "lost", **changes: bool) -> Failure:
+        fields = {"is_consequence": True, "origin": origin, **changes}
+        return Failure(rank=rank, host=f"h{rank}", error=f"rank {1 - rank} was lost", traceback="", **fields)
+
+    both = [lost(0), lost(1)]
+    error = link_error(both, 2)
+    assert isinstance(error, LinkLostError)
+    assert "rank 0 on h0 reported: rank 1 was lost; rank 1 on h1 reported: rank 0 was lost" in str(error)
+    assert link_error([*both, lost(2, "aborted")], 3) is not None
+    assert link_error(both, 3) is None, "a rank that reported nothing may be dead"
+    assert link_error([lost(0), lost(1, "", is_consequence=False, is_loss=True)], 2) is None
+    assert link_error([lost(0, "aborted"), lost(1, "aborted")], 2) is None
+    assert link_error([], 2) is None

@@ -8,6 +8,7 @@ from sparkdl.errors import (
     ClusterLostError,
     ExecutorsLostError,
     LaunchError,
+    LinkLostError,
     RankDiedError,
     RankError,
     SlotsMissingError,
@@ -44,6 +45,13 @@ def test_restarts_for_losses_and_retries_for_exceptions_are_counted_separately(c
     assert second.endswith(": retry 1 of 1.")
     assert third.startswith("Executors were lost. ")
     assert third.endswith(": restart 2 of 2.")
+
+
+def test_a_cut_connection_is_healed_by_restarts_and_then_by_retries():
+    cut = LinkLostError("cut", rank=0, host="here")
+    assert run_through([cut] * 3, Restarts(max_restarts=1, max_retries=2, min_ranks=3)) == [3] * 4
+    with pytest.raises(LinkLostError):
+        run_through([cut] * 4, Restarts(max_restarts=1, max_retries=2, min_ranks=3))
 
 
 def test_one_loss_or_failure_too_many_is_raised():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.launch.slots import AskedExecutors, executors_by_settings, most_at_once
+from sparkdl.errors import LaunchError
+from sparkdl.launch.slots import AskedExecutors, check_memory, executors_by_settings, most_at_once
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,25 @@ def test_replacement_of_a_lost_executor_does_not_raise_the_count_of_executors() 
     assert most_at_once([]) == 0
     assert most_at_once([(0, None, 1), (1, 10, 1), (10, 20, 1), (25, None, 1)]) == 2
     assert most_at_once([(0, 5, 1), (1, 5, 1), (2, None, 1)]) == 3
+
+
+@pytest.mark.parametrize(
+    ("memory", "cores", "limit"),
+    [
+        ("2g", "1", "2.0 GiB"),
+        ("2048", "", "2.0 GiB"),
+        ("1GB", "", "1.0 GiB"),
+        ("8g", "4", "2.0 GiB"),
+        ("1048576k", "", "1.0 GiB"),
+        ("3g", "", None),
+        ("16g", "4", None),
+        ("", "4", None),
+    ],
+)
+def test_memory_that_is_too_little_for_torch_is_named_with_its_setting(memory, cores, limit):
+    settings = {"spark.executor.pyspark.memory": memory, "spark.executor.cores": cores}
+    if limit is None:
+        check_memory(settings.__getitem__)
+        return
+    with pytest.raises(LaunchError, match=rf"^spark\.executor\.pyspark\.memory={memory}.* to {limit}"):
+        check_memory(settings.__getitem__)

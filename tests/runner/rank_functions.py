@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +91,27 @@ def fail_on(culprit: int) -> None:
 
 
 def fail_once(marker: Path, how: str) -> str:
-    """Have rank 1 raise, die or hang the first time, when the file does not exist yet."""
+    """Have rank 1 raise, die, hang or lose its connections the first time, when the file does not exist yet."""
     if dist.get_rank() == 1 and not marker.exists():
         marker.touch()
         if how == "raise":
             raise LookupError("the first time")
         if how == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        threading.Event().wait(600)
+        if how == "cut":
+            cut_connections()
+        else:
+            threading.Event().wait(600)
     dist.barrier()
     return "done"
+
+
+def cut_connections() -> None:
+    """Shut down all TCP connections of this process, except those with the coordinator."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
+            if sock.family == socket.AF_INET and str(sock.getpeername()[1]) != os.environ["MASTER_PORT"]:
+                sock.shutdown(socket.SHUT_RDWR)
 
 
 def look_around() -> dict[str, Any]:

@@ -96,9 +96,16 @@ def test_value_of_100_mib_is_returned_whole():
         ("die", {"max_restarts": 1}, "Rank 1 on .* 2 of 2 ranks from the beginning, .* restart 1 of 1"),
         ("hang", {"max_restarts": 1, "hang_timeout_s": 2.0}, "Rank 1 on .* hangs.* restart 1 of 1"),
         ("raise", {"max_retries": 1}, "LookupError: the first time.* retry 1 of 1"),
+        (
+            "cut",
+            {"max_retries": 1, "transport": "tcp"},
+            "connection between ranks was cut .* rank [01] on .* retry 1 of 1",
+        ),
     ],
 )
-def test_run_continues_after_a_rank_died_hung_or_raised(tmp_path, caplog, how, options, said):
+def test_run_continues_after_a_rank_died_hung_raised_or_lost_its_connections(
+    tmp_path, caplog, how, options, said
+):
     with caplog.at_level(logging.WARNING, logger="sparkdl"):
         assert make_runner(**options).run(functions.fail_once, tmp_path / "once", how) == "done"
     assert re.search(said, caplog.text)

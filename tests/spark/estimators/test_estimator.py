@@ -143,8 +143,6 @@ def test_bad_weights_of_rows_are_named_before_any_rank_starts(frame, tmp_path):
             make_estimator(tmp_path, weightCol=name).fit(rows)
 
 
-@pytest.mark.any_spark_will_do
-@pytest.mark.parametrize("name", ["model", "loss", "optimizer"])
 def test_gpus_that_are_missing_are_told_before_rows_are_written(frame, tmp_path):
     if torch.cuda.device_count():
         pytest.skip("this machine has GPUs")
@@ -153,6 +151,8 @@ def test_gpus_that_are_missing_are_told_before_rows_are_written(frame, tmp_path)
     assert store_is_empty(tmp_path)
 
 
+@pytest.mark.any_spark_will_do
+@pytest.mark.parametrize("name", ["model", "loss", "optimizer"])
 def test_param_that_cannot_be_pickled_is_named(frame, tmp_path, name):
     lock = threading.Lock()
     model = make_model()

@@ -56,10 +56,15 @@ class Script:
         except OSError:
             pass  # this is another machine
         folder = tempfile.mkdtemp(prefix="sparkdl-script-", dir=_folder_of_application())
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)  # tracebacks read its lines until then
+        atexit.register(_remove, folder, os.getpid())  # tracebacks read its lines until then
         path = Path(folder, os.path.basename(self.path))
         path.write_bytes(self.source)
         return str(path)
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # and not a forked child of it
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _folder_of_application() -> str | None:

@@ -237,6 +237,9 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         return False
 
 
+os.register_at_fork(after_in_child=_open_groups.clear)  # the groups are the parent's
+
+
 def _leave_groups() -> None:
     """Leave the groups that a program has not destroyed, which torch allows; first those that own a communicator."""
     # The exception that the interpreter has just printed before it ends.

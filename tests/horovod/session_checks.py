@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -139,3 +140,17 @@ def check_process_sets_may_be_made_from_communicators_of_mpi4py() -> None:
 def check_horovods_module_of_collectives_is_there() -> None:
     assert hvd.mpi_ops.allreduce_async_ is hvd.allreduce_async_
     assert hvd.mpi_ops.synchronize is hvd.synchronize
+
+
+def check_a_forked_child_ends_without_a_traceback() -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(writer, 2)
+        atexit._run_exitfuncs()
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as output:
+        assert output.read() == ""
+    os.waitpid(child, 0)
+    assert hvd.allreduce(torch.ones(1)).item() == 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import sys
 import threading
 import zlib
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,6 +163,9 @@ def _finalize() -> None:
         _remove_shared_memory()
     elif not MPI.Is_finalized():
         MPI.Finalize()
+
+
+os.register_at_fork(after_in_child=partial(atexit.unregister, _finalize))  # the MPI process is the parent
 
 
 def _remove_shared_memory() -> None:

@@ -14,6 +14,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,6 +124,9 @@ def shutdown() -> None:
     atexit.unregister(shutdown)
     end_session()
     forget_handles()
+
+
+os.register_at_fork(after_in_child=partial(atexit.unregister, shutdown))  # the session is the parent's
 
 
 def begin_again() -> None:

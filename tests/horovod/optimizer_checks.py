@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 
@@ -39,6 +42,29 @@ def check_distributed_optimizer_trains_as_one_process() -> None:
     assert isinstance(optimizer, torch.optim.SGD)
     train(optimizer, module)
     assert_trained_as_one_process(module)
+
+
+def check_closures_are_averaged() -> None:
+    """Also of LBFGS, whose number of calls depends on the losses."""
+    for make in (optimizer_of, partial(torch.optim.LBFGS, lr=0.5, max_iter=4)):
+        weights = []
+        for is_joined in (True, False):
+            module = model()
+            optimizer = make(module.parameters()) if make is not optimizer_of else make(module)
+            if not is_joined:
+                optimizer = hvd.DistributedOptimizer(optimizer)
+            for step in range(NUM_STEPS):
+                rows = joined_batch(hvd.size(), step) if is_joined else batch(hvd.rank(), step)
+                loss = optimizer.step(partial(_evaluate, optimizer, module, rows))
+            weights.append([*module.state_dict().values(), loss.detach()])
+        torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-4)
+
+
+def _evaluate(optimizer: torch.optim.Optimizer, module: torch.nn.Module, rows: Any) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = loss_of(module, rows)
+    loss.backward()
+    return loss
 
 
 def check_groups_of_gradients_train_alike() -> None:

@@ -9,9 +9,13 @@ import torch
 
 from sparkdl.horovod.torch.compression import Compressor
 from sparkdl.horovod.torch.handles import synchronize
-from sparkdl.horovod.torch.names import Average
+from sparkdl.horovod.torch.names import Average, Sum
 from sparkdl.horovod.torch.operations.allgather import sparse_allreduce_async
-from sparkdl.horovod.torch.operations.allreduce import allreduce_async_, grouped_allreduce_async_
+from sparkdl.horovod.torch.operations.allreduce import (
+    allreduce,
+    allreduce_async_,
+    grouped_allreduce_async_,
+)
 from sparkdl.horovod.torch.process_sets import ProcessSet
 
 Finish = Callable[[], None]
@@ -62,6 +66,17 @@ class GradientReduction:
         self._sparse: dict[torch.nn.Parameter, int] = {}
         """Number of sparse dimensions of the gradient, for parameters that have had sparse gradients."""
 
+    def add(self, parameter: torch.nn.Parameter) -> None:
+        """Reduce the gradient of one more parameter, which has a name, as an operation of its own."""
+        group = (parameter,)
+        self._groups.append(group)
+        self._group_of[parameter] = group
+
+    def reduce_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """Reduce a loss like the gradients, so that all ranks decide by the same number."""
+        op = self._op if self._op in (Average, Sum) else Average
+        return allreduce(loss, name="allreduce.loss", op=op, process_set=self._process_set)
+
     def mark_ready(self, parameter: torch.nn.Parameter) -> None:
         """Record that a gradient is complete, and start the reduction of its group once that is complete."""
         self._ready.add(parameter)
@@ -70,12 +85,18 @@ class GradientReduction:
             self._finishes[group] = self._start(group)
 
     def finish(self) -> None:
-        """Start the remaining reductions, with zeros for parameters without a gradient, and wait for all of them."""
+        """Start the remaining reductions, with zeros for parameters without a gradient, and wait for all of them.
+
+        Parameters that were frozen keep no gradient, so that the optimizer skips them as it does on one rank.
+        """
+        idle = [parameter for parameter in self._group_of if is_idle(parameter)]
         for group in self._groups:
-            if group not in self._finishes:
+            if group not in self._finishes and not all(map(is_idle, group)):
                 self._finishes[group] = self._start(group)
         for finish in self._finishes.values():
             finish()
+        for parameter in idle:
+            parameter.grad = None
         self.forget()
 
     def forget(self) -> None:
@@ -143,6 +164,11 @@ class GradientReduction:
                 parameter.grad = _like(gradient, self._compression.decompress(output, ctx))
 
         return finish
+
+
+def is_idle(parameter: torch.nn.Parameter) -> bool:
+    """Whether a parameter is frozen and has no gradient."""
+    return not parameter.requires_grad and parameter.grad is None
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:

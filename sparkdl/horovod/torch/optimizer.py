@@ -25,7 +25,7 @@ import torch
 from sparkdl.horovod.torch.basics import size
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.functions import broadcast_object, kept_containers
-from sparkdl.horovod.torch.gradient_reduction import GradientReduction
+from sparkdl.horovod.torch.gradient_reduction import GradientReduction, is_idle
 from sparkdl.horovod.torch.handles import synchronize
 from sparkdl.horovod.torch.names import Adasum, Average, choose
 from sparkdl.horovod.torch.operations.allreduce import allreduce_async_
@@ -49,6 +49,7 @@ class HookedStep(torch.optim.Optimizer):
     gradient_predivide_factor: float
     sparse_as_dense: bool
     process_set: ProcessSet
+    _parameter_names: dict[torch.nn.Parameter, str]
     _passes_left: dict[torch.nn.Parameter, int]
 
     def _count_passes(self, parameters: Iterable[torch.nn.Parameter], backward_passes_per_step: int) -> None:
@@ -57,11 +58,35 @@ class HookedStep(torch.optim.Optimizer):
 
     def _hook_gradients(self) -> None:
         """Register a hook for every gradient, for as long as this optimizer exists."""
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        weakref.finalize(self, _remove, self._hooks).atexit = False
+        for parameter in self._passes_left:
+            self._hook(parameter)
+
+    def _hook(self, parameter: torch.nn.Parameter) -> None:
         # The garbage collector does not see the hooks that autograd holds: a hook with a reference to this object would
         # keep it and the parameters alive for ever.
         on_gradient = partial(_call, weakref.WeakMethod(self._on_gradient))
-        hooks = [parameter.register_post_accumulate_grad_hook(on_gradient) for parameter in self._passes_left]
-        weakref.finalize(self, _remove, hooks).atexit = False
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(on_gradient))
+
+    def _take_up_new(self) -> None:
+        """Reduce from now on also the gradients of parameters that were added or unfrozen since the last step."""
+        for group_number, group in enumerate(self.param_groups):
+            for number, parameter in enumerate(group["params"]):
+                if parameter.requires_grad and parameter not in self._passes_left:
+                    name = self._parameter_names.setdefault(parameter, _default_name(group_number, number))
+                    refuse_subclasses({parameter: name})
+                    self._passes_left[parameter] = self.backward_passes_per_step
+                    self._add(parameter)
+                    self._hook(parameter)
+
+    def _add(self, parameter: torch.nn.Parameter) -> None:
+        """Prepare the reduction of a parameter that was not reduced before."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, whose gradients are reduced as well; they need the same values on all ranks."""
+        super().add_param_group(param_group)
+        self._take_up_new()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set the number of backward passes that add up to one step; call it between steps."""
@@ -180,7 +205,7 @@ def name_parameters(
     """
     if named_parameters is None:
         return {
-            parameter: f"allreduce.noname.{group_number}.{number}"
+            parameter: _default_name(group_number, number)
             for group_number, group in enumerate(optimizer.param_groups)
             for number, parameter in enumerate(group["params"])
         }
@@ -206,10 +231,13 @@ def name_parameters(
     return names
 
 
+def _default_name(group_number: int, number: int) -> str:
+    return f"allreduce.noname.{group_number}.{number}"
+
+
 class AdasumStep(HookedStep):
     """Steps with each parameter as soon as its gradient is complete, and combines the ranks' changes by Adasum."""
 
-    _parameter_names: Mapping[torch.nn.Parameter, str]
     _compression: type[Compressor]
 
     def _begin(
@@ -272,8 +300,9 @@ class AdasumStep(HookedStep):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._take_up_new()
         for parameter in self._passes_left:
-            if parameter not in self._under_way:
+            if parameter not in self._under_way and not is_idle(parameter):
                 self._start(parameter)
         for parameter, (handle, before, context) in self._under_way.items():
             change = self._compression.decompress(synchronize(handle), context)
@@ -381,7 +410,6 @@ def _ordered_parameters(
 class _ReducedStep(HookedStep):
     """Steps with reduced gradients."""
 
-    _parameter_names: dict[torch.nn.Parameter, str]
     _reduction: GradientReduction | None
 
     def _begin(
@@ -396,6 +424,14 @@ class _ReducedStep(HookedStep):
         self._count_passes(parameters, backward_passes_per_step)
         if reduction is not None:
             self._hook_gradients()
+
+    def _take_up_new(self) -> None:
+        if self._reduction is not None:
+            super()._take_up_new()
+
+    def _add(self, parameter: torch.nn.Parameter) -> None:
+        assert self._reduction is not None
+        self._reduction.add(parameter)
 
     def _take(self, parameter: torch.nn.Parameter) -> None:
         assert self._reduction is not None
@@ -414,6 +450,7 @@ class _ReducedStep(HookedStep):
         """
         self.process_set._check_world("DistributedOptimizer")
         if self._reduction is not None:
+            self._take_up_new()
             self._reduction.finish()
         self.set_backward_passes_per_step(self.backward_passes_per_step)
         self._synchronized = True
@@ -428,7 +465,15 @@ class _ReducedStep(HookedStep):
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Reduce the gradients, unless within ``skip_synchronize``, and step."""
+        """Reduce the gradients, unless within ``skip_synchronize``, and step.
+
+        With a closure, the gradients of each of its calls are reduced, and so is the loss that it returns, by which
+        optimizers such as ``torch.optim.LBFGS`` decide on their steps.
+        """
+        if closure is not None:
+            loss = super().step(self._reducing(closure) if self._should_synchronize else closure)
+            self._synchronized = False
+            return loss
         if self._should_synchronize:
             if self._synchronized:
                 warnings.warn(
@@ -439,4 +484,19 @@ class _ReducedStep(HookedStep):
                 )
             self.synchronize()
         self._synchronized = False
-        return super().step(closure)
+        return super().step()
+
+    def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def reduce() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            self.synchronize()
+            if self._reduction is None or loss is None:
+                return loss
+            value = (
+                torch.as_tensor(loss, dtype=None if torch.is_tensor(loss) else torch.float64).detach().clone()
+            )
+            reduced = self._reduction.reduce_loss(value)
+            return reduced if torch.is_tensor(loss) else reduced.item()
+
+        return reduce

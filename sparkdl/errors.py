@@ -228,6 +228,13 @@ class TrainingError(SparkdlError, ArithmeticError):
     """
 
 
+class ReplicasDifferError(TrainingError):
+    """Ranks that should train the same model have other weights; the message names a parameter, ranks, and since when.
+
+    Make sure that whatever changes weights besides the optimizer, such as a callback, does so equally on all ranks.
+    """
+
+
 class SavedModelError(SparkdlError, ValueError):
     """A saved model cannot be read: files are missing, damaged, or written by a newer version."""
 

@@ -20,12 +20,14 @@ from sparkdl.torch.registration import (
     register,
     register_rendezvous,
 )
+from sparkdl.torch.replicas import ReplicaCheck
 from sparkdl.torch.sync_batch_norm import SyncBatchNorm, synchronized_batch_norms
 
 __all__ = [
     "BACKEND_NAME",
     "DataParallel",
     "RendezvousStore",
+    "ReplicaCheck",
     "SparkdlProcessGroup",
     "StoreRendezvous",
     "SyncBatchNorm",

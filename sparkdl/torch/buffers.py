@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from sparkdl.collective.buffers import DTYPES
 from sparkdl.errors import ParamError
@@ -96,6 +97,37 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor in order, one-dimensional."""
     return flatten(tensor).view(torch.uint8)
+
+
+def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors in which a tensor keeps its elements, over the same memory; each can be viewed as bytes.
+
+    These are the indices and values of a sparse tensor, the integers of a quantized one, and the tensors in a wrapper,
+    such as this rank's part of a DTensor. Any other tensor is its only part.
+
+    Raises:
+        ParamError: if the memory of the tensor's layout cannot be accessed.
+    """
+    tensor = tensor.detach()
+    if is_traceable_wrapper_subclass(tensor):
+        parts = [
+            getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]
+        ]  # a DTensor's mesh is one, too
+        return [piece for part in parts if isinstance(part, torch.Tensor) for piece in plain_parts(part)]
+    if tensor.is_quantized:
+        content = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        return [content.set_(tensor.untyped_storage())]
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if tensor.layout != torch.strided:
+        raise ParamError(
+            f"sparkdl cannot send a tensor of layout {tensor.layout}. Convert it with to_dense() and back on each rank."
+        )
+    return [tensor]
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:

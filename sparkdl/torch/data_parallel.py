@@ -18,11 +18,14 @@ import torch
 from torch import nn
 
 from sparkdl.errors import ParamError
+from sparkdl.torch.buffers import ELEMENT_DTYPES, movable, plain_parts, restore
+from sparkdl.torch.replicas import LiveParameters
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
 
     from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
 
     from sparkdl.collective import Communicator, Handle
 
@@ -40,7 +43,7 @@ class Bucket:
     """Gradients that are reduced as one operation.
 
     Attributes:
-        elements: all gradients, flat, followed by ``presence``.
+        elements: all gradients, flat, followed by ``presence``; complex numbers as pairs.
         gradients: view of ``elements`` for each parameter, of the parameter's shape.
         presence: view of ``elements`` with one entry per parameter: one if this rank contributes to the gradient, else
             zero. The average over the ranks shows whether any rank contributes, without another collective.
@@ -100,7 +103,7 @@ def _lay_out(
         for parameter in group:
             gradients[parameter] = part[end : end + parameter.numel()].view(parameter.shape)
             end += _aligned(parameter.numel(), unit)
-        buckets.append(Bucket(part, gradients, part[end : end + len(group)]))
+        buckets.append(Bucket(movable(part), gradients, part[end : end + len(group)]))
     return buckets
 
 
@@ -150,6 +153,9 @@ class DataParallel(nn.Module):
     the buffers again, except inside of :meth:`no_sync`. A parameter that took part on no rank keeps the gradient that
     it had, or None.
 
+    Layers may be added, replaced, frozen and unfrozen at any time, equally on all ranks: the next forward pass
+    broadcasts rank 0's values of new parameters, and gradients of all that are trained then are averaged.
+
     Gradients lie in memory that the ranks share, if all are on one host. ``zero_grad(set_to_none=False)`` leaves
     them there; if they were set to None, autograd creates new ones, which costs one copy.
 
@@ -162,8 +168,9 @@ class DataParallel(nn.Module):
         broadcast_buffers: whether rank 0's buffers are sent before each forward pass in training.
 
     Raises:
-        ParamError: if a parameter is not on the CPU; from a backward pass, if a gradient is sparse, as that of
-            ``nn.Embedding(sparse=True)`` is.
+        ParamError: if a parameter is not on the CPU, or has gradients that cannot be averaged, such as those of
+            float8; from a backward pass, if a gradient is sparse, as that of ``nn.Embedding(sparse=True)`` is, or has a
+            graph (``create_graph=True``).
         CommunicatorError: if the memory for the gradients cannot be allocated.
     """
 
@@ -181,36 +188,52 @@ class DataParallel(nn.Module):
         self._broadcasts_buffers = broadcast_buffers
         self._averages = True
         self._uncounted: frozenset[nn.Parameter] = frozenset()
-        _broadcast([*module.parameters(), *module.buffers()], communicator)
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._buckets = make_buckets(trained, communicator, bucket_bytes=bucket_bytes)
-        self._layers = tuple(module.modules())
-        self._pass = _BackwardPass(self._buckets)
+        self._bucket_bytes = bucket_bytes
+        self._live = LiveParameters(module)
+        check_trainable(module)
+        _broadcast([*self._live.parameters, *self._live.buffers()], communicator)
+        self._sent = set(self._live.parameters)
         # The garbage collector does not see the hooks that autograd holds: a hook with a permanent reference to this
         # object would keep it and the parameters alive for ever. So hooks refer to it only from a forward pass to the
         # end of the backward pass.
         self._held: list[DataParallel] = []
-        take = partial(_call, WeakMethod(self._take), self._held)
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(take, index))
-            for index, bucket in enumerate(self._buckets)
-            for parameter in bucket.gradients
-        ]
+        self._hooks: dict[nn.Parameter, RemovableHandle] = {}
+        self._lay_out([each for each in self._live.parameters if each.requires_grad])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output."""
         if self._pass.has_begun:  # a backward pass that has failed
             self._pass.reset()
-        if torch.is_grad_enabled():
+        with_gradients = torch.is_grad_enabled()
+        if with_gradients:
             self._held[:] = [self]
+            self.take_up_changes()
         if self._broadcasts_buffers and self._averages and self.training:
-            _broadcast(self._buffers_of_layers(), self._communicator)
-        return self.module(*args, **kwargs)
+            _broadcast(self._live.buffers(), self._communicator)
+        output = self.module(*args, **kwargs)
+        if with_gradients:
+            self.take_up_changes()  # that the module itself has made
+        return output
+
+    def take_up_changes(self) -> None:
+        """Broadcast rank 0's values of parameters that are new, and average gradients of all that are trained now.
+
+        Each forward pass with gradients calls this. Collective if the module has changed.
+        """
+        if not self._live.look():
+            return
+        new = [parameter for parameter in self._live.parameters if parameter not in self._sent]
+        _broadcast(new, self._communicator, name="new parameters of the module")
+        self._sent = set(self._live.parameters)
+        if any(each.requires_grad and each not in self._hooks for each in self._live.parameters):
+            check_trainable(self.module)
+            laid_out = {parameter for bucket in self._buckets for parameter in bucket.gradients}
+            # Frozen parameters keep their place: only some ranks may have frozen them.
+            self._lay_out([each for each in self._live.parameters if each.requires_grad or each in laid_out])
 
     def close(self) -> None:
         """Stop averaging the module's gradients, so that the module may be wrapped again."""
-        for hook in self._hooks:
-            hook.remove()
+        self._remove_hooks()
         self._held.clear()
 
     @contextmanager
@@ -229,6 +252,7 @@ class DataParallel(nn.Module):
         It is for a rank without rows, whose gradients are zero: a parameter that has no gradient yet gets one only if
         it took part on another rank. An optimizer would treat a gradient of zero differently from None.
         """
+        self.take_up_changes()
         self._uncounted = frozenset(
             each for bucket in self._buckets for each in bucket.gradients if each.grad is None
         )
@@ -240,10 +264,21 @@ class DataParallel(nn.Module):
                     parameter.grad = None
             self._uncounted = frozenset()
 
-    def _buffers_of_layers(self) -> list[Tensor]:
-        """``module.buffers()``, without another search for the layers."""
-        buffers = (buffer for layer in self._layers for buffer in layer._buffers.values())
-        return list({id(buffer): buffer for buffer in buffers if buffer is not None}.values())
+    def _lay_out(self, parameters: list[nn.Parameter]) -> None:
+        self._remove_hooks()
+        self._buckets = make_buckets(parameters, self._communicator, bucket_bytes=self._bucket_bytes)
+        self._pass = _BackwardPass(self._buckets)
+        take = partial(_call, WeakMethod(self._take), self._held)
+        self._hooks = {
+            parameter: parameter.register_post_accumulate_grad_hook(partial(take, index))
+            for index, bucket in enumerate(self._buckets)
+            for parameter in bucket.gradients
+            if parameter.requires_grad
+        }
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks.values():
+            hook.remove()
 
     def _take(self, index: int) -> None:
         """Handle a gradient that autograd has computed, of a parameter in the bucket of this index."""
@@ -251,6 +286,12 @@ class DataParallel(nn.Module):
             return
         current = self._pass
         if not current.has_begun:
+            if torch.is_grad_enabled():
+                raise ParamError(
+                    "backward(create_graph=True) under DataParallel: an average over ranks has no graph to "
+                    "differentiate. Compute inner derivatives with torch.autograd.grad(..., create_graph=True), and "
+                    "call backward() without create_graph for the loss that uses them."
+                )
             current.has_begun = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         if index < len(self._buckets) - 1:
@@ -343,14 +384,29 @@ def _call(method: WeakMethod[Any], _held: list[DataParallel], index: int, _: Ten
         take(index)
 
 
-def _broadcast(tensors: list[Tensor], communicator: Communicator) -> None:
-    if not tensors:
-        return
+def check_trainable(module: nn.Module) -> None:
+    """Check that ranks can average the gradients of all trainable parameters.
+
+    Raises:
+        ParamError: if they cannot; the message names the parameter.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and (
+            parameter.layout != torch.strided
+            or not (parameter.dtype in ELEMENT_DTYPES or parameter.is_complex())
+        ):
+            raise ParamError(
+                f"The ranks cannot average gradients of parameter {name!r} ({parameter.dtype}, {parameter.layout}). "
+                "Freeze it by requires_grad_(False), convert it to a dense tensor of a wider dtype, or use one rank."
+            )
+
+
+def _broadcast(tensors: Iterable[Tensor], communicator: Communicator, name: str = "") -> None:
+    parts = [part for tensor in tensors for part in plain_parts(tensor)]
     with torch.no_grad():
-        sent = [(tensor, tensor.detach().contiguous()) for tensor in tensors]
-        handles = [communicator.broadcast_async(values, root=0) for _, values in sent]
+        sent = [(part, movable(part)) for part in parts]
+        handles = [communicator.broadcast_async(values, root=0, name=name) for _, values in sent]
         for handle in handles:
             handle.wait()
-        for tensor, values in sent:
-            if values.data_ptr() != tensor.data_ptr():
-                tensor.copy_(values)
+        for part, values in sent:
+            restore(values, part)

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from sparkdl.collective import current_communicator
-from sparkdl.errors import ParamError, RankLostError
-from sparkdl.torch import DataParallel
+from sparkdl.errors import ParamError, RankLostError, ReplicasDifferError
+from sparkdl.torch import DataParallel, ReplicaCheck
+from sparkdl.torch.buffers import as_bytes, plain_parts
 from tests.checks import checks_in, require
 from tests.run_ranks import RankEnvironment, run_ranks
 from tests.torch.checks import run_checks
@@ -208,6 +209,97 @@ def check_dtypes_may_differ() -> None:
     mean = (world_size() - 1) / 2
     for part in module.values():
         torch.testing.assert_close(part.weight.grad.float(), torch.full((2, 3), mean))
+
+
+class Special(nn.Module):
+    """Tensors of every kind of which a communicator cannot view the elements as they are."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        torch.manual_seed(number)
+        self.complex = nn.Parameter(torch.randn(3, 3, dtype=torch.complex64))
+        self.narrow = nn.Parameter(torch.randn(3).to(torch.float8_e5m2), requires_grad=False)
+        scales, zeros = torch.rand(3) + 0.1, torch.zeros(3, dtype=torch.int64)
+        for name, tensor in {
+            "pairs": torch.randn(2, dtype=torch.complex128),
+            "eighth": torch.randn(3).to(torch.float8_e4m3fn),
+            "coo": torch.randn(3, 3).to_sparse(),
+            "csr": torch.randn(3, 3).to_sparse_csr(),
+            "blocks": torch.randn(4, 4).to_sparse_bsc((2, 2)),
+            "quantized": torch.quantize_per_tensor(torch.randn(3), 0.1, 3, torch.qint8),
+            "by channel": torch.quantize_per_channel(torch.randn(3, 2), scales, zeros, 0, torch.qint8),
+            "odd": torch.randn(7).to(torch.float16)[1:].conj(),
+            "turned": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        }.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.complex64) @ self.complex).abs().sum()
+
+
+def check_tensors_of_every_kind_are_sent_and_compared() -> None:
+    module, own, of_rank_0 = Special(rank()), Special(rank()), Special(0)
+    wrapped = wrap(module)
+    for (name, tensor), expected in zip(
+        module.state_dict().items(), of_rank_0.state_dict().values(), strict=True
+    ):
+        for part, other in zip(plain_parts(tensor), plain_parts(expected), strict=True):
+            assert torch.equal(as_bytes(part), as_bytes(other)), name
+    x = torch.ones(1, 3) * (rank() + 1)
+    wrapped(x).backward()
+    (expected,) = torch.autograd.grad(of_rank_0(x * (world_size() + 1) / 2 / (rank() + 1)), of_rank_0.complex)
+    torch.testing.assert_close(module.complex.grad, expected, **TOLERANCE)
+    check = ReplicaCheck(module)
+    check.compare("the beginning")
+    with torch.no_grad():
+        own.complex.copy_(module.complex)
+        own.narrow.copy_(torch.full((3,), float(rank())))
+    with pytest.raises(ReplicasDifferError, match=r"'narrow' on ranks? 1.* differs from rank 0's") as caught:
+        ReplicaCheck(own).compare("the end")
+    assert "They have not been compared before." in str(caught.value)
+
+
+def check_other_shapes_and_missing_parameters_are_named() -> None:
+    for number, what in (
+        (3 + rank(), r"'weight' is torch.float32 \(2, 3\) on rank 0 and torch.float32 \(2, 4\) on rank 1"),
+        (3, r"'bias' is torch.float32 \(2,\) on rank 0 and missing on rank 1"),
+    ):
+        module = nn.Linear(number, 2, bias=number > 3 or rank() == 0)
+        with pytest.raises(ReplicasDifferError, match=what):
+            ReplicaCheck(module).compare("the end")
+
+
+def check_nan_equals_nan_and_rounding_is_removed() -> None:
+    module = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[float("nan") * (-1) ** rank(), 1 + rank() * 2e-7]]))
+    ReplicaCheck(module).compare("the end")
+    assert module.weight[0, 1] == 1
+
+
+def check_what_ranks_cannot_average_is_refused_by_name() -> None:
+    for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
+        module = nn.Linear(3, 3)
+        module.weight = nn.Parameter(module.weight.detach().to(kind))
+        with pytest.raises(ParamError, match=f"cannot average gradients of parameter 'weight' .{kind}"):
+            wrap(module)
+    module = nn.Sequential(nn.Identity())
+    module[0].edges = nn.Parameter(torch.eye(3).to_sparse())
+    with pytest.raises(ParamError, match=r"parameter '0\.edges' \(torch.float32, torch.sparse_coo\)"):
+        wrap(module)
+
+
+def check_a_graph_of_gradients_is_refused_and_inner_derivatives_are_not() -> None:
+    module = model()
+    wrapped = wrap(module)
+    with pytest.raises(ParamError, match=r"create_graph=True.* torch\.autograd\.grad"):
+        loss_of(wrapped, batch(rank(), 0)).backward(create_graph=True)
+    module.zero_grad()
+    rows, labels = batch(rank(), 0)
+    loss = loss_of(wrapped, (rows.requires_grad_(), labels))
+    (slope,) = torch.autograd.grad(loss, rows, create_graph=True)
+    (loss + 0 * slope.square().sum()).backward()
+    assert_gradients(module, reference_gradients(world_size()))
 
 
 def check_a_wrapper_that_nobody_keeps_lasts_until_the_backward_pass_is_over() -> None:

@@ -41,8 +41,8 @@ LAYERS = {
     "addresses | deadline | protocol",
     "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "
     "nccl | telemetry, buffers | byte_exchange | operation_queue | error_origin",
-    "torch": "registration, gpu, process_group, movements | reductions, submission, "
-    "buffers | data_parallel | sync_batch_norm | futures, work | mesh_caches, batches",
+    "torch": "registration, gpu, process_group, movements | reductions, submission | data_parallel, "
+    "replicas, buffers | sync_batch_norm | futures, work | mesh_caches, batches",
     "data": "blend | converter, feed, megatron | spark, petastorm | store, dataset, checks | files",
     "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, attention | pipeline, "
     "sequence | tensor, sharding, verify, parallelism | collectives, replaced_parameters",

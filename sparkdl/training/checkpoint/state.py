@@ -343,6 +343,10 @@ def _buffers_unlike_rank_0(module: nn.Module, communicator: Communicator) -> dic
 
 
 def _digest(tensor: Tensor) -> str:
-    from sparkdl.torch.buffers import as_bytes  # on ranks only: the driver does without the c10d backend
+    from sparkdl.torch.buffers import (  # on ranks only: the driver does without the c10d backend
+        as_bytes,
+        plain_parts,
+    )
 
-    return hashlib.blake2b(as_bytes(tensor.cpu()).numpy().tobytes(), digest_size=16).hexdigest()
+    content = b"".join(as_bytes(part.cpu()).numpy().tobytes() for part in plain_parts(tensor))
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -1,0 +1,260 @@
+"""Replicas of a module: what they consist of, whether that has changed, and whether they are equal on all ranks.
+
+:class:`LiveParameters` notices layers that are added or replaced and parameters that are frozen or unfrozen after a
+module was wrapped. :class:`ReplicaCheck` compares the replicas by a digest of each parameter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from itertools import chain
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+
+from sparkdl.collective.byte_exchange import allgather_bytes
+from sparkdl.collective.current import current_communicator
+from sparkdl.errors import CommunicatorError, ReplicasDifferError
+from sparkdl.torch.buffers import FLOAT_DTYPES, as_bytes, plain_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from sparkdl.collective import Communicator
+
+logger = logging.getLogger(__name__)
+
+_values_of = methodcaller("values")
+
+
+class LiveParameters:
+    """The layers and parameters that a module has now, which may be others than when it was wrapped.
+
+    A look at an unchanged module costs 1 us for 5 layers and 20 us for 150, as it only compares identities.
+
+    Attributes:
+        layers: the module and all layers in it.
+        parameters: the parameters of all layers, each once.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._collect()
+
+    def look(self) -> bool:
+        """Whether layers, parameters, or their ``requires_grad`` have changed since the last look."""
+        is_same = self._identities == [*map(id, chain.from_iterable(map(_values_of, self._members)))] and all(
+            parameter.requires_grad == is_trained
+            for parameter, is_trained in zip(self.parameters, self._are_trained, strict=True)
+        )
+        if not is_same:
+            self._collect()
+        return not is_same
+
+    def buffers(self) -> list[Tensor]:
+        """The buffers of all layers, each once; unlike parameters, forward passes may replace them."""
+        found = (buffer for layer in self.layers for buffer in layer._buffers.values() if buffer is not None)
+        return list({id(buffer): buffer for buffer in found}.values())
+
+    def _collect(self) -> None:
+        self.layers = list(self._module.modules())
+        self.parameters = list(self._module.parameters())
+        self._are_trained = [parameter.requires_grad for parameter in self.parameters]
+        self._members = [members for layer in self.layers for members in (layer._modules, layer._parameters)]
+        self._held = [
+            *chain.from_iterable(map(_values_of, self._members))
+        ]  # so that no identity is used again
+        self._identities = [*map(id, self._held)]
+
+
+_WORDS_PER_ROW = 64
+
+
+def digest(tensor: Tensor) -> Tensor:
+    """A number that changes with the bits of a strided tensor and their order, on the tensor's device.
+
+    It is a sum, modulo 2**64, of sums of 64 words, each multiplied by an odd number: one pass over the memory. It tells
+    replicas apart that should be equal; it does not identify content.
+    """
+    content = as_bytes(tensor)
+    if content.storage_offset() % 8:  # of a view, at which no word of 8 bytes begins
+        content = content.clone()
+    num_words = content.numel() // 8
+    words = content[: num_words * 8].view(torch.int64)
+    num_in_rows = num_words // _WORDS_PER_ROW * _WORDS_PER_ROW
+    sums = torch.cat(
+        [
+            words[:num_in_rows].view(-1, _WORDS_PER_ROW).sum(1),
+            words[num_in_rows:],
+            content[num_words * 8 :].to(torch.int64),
+        ]
+    )
+    return (sums * torch.arange(1, 2 * len(sums) + 1, 2, device=sums.device)).sum()
+
+
+class ReplicaCheck:
+    """Compares a module's parameters between ranks that each have a replica of it.
+
+    The ranks exchange 8 bytes while they are equal. Buffers are not compared: each rank's own rows may change them, and
+    rank 0's count.
+
+    Args:
+        module: module that is trained, the same on all ranks of the communicator. Of parameters that are divided among
+            other ranks, this rank's parts are compared.
+        optimizer: its optimizer, whose other parameters are compared, too; None for the module's alone.
+        communicator: communicator of the ranks that have replicas; None for the current one.
+
+    Attributes:
+        were_equal_at: text that names the last comparison; empty before the first.
+
+    Raises:
+        CommunicatorError: if there is no communicator.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        optimizer: Optimizer | None = None,
+        communicator: Communicator | None = None,
+    ) -> None:
+        communicator = communicator or current_communicator()
+        if communicator is None:
+            raise CommunicatorError(
+                "No communicator is open whose ranks could compare their replicas. Start the code with a Runner or "
+                "`sparkdl run`, or give the communicator."
+            )
+        self._module, self._optimizer, self._communicator = module, optimizer, communicator
+        self.were_equal_at = ""
+
+    def compare(self, at: str) -> None:
+        """Compare the replicas now. Collective.
+
+        Differences by rounding, which processors of different kinds make, are removed with a warning: all ranks take
+        rank 0's values.
+
+        Args:
+            at: text that names this moment in errors, such as ``"the end of epoch 3"``.
+
+        Raises:
+            ReplicasDifferError: on all ranks, if a parameter differs by more than rounding.
+        """
+        tensors = self._tensors()
+        digests = _digests(tensors)
+        summary = hashlib.blake2b(repr(digests).encode(), digest_size=8).digest()
+        all_summaries = np.empty(self._communicator.world_size, np.int64)
+        self._communicator.allgather(
+            np.frombuffer(summary, np.int64), all_summaries, name="digest of the replicas"
+        )
+        if (all_summaries != all_summaries[0]).any():
+            self._compare_each(tensors, digests, at)
+        self.were_equal_at = at
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = dict(self._module.named_parameters())
+        if self._optimizer is not None:
+            known = {id(tensor) for tensor in self._module.parameters()}
+            for group_number, group in enumerate(self._optimizer.param_groups):
+                for number, parameter in enumerate(group["params"]):
+                    if id(parameter) not in known:
+                        tensors[f"parameter {number} of the optimizer's group {group_number}"] = parameter
+        return {name: tensor.detach() for name, tensor in tensors.items()}
+
+    def _compare_each(self, tensors: dict[str, Tensor], digests: _Digests, at: str) -> None:
+        replies = allgather_bytes(
+            self._communicator, json.dumps(digests).encode(), name="digests of all parameters"
+        )
+        per_rank: list[_Digests] = [json.loads(reply) for reply in replies]
+        kinds = {
+            name: [digests_of_rank.get(name, ("missing", []))[0] for digests_of_rank in per_rank]
+            for name in chain.from_iterable(per_rank)
+        }
+        unlike = {name: of_ranks for name, of_ranks in kinds.items() if len(set(of_ranks)) > 1}
+        for name, of_ranks in unlike.items():
+            other = next(rank for rank, kind in enumerate(of_ranks) if kind != of_ranks[0])
+            self._raise(
+                at, f"{name!r} is {of_ranks[0]} on rank 0 and {of_ranks[other]} on rank {other}", unlike
+            )
+        names = [name for name in tensors if any(other[name] != per_rank[0][name] for other in per_rank)]
+        differences = {name: self._differences(tensors[name]) for name in names}
+        failures = {name: found for name, found in differences.items() if found.any()}
+        for name, found in failures.items():
+            most = f" by up to {found.max():.3g}" if np.isfinite(found.max()) else ""
+            self._raise(at, f"{name!r} on {_ranks(found)} differs from rank 0's{most}", failures)
+        logger.warning(
+            "Rounding made %d parameters of the replicas differ at %s, such as %r; all ranks go on with rank 0's.",
+            len(names),
+            at,
+            names[0],
+        )
+
+    def _differences(self, tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Per rank, the maximum difference from rank 0's values, which replace the rank's; 0 if it is rounding."""
+        largest = 0.0
+        for part in plain_parts(tensor):
+            content = as_bytes(part.to("cpu", copy=True))
+            self._communicator.broadcast(content.numpy(), root=0, name="a parameter of rank 0")
+            theirs = content.view(part.dtype).view(part.shape)
+            largest = max(largest, _difference(part.cpu(), theirs))
+            part.copy_(theirs)
+        found = np.empty(self._communicator.world_size, np.float64)
+        self._communicator.allgather(np.array([largest]), found, name="differences of a parameter")
+        return found
+
+    def _raise(self, at: str, what: str, names: Collection[str]) -> NoReturn:
+        more = f", and {len(names) - 1} other parameters differ" if len(names) > 1 else ""
+        since = (
+            f"They were equal at {self.were_equal_at}."
+            if self.were_equal_at
+            else "They have not been compared before."
+        )
+        raise ReplicasDifferError(
+            f"The ranks do not train the same model any more: at {at} the parameter {what}{more}. {since} Look for "
+            "code that changes weights on some ranks only, or from a rank's own rows or random numbers, such as a "
+            "callback or a trainStep."
+        ).at(at)
+
+
+_Digests = dict[str, tuple[str, list[int]]]
+"""For each tensor its dtype and shape, and the digests of its parts."""
+
+
+def _digests(tensors: dict[str, Tensor]) -> _Digests:
+    parts = {name: plain_parts(tensor) for name, tensor in tensors.items()}
+    numbers = [digest(part) for each in parts.values() for part in each]
+    # One wait for a GPU, not one for each parameter.
+    on_host = iter(torch.stack([each.to(numbers[0].device) for each in numbers]).tolist() if numbers else [])
+    return {
+        name: (
+            ", ".join(f"{part.dtype} {tuple(part.shape)}" for part in each),
+            [next(on_host) for _ in each],
+        )
+        for name, each in parts.items()
+    }
+
+
+def _difference(own: Tensor, theirs: Tensor) -> float:
+    """The maximum difference of two tensors; 0 if rounding explains it. NaN equals NaN."""
+    if own.dtype not in FLOAT_DTYPES and not own.is_complex():
+        return 0.0 if torch.equal(as_bytes(own), as_bytes(theirs)) else float("inf")
+    epsilon = torch.finfo(own.dtype).eps
+    if own.is_complex():
+        own, theirs = torch.view_as_real(own), torch.view_as_real(theirs)
+    own, theirs = own.double(), theirs.double()
+    difference = torch.where((own == theirs) | (own.isnan() & theirs.isnan()), 0.0, (own - theirs).abs())
+    difference = difference.nan_to_num(nan=float("inf"), posinf=float("inf"))
+    scale = theirs.abs().nan_to_num(nan=0.0, posinf=0.0)
+    tolerance = 4 * epsilon * scale + 32 * torch.finfo(torch.float32).eps * scale.max()
+    return float(difference.max()) if (difference > tolerance).any() else 0.0
+
+
+def _ranks(differences: np.ndarray[Any, np.dtype[np.float64]]) -> str:
+    ranks = np.flatnonzero(differences).tolist()
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

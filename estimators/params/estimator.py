@@ -84,6 +84,7 @@ class SharedArguments(TypedDict, total=False):
     precision: str | None
     syncBatchNorm: bool | None
     compileModel: bool | None
+    compareReplicas: bool | None
     deterministic: bool | None
     numWorkers: int | None
     gpusPerWorker: int | None

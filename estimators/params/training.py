@@ -271,6 +271,14 @@ class HasTraining(HasSeed):
         default=False,
         field="sync_batch_norm",
     )
+    compareReplicas, getCompareReplicas, setCompareReplicas = param(
+        TypeConverters.toBoolean,
+        "whether the ranks compare their weights after the first step and each epoch, and at checkpoints",
+        default=True,
+        field="compare_replicas",
+        more="If they differ, the fit ends with an error that names a parameter, the ranks, and when the weights were "
+        "still equal. Differences by rounding are removed. Buffers are not compared: rank 0's count.",
+    )
     compileModel, getCompileModel, setCompileModel = param(
         TypeConverters.toBoolean,
         "whether each rank compiles the model with torch.compile",

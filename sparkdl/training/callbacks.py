@@ -46,8 +46,8 @@ class FitContext:
         world_size: number of ranks.
         epochs: total number of epochs of the fit.
         steps_per_epoch: number of steps of an epoch, the same on every rank.
-        module: the model on this rank's device. A callback that changes weights or buffers has to change them
-            equally on all ranks.
+        module: the model on this rank's device. A callback that changes weights, buffers or layers, or freezes
+            parameters, has to do so equally on all ranks; new parameters get rank 0's values.
         optimizer: optimizer of the model's parameters.
         epoch: number of the epoch, from 1; 0 before the first.
         step: number of the step in the epoch, from 1; 0 before the first.

@@ -15,9 +15,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sparkdl.errors import ParamError
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.model.losses import LossTerm
-from sparkdl.torch import DataParallel, init_process_group, synchronized_batch_norms
+from sparkdl.torch import DataParallel, ReplicaCheck, init_process_group, synchronized_batch_norms
+from sparkdl.torch.buffers import plain_parts
+from sparkdl.torch.replicas import LiveParameters
 from sparkdl.training.objective import Evaluation, StepModule
 from sparkdl.training.spec import DRAWN
 from sparkdl.training.update import use_float8
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from torch import Tensor
+    from torch.optim import Optimizer
 
     from sparkdl.collective import Communicator
     from sparkdl.parallel import RankLayout, ShardedCheckpoints
@@ -96,7 +100,15 @@ class ModelDistribution(ABC):
         """Broadcast rank 0's values of the buffers to all ranks. Collective."""
         if self.num_ranks > 1:
             for buffer in buffers:
-                torch.distributed.broadcast(buffer, 0)
+                for part in plain_parts(buffer):
+                    torch.distributed.broadcast(part, 0)
+
+    def take_up_changes(self) -> None:  # noqa: B027  # whole modules alone may change
+        """Take up layers that were added or replaced, and parameters that were frozen or unfrozen. Collective."""
+
+    @abstractmethod
+    def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
+        """The comparison of this rank's module with its replicas; None if there are none. Collective."""
 
     def without_rows(self) -> AbstractContextManager[Any]:
         """Context for the backward pass of a rank without rows, whose loss is multiplied by 0.
@@ -157,6 +169,8 @@ class Replicas(ModelDistribution):
 
             self._recomputed = blocks_of(self.module)
             recompute_activations(self._recomputed)
+        self._communicator, self._device = communicator, device
+        self._finds_unused = spec.has_unused_parameters
         self.rank = self.reader = self.generator_index = communicator.rank
         self.num_ranks = self.num_readers = self.num_averaged = communicator.world_size
         self.name = f"{communicator.world_size} replicas"
@@ -182,12 +196,58 @@ class Replicas(ModelDistribution):
             wrapped = DataParallel(whole, communicator)
             resources.callback(wrapped.close)  # the module may be trained again
             return wrapped
+        return self._wrap_by_ddp(whole)
+
+    def _wrap_by_ddp(self, whole: nn.Module) -> nn.Module:
+        """DistributedDataParallel of a module as it is now; it does not notice changes itself."""
+        self._live, self._has_late = LiveParameters(whole), False
+        self._averaged = {each for each in self._live.parameters if each.requires_grad}
+        # It cannot send sparse and quantized tensors. All ranks have them from the spec.
+        special = [
+            name
+            for name, tensor in (*whole.named_buffers(), *whole.named_parameters())
+            if tensor.is_quantized or tensor.layout != torch.strided
+        ]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(whole, special)
         return DistributedDataParallel(
             whole,
-            device_ids=[device],
+            device_ids=[self._device] if self._device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            find_unused_parameters=spec.has_unused_parameters,
+            find_unused_parameters=self._finds_unused,
         )
+
+    def take_up_changes(self) -> None:
+        """Take up layers that were added or replaced, and parameters that were frozen or unfrozen. Collective."""
+        if isinstance(self.called, DataParallel):
+            self.called.take_up_changes()
+        if isinstance(self.called, DistributedDataParallel) and (self._live.look() or self._has_late):
+            self.called = self._wrap_by_ddp(self.called.module)
+
+    def forward_backward(
+        self,
+        objective: Objective,
+        batch: Batch,
+        *,
+        scaled: Callable[[LossTerm], Tensor],
+        check: Callable[[Tensor], None] = lambda _: None,
+    ) -> Evaluation:
+        """Apply the module to a batch, and accumulate the gradients of its loss."""
+        found = super().forward_backward(objective, batch, scaled=scaled, check=check)
+        if isinstance(self.called, DistributedDataParallel):
+            self._has_late = self._live.look() or self._has_late  # unfrozen by the step itself
+            if self._has_late and self.called.require_backward_grad_sync:
+                from sparkdl.parallel.sharding import average_gradients
+
+                late = [each for each in self._live.parameters if each not in self._averaged]
+                assert torch.distributed.group.WORLD is not None, "initialized with the wrapper"
+                average_gradients(late, torch.distributed.group.WORLD)
+        return found
+
+    def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
+        """The comparison of the modules of all ranks; None on one rank."""
+        if self.num_ranks == 1:
+            return None
+        return ReplicaCheck(self.module, optimizer=optimizer, communicator=self._communicator)
 
     def without_averaging(self) -> AbstractContextManager[Any]:
         """Within this context gradients stay local, to be averaged together with later ones."""
@@ -256,6 +316,19 @@ class DividedModel(ModelDistribution):
         if spec.sync_batch_norm:
             resources.enter_context(synchronized_batch_norms(spec.model))
         self._divide(spec)
+        self._layers = list(self.module.modules())
+
+    def take_up_changes(self) -> None:
+        """Refuse layers that were added or replaced; frozen and unfrozen parameters need nothing.
+
+        Raises:
+            ParamError: if the layers are others than at the beginning of the fit.
+        """
+        if [*map(id, self.module.modules())] != [*map(id, self._layers)]:
+            raise ParamError(
+                "Layers were added or replaced during a fit with Param parallelism, whose ranks have parts of the "
+                "model. Change the model before the fit, or leave out parallelism; layers may be frozen and unfrozen."
+            )
 
     def _divide(self, spec: TrainingSpec) -> None:
         from sparkdl.parallel import parallelize
@@ -274,6 +347,13 @@ class DividedModel(ModelDistribution):
         from sparkdl.parallel import accumulated
 
         return accumulated(self.module) if self.num_averaged > 1 else nullcontext()
+
+    def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
+        """The comparison of the ranks that have the same part of the module; None if there are none. Collective."""
+        if self._layout.size("data") == 1:
+            return None
+        communicator = self._layout.communicator("data")
+        return ReplicaCheck(self.module, optimizer=optimizer, communicator=communicator)
 
     def open_checkpoints(self, url: str) -> ShardedCheckpoints | None:
         """Open the checkpoints of the divided module. Collective."""

@@ -137,6 +137,9 @@ class TrainingSpec:
     sync_batch_norm: bool = False
     """Whether BatchNorm layers use statistics over the rows of all ranks."""
 
+    compare_replicas: bool = field(default=True, metadata=FREE)
+    """Whether the ranks compare their weights at the end of the first step and of each epoch, and at checkpoints."""
+
     compile: bool = field(default=False, metadata=FREE)
     """Whether the module is compiled by :func:`torch.compile` on each rank."""
 

@@ -13,6 +13,7 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.model.architecture import join_module
 from sparkdl.model.losses import LossTerm
+from sparkdl.torch.buffers import plain_parts
 from sparkdl.training.distribution import DividedModel, placed, whole_tensor
 from sparkdl.training.objective import Evaluation
 
@@ -124,7 +125,8 @@ class Stages(DividedModel):
         if self._layout.size(*dimensions) > 1:
             group = self._layout.group(*dimensions)
             for buffer in buffers:
-                torch.distributed.broadcast(buffer, self._layout.ranks(*dimensions)[0], group=group)
+                for part in plain_parts(buffer):
+                    torch.distributed.broadcast(part, self._layout.ranks(*dimensions)[0], group=group)
 
     @contextmanager
     def without_averaging(self) -> Iterator[None]:

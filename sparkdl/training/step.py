@@ -134,7 +134,7 @@ class TrainingStep:
         communicator: Communicator,
         device: torch.device,
     ) -> None:
-        self._distribution, self._module = distribution, distribution.called
+        self._distribution = distribution
         self.objective = objective
         self._plan = plan
         self._update = update
@@ -161,6 +161,7 @@ class TrainingStep:
         """
         rows = self.objective.num_rows(batch)
         updates = self._plan.is_last_of_update(step)
+        self._distribution.take_up_changes()
         with nullcontext() if updates else self._distribution.without_averaging():
             if rows:
                 self.last_batch = batch
@@ -238,12 +239,13 @@ class TrainingStep:
         gradient.
         """
         assert self.last_batch is not None, "a rank without rows in its first step remembers others"
-        shared = {id(buffer) for layer in _synchronized(self._module) for buffer in layer.buffers()}
-        buffers = (*self._module.buffers(), *self.objective.loss_buffers())
+        module = self._distribution.called
+        shared = {id(buffer) for layer in _synchronized(module) for buffer in layer.buffers()}
+        buffers = (*module.buffers(), *self.objective.loss_buffers())
         own = {id(buffer): buffer for buffer in buffers if id(buffer) not in shared}
         with (
             buffers_kept(own.values()),
-            _rows_not_counted(self._module),
+            _rows_not_counted(module),
             self._distribution.without_rows(),
         ):
             term = self._distribution.forward_backward(

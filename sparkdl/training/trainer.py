@@ -136,6 +136,7 @@ def train(
             augment, a metric, the scheduler or a callback. The message names rank and epoch, and the step if there is
             one.
         ParamError: if the device or the optimizer cannot be used.
+        ReplicasDifferError: if the weights of ranks differ that should have the same.
         CheckpointError: if the checkpoints are of another fit, or a state cannot be written.
         StoreError: if a checkpoint cannot be written or read.
         CommunicatorError: if another rank failed or was lost.
@@ -183,6 +184,7 @@ class Trainer:
         learning_rate: learning rate of the optimizer.
         update: applies gradients to the weights.
         step: applies a batch to the module.
+        replicas: compares the weights of the ranks; None without replicas, or if they are not to be compared.
         validation: evaluates the module on the validation rows; None without validation.
         control: callbacks, early stopping and the best weights.
         checkpoints: writes checkpoints during the fit, and resumes from one.
@@ -242,6 +244,7 @@ class Trainer:
             communicator=communicator,
             device=self.device,
         )
+        self.replicas = self.distribution.replica_check(optimizer) if spec.compare_replicas else None
         self.validation = self._open_validation(dataset, resources, on_step)
         self.control = FitControl(
             spec,
@@ -271,6 +274,7 @@ class Trainer:
                 control=self.control,
                 distribution=self.distribution,
                 communicator=communicator,
+                compare=self._compare_replicas,
             )
         )
         self.progress = ProgressReporter(
@@ -313,6 +317,7 @@ class Trainer:
         self.progress.epoch(record)
         self.history.append(record)
         self.control.end_epoch(record)
+        self._compare_replicas(f"the end of epoch {epoch}")
         self.checkpoints.after_epoch(
             self.history,
             finished=epoch == self.spec.epochs or not self.control.should_continue,
@@ -328,6 +333,12 @@ class Trainer:
             result = self.step.run(batch, epoch=epoch, step=step, metrics=meter.metrics)
         meter.add(result.loss_mean, result.weight, result.rows)
         self.control.end_step(epoch, step, result.loss_mean)
+        if (
+            self.replicas is not None
+            and not self.replicas.were_equal_at
+            and self.plan.is_last_of_update(step)
+        ):
+            self._compare_replicas(text)
         self.progress.step(epoch=epoch, step=step, rows=self.plan.rows_of_step(step), meter=meter)
         self.checkpoints.after_step(epoch, step, meter)
 
@@ -349,6 +360,11 @@ class Trainer:
         self.history = list(start.history)
         self.control.begin(self.history, in_epoch=start.step > 0)
         return start.epoch
+
+    def _compare_replicas(self, at: str) -> None:
+        if self.replicas is not None:
+            self.distribution.take_up_changes()  # since the last step, by callbacks
+            self.replicas.compare(at)
 
     def _error_context(self, what: str, epoch: int) -> AbstractContextManager[None]:
         return error_context(what, rank=self.communicator.rank, where=f"epoch {epoch}")

@@ -114,6 +114,9 @@ class WeightUpdate:
         precision: Precision,
         max_grad_norm: float | None = None,
     ) -> None:
+        # On ranks only: the driver does without the c10d backend.
+        from sparkdl.torch.replicas import LiveParameters
+
         self._distribution, self._module = distribution, distribution.module
         self._optimizer = optimizer
         self._learning_rate = learning_rate
@@ -121,7 +124,7 @@ class WeightUpdate:
         self._max_grad_norm = max_grad_norm
         self._num_updates = 0
         self.num_skipped = 0
-        self._parameters_by_layer: list[dict[str, Any]] = []
+        self._live = LiveParameters(self._module)
         self._module.zero_grad(set_to_none=True)
 
     @property
@@ -144,13 +147,10 @@ class WeightUpdate:
         self._clear_gradients()
 
     def _clear_gradients(self) -> None:
-        """Do what ``zero_grad`` does, but look for the module's layers, which takes longest, only once per epoch."""
-        if not self._parameters_by_layer:
-            self._parameters_by_layer = [layer._parameters for layer in self._module.modules()]
-        for parameters in self._parameters_by_layer:
-            for parameter in parameters.values():
-                if parameter is not None:
-                    parameter.grad = None
+        """Do what ``zero_grad`` does, but look for the module's layers, which takes longest, only after changes."""
+        self._live.look()
+        for parameter in self._live.parameters:
+            parameter.grad = None
 
     def _step(self) -> None:
         scale = self._scaler.get_scale() if self._scaler.is_enabled() else 0.0
@@ -182,7 +182,6 @@ class WeightUpdate:
                 self._scaler.get_scale(),
             )
         self._num_updates = self.num_skipped = 0
-        self._parameters_by_layer = []
 
 
 PRECISIONS = ("float32", "bfloat16", "float16", "float8")

@@ -39,7 +39,7 @@ from sparkdl.training.history import EpochRecord, join_meter_states
 from sparkdl.training.objective import StepPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from sparkdl.collective import Communicator
@@ -83,6 +83,8 @@ class Checkpoints:
         control: control of the fit, which knows whether a callback of this rank has asked to stop.
         distribution: distribution of the module over the ranks.
         communicator: communicator of all ranks.
+        compare: function that compares the replicas before a checkpoint within an epoch is taken; called with a text
+            that names epoch and step.
     """
 
     def __init__(
@@ -97,7 +99,9 @@ class Checkpoints:
         control: FitControl,
         distribution: ModelDistribution,
         communicator: Communicator,
+        compare: Callable[[str], None],
     ) -> None:
+        self._compare = compare
         self._choice, self._plan, self._control = choice, spec.checkpoints, control
         self._spec, self._state, self._step = spec, state, step
         self._updates, self._feed, self._communicator = updates, feed, communicator
@@ -164,6 +168,7 @@ class Checkpoints:
             return  # the checkpoint at the end of the epoch follows
         if self._plan.every_updates and self._num_updates % self._plan.every_updates == 0:
             self._step.check_losses(epoch=epoch, step=step)
+            self._compare(f"epoch {epoch}, step {step}")
             where = {"epoch": epoch, "step": step, "ends_epoch": False, "finished": False}
             self._take(where, {"meter": meter.state_dict()}, self._position.history)
 

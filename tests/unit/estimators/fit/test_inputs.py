@@ -72,6 +72,7 @@ SETTINGS = {
     "gradientAccumulationSteps": (4, "accumulated_batches", 4),
     "maxGradNorm": (0.5, "max_grad_norm", 0.5),
     "syncBatchNorm": (True, "sync_batch_norm", True),
+    "compareReplicas": (False, "compare_replicas", False),
     "deterministic": (True, "deterministic", True),
     "compileModel": (True, "compile", True),
     "precision": ("bfloat16", "precision", "bfloat16"),

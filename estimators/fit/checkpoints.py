@@ -5,12 +5,16 @@ Fits that run at the same time must not use the same ``checkpointDir``: :mod:`.c
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+import json
+import uuid
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdl.data import Store
-from sparkdl.errors import CheckpointError, StoreError
+from sparkdl.data.files.failures import store_error
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.errors import CheckpointError, SparkdlError, StoreError
 from sparkdl.estimators.fit.checkpoint_lease import held_alone
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.training.checkpoint.files import FIT, MODEL, DamagedFileError, Manifest, load_file
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.training.spec import TrainingSpec
 
+
+_RUN = "mlflow_run.json"
 
 MAX_BYTES_ON_DRIVER = 64 << 20
 """Maximum size of a model that the driver itself reads from a checkpoint, which takes memory for two copies."""
@@ -130,6 +136,34 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
             except DamagedFileError:
                 return None  # rank 0 will log this, and continue from the checkpoint before
     return None
+
+
+def run_key_of(url: str) -> str:
+    """Return the key of the MLflow run to which the fit with checkpoints at a URL is logged.
+
+    It is that of the earlier attempt if there are checkpoints, and else a new one, which is written beside them.
+
+    Raises:
+        StoreError: if the folder cannot be read or written.
+    """
+    folder = CheckpointFolder(url)
+    location = open_location(folder.url)
+    try:
+        if folder.names():
+            with (
+                suppress(FileNotFoundError, ValueError, KeyError),
+                location.filesystem.open(f"{location.path}/{_RUN}", "rb") as file,
+            ):
+                return str(json.loads(file.read())["key"])
+        key = uuid.uuid4().hex
+        location.write_whole(_RUN, f"{json.dumps({'key': key})}\n".encode())
+    except SparkdlError:
+        raise
+    except Exception as error:
+        raise store_error(
+            f"{folder.url}/{_RUN}, which names the MLflow run, cannot be read or written", error
+        ) from error
+    return key
 
 
 def newest_position(spec: TrainingSpec) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from sparkdl.data.files.filesystems import open_location
+from sparkdl.estimators.fit.checkpoints import run_key_of
 from sparkdl.estimators.fit.inputs import column_names
 from sparkdl.estimators.fit.nested_runs import UnsentRuns
 from sparkdl.model.saved_model import modules_needed
@@ -28,6 +29,7 @@ from sparkdl.tracking import (
     Registration,
     RunGroup,
     TrackingMode,
+    is_tracking,
     open_run,
     without_credentials,
 )
@@ -133,15 +135,20 @@ def _kind(kind: str, dtype: str) -> str:
 def run_of_fit(
     params: _TorchEstimatorParams, group: RunGroup | None, tags: Mapping[str, str]
 ) -> AbstractContextManager[FitRun]:
-    """Open the MLflow run of a fit according to its Params, in a group of runs if there is one."""
+    """Open the MLflow run of a fit according to its Params, in a group of runs if there is one.
+
+    A fit that continues from checkpoints continues their run.
+    """
+    mode, checkpoints = cast("TrackingMode", params.getTracking()), params.getCheckpointDir()
     return open_run(
-        cast("TrackingMode", params.getTracking()),
+        mode,
         shelf=lambda: UnsentRuns(params.getStore()),
         experiment=params.getExperiment(),
         run_name=params.getRunName(),
         tags=tags,
         group=group,
         wait_s=params.getTrackingTimeoutSeconds(),
+        key=run_key_of(checkpoints) if checkpoints is not None and is_tracking(mode) else None,
     )
 
 

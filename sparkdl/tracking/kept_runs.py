@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl.errors import StoreError
-from sparkdl.tracking.sender import Message, deliver, is_refusal, is_worth_keeping
+from sparkdl.tracking.sender import Logged, Message, deliver, is_refusal, is_worth_keeping
 from sparkdl.tracking.start import (
     BegunRun,
     RunStart,
@@ -167,13 +167,14 @@ def _send(kept: KeptRun) -> SentRun:
         with reporting_to(uri):  # the functions that find MLflow's active experiment take no client
             run = kept.run or begin_run(client, kept.start, _parent(client, kept.start))
         run_id = run.run_id
+        logged: Logged | None = {} if run.is_continued else None
         for message in kept.messages:
             if message.kind == "end" and run.is_joined:
                 continue
             if message.kind == "registration" and model_uri is None:
                 continue  # the model was refused
             try:
-                model_uri = deliver(client, run_id, message, model_uri) or model_uri
+                model_uri = deliver(client, run_id, message, model_uri, logged) or model_uri
             except Exception as error:
                 if not is_refusal(error):
                     raise

@@ -27,6 +27,7 @@ from sparkdl.tracking.mlflow_model import FlavorOptions, save_flavor, values_of
 from sparkdl.tracking.model_code import current_code
 from sparkdl.tracking.sender import (
     MAX_METRICS_PER_MESSAGE,
+    Logged,
     Message,
     RefusedError,
     Sender,
@@ -81,6 +82,7 @@ class MlflowRun:
         tags: Mapping[str, str],
         group: GroupOfRuns | None,
         wait_s: float,
+        key: str | None = None,
     ) -> None:
         import mlflow
 
@@ -100,7 +102,9 @@ class MlflowRun:
             tags={**tags, **(self.switches.extra_tags or {})},
             exclusive=self.switches.exclusive,
             group=group,
+            key=key,
         )
+        self._logged: Logged = {}
         self._wait_s = wait_s
         self._num_kept = 0
         self._refused: list[Message] = []  # refused by the server now, and kept to be sent later
@@ -221,7 +225,9 @@ class MlflowRun:
             return
         client = mlflow.MlflowClient(self._tracking_uri)
         try:
-            self.model_uri = deliver(client, self._begun.run_id, message, self.model_uri) or self.model_uri
+            logged = self._logged if self._begun.is_continued else None
+            uri = deliver(client, self._begun.run_id, message, self.model_uri, logged)
+            self.model_uri = uri or self.model_uri
         except MlflowException as error:
             if is_refusal(error):
                 if is_worth_keeping(message, error):
@@ -378,10 +384,11 @@ def open_run(
     tags: Mapping[str, str] | None = None,
     group: GroupOfRuns | None = None,
     wait_s: float = WAIT_S,
+    key: str | None = None,
 ) -> Iterator[FitRun]:
     """Open the run of a fit, or join the active run; end the run when the fit ends.
 
-    A run that was active before stays open. If it already has the Params of an earlier fit, the fit gets a nested run.
+    A run that was active before stays open. If it already holds another fit, the fit gets a nested run.
     If MLflow has no tracking URI (no ``MLFLOW_TRACKING_URI``, no ``set_tracking_uri``, not on Databricks), it is set to
     the SQLite store ``mlflow.db`` in the working directory. A server that does not respond only leads to warnings.
 
@@ -393,6 +400,8 @@ def open_run(
         tags: tags of a new run.
         group: group of runs to which this run belongs; None for none.
         wait_s: seconds to wait for the server at the end, in addition to the time for large uploads.
+        key: key of the run that the fit continues, if it still exists and the fit does not join another one; None for a
+            new run.
 
     Raises:
         ParamError: if the mode is ``"on"`` and mlflow is not installed.
@@ -402,7 +411,7 @@ def open_run(
         return
     choose_store()
     run = MlflowRun(
-        shelf, experiment=experiment, run_name=run_name, tags=tags or {}, group=group, wait_s=wait_s
+        shelf, experiment=experiment, run_name=run_name, tags=tags or {}, group=group, wait_s=wait_s, key=key
     )
     status = "FAILED"
     try:

@@ -8,6 +8,8 @@ thread, which does not keep Python from exiting.
 from __future__ import annotations
 
 import base64
+import itertools
+import logging
 import tempfile
 import threading
 from collections import deque
@@ -16,13 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from sparkdl.tracking.start import without_credentials
+from sparkdl.tracking.start import current_switches, without_credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mlflow import MlflowClient
 
+
+_logger = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal[
     "params", "metrics", "tags", "dataset", "file", "folder", "model", "registration", "end"
@@ -89,7 +93,17 @@ def is_worth_keeping(message: Message, error: Exception) -> bool:
     return message.kind == "model" or (message.kind == "registration" and not is_final_refusal(error))
 
 
-def deliver(client: MlflowClient, run_id: str, message: Message, model_uri: str | None = None) -> str | None:
+Logged: TypeAlias = dict[str, set[tuple[int, float]]]
+"""Steps and values of the metrics that a continued run already had, by name, as far as they were needed."""
+
+
+def deliver(
+    client: MlflowClient,
+    run_id: str,
+    message: Message,
+    model_uri: str | None = None,
+    logged: Logged | None = None,
+) -> str | None:
     """Send a message; return the URI of the logged model if the message was a model, else None.
 
     Args:
@@ -97,6 +111,8 @@ def deliver(client: MlflowClient, run_id: str, message: Message, model_uri: str 
         run_id: id of the run.
         message: message to send.
         model_uri: URI of the logged model; needed for the registration of the model.
+        logged: metrics that the run already had, which are not logged again; a dict to which they are added, or None
+            for a new run.
 
     Raises:
         Exception: any exception of MLflow, if the server or its artifact store fails or refuses the message.
@@ -105,7 +121,7 @@ def deliver(client: MlflowClient, run_id: str, message: Message, model_uri: str 
     if message.kind == "params":
         _log_params(client, run_id, content["params"])
     elif message.kind == "metrics":
-        _log_metrics(client, run_id, content["metrics"])
+        _log_metrics(client, run_id, content["metrics"], logged)
     elif message.kind == "tags":
         for name, value in content["tags"].items():
             client.set_tag(run_id, name, value)
@@ -132,16 +148,43 @@ def deliver(client: MlflowClient, run_id: str, message: Message, model_uri: str 
 
 
 def _log_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
+    """Log params; those of which the run has another value, which MLflow does not change, under further names."""
     from mlflow.entities import Param
 
-    entities = [Param(name, value) for name, value in params.items()]
+    before = client.get_run(run_id).data.params
+    entities = []
+    for name, value in params.items():
+        free = next(each for each in _names_for(name) if before.get(each, value) == value)
+        if free != name:
+            _logger.log(
+                logging.DEBUG if current_switches().silent else logging.WARNING,
+                "The run %s has the param %s with the value %s; that of the fit, %s, is logged as %s.",
+                run_id,
+                name,
+                before[name],
+                value,
+                free,
+            )
+        entities.append(Param(free, value))
     for start in range(0, len(entities), _MAX_PARAMS_PER_BATCH):
         client.log_batch(run_id, params=entities[start : start + _MAX_PARAMS_PER_BATCH])
 
 
-def _log_metrics(client: MlflowClient, run_id: str, metrics: list[tuple[str, float, int, int]]) -> None:
+def _names_for(param: str) -> Iterator[str]:
+    yield param
+    yield f"sparkdl.{param}"
+    yield from (f"sparkdl.{param}.{number}" for number in itertools.count(2))
+
+
+def _log_metrics(
+    client: MlflowClient, run_id: str, metrics: list[tuple[str, float, int, int]], logged: Logged | None
+) -> None:
     from mlflow.entities import Metric
 
+    if logged is not None:
+        for name in {each[0] for each in metrics} - logged.keys():
+            logged[name] = {(each.step, each.value) for each in client.get_metric_history(run_id, name)}
+        metrics = [each for each in metrics if (each[3], each[1]) not in logged[each[0]]]
     client.log_batch(run_id, metrics=[Metric(*each) for each in metrics])
 
 

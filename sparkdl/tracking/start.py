@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 KEY_TAG = "sparkdl.run_key"
-"""Tag with the key of a run, by which a run is found on the server if its id is not known."""
+"""Tag with the key of the fit that a run holds, by which the run is found if its id is not known."""
 
 _PARENT_TAG = "mlflow.parentRunId"
 _DEFAULT_STORE = "mlflow.db"
@@ -45,14 +45,14 @@ class RunStart:
     """The description of a run before the server has created it; it can be stored as JSON.
 
     Attributes:
-        key: key that identifies the run until it has an id.
+        key: key that identifies the run until it has an id; a fit that is continued has the key of its earlier run.
         experiment: name of the experiment, which is created if missing; None for the one with `experiment_id`.
         experiment_id: id of the experiment; None for MLflow's active experiment.
         name: name of the run; MLflow generates one if None.
         tags: tags of the run, including those that MLflow sets for user and source.
         start_time: start of the run, in milliseconds since 1970.
         active: id of the run that was active on the caller's thread; None if there was none.
-        may_join: whether the fit is logged to the active run if that run has no params yet; otherwise it gets a nested
+        may_join: whether the fit is logged to the active run if that run holds no other fit; otherwise it gets a nested
             run.
         parent_key: key of the run under which this run is nested, instead of the active one; None for the active one.
     """
@@ -90,6 +90,7 @@ def describe_start(
     tags: Mapping[str, str],
     exclusive: bool,
     group: GroupOfRuns | None = None,
+    key: str | None = None,
 ) -> RunStart:
     """Describe a run that is opened on this thread.
 
@@ -99,12 +100,13 @@ def describe_start(
         tags: tags of the run, in addition to those that MLflow derives from the context.
         exclusive: whether to ignore an active run.
         group: group of runs to which the run belongs; None for none.
+        key: key of the run that the fit continues, if the server still has it; None for a new one.
     """
     import mlflow
     from mlflow.tracking.context.registry import resolve_tags
     from mlflow.tracking.fluent import _get_experiment_id
 
-    key = uuid.uuid4().hex
+    key = key or uuid.uuid4().hex
     active: Any = None if exclusive else mlflow.active_run()
     if group is not None:
         active = group.active
@@ -131,14 +133,16 @@ class BegunRun:
     Attributes:
         run_id: MLflow's id of the run.
         is_joined: whether the user has opened the run, and will end it.
+        is_continued: whether the run may already have metrics of the fit.
     """
 
     run_id: str
     is_joined: bool = False
+    is_continued: bool = False
 
 
 def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = None) -> BegunRun:
-    """Open a run, or join the active one.
+    """Open a run, join the active one, or continue the one with the key of the fit, unless that was deleted.
 
     Args:
         client: client of the MLflow server.
@@ -158,13 +162,18 @@ def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = Non
                 f"The active run {start.active} is deleted. Restore it, or end it by mlflow.end_run() and fit again.",
                 INVALID_PARAMETER_VALUE,
             )
-        if start.may_join and not active.data.params:
-            return BegunRun(start.active, is_joined=True)
+        held = active.data.tags.get(KEY_TAG)
+        if start.may_join and held in (None, start.key):
+            client.set_tag(start.active, KEY_TAG, start.key)
+            return BegunRun(start.active, is_joined=True, is_continued=held is not None)
     experiment_id = _experiment_id(client, start)
-    before = find_run(client, [experiment_id], start.key)
-    if before is not None:  # the run was opened, and the response was lost
-        return BegunRun(before)
     parent = parent_id or start.active
+    before = find_run(client, [experiment_id], start.key)
+    if before is not None:  # of an earlier attempt of the fit, or the response to its creation was lost
+        client.update_run(before, status="RUNNING")
+        if parent is not None:
+            client.set_tag(before, _PARENT_TAG, parent)
+        return BegunRun(before, is_continued=True)
     tags = {**start.tags, **({_PARENT_TAG: parent} if parent is not None else {})}
     run = client.create_run(experiment_id, start_time=start.start_time, tags=tags, run_name=start.name)
     return BegunRun(run.info.run_id)

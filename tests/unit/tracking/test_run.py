@@ -82,6 +82,60 @@ def test_run_ends_as_its_fit_ends_and_joins_or_nests_under_an_active_run(tracked
     assert kept(tracked) == []
 
 
+def test_fit_joins_a_run_with_params_and_keeps_its_own_beside_those_of_the_user(tracked, open_run, caplog):
+    mlflow.set_tracking_uri(f"sqlite:///{tracked}/mlflow.db")
+    with mlflow.start_run() as outer:
+        mlflow.log_params({"epochs": 100, "mine": "x"})
+        for epochs in (3, 4):
+            with open_run("on") as run:
+                run.log_params({"epochs": epochs, "batchSize": 8, "mine": "x"})
+                run.log_metrics(1, {"loss": 0.5})
+            assert (run.run_id == outer.info.run_id) == (epochs == 3), "the second fit has a nested run"
+    params = mlflow.get_run(outer.info.run_id).data.params
+    assert params == {"epochs": "100", "sparkdl.epochs": "3", "batchSize": "8", "mine": "x"}
+    assert "param epochs with the value 100; that of the fit, 3, is logged as sparkdl.epochs" in caplog.text
+    assert mlflow.get_run(run.run_id).data.params == {"epochs": "4", "batchSize": "8", "mine": "x"}
+    assert kept(tracked) == []
+
+
+def test_run_of_a_continued_fit_is_continued_with_each_value_once_unless_it_was_deleted(tracked, open_run):
+    def fit(*losses, **given):
+        with open_run("on", key="one fit", **given) as run:
+            run.log_params({"epochs": len(losses)})
+            for epoch, loss in enumerate(losses, start=1):
+                run.log_metrics(epoch, {"loss": loss})
+        return run.run_id
+
+    with pytest.raises(KeyboardInterrupt), open_run("on", key="one fit") as first:
+        first.log_params({"epochs": 2})
+        first.log_metrics(1, {"loss": 0.5})
+        raise KeyboardInterrupt
+    assert mlflow.get_run(first.run_id).info.status == "KILLED"
+    assert fit(0.5, 0.25) == fit(0.5, 0.25, 0.125) == first.run_id
+    history = mlflow.MlflowClient().get_metric_history(first.run_id, "loss")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 0.5), (2, 0.25), (3, 0.125)]
+    run = mlflow.get_run(first.run_id)
+    assert (run.info.status, run.data.params) == ("FINISHED", {"epochs": "2", "sparkdl.epochs": "3"})
+
+    group = tracking.open_group("on", open_run.keywords["shelf"], experiment=None, name="again")
+    assert fit(0.5, group=group) == first.run_id
+    group.close()
+    parent = mlflow.get_run(first.run_id).data.tags["mlflow.parentRunId"]
+    assert mlflow.get_run(parent).info.run_name == "again"
+    with mlflow.start_run(run_id=first.run_id):
+        assert fit(0.5, 0.25) == first.run_id
+        assert mlflow.get_run(first.run_id).info.status == "RUNNING", "the user ends it"
+    with mlflow.start_run() as outer:
+        assert fit(0.5, 0.25) == outer.info.run_id
+
+    assert fit(0.5, experiment="another") not in (first.run_id, outer.info.run_id)
+    for each in (first.run_id, outer.info.run_id):
+        mlflow.delete_run(each)
+    anew = fit(0.5, 0.25)
+    assert anew not in (first.run_id, outer.info.run_id)
+    assert fit(0.5, 0.25) == anew
+
+
 def test_messages_to_a_store_that_goes_away_are_kept_with_a_warning_and_sent_later(tracked, open_run, caplog):
     with open_run("on", wait_s=60) as run:
         run.log_metrics(1, {"loss": 0.5})
@@ -130,8 +184,7 @@ def test_a_store_that_comes_back_gets_the_metrics_it_missed(tracked, open_run):
 
 def test_refused_message_is_named_and_does_not_block_the_others(tracked, open_run, caplog):
     with open_run("on") as run:
-        run.log_params({"epochs": 1})
-        run.log_params({"epochs": 2})
+        run.log_params({"no/../name": 1})
         run.log_metrics(1, {"loss": 0.5})
     assert "MLflow refuses params " in caplog.text
     assert mlflow.get_run(run.run_id).data.metrics == {"loss": 0.5}

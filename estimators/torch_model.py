@@ -17,6 +17,7 @@ from sparkdl.data.spark.columns import (
     ambiguous_column_error,
     check_case,
     check_like,
+    check_session,
     is_vector,
     quoted,
     without_decimals,
@@ -119,6 +120,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         return self
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        check_session(dataset, "transform")
         columns, outputs = scored_columns_of(self), self._saved.signature.outputs
         for column in columns:
             if column.name in dataset.columns:

@@ -145,6 +145,7 @@ class TrainingRows:
             Store(needed.store_url, keep_for=needed.keep_for),
             vector_dtype=needed.vector_dtype,
             allow_ragged=needed.allow_ragged,
+            origin=self._df,
             on_write=on_write,
             in_tasks=in_tasks,
         )

@@ -25,7 +25,7 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
 from sparkdl.data import Column
-from sparkdl.data.spark.columns import quoted
+from sparkdl.data.spark.columns import check_session, quoted
 from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.fit import check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
@@ -175,6 +175,7 @@ class LanguageModelModel(TorchModel, HasGeneration):
             carry(Path(made), folder, last="config.json", overwrite=overwrite, remedy=remedy)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        check_session(dataset, "transform")
         takes_tokens = not self._has_tokenizer or holds_tokens(dataset, self.getFeaturesCol())
         saved = self._answering(self.getOutput(), takes_tokens=takes_tokens)
         # A plain model with the module for these Params, as models of other estimators have it.

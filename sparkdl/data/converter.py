@@ -77,6 +77,7 @@ def make_spark_converter(
             store,
             vector_dtype=dtype or "float64",
             row_group_bytes=parquet_row_group_size_bytes,
+            origin=df,
         )
     return SparkDatasetConverter(obtained.dataset, is_written=obtained.is_written, use=obtained.use)
 

@@ -67,7 +67,7 @@ class Identity:
         ]
         known = before.get("rows")
         if known is not None and self.rows is not None and known != self.rows:
-            found.append("the rows have changed")
+            found.append("the rows or settings of spark.sql have changed")
         return found if len(found) <= _LONGEST else [*found[:_LONGEST], f"{len(found) - _LONGEST} more"]
 
 

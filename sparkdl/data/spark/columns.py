@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.dataset.arrow import IMAGE_FIELDS
 from sparkdl.data.dataset.dataset import missing_column_error
+from sparkdl.data.spark.spark_errors import is_session_stopped
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
@@ -224,14 +225,29 @@ def check_frame(df: Any, taker: str, *, of_streams: str = "") -> None:
     Raises:
         DataError: if it is something else, or a stream.
     """
-    if not (hasattr(df, "sparkSession") and hasattr(df, "schema")):
+    # Asked of the class, because Spark Connect asks the server for the schema.
+    if not (hasattr(type(df), "sparkSession") and hasattr(type(df), "schema")):
         found = f"{type(df).__module__}.{type(df).__name__}"
         raise DataError(
             f"{taker} takes a Spark DataFrame, got {found}. Read files with spark.read, and make one of other data "
             "with spark.createDataFrame(...)."
         )
+    check_session(df, taker)
     if df.isStreaming:
         raise DataError(
             f"{taker} takes a DataFrame that ends, and this one is a stream. Read its source with spark.read, or call "
             f"{taker} on each batch that writeStream.foreachBatch(...) gives{of_streams}."
+        )
+
+
+def check_session(df: DataFrame, taker: str) -> None:
+    """Check that the session of a DataFrame was not stopped; ``taker`` is as for :func:`check_frame`.
+
+    Raises:
+        DataError: if it was.
+    """
+    if is_session_stopped(df.sparkSession):
+        raise DataError(
+            f"{taker} takes a DataFrame of a running Spark session, and the session of this one was stopped. Make the "
+            "DataFrame again with a new session."
         )

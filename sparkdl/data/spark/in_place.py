@@ -7,14 +7,13 @@ such as one with a filter, a cast, a cache, a table of a catalog or a Delta log,
 from __future__ import annotations
 
 import logging
-import re
 from typing import TYPE_CHECKING
 
 from sparkdl.data.dataset.footers import scan_dataset
 from sparkdl.data.spark.columns import array_depth, is_vector, stored_type
 from sparkdl.data.spark.input_files import input_files
 from sparkdl.data.spark.jobs import spark_job
-from sparkdl.data.spark.rows_key import PlanText, plan_text
+from sparkdl.data.spark.plans import is_parquet_read
 from sparkdl.data.spark.validate import check_no_nulls, check_shapes
 from sparkdl.errors import DataError
 
@@ -28,10 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RELATION = re.compile(r"^Relation \[(.*)\] parquet$")
-_PROJECT = re.compile(r"^Project \[(.*)\]$")
-_ATTRIBUTE = re.compile(r"[^\s,()]+#\d+L?(, [^\s,()]+#\d+L?)*")
-
 
 def open_in_place(
     df: DataFrame, fields: Sequence[StructField], *, allow_ragged: bool
@@ -44,8 +39,8 @@ def open_in_place(
     if any(is_vector(field.dataType) for field in fields):
         return None
     names = [field.name for field in fields]
-    plan = plan_text(df)
-    if plan is None or not is_plain_read(plan):
+    # Planned anew, because a DataFrame object remembers whether it was cached when it was first run.
+    if not is_parquet_read(df.select("*")):
         return None
     files = input_files(df)
     if files is None or files.is_delta:
@@ -68,18 +63,3 @@ def open_in_place(
         dataset = scan_dataset(files.folder, names, shapes, files.paths)
         check_no_nulls(df, dataset)
     return dataset
-
-
-def is_plain_read(plan: PlanText) -> bool:
-    """Whether an optimized plan reads Parquet files and at most leaves columns out."""
-    *above, leaf = plan.optimized or ("",)
-    relation = _RELATION.match(leaf)
-    if relation is None or len(above) > 1:
-        return False
-    if not above:
-        return True
-    project = _PROJECT.match(above[0])
-    if project is None or not _ATTRIBUTE.fullmatch(project[1]):
-        return False
-    # Equal expression numbers mean equal columns: nothing was computed, cast or renamed.
-    return set(project[1].split(", ")) <= set(relation[1].split(","))

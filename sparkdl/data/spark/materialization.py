@@ -17,9 +17,8 @@ from sparkdl.data.dataset.footers import list_parquet_files, scan_dataset
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import array_depth, check_case, check_frame, check_types, is_vector, quoted
 from sparkdl.data.spark.in_place import open_in_place
-from sparkdl.data.spark.input_files import InputFiles, input_files
 from sparkdl.data.spark.jobs import jobs_of, spark_job
-from sparkdl.data.spark.rows_key import plan_key
+from sparkdl.data.spark.rows_key import shared_key
 from sparkdl.data.spark.validate import check_census, common_length, no_rows_error
 from sparkdl.data.spark.writing import (
     REPORT_SCHEMA,
@@ -59,6 +58,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class _Request:
+    origin: DataFrame
     df: DataFrame
     fields: Sequence[StructField]
     store: Store
@@ -70,14 +70,14 @@ class _Request:
 
     @property
     def key(self) -> str | None:
-        names = [quoted(field.name) for field in self.fields]
         options = {
+            "columns": [[field.name, field.dataType.json()] for field in self.fields],
             "format": _FORMAT,
             "vector_dtype": self.vector_dtype,
             "row_group_bytes": self.row_group_bytes,
             "allow_ragged": self.allow_ragged,
         }
-        return plan_key(self.df.selectExpr(*names), options)
+        return shared_key(self.origin, options)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Obtained:
         use: use that protects the folder until the receiver ends it; None for files that sparkdl did not write, which
             it never removes.
         is_written: whether the rows were copied to the Store, now or earlier.
-        is_shared: whether another DataFrame with the same rows gets the same copy.
+        is_shared: whether another fit on the same DataFrame object gets the same copy.
     """
 
     dataset: ParquetDataset
@@ -110,10 +110,10 @@ def materialize(
 ) -> ParquetDataset:
     """Return columns of a DataFrame as a Parquet dataset, after checking that ranks can be fed with them.
 
-    The same rows are written only once: another call with the same rows, later or while they are being written,
-    returns the same dataset (see :mod:`sparkdl.data.spark.rows_key` for which rows are the same). A DataFrame that is a
-    plain read of Parquet files is not written at all. Written rows become visible when all checks have passed;
-    otherwise they are removed.
+    The same rows are written only once: another call with the same DataFrame object, later or while they are being
+    written, returns the same dataset, unless settings or files changed (see :mod:`sparkdl.data.spark.rows_key`). A
+    DataFrame that is a plain read of Parquet files is not written at all. Written rows become visible when all checks
+    have passed; otherwise they are removed.
 
     Args:
         df: the DataFrame, of classic Spark or Spark Connect.
@@ -164,6 +164,7 @@ def use_materialized(
     row_group_bytes: int = ROW_GROUP_BYTES,
     allow_ragged: bool = True,
     in_place: bool = True,
+    origin: DataFrame | None = None,
     on_write: Callable[[], None] | None = None,
     in_tasks: Callable[[int], None] | None = None,
 ) -> Iterator[ParquetDataset]:
@@ -172,6 +173,7 @@ def use_materialized(
     Rows that no other fit can share, such as those of a random sample, are removed at the end of the block, and so are
     the rows in a Store that keeps nothing (``keep_for=timedelta(0)``).
 
+    ``origin`` is the user's DataFrame, if ``df`` was made of it by casts alone: fits on that object share the rows.
     ``on_write`` is called before rows are written. ``in_tasks`` is called on the executors, in each task that writes
     rows, with the number of its partition. Rows that are already in the Store, or are read in place, are not written.
     """
@@ -186,6 +188,7 @@ def use_materialized(
             row_group_bytes=row_group_bytes,
             allow_ragged=allow_ragged,
             in_place=in_place,
+            origin=origin,
             on_write=on_write,
             in_tasks=in_tasks,
         )
@@ -207,6 +210,7 @@ def obtain_dataset(
     row_group_bytes: int = ROW_GROUP_BYTES,
     allow_ragged: bool = True,
     in_place: bool = True,
+    origin: DataFrame | None = None,
     on_write: Callable[[], None] | None = None,
     in_tasks: Callable[[int], None] | None = None,
 ) -> Obtained:
@@ -216,6 +220,7 @@ def obtain_dataset(
     fields = check_types(df.schema, columns)
     check_case(df, columns)
     request = _Request(
+        df if origin is None else origin,
         df,
         fields,
         as_store(store),
@@ -235,10 +240,9 @@ def obtain_dataset(
             return Obtained(dataset, use_if_removable(dataset.url), is_written=False)
     request.store.check_writable()
     _clean_up(request.store)
-    files = input_files(request.df)
     key = request.key
     if key is not None:
-        obtained = _share(request, key, files)
+        obtained = _share(request, key)
         if obtained is not None:
             return obtained
     with request.store.stage_dataset(_NAME) as staged:
@@ -246,8 +250,8 @@ def obtain_dataset(
         return Obtained(dataset, staged.hand_over_use(), is_shared=False)
 
 
-def _share(request: _Request, key: str, files: InputFiles | None) -> Obtained | None:
-    """Return the dataset of that key, which the first process writes; None if the files it reads change meanwhile."""
+def _share(request: _Request, key: str) -> Obtained | None:
+    """Return the dataset of that key, which the first process writes; None if files or settings change meanwhile."""
     store = request.store
     deadline = time.monotonic() + _WAIT_S
     while True:
@@ -259,10 +263,8 @@ def _share(request: _Request, key: str, files: InputFiles | None) -> Obtained | 
             if time.monotonic() < deadline and store.is_being_written(_NAME, key, before=staged.url):
                 continue
             dataset = _write(request, staged)
-            if input_files(request.df) != files:
-                logger.info(
-                    "The files of the DataFrame changed while they were read; the rows are not shared."
-                )
+            if request.key != key:
+                logger.info("Files or settings changed while the rows were read; they are not shared.")
                 return None
             if (found := store.find_dataset(_NAME, key)) is not None:
                 return Obtained(*found)

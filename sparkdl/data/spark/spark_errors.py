@@ -8,7 +8,9 @@ application.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from sparkdl.data.spark.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +53,11 @@ def has_application_ended(error: Exception | None, spark: SparkSession) -> bool:
 def mentions_stopped_context(error: Exception) -> bool:
     """Whether a message says that the context was stopped, for errors without a session whose state shows it."""
     return _ENDED.search(str(error)) is not None
+
+
+def is_session_stopped(spark: SparkSession) -> bool:
+    """Whether a session was stopped, by ``stop()`` or with its application."""
+    return bool(cast("Any", spark).is_stopped) if is_connect(spark) else is_context_stopped(spark)
 
 
 def is_context_stopped(spark: SparkSession) -> bool:

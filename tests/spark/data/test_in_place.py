@@ -94,11 +94,12 @@ def test_delta_table_is_copied_because_its_log_determines_the_valid_rows(
     (tmp_path / "table" / "_delta_log").mkdir()
     log = tmp_path / "table" / "_delta_log" / "00000000000000000000.json"
     log.write_text("{}")
-    first = materialize(spark.read.parquet(str(tmp_path / "table")), ["x"], store)
+    df = spark.read.parquet(str(tmp_path / "table"))
+    first = materialize(df, ["x"], store)
     assert first.url.startswith(store.url)
-    assert materialize(spark.read.parquet(str(tmp_path / "table")), ["x"], store) == first
+    assert materialize(df, ["x"], store) == first
     log.with_name("00000000000000000001.json").write_text("{}")
-    assert materialize(spark.read.parquet(str(tmp_path / "table")), ["x"], store) != first
+    assert materialize(df, ["x"], store) != first
 
 
 @pytest.mark.any_spark_will_do

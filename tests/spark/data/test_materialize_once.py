@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetFeed, Store, materialize, use_materialized
-from sparkdl.data.spark.rows_key import lasting_key, plan_key
+from sparkdl.data.spark.rows_key import lasting_key, shared_key
+from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,10 +52,11 @@ def doubled(spark: SparkSession, folder: Path) -> DataFrame:
     return spark.read.parquet(str(folder)).selectExpr("x * 2 as x")
 
 
-def test_the_same_plan_is_written_once(spark: SparkSession, tmp_path: Path, store: Store) -> None:
+def test_the_same_dataframe_is_written_once(spark: SparkSession, tmp_path: Path, store: Store) -> None:
     write_numbers(tmp_path / "a b", 0)
-    first = materialize(doubled(spark, tmp_path / "a b"), ["x"], store)
-    assert materialize(doubled(spark, tmp_path / "a b"), ["x"], store) == first
+    df = doubled(spark, tmp_path / "a b")
+    first = materialize(df, ["x"], store)
+    assert materialize(df, ["x"], store) == first
     assert values(first) == [2.0 * number for number in range(100)]
     assert len(sets_of(store)) == 1
 
@@ -61,9 +64,10 @@ def test_the_same_plan_is_written_once(spark: SparkSession, tmp_path: Path, stor
 @pytest.mark.any_spark_will_do
 def test_rewritten_files_give_a_new_dataset(spark: SparkSession, tmp_path: Path, store: Store) -> None:
     write_numbers(tmp_path / "in", 0)
-    first = materialize(doubled(spark, tmp_path / "in"), ["x"], store)
+    df = doubled(spark, tmp_path / "in")
+    first = materialize(df, ["x"], store)
     write_numbers(tmp_path / "in", 1000)  # same name, size and number of rows
-    second = materialize(doubled(spark, tmp_path / "in"), ["x"], store)
+    second = materialize(df, ["x"], store)
     assert second.url != first.url
     assert values(second) == [2.0 * number for number in range(1000, 1100)]
 
@@ -87,7 +91,7 @@ def test_random_rows_are_written_for_each_fit_and_the_log_says_why(
     df = spark.range(50).selectExpr("rand() as x")
     with caplog.at_level(logging.INFO, "sparkdl.data"):
         assert materialize(df, ["x"], store).url != materialize(df, ["x"], store).url
-    assert "rand() can give something else each time" in caplog.text
+    assert "The rows are written for this fit alone: " in caplog.text
 
 
 @pytest.mark.any_spark_will_do
@@ -102,24 +106,24 @@ def test_random_rows_are_written_for_each_fit_and_the_log_says_why(
     ],
 )
 def test_nondeterministic_plan_has_no_key(spark: SparkSession, expression: str) -> None:
-    assert plan_key(spark.range(50).selectExpr(expression), {}) is None
-    assert plan_key(spark.range(50).selectExpr("id as x"), {}) is not None
+    assert shared_key(spark.range(50).selectExpr(expression), {}) is None
+    assert shared_key(spark.range(50).selectExpr("id as x"), {}) is not None
 
 
 @pytest.mark.any_spark_will_do
 def test_nondeterministic_column_among_hundreds_is_detected(spark: SparkSession) -> None:
     columns = [f"id + {index} as c{index}" for index in range(200)]
-    assert plan_key(spark.range(5).selectExpr(*columns), {}) is not None
+    assert shared_key(spark.range(5).selectExpr(*columns), {}) is not None
     df = spark.range(5).selectExpr(*columns[:100], "rand() as x", *columns[100:])
-    assert plan_key(df, {}) is None
+    assert shared_key(df, {}) is None
 
 
 def test_python_functions_have_no_key(spark: SparkSession) -> None:
     from pyspark.sql import functions as F
 
     df = spark.range(50).select(F.udf(lambda number: number + 1, "bigint")("id").alias("x"))
-    assert plan_key(df, {}) is None
-    assert plan_key(spark.range(50).mapInPandas(lambda frames: frames, "id bigint"), {}) is None
+    assert shared_key(df, {}) is None
+    assert shared_key(spark.range(50).mapInPandas(lambda frames: frames, "id bigint"), {}) is None
 
 
 def test_rows_in_memory_are_shared_only_if_they_are_equal(spark: SparkSession, store: Store) -> None:
@@ -140,7 +144,7 @@ def test_the_features_of_an_ml_pipeline_are_shared(spark: SparkSession, store: S
     df = VectorAssembler(inputCols=["id"], outputCol="x").transform(spark.range(50))
     first, second = (materialize(df, ["x"], store) for _ in range(2))
     assert first == second
-    assert plan_key(df.selectExpr("x", "rand() as y"), {}) is None
+    assert shared_key(df.selectExpr("x", "rand() as y"), {}) is None
 
 
 @pytest.mark.any_spark_will_do
@@ -188,8 +192,8 @@ def test_rows_that_depend_on_files_in_a_subquery_have_no_key(
 ) -> None:
     rows, other = folders
     spark.read.parquet(str(rows)).createOrReplaceTempView("t")
-    assert plan_key(spark.sql("select x from t where x < 50"), {}) is not None
-    assert plan_key(spark.sql(f"select x from t where {condition.format(other=other)}"), {}) is None
+    assert shared_key(spark.sql("select x from t where x < 50"), {}) is not None
+    assert shared_key(spark.sql(f"select x from t where {condition.format(other=other)}"), {}) is None
 
 
 @pytest.mark.any_spark_will_do
@@ -199,7 +203,7 @@ def test_a_cached_dataframe_joined_with_files_has_no_key(
     cached, other = (spark.read.parquet(str(folder)) for folder in folders)
     cached.cache()
     try:
-        assert plan_key(cached.join(other, "x"), {}) is None
+        assert shared_key(cached.join(other, "x"), {}) is None
     finally:
         cached.unpersist()
 
@@ -210,26 +214,27 @@ def test_the_logs_of_all_delta_tables_are_in_the_key(spark: SparkSession, tmp_pa
         (tmp_path / name / "_delta_log").mkdir(parents=True)
         write_numbers(tmp_path / name, 0)
     df = spark.read.parquet(str(tmp_path / "a")).union(spark.read.parquet(str(tmp_path / "b")))
-    before = plan_key(df, {})
+    before = shared_key(df, {})
     assert before is not None
     (tmp_path / "b" / "_delta_log" / "1.json").write_text("{}")  # as a deletion vector is recorded
-    assert plan_key(df, {}) not in (None, before)
+    assert shared_key(df, {}) not in (None, before)
 
 
 @pytest.mark.any_spark_will_do
 def test_rows_of_an_rdd_over_files_have_no_key(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("1\n2\n")
     lines = spark.sparkContext.textFile(str(tmp_path / "in.txt")).map(lambda line: (int(line),))
-    assert plan_key(spark.createDataFrame(lines, "x int"), {}) is None
+    assert shared_key(spark.createDataFrame(lines, "x int"), {}) is None
     write_numbers(tmp_path / "a", 0)
     df = spark.read.parquet(str(tmp_path / "a"))
-    assert plan_key(spark.createDataFrame(df.rdd, df.schema), {}) is None
-    held = (
-        spark.createDataFrame([(1,), (2,)], "x int"),
-        spark.createDataFrame(spark.sparkContext.parallelize([(1,), (2,)]), "x int"),
-        df.localCheckpoint(),
+    assert shared_key(spark.createDataFrame(df.rdd, df.schema), {}) is None
+    clock = spark.sparkContext.parallelize([1, 2]).map(lambda number: (time.time(),))
+    assert shared_key(spark.createDataFrame(clock, "x double"), {}) is None
+    once = spark.createDataFrame([(1,), (2,)], "x int")
+    assert shared_key(once, {}) is not None
+    assert (
+        shared_key(once.mapInPandas(lambda frames: frames, "x int").localCheckpoint(eager=False), {}) is None
     )
-    assert all(plan_key(each, {}) is not None for each in held)
 
 
 def test_fits_at_once_write_the_rows_once(spark: SparkSession, store: Store) -> None:
@@ -296,7 +301,6 @@ def test_lasting_key_depends_on_files_and_plan_and_is_none_for_rows_in_memory(
     assert key is not None
     assert lasting_key(doubled(spark, tmp_path / "rows"), source) == key
     assert lasting_key(doubled(spark, tmp_path / "rows"), ["table", "rows"]) not in (key, None)
-    assert lasting_key(doubled(spark, tmp_path / "rows").filter("x > 3"), source) not in (key, None)
     write_numbers(tmp_path / "rows", 1)
     assert lasting_key(doubled(spark, tmp_path / "rows"), source) not in (key, None)
     assert lasting_key(spark.createDataFrame([(1,)], "x int").filter("x > 0"), source) is None
@@ -305,15 +309,154 @@ def test_lasting_key_depends_on_files_and_plan_and_is_none_for_rows_in_memory(
 
 
 @pytest.mark.no_cluster_needed
-def test_rows_are_not_shared_with_another_application(
-    spark: SparkSession, spark_mode: str, store: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("SELECT * FROM VALUES (1, 40), (7, 9) AS t(x, y)", "SELECT * FROM VALUES (2, 3), (7, 9) AS t(x, y)"),
+        (
+            "SELECT * FROM VALUES (1, array(40, 1)), (7, array(9, 1)) AS t(x, y)",
+            "SELECT * FROM VALUES (2, array(3, 1)), (7, array(9, 1)) AS t(x, y)",
+        ),
+    ],
+)
+def test_frames_whose_hashes_collide_are_not_confused(
+    spark: SparkSession, store: Store, first: str, second: str
 ) -> None:
-    df = spark.range(100).selectExpr("id as x")
-    first = materialize(df, ["x"], store)
-    if spark_mode == "connect":
-        monkeypatch.setattr(type(spark), "session_id", "another")
+    seen = []
+    for query in (first, second):
+        spark.sql(query).createOrReplaceTempView("replaced_rows")
+        for frame in (spark.sql(query), spark.table("replaced_rows")):
+            seen += [values(materialize(frame, ["x", "y"], store))]
+    assert seen == [[1.0, 7.0]] * 2 + [[2.0, 7.0]] * 2
+
+
+@pytest.mark.no_cluster_needed
+def test_the_same_object_over_a_replaced_view_gives_the_rows_that_spark_gives(
+    spark: SparkSession, store: Store
+) -> None:
+    spark.range(3).createOrReplaceTempView("today")
+    df = spark.table("today").selectExpr("id as x")
+    materialize(df, ["x"], store)
+    spark.range(5).createOrReplaceTempView("today")
+    assert values(materialize(df, ["x"], store)) == sorted(float(row.x) for row in df.collect())
+
+
+@pytest.mark.no_cluster_needed
+@pytest.mark.parametrize(
+    ("setting", "before", "after"),
+    [
+        ("spark.sql.session.timeZone", "Asia/Tokyo", "America/New_York"),
+        ("spark.sql.legacy.timeParserPolicy", "LEGACY", "CORRECTED"),
+        ("spark.sql.files.ignoreCorruptFiles", "true", "false"),
+        ("spark.sql.caseSensitive", "true", "false"),
+        ("spark.sql.a.setting.that.sparkdl.does.not.know", "1", "2"),
+    ],
+)
+def test_any_changed_setting_of_the_session_gives_another_key(
+    spark: SparkSession, setting: str, before: str, after: str
+) -> None:
+    df = spark.range(5)
+    try:
+        keys = []
+        for value in (before, after, before):
+            spark.conf.set(setting, value)
+            keys.append(shared_key(df, {}))
+    finally:
+        spark.conf.unset(setting)
+    assert keys[0] is not None
+    assert keys[0] == keys[2] != keys[1]
+
+
+@pytest.mark.any_spark_will_do
+def test_time_parser_policy_is_that_of_each_write(spark: SparkSession, store: Store) -> None:
+    name, ansi = "spark.sql.legacy.timeParserPolicy", "spark.sql.ansi.enabled"
+    try:
+        spark.conf.set(ansi, "false")  # a null, rather than an error, for what cannot be parsed
+        texts = spark.createDataFrame([("2020-01-05 XX",)], "t string")
+        df = texts.selectExpr("coalesce(unix_timestamp(t, 'yyyy-MM-dd'), -1L) as x")
+        spark.conf.set(name, "LEGACY")
+        legacy = values(materialize(df, ["x"], store))
+        spark.conf.set(name, "CORRECTED")
+        assert values(materialize(df, ["x"], store)) == [-1.0]
+        assert legacy != [-1.0]
+    finally:
+        spark.conf.unset(name)
+        spark.conf.unset(ansi)
+
+
+@pytest.mark.no_cluster_needed
+def test_other_objects_never_have_the_key_of_an_earlier_one(spark: SparkSession) -> None:
+    keys = set()
+    for _ in range(20):
+        df = spark.range(5)  # takes the memory, and so the id, of the one before
+        keys.add(shared_key(df, {}))
+        del df
+    assert len(keys) == 20
+    assert None not in keys
+
+
+@pytest.mark.about_connect
+def test_names_that_the_server_looks_up_at_each_call_have_no_key(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F
+
+    write_numbers(tmp_path / "in", 0)
+    df = spark.read.parquet(str(tmp_path / "in"))
+    kept = (
+        df,
+        df.filter(df.x > 3),
+        df.withColumn("y", F.col("x") * 2),
+        df.selectExpr("x * 2 as y"),
+        spark.createDataFrame([(1,)], ["x"]),
+    )
+    assert all(shared_key(each, {}) for each in kept)
+    unknown = (
+        df.select(F.col("current_date").alias("d")),
+        df.selectExpr("current_user as d"),
+        df.selectExpr("rand() as d"),
+        df.selectExpr("date'today' as d"),
+        df.select(F.abs("x")),
+        df.filter("x > (select 1)"),
+        df.sample(0.5) if spark.version < "4" else df.select(F.uuid()),
+        df.union(df),
+        spark.sql("select 1 as x"),
+        df.mapInPandas(lambda frames: frames, "x bigint"),
+    )
+    assert [shared_key(each, {}) for each in unknown] == [None] * len(unknown)
+
+
+@pytest.mark.any_spark_will_do
+def test_decimals_cast_for_a_fit_are_written_once(spark: SparkSession, store: Store) -> None:
+    df = spark.range(5).selectExpr("cast(id as decimal(10, 2)) as x")
+    found = []
+    for _ in range(2):
+        with use_materialized(df.selectExpr("cast(x as double) as x"), ["x"], store, origin=df) as dataset:
+            found.append(dataset)
+    assert found[0] == found[1]
+    assert materialize(df, ["x"], store) != found[0]
+
+
+@pytest.mark.any_spark_will_do
+def test_a_cache_that_is_dropped_leaves_no_old_rows(
+    spark: SparkSession, tmp_path: Path, store: Store
+) -> None:
+    write_numbers(tmp_path / "in", 0)
+    df = doubled(spark, tmp_path / "in").cache()
+    df.count()
+    materialize(df, ["x"], store)
+    write_numbers(tmp_path / "in", 1000)
+    assert values(materialize(df, ["x"], store))[0] == 0.0
+    df.unpersist(blocking=True)
+    assert values(materialize(df, ["x"], store))[0] == 2000.0
+
+
+@pytest.mark.no_cluster_needed
+def test_dataframe_of_a_stopped_session_is_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df = spark.range(5)
+    if hasattr(df, "_jdf"):
+        monkeypatch.setattr(spark.sparkContext, "_jsc", None)
     else:
-        monkeypatch.setattr(type(spark.sparkContext), "applicationId", "another")
-    second = materialize(df, ["x"], store)
-    assert second.url != first.url
-    assert values(second) == values(first)
+        monkeypatch.setattr(spark.client, "_closed", True)
+    with pytest.raises(DataError, match="the session of this one was stopped"):
+        materialize(df, ["id"], "memory://rows")

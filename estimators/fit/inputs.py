@@ -47,7 +47,7 @@ from sparkdl.training.spec import DRAWN, Goal, TrainingSpec
 from sparkdl.training.update import make_optimizer, updates_per_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.ml.param import Param, Params
 
@@ -264,7 +264,8 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
             [MATRIX], params
         )  # before the model is tried on a row in which a label may have that name
     named = labels_by_column(params.getLabels(), params.label_names())
-    row = _first_row(dataset, list(dict.fromkeys((*inputs.names, *(head.label.name for head in heads)))))
+    rows = _first_rows(dataset, list(dict.fromkeys((*inputs.names, *(head.label.name for head in heads)))))
+    row = {name: values[:1] for name, values in rows.items()}
     found = probe(
         params.getModel(),
         params.getOptimizer(),
@@ -273,6 +274,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         row=row,
         labels=trial_labels(heads, dataset, row, named),
         weighted=weight is not None,
+        pair=_different_rows({name: rows[name] for name in inputs.names}),
     )
     check_names((each.name for each in found.inputs.inputs), params)
     _try_scheduler(params, found, num_training_rows(training, dataset))
@@ -445,8 +447,27 @@ def _goals(params: _TorchEstimatorParams) -> tuple[Goal | None, Goal]:
     return best, best or Goal(metric="val_loss" if "val_loss" in names else "loss")
 
 
-def _first_row(dataset: ParquetDataset, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    with data.ParquetFeed(dataset, columns=names, rank=0, world_size=1, batch_size=1, shuffle=False) as feed:
+_NUM_ROWS_TRIED = 8
+"""Number of first rows among which two are chosen that differ."""
+
+
+def _different_rows(rows: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Return the first row and the one that differs most from it: in lengths of arrays, then in values."""
+
+    def difference(index: int) -> tuple[int, int]:
+        pairs = [(values[0], values[index]) for values in rows.values()]
+        lengths = sum(np.shape(one)[:1] != np.shape(other)[:1] for one, other in pairs)
+        return lengths, sum(str(one) != str(other) for one, other in pairs)
+
+    num_rows = len(next(iter(rows.values())))
+    second = max(range(num_rows), key=difference)
+    return {name: values[[0, second]] for name, values in rows.items()}
+
+
+def _first_rows(dataset: ParquetDataset, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    with data.ParquetFeed(
+        dataset, columns=names, rank=0, world_size=1, batch_size=_NUM_ROWS_TRIED, shuffle=False
+    ) as feed:
         for batch in feed.epoch(0):
             return {name: np.array(values) for name, values in batch.items()}
     raise AssertionError("a dataset with rows has a first batch")

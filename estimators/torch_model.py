@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml import Model
-from pyspark.ml.functions import vector_to_array
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
@@ -18,7 +17,6 @@ from sparkdl.data.spark.columns import (
     check_case,
     check_like,
     check_session,
-    is_vector,
     quoted,
     without_decimals,
 )
@@ -29,7 +27,7 @@ from sparkdl.estimators.params.inputs import scored_columns_of
 from sparkdl.estimators.persistence import TorchModelReader, TorchModelWriter
 from sparkdl.estimators.scoring.columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring.models import ScoringModels
-from sparkdl.estimators.scoring.udf import packing_of, prediction_udf
+from sparkdl.estimators.scoring.udf import packing_of, prediction_udf, sent
 from sparkdl.estimators.summary import TrainingSummary
 
 if TYPE_CHECKING:
@@ -135,7 +133,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         scoring = self._scoring.for_session(
             session, self.predictionBatchSize.checked(self), threads_by_settings(session)
         )
-        predict = prediction_udf(scoring, columns, packing)
+        predict = prediction_udf(scoring, columns, packing, [field.dataType for field in fields])
         if packing is None:
             scored = predict(*(_feature(dataset, field) for field in fields))
         else:
@@ -190,7 +188,6 @@ def _row_by_row(dataset: DataFrame) -> DataFrame:
 
 def _feature(dataset: DataFrame, field: StructField) -> Column:
     column = dataset[quoted(field.name)]
-    if is_vector(field.dataType):
-        # Under a condition, because it fails on a null, which has to give null in all added columns.
-        return F.when(column.isNotNull(), vector_to_array(column))
-    return column.cast(field.dataType) if dataset.schema[field.name].dataType != field.dataType else column
+    if dataset.schema[field.name].dataType != field.dataType:
+        column = column.cast(field.dataType)
+    return sent(column, field.dataType)

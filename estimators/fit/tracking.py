@@ -105,7 +105,16 @@ def _example(example: Mapping[str, Any] | None, columns: Sequence[Column]) -> di
     """Return a row with the model's columns; None if the row lacks them, as rows of packed texts do."""
     if example is None or any(column.name not in example for column in columns):
         return None
-    return {column.name: example[column.name][0] for column in columns}
+    return {column.name: _with_zone(example[column.name][0], column) for column in columns}
+
+
+def _with_zone(value: Any, column: Column) -> Any:
+    """Return a value of the example; instants as microseconds, which have no time zone to be mistaken."""
+    if not column.is_utc:
+        return value
+    if isinstance(value, list):
+        return [_with_zone(each, column) for each in value]
+    return value.astype(np.int64)
 
 
 def _input(column: Column) -> LoggedColumn:
@@ -129,7 +138,7 @@ def _kind(kind: str, dtype: str) -> str:
     if kind == "number":
         # The widest type of each kind: MLflow refuses a list of Python floats where the signature says float32.
         return {"b": "boolean", "i": "long", "u": "long"}.get(np.dtype(dtype).kind, "double")
-    return kind if kind in ("string", "binary") else "any"
+    return kind if kind in ("string", "binary", "timestamp") else "any"
 
 
 def run_of_fit(
@@ -273,7 +282,7 @@ def _as_json(content: Any) -> bytes:
 
 def _schema_of(column: LoggedColumn) -> dict[str, Any]:
     """Return a column's type as MLflow's JSON of a schema has it."""
-    found: dict[str, Any] = {"type": column.kind}
+    found: dict[str, Any] = {"type": "any" if column.kind == "timestamp" else column.kind}
     for _ in range(column.depth):
         found = {"type": "array", "items": found}
     return found

@@ -29,14 +29,25 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, DecimalType, NumericType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    NumericType,
+    StructType,
+    TimestampType,
+)
 from torch import nn
 
 from sparkdl.cores import thread_variables, threads_of_task
 from sparkdl.data import Column
-from sparkdl.data.dataset.arrow import describe_type, to_numpy
-from sparkdl.data.spark.columns import quoted
+from sparkdl.data.dataset.arrow import describe_type, is_list, to_numpy
+from sparkdl.data.spark.columns import is_vector, quoted
+from sparkdl.errors import DataError
 from sparkdl.estimators.scoring.columns import PREDICTION, ScoredColumn, answering, result_type, to_arrow
 from sparkdl.model.architecture import PackedModule, join_module, unpack_module
 from sparkdl.model.inputs import MATRIX
@@ -46,7 +57,7 @@ from sparkdl.model.signature import ModelSignature
 from sparkdl.model.weights_file import map_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql.types import DataType
@@ -58,61 +69,112 @@ ScoreArrays = Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]]
 
 
 def udf_on_pandas(
-    score_arrays: ScoreArrays, returned: str, packing: Packing | None
+    score_arrays: ScoreArrays, returned: str, features: Mapping[str, DataType], packing: Packing | None
 ) -> Callable[..., SparkColumn]:
     """Return a function that makes a prediction column from feature columns, by a pandas UDF.
 
-    pandas has one value for null and NaN. Therefore an extra column marks the rows with a null, so that a NaN among the
-    features stays NaN. A null inside an array becomes NaN, and a prediction that is NaN becomes null. A pandas function
-    cannot return a null struct; it returns arrays of one struct or none.
+    pandas has one value for null and NaN, and makes floating-point numbers of all integers of a batch in which one is
+    null. Therefore Spark replaces nulls of numbers before, and an extra column marks their rows. A prediction that is
+    NaN becomes null. A pandas function cannot return a null struct; it returns arrays of one struct or none.
 
     Args:
         score_arrays: function that yields the predictions of each batch of feature columns.
         returned: Spark type of the predictions.
+        features: types of the feature columns by name, as they are sent.
         packing: how the feature columns are packed into one column; None if they are not.
     """
-    from pyspark.sql import functions as F
     from pyspark.sql.pandas.functions import pandas_udf
+    from pyspark.sql.pandas.types import to_arrow_type
 
     make_udf: Any = pandas_udf
     is_struct = returned.startswith("struct<")
+    types = None if packing is not None else {name: to_arrow_type(each) for name, each in features.items()}
 
     def score(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
-        for predictions in score_arrays(
-            _to_arrow(columns, is_packed=packing is not None) for columns in batches
-        ):
+        for predictions in score_arrays(_to_arrow(columns, types) for columns in batches):
             yield _to_pandas(predictions)
 
     udf = make_udf(score, f"array<{returned}>" if is_struct else returned).asNondeterministic()
 
-    def scored(*features: SparkColumn) -> SparkColumn:
-        if packing is None:
-            is_absent = reduce(operator.or_, (feature.isNull() for feature in features))
+    def scored(*columns: SparkColumn) -> SparkColumn:
+        if packing is not None:
+            (packed,) = columns
+            flag = F.when(F.exists(packed, lambda number: number.isNull()), _ABSENT).otherwise(_PRESENT)
+            filled = [packing.without_nulls(packed)]
         else:
-            (packed,) = features
-            is_absent = F.exists(packed, lambda number: number.isNull())
-        column: SparkColumn = udf(*features, is_absent)
+            flag = F.when(reduce(operator.or_, (column.isNull() for column in columns)), _ABSENT)
+            for number, (column, type_) in enumerate(zip(columns, features.values(), strict=True)):
+                if isinstance(type_, ArrayType) and (
+                    type_.containsNull or isinstance(type_.elementType, ArrayType)
+                ):
+                    flag = flag.when(_has_null(column, type_), number)
+            flag = flag.otherwise(_PRESENT)
+            filled = [
+                _without_null(column, type_, flag)
+                for column, type_ in zip(columns, features.values(), strict=True)
+            ]
+        column = udf(*filled, flag)
         return F.get(column, F.lit(0)) if is_struct else column
 
     return scored
 
 
-def _to_arrow(columns: tuple[pd.Series | pd.DataFrame, ...], *, is_packed: bool) -> tuple[pa.Array, ...]:
-    """Return the feature columns of a batch as Arrow arrays; the last of ``columns`` marks the rows with a null."""
-    *features, flags = columns
-    absent = flags.to_numpy(dtype=bool)
-    if is_packed:
+_PRESENT, _ABSENT = -1, -2
+"""Flags of rows without and with a null; another flag is the number of a column with a null inside its array."""
+
+
+def _has_null(array: SparkColumn, type_: ArrayType) -> SparkColumn:
+    inner = type_.elementType
+    if not isinstance(inner, ArrayType):
+        return F.exists(array, lambda each: each.isNull())
+    return F.exists(array, lambda each: each.isNull() | _has_null(each, inner))
+
+
+def _without_null(column: SparkColumn, type_: DataType, flag: SparkColumn) -> SparkColumn:
+    """Return a feature column without those nulls for which pandas would change the values of other rows."""
+    if isinstance(type_, NumericType | BooleanType):
+        return F.coalesce(column, F.lit(0).cast(type_))
+    if isinstance(type_, StructType):  # an image
+        fields = [
+            F.coalesce(column.getField(each.name), F.lit("0").cast(each.dataType)).alias(each.name)
+            for each in type_
+        ]
+        return F.struct(*fields)
+    return F.when(flag == _PRESENT, column)
+
+
+def _to_arrow(
+    columns: tuple[pd.Series | pd.DataFrame, ...], types: Mapping[str, pa.DataType] | None
+) -> tuple[pa.Array, ...]:
+    """Return the feature columns of a batch as Arrow arrays; the last of ``columns`` holds the flags of the rows.
+
+    Args:
+        columns: columns of a batch.
+        types: types of the feature columns by name; None if they are packed.
+    """
+    *features, given = columns
+    flags = given.to_numpy()
+    absent = flags == _ABSENT
+    if types is None:
         (rows,) = features
         return (_numbers_of_rows(rows, absent),)
-    return tuple(_column(feature, absent) for feature in features)
+    if (flags >= 0).any():
+        number = int(flags[flags >= 0][0])
+        raise DataError(
+            f"Column {list(types)[number]!r} has nulls inside arrays in {int((flags == number).sum())} of {len(flags)} "
+            "rows. Fill those values, or leave their rows out."
+        )
+    return tuple(
+        _column(feature, absent, type_) for feature, type_ in zip(features, types.values(), strict=True)
+    )
 
 
-def _column(column: pd.Series | pd.DataFrame, absent: npt.NDArray[np.bool_]) -> pa.Array:
+def _column(column: pd.Series | pd.DataFrame, absent: npt.NDArray[np.bool_], type_: pa.DataType) -> pa.Array:
     """Return a column as an Arrow array with null in absent rows; Spark passes a struct as a pandas DataFrame."""
     if isinstance(column, pd.Series):
-        return pa.array(column.to_numpy(), mask=absent, from_pandas=False)
-    fields = [pa.Array.from_pandas(column[name]) for name in column.columns]
-    return pa.StructArray.from_arrays(fields, names=list(column.columns), mask=pa.array(absent))
+        return pa.array(column.to_numpy(), type=type_, mask=absent, from_pandas=False)
+    fields = [pa.array(column[each.name].to_numpy(), type=each.type) for each in type_]
+    return pa.StructArray.from_arrays(fields, fields=list(type_), mask=pa.array(absent))
 
 
 def _numbers_of_rows(rows: pd.Series, absent: npt.NDArray[np.bool_]) -> pa.Array:
@@ -149,6 +211,13 @@ class Packing:
         thousand calls to the JVM.
         """
         return F.expr(f"array({', '.join(f'cast({quoted(name)} as {self.element})' for name in names)})")
+
+    def without_nulls(self, packed: SparkColumn) -> SparkColumn:
+        """Return the packed column such that pandas does not make floating-point numbers of integers."""
+        if self.element in _DIRECTLY.values():
+            return packed
+        zero = F.lit(0).cast(self.element)
+        return F.transform(packed, lambda number: F.coalesce(number, zero))
 
     def unpacked(
         self, packed: pa.Array, inputs: ModelInputs
@@ -191,6 +260,29 @@ def _is_plain_number(type_: DataType) -> bool:
     return isinstance(type_, NumericType | BooleanType) and not isinstance(type_, DecimalType)
 
 
+def sent(column: SparkColumn, type_: DataType) -> SparkColumn:
+    """Return a feature column as it goes to Python: vectors as arrays, and instants as microseconds in UTC.
+
+    As timestamps, pandas functions would get them as clock times of the session's time zone.
+    """
+    if is_vector(type_):
+        # Under a condition, because it fails on a null, which has to give null in all added columns.
+        return F.when(column.isNotNull(), vector_to_array(column))
+    if isinstance(type_, ArrayType) and sent_type(type_) != type_:
+        element = type_.elementType
+        return F.transform(column, lambda each: sent(each, element))
+    return F.unix_micros(column) if isinstance(type_, TimestampType) else column
+
+
+def sent_type(type_: DataType) -> DataType:
+    """Return the type of a column that :func:`sent` returns."""
+    if is_vector(type_):
+        return ArrayType(DoubleType(), containsNull=False)
+    if isinstance(type_, ArrayType):
+        return ArrayType(sent_type(type_.elementType), type_.containsNull)
+    return LongType() if isinstance(type_, TimestampType) else type_
+
+
 _MAX_LOADED = 4
 _loaded: OrderedDict[str, Predictor] = OrderedDict()
 
@@ -220,10 +312,12 @@ def prediction_udf(
     model: ScoringModel,
     wanted: tuple[ScoredColumn, ...] = PREDICTION,
     packing: Packing | None = None,
+    types: Sequence[DataType] = (),
 ) -> Any:
     """Return a Spark UDF that computes the wanted columns from the feature columns; see :func:`result_type`.
 
-    With a ``packing`` the UDF takes the one column into which it packs the feature columns.
+    With a ``packing`` the UDF takes the one column into which it packs the feature columns; otherwise it takes them as
+    :func:`sent` returns them. ``types`` are the types of the feature columns in the DataFrame.
 
     The UDF is marked as nondeterministic because Spark would otherwise compute it again for a filter on its result, and
     for each field that is taken from a struct.
@@ -236,7 +330,8 @@ def prediction_udf(
     try:
         from pyspark.sql.pandas.functions import arrow_udf  # since Spark 4.1
     except ImportError:
-        return udf_on_pandas(score, returned, packing)
+        features = dict(zip(model.signature.inputs.names, map(sent_type, types), strict=False))
+        return udf_on_pandas(score, returned, features, packing)
     make_udf: Any = arrow_udf  # its overloads name the kinds of functions by numbers
     if packing is not None or len(model.signature.inputs.columns) == 1:
 
@@ -343,6 +438,8 @@ def score_features(
 
 
 def _to_numpy(column: pa.Array, expected: Column) -> npt.NDArray[Any]:
+    if "timestamp" in (expected.kind, *expected.element):
+        column = column.cast(_with_timestamps(column.type))
     # Rows may have another numeric type than the rows that the model was trained on.
     kind, dtype, _ = describe_type(expected.name, column.type)
     if expected.kind == kind == "number":
@@ -350,6 +447,13 @@ def _to_numpy(column: pa.Array, expected: Column) -> npt.NDArray[Any]:
     elif expected.kind == "ragged" and expected.element[0] == kind == "number":
         expected = replace(expected, element=(kind, dtype))
     return to_numpy(pa.chunked_array([column]), expected, _trained_on_one_length)
+
+
+def _with_timestamps(type_: pa.DataType) -> pa.DataType:
+    """Return the type of microseconds, or arrays of them, as timestamps; other types unchanged."""
+    if is_list(type_):
+        return pa.list_(_with_timestamps(type_.value_type))
+    return pa.timestamp("us") if pa.types.is_int64(type_) else type_
 
 
 def _trained_on_one_length(column: Column, level: int) -> str:

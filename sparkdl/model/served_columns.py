@@ -1,14 +1,18 @@
 """Converts the pandas columns of a served request to the dtypes with which the model was trained.
 
 Runs wherever a model is served; imports neither mlflow nor Spark nor Arrow. Values that the dtype of the training
-cannot hold raise an error. pandas treats None, NaN, NA and NaT alike as missing values, and a null in JSON becomes one
-of them.
+cannot hold raise an error, and so do timestamps without a time zone if the training had instants. As such Spark's
+``toPandas()`` and pandas UDFs give instants in the session's time zone, and when its clock is put back, two instants
+have one clock time. pandas treats None, NaN, NA and NaT alike as missing values, and a null in JSON becomes one of
+them.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -59,7 +63,7 @@ def _as_trained(values: Any, column: Column, allow_nan: bool) -> npt.NDArray[Any
         )
     if column.kind != "number":
         rows = [_row(value, column, index) for index, value in enumerate(values)]
-        return np.stack(rows).astype(column.dtype) if rows else np.empty((0, *column.shape), column.dtype)
+        return _typed(np.stack(rows), column) if rows else np.empty((0, *column.shape), column.dtype)
     numbers = _numbers(values, column, allow_nan)
     if not allow_nan and numbers.dtype.kind == "f" and np.isnan(numbers).any():
         raise _MissingValueError
@@ -120,7 +124,7 @@ def _ragged(value: Any, lengths: Sequence[int | None], column: Column, index: in
             f"{' x '.join(map(str, lengths[1:])) or 'single values'}."
         )
     if kind != "number":
-        return row.astype(dtype)
+        return _typed(row, column)
     numbers = _cast(row, dtype, column, index)
     if not allow_nan and numbers.dtype.kind == "f" and np.isnan(numbers).any():
         raise _MissingValueError
@@ -130,6 +134,8 @@ def _ragged(value: Any, lengths: Sequence[int | None], column: Column, index: in
 def _array(value: Any, column: Column, index: int, allow_nan: bool = False) -> npt.NDArray[Any]:
     """A row as an array without nulls; with ``allow_nan``, NaN replaces them."""
     kind = column.element[0] if column.kind == "ragged" else column.kind
+    if isinstance(value, np.ndarray | np.datetime64) and value.dtype.kind == "M":
+        value = value.astype("datetime64[us]")  # as objects, nanoseconds would be integers
     try:
         row = rectangular_array(value) if kind in ("number", "image") else np.asarray(value, object)
     except ValueError as error:
@@ -141,6 +147,65 @@ def _array(value: Any, column: Column, index: int, allow_nan: bool = False) -> n
                 raise _MissingValueError
             row = np.where(is_null, np.nan, row)
     return row
+
+
+def _typed(values: npt.NDArray[np.object_], column: Column) -> npt.NDArray[Any]:
+    """Values that are not numbers in the dtype of the column."""
+    kind, dtype = column.element if column.kind == "ragged" else (column.kind, column.dtype)
+    if kind != "timestamp":
+        return values.astype(dtype)
+    micros = [_microseconds(value, column) for value in values.flat]
+    return np.array(micros, np.int64).view(dtype).reshape(values.shape)
+
+
+_ISO_TIME = re.compile(
+    r"(\d+-\d\d-\d\d[T ]\d\d(?::?\d\d(?::?\d\d(?:\.\d+)?)?)?)(?:(Z)|([+-]\d\d):?(\d\d)?)?", re.IGNORECASE
+)
+_EPOCH = datetime(1970, 1, 1)
+
+
+def _microseconds(value: Any, column: Column) -> int:
+    """A timestamp as microseconds since 1970, rounded down; numbers are such microseconds."""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63:
+        return int(value)
+    if isinstance(value, float | np.floating) and float(value).is_integer() and abs(int(value)) < 2**53:
+        return int(value)
+    found = _parse(value) if isinstance(value, str) else value
+    if isinstance(found, pd.Timestamp):
+        found = found.to_pydatetime(warn=False)
+    elif isinstance(found, date) and not isinstance(found, datetime):
+        found = datetime.combine(found, time())
+    if isinstance(found, datetime):
+        has_zone = found.utcoffset() is not None
+        micros = (found - (_EPOCH.replace(tzinfo=timezone.utc) if has_zone else _EPOCH)) // timedelta(
+            microseconds=1
+        )
+    elif isinstance(found, np.datetime64):
+        has_zone, micros = False, int(found.astype("datetime64[us]").astype(np.int64))
+    else:
+        raise DataError(f"Column {column.name!r} holds {value!r}, which is not a timestamp.")
+    if column.is_utc and not has_zone:
+        raise DataError(
+            f"Column {column.name!r} holds the clock time {value} without a time zone, and the model was trained on "
+            "instants: which one that is depends on the zone. Give whole microseconds since 1970 in UTC, which Spark's "
+            "unix_micros(column) makes, before toPandas() and for spark_udf, too; or times with their zone, as "
+            "tz_localize makes in pandas, and 2026-01-31T12:00:00Z is in JSON."
+        )
+    return micros
+
+
+def _parse(text: str) -> Any:
+    match = _ISO_TIME.fullmatch(text.strip())
+    try:
+        if match is None:
+            return np.datetime64(text.strip(), "us")
+        moment = np.datetime64(match[1].replace(" ", "T"), "us").item()
+        if match[2] is None and match[3] is None:
+            return moment
+        minutes = int(f"{match[3][0]}{match[4] or 0}") if match[3] else 0
+        return moment.replace(tzinfo=timezone(timedelta(hours=int(match[3] or 0), minutes=minutes)))
+    except ValueError:
+        return text
 
 
 def _cast(values: npt.NDArray[Any], dtype: str, column: Column, row: int | None = None) -> npt.NDArray[Any]:

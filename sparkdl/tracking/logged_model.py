@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,8 @@ class LoggedColumn:
 
     Attributes:
         name: name of the column.
-        kind: type of the elements: ``"boolean"``, ``"long"``, ``"double"``, ``"string"`` or ``"binary"``; ``"any"`` if
-            MLflow has no type for them.
+        kind: type of the elements: ``"boolean"``, ``"long"``, ``"double"``, ``"string"``, ``"binary"`` or
+            ``"timestamp"``; ``"any"`` if MLflow has no type for them.
         depth: number of nested arrays around the elements.
     """
 
@@ -128,7 +128,7 @@ def signature_of(model: LoggedModelSpec) -> ModelSignature:
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 
     return ModelSignature(
-        inputs=Schema([ColSpec(_column_type(column), column.name) for column in model.inputs]),
+        inputs=Schema([ColSpec(_input_type(column), column.name) for column in model.inputs]),
         outputs=Schema([ColSpec(_column_type(column), column.name) for column in model.outputs]),
         params=ParamSchema(
             [ParamSpec(name, _PARAM_TYPES[type(value)], value) for name, value in model.params.items()]
@@ -136,11 +136,23 @@ def signature_of(model: LoggedModelSpec) -> ModelSignature:
     )
 
 
+def _input_type(column: LoggedColumn) -> Any:
+    """Return the type of an input column.
+
+    For an array of doubles MLflow refuses whole numbers, and JavaScript and Go write 1.0 as one. As a value of any type
+    an array reaches the model, which converts it and checks its numbers.
+    """
+    if not _has_any_type():
+        return _column_type(replace(column, kind="long") if column.kind == "timestamp" else column)
+    is_checked_here = column.depth and column.kind not in ("string", "binary")
+    return _column_type(replace(column, kind="any", depth=0) if is_checked_here else column)
+
+
 def _column_type(column: LoggedColumn) -> Any:
     from mlflow.types import DataType, schema
     from mlflow.types.schema import Array
 
-    if column.kind == "any":
+    if column.kind in ("any", "timestamp"):
         # Without AnyType, a value of several forms, such as an image, has to be bytes.
         found: Any = schema.AnyType() if _has_any_type() else DataType.binary
     else:

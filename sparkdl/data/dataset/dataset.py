@@ -47,6 +47,7 @@ class Column:
             reads them) or ``ragged``.
         lengths: for a ragged column, the length at every level of arrays, None where it differs from row to row.
         element: for a ragged column, the kind and the dtype of its elements.
+        is_utc: whether timestamps are instants, given in UTC, and not clock times without a time zone.
         value_range: smallest and largest value of an integer scalar column, if the file footers hold them.
         num_nulls: number of nulls that the footers count; for an array column also null elements and empty arrays.
 
@@ -59,6 +60,7 @@ class Column:
     kind: str = "number"
     lengths: tuple[int | None, ...] = ()
     element: tuple[str, str] = ("", "")
+    is_utc: bool = field(default=False, compare=False)
     value_range: tuple[int, int] | None = field(default=None, compare=False)
     num_nulls: int = field(default=0, compare=False)
     object_bytes: int = field(default=0, compare=False)

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from sparkdl.data.dataset.arrow import (
     CHECKING,
     describe_type,
+    is_list,
     plain_columns,
     plain_type,
     shape_of_first_row,
@@ -156,6 +157,8 @@ class _Footer:
     """Numbers of the leaves of each column, by column name."""
     row_groups: Sequence[Sequence[ColumnChunk]]
     """Chunks of every row group, by the number of the leaf."""
+    int96: frozenset[str]
+    """Columns of INT96, the type of instants that Spark writes, which have no time zone in their Arrow type."""
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
@@ -245,7 +248,12 @@ def _read_footer(location: Location, path: str) -> _Footer:
         raise DataError(f"The Parquet file {where} cannot be read: {error}") from error
     num_rows = tuple(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
     by_name = dict(zip(schema.names, leaves, strict=True))
-    return _Footer(path, where, num_rows, schema, version, by_name, row_groups)
+    int96 = frozenset(
+        name
+        for name, numbers in by_name.items()
+        if len(numbers) and metadata.schema.column(numbers[-1]).physical_type == "INT96"
+    )
+    return _Footer(path, where, num_rows, schema, version, by_name, row_groups, int96)
 
 
 def _describe_columns(
@@ -301,6 +309,7 @@ def _describe_column(
             kind="ragged",
             lengths=lengths,
             element=(kind, dtype),
+            is_utc=_is_utc(footers[0], name),
             num_nulls=num_nulls,
             object_bytes=_object_bytes(footers, name),
         )
@@ -309,12 +318,21 @@ def _describe_column(
         dtype=dtype,
         kind=kind,
         shape=tuple(length for length in lengths if length is not None),
+        is_utc=_is_utc(footers[0], name),
         value_range=_value_range(footers, name, signed=dtype.startswith("int"))
         if not lengths and "int" in dtype
         else None,
         num_nulls=num_nulls,
         object_bytes=_object_bytes(footers, name) if dtype == "object" else 0,
     )
+
+
+def _is_utc(footer: _Footer, name: str) -> bool:
+    """Whether a column holds instants."""
+    element = footer.types[name]
+    while is_list(element):
+        element = element.value_type
+    return pa.types.is_timestamp(element) and (element.tz is not None or name in footer.int96)
 
 
 def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:

@@ -107,6 +107,7 @@ def _column_to_json(column: Column) -> dict[str, Any]:
         "kind": column.kind,
         "lengths": list(column.lengths),
         "element": list(column.element),
+        "is_utc": column.is_utc,
         "value_range": list(column.value_range) if column.value_range else None,
         "object_bytes": column.object_bytes,
     }
@@ -121,6 +122,7 @@ def _column_from_json(content: dict[str, Any]) -> Column:
         kind=content["kind"],
         lengths=tuple(content["lengths"]),
         element=(content["element"][0], content["element"][1]),
+        is_utc=content.get("is_utc", False),
         value_range=(value_range[0], value_range[1]) if value_range else None,
         object_bytes=content["object_bytes"],
     )

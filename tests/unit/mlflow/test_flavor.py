@@ -83,10 +83,13 @@ def test_pyfunc_takes_tensors_and_ragged_arrays_and_returns_labels_and_probabili
 
 def test_the_signature_names_columns_answers_and_params(served):
     signature = served.metadata.signature.to_dict()
-    vector = {"type": "array", "items": {"type": "double"}}
+    matrix = {"type": "array", "items": {"type": "array", "items": {"type": "double"}}}
+    tokens: dict = {"type": "array", "items": {"type": "long"}}
+    if hasattr(mlflow.types.schema, "AnyType"):
+        matrix = tokens = {"type": "any"}
     assert json.loads(signature["inputs"]) == [
-        {"type": "array", "items": vector, "name": "matrix", "required": True},
-        {"type": "array", "items": {"type": "long"}, "name": "tokens", "required": True},
+        {**matrix, "name": "matrix", "required": True},
+        {**tokens, "name": "tokens", "required": True},
         {"type": "long", "name": "count", "required": True},
     ]
     names = [each["name"] for each in json.loads(signature["outputs"])]
@@ -200,6 +203,38 @@ def asked(served, form, rows):
     except MlflowException as error:
         return error.get_http_status_code(), error.message
     return answer.status, json.loads(answer.response, parse_constant=refuse)
+
+
+@pytest.mark.skipif(
+    not hasattr(mlflow.types.schema, "AnyType"),
+    reason="MLflow before 2.19 refuses whole numbers in arrays of doubles",
+)
+@pytest.mark.parametrize("form", ["dataframe_split", "dataframe_records", "instances", "inputs"])
+@pytest.mark.parametrize("kind", ["array", "nested", "ragged", "tokens"])
+def test_numbers_without_a_fraction_are_numbers_of_any_type(tmp_path, form, kind):
+    ragged = {"kind": "ragged", "dtype": "object", "lengths": (None,)}
+    column = {
+        "array": Column(name="v", dtype="float64", shape=(2,)),
+        "nested": Column(name="v", dtype="float32", shape=(1, 2)),
+        "ragged": Column(name="v", element=("number", "float64"), **ragged),
+        "tokens": Column(name="v", element=("number", "int64"), **ragged),
+    }[kind]
+    inputs = make_inputs("v", "x", v=column, dtypes=("float32", "float32"), padding_value=0.0)
+    signature = replace(make_signature(), inputs=replace(inputs, prepare=sums_of, inputs=inputs.inputs[1:]))
+    sparkdl.mlflow.save_model(TorchModel(SavedModel(nn.Identity(), signature)), tmp_path / "model")
+    served = mlflow.pyfunc.load_model(str(tmp_path / "model"))
+    whole, broken = ([1.0, 3], [5, 7.0]) if kind == "tokens" else ([1, 2], [1, 0.5])
+    rows = [{"v": [each] if kind == "nested" else each, "x": 4} for each in (whole, broken)]
+    status, answer = asked(served, form, rows)
+    assert status == 200, answer
+    assert [row["prediction"] for row in answer["predictions"]] == [sum(whole) + 4, sum(broken) + 4]
+    for bad in (["a", 1], [None, 1], *([[0.5, 1]] if kind == "tokens" else [])):
+        status, answer = asked(served, form, [{"v": [bad] if kind == "nested" else bad, "x": 4}, rows[0]])
+        assert status == 400, answer
+
+
+def sums_of(columns):
+    return {"x": np.array([np.sum(row) for row in columns["v"]], np.float32) + columns["x"]}
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 
 import numpy as np
@@ -116,3 +117,80 @@ def test_ragged_rows_are_nested_as_in_training():
     ):
         with pytest.raises(DataError, match=message):
             as_trained(rows, column)
+
+
+INSTANTS = Column(name="t", dtype="datetime64[us]", kind="timestamp", is_utc=True)
+CLOCK_TIMES = Column(name="t", dtype="datetime64[us]", kind="timestamp")
+EAST = timezone(timedelta(hours=5, minutes=45))
+
+
+@given(
+    micros=st.integers(-(6 * 10**16), 10**17), offset=st.sampled_from(["+05:45", "+0545", "-11", "+00:00"])
+)
+def test_every_form_of_an_instant_is_the_same_one(micros, offset):
+    instant = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
+    hours, minutes = int(offset[:3]), int(offset[-2:]) if len(offset) > 3 else 0
+    there = instant.astimezone(timezone(timedelta(hours=hours, minutes=minutes))).replace(tzinfo=None)
+    utc = instant.replace(tzinfo=None).isoformat(sep=" ")
+    forms = [
+        micros,
+        np.int64(micros),
+        instant,
+        instant.astimezone(EAST),
+        f"{utc}Z",
+        there.isoformat() + offset,
+    ]
+    if abs(micros) < 9 * 10**15:
+        forms += [float(micros), pd.Timestamp(instant)]
+        frame = pd.Series(pd.to_datetime([micros], unit="us", utc=True)).dt.tz_convert("Africa/Monrovia")
+        assert as_trained(frame, INSTANTS).astype(np.int64).tolist() == [micros]
+    for column in (INSTANTS, CLOCK_TIMES):
+        found = as_trained(pd.Series(forms, dtype=object), column)
+        assert found.dtype == "datetime64[us]"
+        assert found.astype(np.int64).tolist() == [micros] * len(forms)
+
+
+NAIVE = [
+    datetime(2026, 1, 31, 12),
+    pd.Timestamp(2026, 1, 31, 12),
+    np.datetime64("2026-01-31T12:00", "ns"),
+    "2026-01-31T12:00:00",
+    "2026-01-31 12:00:00.000000",
+    date(2026, 1, 31),
+    "2026-01-31",
+]
+
+
+@pytest.mark.parametrize("value", NAIVE, ids=str)
+def test_clock_times_are_taken_only_where_the_training_had_them(value):
+    micros = as_trained(pd.Series([value], dtype=object), CLOCK_TIMES).astype(np.int64).tolist()
+    assert micros in ([1769860800000000], [1769817600000000])
+    nested = np.empty(1, object)
+    nested[0] = np.array([value, value]) if isinstance(value, np.datetime64) else [value, value]
+    arrays = {
+        "kind": "ragged",
+        "dtype": "object",
+        "lengths": (None,),
+        "element": ("timestamp", "datetime64[us]"),
+    }
+    found = as_trained(nested, Column(name="t", **arrays))
+    assert found[0].astype(np.int64).tolist() == micros * 2
+    for rows, column in (
+        (pd.Series([value]), INSTANTS),
+        (nested, Column(name="t", dtype="datetime64[us]", kind="timestamp", shape=(2,), is_utc=True)),
+        (nested, Column(name="t", is_utc=True, **arrays)),
+    ):
+        with pytest.raises(DataError, match="'t' holds the clock time 2026-01-31.*unix_micros"):
+            as_trained(rows, column)
+
+
+def test_nanoseconds_are_rounded_down_as_in_training():
+    stamps = pd.to_datetime(pd.Series([-1, 1999], dtype="int64"), unit="ns")
+    assert as_trained(stamps, CLOCK_TIMES).astype(np.int64).tolist() == [-1, 1]
+    assert as_trained(stamps.dt.tz_localize("UTC"), INSTANTS).astype(np.int64).tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize("value", ["noon", 0.5, True, b"2026", "2026-13-01T00:00:00Z", math.inf, 2**63])
+def test_what_is_no_timestamp_is_an_error(value):
+    with pytest.raises(DataError, match="'t' holds .* is not a timestamp"):
+        as_trained(pd.Series([value], dtype=object), INSTANTS)

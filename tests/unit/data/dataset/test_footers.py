@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -190,3 +191,22 @@ def test_chunk_of_another_type_than_the_schemas_is_an_error(tmp_path: Path) -> N
     child = in_child(f"read_all({str(tmp_path)!r})")
     assert "CorruptFileError" in child.stderr
     assert "a chunk holds INT32, and the schema says INT64. Write it again." in child.stderr
+
+
+def test_columns_tell_instants_from_clock_times(tmp_path: Path) -> None:
+    times = [datetime(2026, 1, 31, 12)]
+    types = {
+        "utc": pa.timestamp("us", "UTC"),
+        "zone": pa.timestamp("ms", "Asia/Tokyo"),
+        "array": pa.list_(pa.timestamp("us", "UTC")),
+        "clock": pa.timestamp("us"),
+        "clocks": pa.list_(pa.timestamp("us")),
+    }
+    columns = {name: [times if pa.types.is_list(each) else times[0]] for name, each in types.items()}
+    table = pa.table({name: pa.array(values, types[name]) for name, values in columns.items()})
+    pq.write_table(table, tmp_path / "a.parquet")
+    found = scan_dataset(str(tmp_path), shapes={"array": (None,)}).columns
+    assert [column.name for column in found if column.is_utc] == ["utc", "zone", "array"]
+    # As Spark writes instants, unless spark.sql.parquet.outputTimestampType says otherwise.
+    pq.write_table(table.select(["clock"]), tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    assert scan_dataset(str(tmp_path)).column("clock").is_utc

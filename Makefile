@@ -13,7 +13,7 @@ TEST_PARTS := test-ranks test-spark-local test-unit test-spark-connect test-spar
 ALL_PARTS := $(TEST_PARTS) test-native
 COMMANDS := tests/cli tests/notebooks tests/packaging
 
-.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-processors test-gpu test-spark35 wheel test-native-sanitizers bench lint hooks format clean requirements
+.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-processors test-gpu test-spark35 test-spark40 wheel test-native-sanitizers bench lint hooks format clean requirements
 
 setup: requirements $(STAMP)
 
@@ -66,17 +66,17 @@ test-gpu: setup
 test-native: setup
 	@$(BIN)/python tests/native.py 2>&1 | sed -u 's/^/$@ | /'
 
-# Spark 3.5 with the libraries of Databricks' runtimes, each in an environment of its own: pandas 1.5 ends with Python 3.11.
+# Spark 3.5 and 4.0 with the libraries of Databricks' runtimes, each in an environment of its own: pandas 1.5 ends with Python 3.11.
 PYTHON311 ?= $(shell for p in $(PYTHON) python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$p && break; done)
-RUNTIMES := 15.4 16.4
 OF_RUNTIMES := $(addprefix tests/unit/,data estimators mlflow model networks tracking training)
 
-test-spark35: $(RUNTIMES:%=test-runtime-%)
+test-spark35: test-runtime-15.4 test-runtime-16.4
+test-spark40: test-runtime-17.3
 
 .PRECIOUS: .venv-%/.installed
 .venv-%/.installed: tests/runtimes/%.txt pyproject.toml $(NATIVE)
-	@test -n "$(PYTHON311)" || { echo "the tests on Spark 3.5 need Python 3.11; name it: make test-spark35 PYTHON311=/path/to/python3.11" >&2; exit 1; }
+	@test -n "$(PYTHON311)" || { echo "the tests on Databricks' runtimes need Python 3.11; name it: make test-spark35 PYTHON311=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(@D)/bin/python || $(PYTHON311) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .

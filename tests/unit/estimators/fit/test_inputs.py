@@ -167,10 +167,10 @@ def test_sparse_gradients_of_one_worker_are_fine(dataset):
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
-        self.lstm = weight_norm(nn.LSTM(4, 3), "weight_hh_l0")
+        self.lstm = weight_norm(nn.LSTM(4, 3, batch_first=True), "weight_hh_l0")
 
     def forward(self, x):
-        return self.lstm(x)[0]
+        return self.lstm(x.unsqueeze(1))[0][:, 0]
 
 
 def test_module_with_computed_weights_is_tried_unchanged(dataset):

@@ -23,6 +23,7 @@ _PARAMS_WITHOUT_EFFECT = (
     "cache",
     "checkpointDir",
     "checkpointEverySteps",
+    "compareReplicas",
     "hangTimeoutSeconds",
     "keepCheckpoints",
     "keepRowsSeconds",
@@ -30,6 +31,7 @@ _PARAMS_WITHOUT_EFFECT = (
     "minWorkers",
     "showProgress",
     "store",
+    "threadsPerWorker",
     "trackingTimeoutSeconds",
 )
 """Params that change neither the model nor its metrics."""

@@ -84,6 +84,7 @@ class TextEncoder:
         borders = (f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in self._control.values())
         pieces = [piece for piece in re.split("|".join(borders), text, flags=re.IGNORECASE) if piece]
         unknown = self.tokenizer.unk_token_id
+        unknown = None if unknown in self._control else unknown
         numbers = [number for tokens in self._encode(pieces) for number in tokens]
         known = [unknown if number in self._control else number for number in numbers]
         return [number for number in known if number is not None]

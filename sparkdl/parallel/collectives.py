@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sparkdl.errors import ParamError
+from sparkdl.torch.buffers import plain_parts
 
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -37,15 +38,14 @@ def begin_equal(module: nn.Module, group: dist.ProcessGroup) -> None:
     Collective.
     """
     for tensor in dict.fromkeys([*module.parameters(), *module.buffers()]):
-        part = local_part(tensor)
-        if part.is_meta or not part.numel():
-            continue
-        on_gpu = "cuda" if dist.get_backend(group) == "nccl" else part.device
-        values = part.to(on_gpu).contiguous()
-        # As bytes, because transports do not know all dtypes.
-        dist.broadcast(values.view(-1).view(torch.uint8), group=group, group_src=0)
-        if values.data_ptr() != part.data_ptr():
-            part.copy_(values)
+        for part in [] if tensor.is_meta else plain_parts(tensor):
+            if not part.numel():
+                continue
+            values = part.to("cuda" if dist.get_backend(group) == "nccl" else part.device).contiguous()
+            # As bytes, because transports do not know all dtypes.
+            dist.broadcast(values.view(-1).view(torch.uint8), group=group, group_src=0)
+            if values.data_ptr() != part.data_ptr():
+                part.copy_(values)
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:

@@ -368,16 +368,18 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
 
 
 _compared = WeakIdKeyDictionary()
-"""The first parameters of the lists that :func:`average_gradients` has compared."""
+"""The parameters that :func:`average_gradients` has compared."""
 
 
 def _check_equal_once(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-    if parameters[0] in _compared:
+    new = [number for number, parameter in enumerate(parameters) if parameter not in _compared]
+    if not new:
         return
-    _compared[parameters[0]] = True
-    differs = differing([sketch(each) for each in parameters], group)
+    for number in new:
+        _compared[parameters[number]] = True
+    differs = differing([sketch(parameters[number]) for number in new], group)
     if any(differs):
-        number = differs.index(True)
+        number = new[differs.index(True)]
         raise ParamError(
             f"Parameter number {number}, of shape {tuple(parameters[number].shape)}, differs between ranks that "
             "average its gradients. Begin with the same weights on all ranks: seed them before the model is made, or "

@@ -42,20 +42,19 @@ def sketch(tensor: Tensor, slack: float = 1.0) -> Tensor:
     is_wide = tensor.dtype in (torch.float32, torch.float64)
     flat = (tensor if is_wide else tensor.double()).flatten()
     flat = flat.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)  # masks hold infinities
-    missing = -len(flat) % _BUCKETS
-    rows = nn.functional.pad(flat, (0, missing)).view(-1, _BUCKETS)
-    sums = (rows * _signs(len(rows), rows)[:, None]).sum(0, dtype=torch.float64)
+    signed = nn.functional.pad(flat * _signs(flat), (0, -len(flat) % _BUCKETS))
+    sums = signed.view(-1, _BUCKETS).sum(0, dtype=torch.float64)
     rounding = slack * (0.01 if is_wide else 0.05) if tensor.is_floating_point() else 0.0
     allowed = rounding * torch.linalg.vector_norm(flat, dtype=torch.float64)
     return torch.cat([sums, allowed.view(1)])
 
 
-def _signs(count: int, like: Tensor) -> Tensor:
-    """1 or -1 for each of ``count`` rows, as a hash of its number says."""
-    numbers = torch.arange(count, device=like.device)
+def _signs(flat: Tensor) -> Tensor:
+    """1 or -1 for each element, as a hash of its number says."""
+    numbers = torch.arange(len(flat), device=flat.device)
     for factor in (0x45D9F3B, 0x119DE1F3):
         numbers = (numbers ^ (numbers >> 16)) * factor & 0xFFFFFFFF
-    return ((numbers >> 15 & 1) * 2 - 1).to(like.dtype)
+    return ((numbers >> 15 & 1) * 2 - 1).to(flat.dtype)
 
 
 def differing(sketches: Sequence[Tensor | None], group: dist.ProcessGroup) -> list[bool]:

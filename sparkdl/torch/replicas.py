@@ -80,8 +80,10 @@ _WORDS_PER_ROW = 64
 def digest(tensor: Tensor) -> Tensor:
     """A number that changes with the bits of a strided tensor and their order, on the tensor's device.
 
-    It is a sum, modulo 2**64, of sums of 64 words, each multiplied by an odd number: one pass over the memory. It tells
-    replicas apart that should be equal; it does not identify content.
+    It is a sum, modulo 2**64, of the words multiplied by random odd numbers: 64 for the words of a row, and one for
+    each row. A word's high bits are mixed into its low ones before, because a product with an odd number leaves the
+    highest bit where it is, so that two changed signs would cancel. It tells replicas apart; it does not identify
+    content.
     """
     content = as_bytes(tensor)
     if content.storage_offset() % 8:  # of a view, at which no word of 8 bytes begins
@@ -89,14 +91,31 @@ def digest(tensor: Tensor) -> Tensor:
     num_words = content.numel() // 8
     words = content[: num_words * 8].view(torch.int64)
     num_in_rows = num_words // _WORDS_PER_ROW * _WORDS_PER_ROW
+    weights = _odd_numbers(_WORDS_PER_ROW, content.device)
+    rows = words[:num_in_rows].view(-1, _WORDS_PER_ROW).split(_ROWS_AT_ONCE)  # copies that fit into a cache
     sums = torch.cat(
         [
-            words[:num_in_rows].view(-1, _WORDS_PER_ROW).sum(1),
+            *((_mixed(piece) * weights).sum(1) for piece in rows),
             words[num_in_rows:],
             content[num_words * 8 :].to(torch.int64),
         ]
     )
-    return (sums * torch.arange(1, 2 * len(sums) + 1, 2, device=sums.device)).sum()
+    return (_mixed(sums) * _odd_numbers(len(sums), content.device)).sum()
+
+
+_ROWS_AT_ONCE = 4096
+
+
+def _mixed(words: Tensor) -> Tensor:
+    return words ^ (words >> 32)
+
+
+def _odd_numbers(count: int, device: torch.device) -> Tensor:
+    """The first ``count`` of a fixed sequence of odd numbers whose bits look random."""
+    numbers = torch.arange(1, count + 1, device=device) * -0x61C8864680B583EB
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):  # of SplitMix64
+        numbers = (numbers ^ (numbers >> shift)) * factor
+    return numbers | 1
 
 
 class ReplicaCheck:

@@ -191,7 +191,9 @@ class Replicas(ModelDistribution):
         init_process_group(communicator, cuda=device.type == "cuda")
         whole = module
         if spec.user_step is not None:
-            self._step = whole = StepModule(module, spec.user_step, partial(_num_operations, communicator))
+            # Operations of NCCL are not counted: there, a step without rows is called as if it had collectives.
+            count = partial(_num_operations, communicator) if device.type == "cpu" else None
+            self._step = whole = StepModule(module, spec.user_step, count)
         if device.type == "cpu":
             wrapped = DataParallel(whole, communicator)
             resources.callback(wrapped.close)  # the module may be trained again

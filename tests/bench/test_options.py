@@ -18,7 +18,7 @@ from tests.bench.parsed import parsed
         (allreduce, ("--seconds", "0"), "--seconds 0"),
         (allreduce, ("--queued", "100"), "--queued 100"),
         (allreduce, ("--buffers", "1"), "--buffers 1"),
-        (allreduce, ("--json", "nowhere/report.json"), "--json nowhere/report.json"),
+        (allreduce, ("--json", "nowhere/report.json"), "nowhere/report.json cannot be written"),
         (feed, ("--against", "pandas"), "--against pandas is unknown"),
         (feed, ("--cases", "29 floats"), "--cases 29 floats is unknown"),
         (feed, ("--seconds", "0"), "use more than 0"),

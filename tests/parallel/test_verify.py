@@ -88,6 +88,10 @@ def check_sketches_tell_rows_from_rounding() -> None:
     masks = torch.full((16, 16), -torch.inf).triu(1)
     tensors = {
         "another order": (rows.roll(rank, 0), True),
+        "another order of rows of 64 tokens": (
+            torch.arange(64 * 64).view(64, 64)[[rank, *range(rank), *range(rank + 1, 64)]],
+            True,
+        ),
         "another order in 16 bits": (rows.roll(rank, 0).bfloat16(), True),
         "some other rows": (one_other, True),
         "one other number": (torch.arange(100_000).index_fill(0, torch.tensor([70_000]), rank), True),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -85,12 +85,18 @@ def url_for_spark(url: str) -> str:
     """
     try:
         location = open_location(url)
-        is_file = location.filesystem.isfile(location.path)
-        paths = [] if is_file else _paths_below(location)
+        filesystem = location.filesystem
+        has_pattern = any(character in location.path for character in "*?[{")
+        folders = [
+            path
+            for path in (filesystem.glob(location.path) if has_pattern else [location.path])
+            if not filesystem.isfile(path)
+        ]
+        paths = {folder: _paths_below(replace(location, path=folder)) for folder in folders}
     except Exception:  # Spark alone has the plugin or the credentials for the filesystem
         return url
-    if not is_file:
-        refuse_tables(location.filesystem, location.path, url, paths)
+    for folder, below in paths.items():
+        refuse_tables(filesystem, folder, url, below)
     return url if location.is_local else location.spark_url
 
 

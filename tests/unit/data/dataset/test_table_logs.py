@@ -60,6 +60,9 @@ def test_a_folder_that_holds_such_a_table_is_refused(tmp_path: Path, log: str) -
     for read in (feed, url_for_spark):
         with pytest.raises(DataError, match=f"{table} is {LOGS[log]}"):
             read(str(tmp_path / "lake"))
+    for pattern in ("*", "t*", "{table,other}"):
+        with pytest.raises(DataError, match=f"{table} is {LOGS[log]}"):
+            url_for_spark(str(tmp_path / "lake" / pattern))
 
 
 def test_files_that_are_named_are_read_as_they_are(tmp_path: Path) -> None:

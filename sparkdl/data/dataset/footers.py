@@ -6,6 +6,7 @@ costs a round trip on object stores.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -86,18 +87,29 @@ def url_for_spark(url: str) -> str:
     try:
         location = open_location(url)
         filesystem = location.filesystem
-        has_pattern = any(character in location.path for character in "*?[{")
-        folders = [
-            path
-            for path in (filesystem.glob(location.path) if has_pattern else [location.path])
-            if not filesystem.isfile(path)
-        ]
+        patterns = _without_braces(location.path)
+        has_pattern = len(patterns) > 1 or any(character in location.path for character in "*?[")
+        given = (
+            [path for each in patterns for path in filesystem.glob(each)] if has_pattern else [location.path]
+        )
+        folders = [path for path in given if not filesystem.isfile(path)]
         paths = {folder: _paths_below(replace(location, path=folder)) for folder in folders}
     except Exception:  # Spark alone has the plugin or the credentials for the filesystem
         return url
     for folder, below in paths.items():
         refuse_tables(filesystem, folder, url, below)
     return url if location.is_local else location.spark_url
+
+
+def _without_braces(pattern: str) -> list[str]:
+    """Return the patterns that a pattern of Hadoop with alternatives, such as ``{a,b}``, stands for."""
+    match = re.search(r"\{([^{}]*)\}", pattern)
+    if match is None:
+        return [pattern]
+    before, after = pattern[: match.start()], pattern[match.end() :]
+    return [
+        alternative for part in match[1].split(",") for alternative in _without_braces(before + part + after)
+    ]
 
 
 def _paths_below(location: Location) -> list[str]:

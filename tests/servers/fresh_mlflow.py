@@ -26,10 +26,11 @@ class TablesMadeOnce:
         self._first: bytes | None = None
 
     def __call__(self, engine: Engine) -> None:
-        if engine.dialect.name != "sqlite":
+        file = Path(engine.url.database or "")
+        # Some versions of MLflow initialize a file again that holds runs.
+        if engine.dialect.name != "sqlite" or (file.is_file() and file.stat().st_size):
             self._make(engine)
             return
-        file = Path(engine.url.database)
         if self._first is None:
             self._make(engine)
             engine.dispose()

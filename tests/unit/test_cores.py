@@ -101,11 +101,8 @@ def test_any_text_of_omp_num_threads_is_a_number_or_none(text: str) -> None:
     assert chosen is None or (chosen > 0 and int(text.split(",", maxsplit=1)[0]) == chosen)
 
 
-def test_a_users_variables_precede_those_of_the_slot() -> None:
-    of_spark = {"OMP_NUM_THREADS": "7", "RAYON_NUM_THREADS": "3"}
-    variables = rank_environment({}, gpus=None, num_threads=2, inherited=of_spark)
-    assert {name: variables[name] for name in thread_variables(1)} == {
-        "OMP_NUM_THREADS": "2",  # Spark sets it in its Python workers
-        "RAYON_NUM_THREADS": "3",
-    }
+def test_a_users_variables_precede_those_of_the_slot_and_these_those_of_the_worker() -> None:
+    of_worker = {"OMP_NUM_THREADS": "7", "RAYON_NUM_THREADS": "1"}  # Spark and scoring tasks set them
+    variables = rank_environment({}, gpus=None, num_threads=2, inherited=of_worker)
+    assert {name: variables[name] for name in thread_variables(1)} == thread_variables(2)
     assert rank_environment({THREADS: "4"}, gpus=None, num_threads=2, inherited={})[THREADS] == "4"

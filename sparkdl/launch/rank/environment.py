@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.collective.job import JOB_VARIABLES
 from sparkdl.collective.torchrun_variables import TORCHRUN_VARIABLES
-from sparkdl.cores import THREADS, thread_variables
+from sparkdl.cores import thread_variables
 from sparkdl.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -72,9 +72,8 @@ def rank_environment(
         for name, value in inherited.items()
         if name not in dropped and not _may_be_secret(name, value)
     }
-    variables = {**ARROW_VARIABLES, **thread_variables(num_threads), **kept}
-    # An inherited value need not be the user's: Spark sets it in its Python workers.
-    variables[THREADS] = str(num_threads)
+    # Inherited numbers of threads need not be the user's: Spark and scoring tasks set them in Python workers.
+    variables = {**ARROW_VARIABLES, **kept, **thread_variables(num_threads)}
     # Spark adds the files of --py-files only to sys.path.
     variables["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     # Output reaches the driver line by line, not when a buffer is full.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -214,6 +215,9 @@ def _remedy(data_type: DataType) -> str:
     return "Turn it into numbers, a vector, or arrays of a fixed length."
 
 
+_MISSING = object()
+
+
 def check_frame(df: Any, taker: str, *, of_streams: str = "") -> None:
     """Check that ``df`` is a DataFrame of classic Spark or Spark Connect, and not a stream, without a Spark job.
 
@@ -225,8 +229,8 @@ def check_frame(df: Any, taker: str, *, of_streams: str = "") -> None:
     Raises:
         DataError: if it is something else, or a stream.
     """
-    # Asked of the class, because Spark Connect asks the server for the schema.
-    if not (hasattr(type(df), "sparkSession") and hasattr(type(df), "schema")):
+    # Not by hasattr, because Spark Connect asks the server for the schema.
+    if any(inspect.getattr_static(df, name, _MISSING) is _MISSING for name in ("sparkSession", "schema")):
         found = f"{type(df).__module__}.{type(df).__name__}"
         raise DataError(
             f"{taker} takes a Spark DataFrame, got {found}. Read files with spark.read, and make one of other data "

@@ -290,7 +290,8 @@ def test_subclass_of_the_user_is_kept_by_copy_save_and_load(tmp_path):
         TorchEstimator.load(str(tmp_path / "saved"))
 
 
-FRAME = SimpleNamespace(sparkSession=None, schema=None, isStreaming=False)
+CONTEXT = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False)))
+FRAME = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=CONTEXT), schema=None, isStreaming=False)
 """The attributes of a DataFrame that the checks before a fit read."""
 
 

@@ -153,6 +153,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         url = url_for_spark(os.fspath(path))
         with self._jobs(), spark_job(spark, "opening the rows"):
             rows = spark.read.parquet(url)
+            rows.columns  # noqa: B018 - makes Spark Connect open the files
         return self.fit(rows)
 
     def _fit(self, dataset: DataFrame) -> M:

@@ -239,7 +239,7 @@ def begin_checks(stage: nn.Module) -> None:
             check.is_deferred = False
 
 
-_CACHES = ("past_key_values", "past_key_value", "layer_past")
+_CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")
 """Arguments of Hugging Face layers that a call changes."""
 
 MOST_ROUNDING = 0.01

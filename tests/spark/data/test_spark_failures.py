@@ -145,7 +145,7 @@ def test_a_python_of_the_executors_without_sparkdl_is_named_with_the_setting(
 
 
 def _note_process(partition: int, folder: str) -> None:
-    Path(folder, f"{partition}.pid").write_text(str(os.getpid()))
+    Path(folder, f"writer-{partition}.pid").write_text(str(os.getpid()))
 
 
 @pytest.mark.no_cluster_needed
@@ -159,9 +159,11 @@ def test_python_worker_killed_while_rows_are_written_is_named_and_leaves_no_file
 
         if TaskContext.get().partitionId() == 1:
             # The other worker is waiting by now.
-            while not Path(folder, "0.pid").exists():
+            while not Path(folder, "reader-0.pid").exists():
                 threading.Event().wait(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
+        # The worker that writes this partition may not have begun: Spark 3.5 starts it with the first rows.
+        Path(folder, "reader-0.pid").write_text(str(os.getpid()))
         # Yield rows only after the driver has removed the partial dataset, unless Spark ends this task before.
         while list(Path(stores).glob("fit-*")):
             threading.Event().wait(0.01)
@@ -178,7 +180,7 @@ def test_python_worker_killed_while_rows_are_written_is_named_and_leaves_no_file
         pass
     assert len(str(caught.value)) < LONGEST_MESSAGE
     assert type(caught.value.__cause__).__name__ in ("Py4JJavaError", "SparkException")
-    assert wait_until_gone([int(Path(folder, "0.pid").read_text())], 30) == []
+    assert wait_until_gone([int(file.read_text()) for file in tmp_path.glob("*-0.pid")], 30) == []
     assert not list(Path(stores).glob("fit-*"))
     assert materialize(spark.range(10).selectExpr("id + 1 as x"), ["x"], store).num_rows == 10
 
@@ -207,7 +209,7 @@ def test_rows_are_written_once_although_a_python_worker_was_killed(
 @pytest.mark.any_spark_will_do
 def test_py4j_and_grpc_errors_of_a_job_are_replaced_by_errors_of_sparkdl(spark: SparkSession) -> None:
     from pyspark.errors import ArithmeticException
-    from pyspark.errors.exceptions.connect import SparkException
+    from pyspark.errors.exceptions import connect
     from pyspark.sql import functions as F
 
     for words, error in (
@@ -220,14 +222,20 @@ def test_py4j_and_grpc_errors_of_a_job_are_replaced_by_errors_of_sparkdl(spark: 
             pytest.raises(error) as caught,
             spark_failures_named(spark, doing="sparkdl fit Net: writing rows"),
         ):
-            raise SparkException(words)
+            # SparkException came with Spark 4.0.
+            raise getattr(connect, "SparkException", connect.SparkConnectGrpcException)(words)
         assert type(caught.value) is error
         assert str(caught.value).startswith("sparkdl fit Net: writing rows: ")
         assert caught.value.__cause__ is not None
     assert "the Spark job failed: Job aborted: no route. " in str(caught.value)
     # A condition raised by the user's query has its own exception class, which says what to do.
-    with pytest.raises(ArithmeticException), spark_failures_named(spark):
-        spark.range(1).select(F.expr("cast(300 + id as tinyint)")).collect()
+    ansi = spark.conf.get("spark.sql.ansi.enabled")
+    spark.conf.set("spark.sql.ansi.enabled", "true")  # the default of Spark 4
+    try:
+        with pytest.raises(ArithmeticException), spark_failures_named(spark):
+            spark.range(1).select(F.expr("cast(300 + id as tinyint)")).collect()
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", ansi)
 
 
 def test_fit_on_parquet_names_tables_with_logs_and_missing_connectors(

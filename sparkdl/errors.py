@@ -148,11 +148,11 @@ class StandInError(SparkdlError):
 
 
 class ProcessesLostError(SparkdlError):
-    """Processes were lost: a process was killed or hung, or an executor or host was lost. No exception was raised.
+    """Ranks were lost: a process was killed or hung, an executor or host was lost, or a connection was cut.
 
-    With ``maxRestarts``, a fit continues automatically. Otherwise find out why the processes ended (often a lack of
-    memory), and fit again with the same checkpointDir. The former name ``LossError`` can still be imported, caught
-    and unpickled.
+    No code of a rank raised an exception. With ``maxRestarts``, a fit continues automatically. Otherwise find out why
+    the processes ended (often a lack of memory), and fit again with the same checkpointDir. The former name
+    ``LossError`` can still be imported, caught and unpickled.
     """
 
 
@@ -166,7 +166,8 @@ class RankDiedError(ProcessesLostError, RankError):
 class LinkLostError(ProcessesLostError, RankError):
     """A connection between ranks was cut while all of their processes ran; the message names ranks and hosts.
 
-    With ``maxRestarts``, a fit continues automatically; ``max_retries`` of a Runner starts its ranks again, too.
+    With ``maxRestarts``, a fit continues automatically. A Runner starts its ranks again while ``max_restarts`` are
+    left, then while ``max_retries`` are.
     Look at the network between the hosts, such as a firewall that drops connections.
     """
 

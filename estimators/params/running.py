@@ -195,7 +195,8 @@ class HasCheckpoints(Params):
     )
     maxRestarts, getMaxRestarts, setMaxRestarts = param(
         TypeConverters.toInt,
-        "maximum number of times that a fit restarts from its last checkpoint after a loss of ranks (>= 0)",
+        "maximum number of times that a fit restarts from its last checkpoint after ranks or a connection were lost "
+        "(>= 0)",
         default=0,
         check=at_least(0),
         more="A rank is lost with its process, executor or host, or if it hangs. An exception that the code of a "

@@ -551,15 +551,15 @@ class LanguageModel(
         if not self.isSet(self.vocabularySize):
             raise ParamError(
                 f"Param vocabularySize is not set, and column {name!r} holds token arrays. Set how many different "
-                "tokens there are, or pretrained to a folder with the model and the tokenizer that they are of."
+                "tokens there are, or pretrained to the folder of the model and its tokenizer."
             )
         return TokenNumbers(self.getVocabularySize(), self.getEndToken())
 
     def _learned(self, dataset: DataFrame, name: str) -> LanguageTokenizer:
         if self.getVocabularySize() <= _BYTES:
             raise ParamError(
-                f"Param vocabularySize is {self.getVocabularySize()}, and column {name!r} holds strings, of which each "
-                f"of {_BYTES} bytes is a token. Set it to {_BYTES + 1} or more."
+                f"Param vocabularySize is {self.getVocabularySize()}, and column {name!r} holds strings, whose "
+                f"{_BYTES} byte values are tokens. Set it to {_BYTES + 1} or more."
             )
         if self.getEndToken() is not None:
             raise ParamError(

@@ -406,7 +406,7 @@ def _java_profile(resources: ResourceProfile) -> Any:
 
 def _what_to_raise(spark: SparkSession) -> str:
     master, cpus = setting(spark, "spark.master"), task_cpus(spark)
-    lower = "" if cpus == 1 else f", or lower spark.task.cpus, by which each slot takes {cpus} cores"
+    lower = "" if cpus == 1 else f", or lower spark.task.cpus: each slot takes {cpus} cores"
     if is_local(spark):
         return f"N in the master {master!r}{lower}"
     return f"spark.executor.instances or spark.executor.cores{lower} (GPUs per task count too)"

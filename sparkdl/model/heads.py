@@ -6,6 +6,7 @@ Used on *ranks*, and on the *driver* when it tries a fit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,6 +140,36 @@ def first_output(outputs: Any) -> dict[str, Tensor]:
         "Param model must return a tensor with one entry per row, alone or as the first of several; it returned "
         f"{_shown(outputs)}."
     )
+
+
+def outputs_of_rows(returned: Any, heads: Sequence[Head], num_rows: int) -> dict[str, Tensor]:
+    """Return what a model returned for a batch by the names of its heads.
+
+    Where the user's step computes the loss, a model need not have an output per label: its first tensor then counts.
+
+    Raises:
+        ParamError: if an output has not one entry per row.
+    """
+    labels = [head.label.name for head in heads]
+    if any(head.loss is not None for head in heads):
+        outputs = output_of_each(returned, labels)
+    else:
+        outputs = _outputs_of_step(returned, labels)
+    for tensor in outputs.values():
+        if tensor.ndim == 0 or tensor.shape[0] != num_rows:
+            raise ParamError(
+                f"Param model must return a tensor with one entry per row; for a batch of {num_rows} "
+                f"row{'s' if num_rows > 1 else ''} it returned shape {tuple(tensor.shape)}."
+            )
+    return outputs
+
+
+def _outputs_of_step(returned: Any, labels: Sequence[str]) -> dict[str, Tensor]:
+    """Return the outputs of a model whose loss the user's step computes: one per label column, else the first one."""
+    if labels:
+        with suppress(ParamError):
+            return output_of_each(returned, labels)
+    return first_output(returned)
 
 
 def _wanted(names: Sequence[str]) -> str:

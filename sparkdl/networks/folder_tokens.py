@@ -1,7 +1,7 @@
 """Tokens of texts by a tokenizer of transformers, in Rust or in Python.
 
 A text is data: whatever it contains, it yields no *control token*, such as the token that begins or ends a text.
-Control tokens come only from the :class:`Frame`, the tokens that the tokenizer's post-processor puts around every text.
+Control tokens come only from the :class:`Template`, the tokens that the tokenizer puts around every text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame:
+class Template:
     """The tokens that a tokenizer puts around every text.
 
     Attributes:
@@ -39,17 +39,17 @@ class TextEncoder:
     tokenizer: Any
 
     @cached_property
-    def frame(self) -> Frame:
+    def template(self) -> Template:
         """The tokens around every text; found with an example."""
         for example in self._examples():
             (tokens,) = self.encode([example])
             if tokens:
                 break
-        framed = self.tokenizer(example)
-        numbers, size = framed["input_ids"], len(tokens)
-        types = framed.get("token_type_ids", [0] * len(numbers))
+        encoding = self.tokenizer(example)
+        numbers, size = encoding["input_ids"], len(tokens)
+        types = encoding.get("token_type_ids", [0] * len(numbers))
         at = next((at for at in range(len(numbers)) if numbers[at : at + size] == tokens), 0)
-        return Frame(
+        return Template(
             before=tuple(numbers[:at]),
             after=tuple(numbers[at + size :]),
             types=(*types[: at + 1], *types[at + size :]),
@@ -60,23 +60,23 @@ class TextEncoder:
         yield from self.tokenizer.get_vocab()  # a vocabulary without the letter a
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of texts, without the tokens of the frame and without control tokens."""
-        found = self._encode(texts)
-        for index, tokens in enumerate(found):
+        """Return the tokens of texts, without those of the template and without control tokens."""
+        encoded = self._encode(texts)
+        for index, tokens in enumerate(encoded):
             if not self._control.keys().isdisjoint(tokens):
-                found[index] = self._encode_in_pieces(texts[index])
-        return found
+                encoded[index] = self._encode_in_pieces(texts[index])
+        return encoded
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         # mistral-common never makes control tokens of a text, and refuses the argument.
         is_safe = type(self.tokenizer).__module__.endswith("tokenization_mistral_common")
         how = {} if is_safe else {"split_special_tokens": True}
-        framed = self.tokenizer(list(texts), add_special_tokens=False, verbose=False, **how)
-        tokens: list[list[int]] = framed["input_ids"]
+        encoding = self.tokenizer(list(texts), add_special_tokens=False, verbose=False, **how)
+        tokens: list[list[int]] = encoding["input_ids"]
         return tokens
 
     def _encode_in_pieces(self, text: str) -> list[int]:
-        """Encode a text that contains a control token which the vocabulary has as a word: Unigram, WordLevel.
+        """Encode a text with a control token that is a word of the vocabulary, as in Unigram and WordLevel.
 
         The strings of control tokens are cut behind their first character. A control token that is left, such as one
         that the tokenizer's normalization makes, becomes the unknown token.
@@ -94,9 +94,9 @@ class TextEncoder:
         """The special tokens by their numbers, except a token that only stands for unknown words."""
         tokenizer = self.tokenizer
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        found = {number: token.content for number, token in added.items() if token.special}
-        found.update(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        control = {number: token.content for number, token in added.items() if token.special}
+        control.update(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         roles = [role for role, token in tokenizer.special_tokens_map.items() if token == tokenizer.unk_token]
         if roles == ["unk_token"]:
-            found.pop(tokenizer.unk_token_id, None)
-        return found
+            control.pop(tokenizer.unk_token_id, None)
+        return control

@@ -173,12 +173,12 @@ class FolderTokenizer:
     @property
     def before(self) -> tuple[int, ...]:
         """The tokens that the tokenizer puts before every text."""
-        return self._encoder.frame.before
+        return self._encoder.template.before
 
     @property
     def after(self) -> tuple[int, ...]:
         """The tokens that the tokenizer puts after every text."""
-        return self._encoder.frame.after
+        return self._encoder.template.after
 
     @property
     def end(self) -> int:
@@ -398,8 +398,8 @@ class TokenInputs:
             tokens = np.asarray(framed(tokens, self.before, None), np.int64)
             if not len(tokens) and self.end is None:
                 raise DataError(
-                    f"Column {self.column!r} holds an array without tokens, and the model has no token that ends a "
-                    "text, with which it could begin. Leave those rows out."
+                    f"Column {self.column!r} holds an array without tokens, and the model has no end-of-text token "
+                    "to begin with. Leave those rows out."
                 )
             found.append(tokens if len(tokens) else np.array([self.end]))
         return _prompts(found, self.max_length, self.before, from_end=self.from_end)

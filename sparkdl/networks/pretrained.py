@@ -63,10 +63,12 @@ class PretrainedTextInputs:
             DataError: if a row does not hold a text.
         """
         texts = self._encoder.encode(checked_texts(columns[self.column], self.column))
-        frame, tokenizer = self._encoder.frame, self.tokenizer
-        before, after = len(frame.before), len(frame.after)
+        template, tokenizer = self._encoder.template, self.tokenizer
+        before, after = len(template.before), len(template.after)
         room = max(self.max_length - before - after, 0)
-        rows = [[*frame.before, *text[:room], *frame.after] or [tokenizer.pad_token_id] for text in texts]
+        rows = [
+            [*template.before, *text[:room], *template.after] or [tokenizer.pad_token_id] for text in texts
+        ]
         lengths = np.array([len(row) for row in rows], np.int64)
         width = self.max_length if self.padding == "full" else int(lengths.max(initial=1))
         begins = width - lengths if self.padding == "left" else np.zeros_like(lengths)
@@ -81,9 +83,9 @@ class PretrainedTextInputs:
             made["input_ids"][at] = row
             made["attention_mask"][at] = 1
             made["token_type_ids"][at] = [
-                *frame.types[:before],
-                *[frame.types[before]] * (len(row) - before - after),
-                *frame.types[before + 1 :],
+                *template.types[:before],
+                *[template.types[before]] * (len(row) - before - after),
+                *template.types[before + 1 :],
             ]
         return {name: made[name] for name in taken_names(tokenizer)}
 
@@ -121,9 +123,9 @@ def fitting_inputs(
 ) -> PretrainedTextInputs:
     """Return the inputs of a model for texts of at most ``wanted`` tokens, or of as many as the model takes.
 
-    The number is tried, as some models reserve the first of the positions in their configuration for padding. The
-    padding is tried, too: it is the first of :data:`PADDINGS` with which the model's output for a text does not depend
-    on the other texts of the batch, whatever the folder says.
+    The number is tried, as some models reserve the first of the positions in their configuration for padding. So are
+    the :data:`PADDINGS`, whatever the folder says: the first is taken that makes a text's output independent of the
+    other texts of the batch.
 
     Raises:
         ParamError: if the model fails even with a short text, or depends on the other texts with any padding.

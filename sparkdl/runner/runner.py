@@ -52,9 +52,9 @@ class Runner:
         modules: libraries that the function needs and that take long to import; they are already imported in the ranks
             of the next run.
         max_restarts: maximum number of restarts of the ranks after a loss: a process that was killed, an executor or a
-            host that went away, or a rank that hung.
-        max_retries: maximum number of restarts of the ranks after code on one of them raised, or a connection
-            between them was cut.
+            host that went away, a rank that hung, or a connection that was cut.
+        max_retries: maximum number of restarts of the ranks after code on one of them raised, or a connection was cut
+            when no ``max_restarts`` are left.
         min_workers: minimum number of ranks after a restart, if slots are gone; ``num_workers`` when None.
         checkpoint_dir: folder or URL, as for a Store, to which rank 0 writes the commits of a state (see
             :class:`~sparkdl.runner.TrainingState`), so that a later run continues from the last commit. When None,

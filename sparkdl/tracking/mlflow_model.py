@@ -163,7 +163,7 @@ def values_of(spec: LoggedModelSpec, dataset: LoggedDataset | None = None) -> di
     """Return what MLflow 3 shows on the page of a logged model, as JSON can hold it.
 
     It has the number of the ``epoch`` that the weights are from, its finite ``metrics`` by name, and name and digest of
-    the ``dataset`` that they are of; None without one.
+    the training ``dataset``, or None.
     """
     return {
         "epoch": spec.epoch,

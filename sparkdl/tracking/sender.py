@@ -135,8 +135,9 @@ def deliver(
         from sparkdl.tracking.mlflow_model import log_saved_flavor
 
         assert message.folder is not None, "a model lies in a folder"
-        values = content.get("values")  # None in runs that an older sparkdl has kept
-        return log_saved_flavor(client, message.folder, run_id=run_id, key=content["key"], values=values)
+        return log_saved_flavor(
+            client, message.folder, run_id=run_id, key=content["key"], values=content["values"]
+        )
     elif message.kind == "registration":
         from sparkdl.tracking.logged_model import Registration, register
 
@@ -148,7 +149,7 @@ def deliver(
 
 
 def _log_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
-    """Log params; those of which the run has another value, which MLflow does not change, under further names."""
+    """Log params. MLflow does not change a param: a further value is logged under a further name."""
     from mlflow.entities import Param
 
     before = client.get_run(run_id).data.params

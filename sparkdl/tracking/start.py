@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 KEY_TAG = "sparkdl.run_key"
-"""Tag with the key of the fit that a run holds, by which the run is found if its id is not known."""
+"""Tag with the key of a run's fit. It finds the run where its id is not known."""
 
 _PARENT_TAG = "mlflow.parentRunId"
 _DEFAULT_STORE = "mlflow.db"

@@ -42,8 +42,8 @@ class StepModule(nn.Module):
     Args:
         module: the model.
         step: the user's step, called with the model and a batch.
-        count_operations: function that returns the number of collectives so far, by which the first call finds out
-            whether the step calls any, for example in a SyncBatchNorm; None if it has to be assumed.
+        count_operations: function that returns the number of collectives so far. The first call compares it to find
+            out whether the step calls any, for example in a SyncBatchNorm; None if that has to be assumed.
 
     Attributes:
         has_collectives: whether the step calls collectives, in which every rank has to take part.

@@ -8,8 +8,7 @@ A loss of the user's own is checked for comparing every row with every other one
 that a loss of torch would misinterpret, such as raw scores where it expects probabilities, are refused on the first
 row. The gradients that a backward pass leaves in the model show whether an optimizer can step with them.
 
-The outputs for two rows are compared with those for each of them alone, as a row's prediction must not depend on the
-rows that happen to be in its batch.
+That a row's outputs do not depend on the rows beside it is checked by :mod:`sparkdl.model.independent_rows`.
 
 The trials use copies of the model that need little memory. Parameters are copied, the smallest first, up to a limit
 in bytes. Beyond it the copy has new Parameter objects over the memory of the model's own parameters: code that gets the
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,14 +38,14 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from sparkdl.data.dataset.dataset import listed
-from sparkdl.errors import DataError, ParamError, SparkdlError
-from sparkdl.model.heads import Head, first_output, output_of_each
+from sparkdl.errors import DataError, ParamError
+from sparkdl.model.heads import Head, outputs_of_rows
+from sparkdl.model.independent_rows import check_rows_are_independent, layers_over_rows
 from sparkdl.model.inputs import (
     Arrays,
     ModelInputs,
     candidate_dtypes,
     dtype_name,
-    dtype_named,
     number_dtype,
     to_tensor,
 )
@@ -402,10 +400,10 @@ def probe(
     trial.to(_CPU).eval()
     gradients = TrialGradients(trial, shared)
     inputs, returned = _try_features(trial, inputs, inputs.prepared(row))
-    outputs = _row_outputs(returned, heads, 1)
+    outputs = outputs_of_rows(returned, heads, 1)
     if pair is None:
         pair = {name: np.concatenate([values, values]) for name, values in row.items()}
-    _check_rows_are_independent(trial, inputs, heads, pair)
+    check_rows_are_independent(trial, inputs, heads, pair)
     losses = {head.label.name: head.loss for head in heads}
     made = make_optimizer(optimizer, trial)
     num_classes = tuple(
@@ -452,7 +450,7 @@ def _try_features(
     if "Expected more than 1 value per channel" in reason:
         raise ParamError(
             f"The model {type(model).__name__} cannot compute one row alone: {reason.rstrip('.')}. "
-            f"{_layers_over_rows(model) or 'It normalizes by the rows of the batch in eval() mode, too.'} A row's "
+            f"{layers_over_rows(model) or 'It normalizes by the rows of the batch in eval() mode, too.'} A row's "
             "prediction must not depend on other rows."
         ) from failure
     if _WANTS_INTEGERS.search(reason):
@@ -494,123 +492,6 @@ def _dtype_choices(
         yield from product(*candidates)
 
 
-def _check_rows_are_independent(
-    model: nn.Module, inputs: ModelInputs, heads: Sequence[Head], pair: Arrays
-) -> None:
-    """Check that the model's outputs for a row are the same alone and beside another row.
-
-    Raises:
-        ParamError: if they are not.
-        DataError: if the model takes one row and not two.
-    """
-    found = _find_dependence(model, inputs, heads, pair)
-    if found is None:
-        return
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        again = [_outputs_of(model, inputs, heads, pair, [0]) for _ in range(2)]
-    if any(_largest_difference(again[0][name], again[1][name]) for name in again[0]):
-        _logger.warning(
-            "The model %s returns other outputs for the same row each time in eval() mode, so its predictions will not "
-            "repeat.",
-            type(model).__name__,
-        )
-        return
-    with suppress(
-        Exception
-    ):  # in double precision, rounding differs far less than outputs that depend on a row
-        doubles = {
-            each.name: torch.float64 if "float" in each.dtype else dtype_named(each.dtype)
-            for each in inputs.inputs
-        }
-        wide = copy.deepcopy(model).double()
-        if _find_dependence(wide, inputs.with_dtypes(doubles), heads, pair) is None:
-            return
-    alone, together = found
-    prepared = " The same holds for prepareFeatures." if inputs.prepare is not None else ""
-    raise ParamError(
-        f"Param model returns {alone:.6g} for a row alone and {together:.6g} for the same row beside another one, in "
-        f"eval() mode: a row's prediction must not depend on other rows. {_layers_over_rows(model)}Compute "
-        f"nothing over dimension 0, such as a mean, a softmax or a sum, and mask what pads shorter arrays.{prepared}"
-    )
-
-
-def _find_dependence(
-    model: nn.Module, inputs: ModelInputs, heads: Sequence[Head], pair: Arrays
-) -> tuple[float, float] | None:
-    """Return a number of an output for a row alone and beside another row, if they differ by more than rounding."""
-    floating = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        together = _outputs_of(model, inputs, heads, pair, [0, 1])
-        for index in (0, 1):
-            for name, alone in _outputs_of(model, inputs, heads, pair, [index]).items():
-                # Where rows differ in length, the outputs of shorter ones can be padded, too.
-                region = (slice(index, index + 1), *(slice(length) for length in alone.shape[1:]))
-                beside = together[name][region]
-                if not alone.is_floating_point() or beside.shape != alone.shape:
-                    continue
-                tolerance = math.sqrt(max(torch.finfo(each).eps for each in {*floating, alone.dtype}))
-                finite = torch.cat([alone.flatten(), beside.flatten()]).double().abs().nan_to_num(0, 0, 0)
-                scale = max(float(finite.max()) if finite.numel() else 0.0, _SMALLEST_SCALE)
-                if (found := _largest_difference(alone, beside)) and not found[0] <= tolerance * scale:
-                    return found[1:]
-    return None
-
-
-_SMALLEST_SCALE = 1e-3
-"""Magnitude of outputs below which their rounding is compared as if they were of this magnitude."""
-
-
-def _largest_difference(one: Tensor, other: Tensor) -> tuple[float, float, float] | None:
-    """Return the largest difference between tensors of one shape, and the two numbers; None if they are equal."""
-    if one.shape != other.shape or not one.numel():
-        return None
-    one, other = one.double().flatten(), other.double().flatten()
-    is_equal = (one == other) | (one.isnan() & other.isnan())
-    if is_equal.all():
-        return None
-    differences = torch.where(is_equal, 0.0, (one - other).abs().nan_to_num(nan=math.inf))
-    index = int(differences.argmax())
-    return float(differences[index]), float(one[index]), float(other[index])
-
-
-def _outputs_of(
-    model: nn.Module, inputs: ModelInputs, heads: Sequence[Head], rows: Arrays, indices: list[int]
-) -> dict[str, Tensor]:
-    try:
-        arrays = inputs.prepared({name: values[indices] for name, values in rows.items()})
-        returned = inputs.apply(model, arrays, _CPU)
-    except SparkdlError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"The model {type(model).__name__} takes the first row, and fails on {len(indices)} of the first rows: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    return _row_outputs(returned, heads, len(indices))
-
-
-def _layers_over_rows(model: nn.Module) -> str:
-    """Return a sentence for each kind of layer that computes over the rows of a batch in eval() mode; empty if none."""
-    normalizing, quantized = [], []
-    for name, layer in model.named_modules():
-        if isinstance(layer, _BatchNorm) and (layer.running_mean is None or layer.training):
-            normalizing.append(f"{name!r} ({type(layer).__name__})")
-        elif ".quantized.dynamic" in type(layer).__module__:
-            quantized.append(f"{name!r} ({type(layer).__name__})")
-    found = ""
-    if normalizing:
-        found += (
-            f"Layers {', '.join(normalizing)} normalize by the rows of the batch in eval() mode, too: give them "
-            "track_running_stats=True, and let eval() reach them, or use LayerNorm or GroupNorm. "
-        )
-    if quantized:
-        found += (
-            f"Layers {', '.join(quantized)} are quantized by the range of the whole batch: train the model without "
-            "dynamic quantization. "
-        )
-    return found
-
-
 def _warn_about_frozen_statistics(model: nn.Module) -> None:
     frozen = [
         name
@@ -623,28 +504,6 @@ def _warn_about_frozen_statistics(model: nn.Module) -> None:
             "batch and update their statistics. To keep these, override train() of the model to call their eval().",
             listed(frozen, 5),
         )
-
-
-def _row_outputs(returned: Any, heads: Sequence[Head], num_rows: int) -> dict[str, Tensor]:
-    if any(head.loss is not None for head in heads):
-        outputs = output_of_each(returned, [head.label.name for head in heads])
-    else:
-        outputs = _outputs_of_step(returned, [head.label.name for head in heads])
-    for tensor in outputs.values():
-        if tensor.ndim == 0 or tensor.shape[0] != num_rows:
-            raise ParamError(
-                f"Param model must return a tensor with one entry per row; for a batch of {num_rows} "
-                f"row{'s' if num_rows > 1 else ''} it returned shape {tuple(tensor.shape)}."
-            )
-    return outputs
-
-
-def _outputs_of_step(returned: Any, labels: Sequence[str]) -> dict[str, Tensor]:
-    """Return the outputs of a model whose loss the user's step computes: one per label column, else the first one."""
-    if labels:
-        with suppress(ParamError):
-            return output_of_each(returned, labels)
-    return first_output(returned)
 
 
 def _count_classes(loss: LossFunction, outputs: Tensor) -> int | None:

@@ -52,7 +52,7 @@ LAYERS = {
     "wire",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",
-    "model": "served_model, predictor | saved_model, heads, losses | served_columns | signature, "
+    "model": "served_model, predictor, independent_rows | saved_model, heads, losses | served_columns | signature, "
     "architecture | inputs, padding | weights_file",
     "networks": "language_folder, language, generation, logits | adapters | pretrained, backbones | decoder | images | "
     "initial_weights | standardization | tabular | text | folder_tokens",

@@ -80,8 +80,9 @@ def read_footer(file: Any) -> tuple[pq.FileMetaData, list[range], list[list[Colu
     """Return the footer of an open file.
 
     Returns:
-        Arrow's metadata, of which no row group's columns may be asked for; the leaves of every field of the schema, by
-        their numbers; and the chunks of every row group, by the number of the leaf.
+        Arrow's metadata; the numbers of the leaves of every field of the schema; and the chunks of every row group, by
+        the number of the leaf. Do not ask the metadata for a row group's columns: Arrow ends the process if they are
+        damaged.
 
     Raises:
         OSError, pyarrow.ArrowInvalid: as Arrow raises them for damaged footers and files that cannot be read.

@@ -102,7 +102,7 @@ class Location:
             self.rename(written, final)
 
     def put_folder(self, folder: Path, *, last: str = "") -> None:
-        """Write a local folder to this place, where it replaces what is there; a reader never sees a mix of both.
+        """Write a local folder to this place, where it replaces what is there; with ``last`` never a mix of both.
 
         Everything is written beside the destination first, and read back. Then it is renamed, or where folders cannot
         be renamed, written under its own names, ``last`` after all other files.

@@ -30,7 +30,7 @@ class _SparkType:
 
 
 def _restore(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
-    """``pyspark.serializers._restore``, with which pyspark before 3.3 pickled every named tuple, for fields alone."""
+    """Restore a field that pyspark before 3.3 pickled, as ``pyspark.serializers._restore`` does any named tuple."""
     if name != "UnischemaField":
         raise DataError(f"The Unischema holds a named tuple {name!r}, which belongs to no Unischema.")
     return _class_of_petastorm("UnischemaField")(**dict(zip(fields, values, strict=True)))

@@ -130,7 +130,7 @@ def _is_held(leaf: Any) -> bool:
 
 
 def _has_identity_function(rdd: Any) -> bool:
-    """Whether the Python function of an RDD is the one with which pyspark sends the rows of a list."""
+    """Whether an RDD's Python function returns its rows unchanged, as for the rows of a list that pyspark sends."""
     from pyspark.serializers import CPickleSerializer
 
     (field,) = (each for each in rdd.getClass().getDeclaredFields() if each.getName() == "func")

@@ -467,8 +467,8 @@ class _ReducedStep(HookedStep):
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Reduce the gradients, unless within ``skip_synchronize``, and step.
 
-        With a closure, the gradients of each of its calls are reduced, and so is the loss that it returns, by which
-        optimizers such as ``torch.optim.LBFGS`` decide on their steps.
+        With a closure, the gradients and the loss of each of its calls are reduced. Optimizers such as
+        ``torch.optim.LBFGS`` use the loss to choose their steps.
         """
         if closure is not None:
             loss = super().step(self._reducing(closure) if self._should_synchronize else closure)

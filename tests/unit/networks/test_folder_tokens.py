@@ -73,7 +73,7 @@ def test_no_text_makes_a_control_token(kind):
         inputs = PretrainedTextInputs(column="t", tokenizer=tokenizer, max_length=99)
         (row,) = inputs({"t": np.array([text], dtype=object)})["input_ids"].tolist()
         if tokens:
-            assert row == [*encoder.frame.before, *tokens, *encoder.frame.after]
+            assert row == [*encoder.template.before, *tokens, *encoder.template.after]
 
     check()
 
@@ -84,8 +84,8 @@ def test_ordinary_texts_have_the_tokens_that_the_tokenizer_makes(kind):
     encoder = TextEncoder(tokenizer)
     for text in ("the cat sat", "the dog zebra", ""):
         (tokens,) = encoder.encode([text])
-        frame = encoder.frame
-        assert [*frame.before, *tokens, *frame.after] == tokenizer(text)["input_ids"]
+        template = encoder.template
+        assert [*template.before, *tokens, *template.after] == tokenizer(text)["input_ids"]
 
 
 def test_a_learned_tokenizer_reads_the_string_of_its_end_as_text():

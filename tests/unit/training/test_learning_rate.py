@@ -101,8 +101,8 @@ def test_plateau_is_stepped_with_the_training_loss_without_validation():
             Goal(metric="val_loss"),
             r"mode='max'\), and val_loss, .* Set bestMetric .* bestMode",
         ),
-        (plateau, "max", Goal(metric="val_mae"), r"mode='max'\), and val_mae, by which"),
-        (plateau, "max", None, r"mode='max'\), and the loss, by which"),
+        (plateau, "max", Goal(metric="val_mae"), r"mode='max'\), which val_mae steps"),
+        (plateau, "max", None, r"mode='max'\), which the loss steps"),
         (passing, "max", None, r"mode='max'\), and the loss"),
         (
             dropping,

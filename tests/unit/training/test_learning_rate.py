@@ -99,11 +99,11 @@ def test_plateau_is_stepped_with_the_training_loss_without_validation():
             plateau,
             "max",
             Goal(metric="val_loss"),
-            r"mode='max'\), and val_loss, .* Set bestMetric .* bestMode",
+            r"mode='max'\), which val_loss steps, .* Set bestMetric .* bestMode",
         ),
         (plateau, "max", Goal(metric="val_mae"), r"mode='max'\), which val_mae steps"),
         (plateau, "max", None, r"mode='max'\), which the loss steps"),
-        (passing, "max", None, r"mode='max'\), and the loss"),
+        (passing, "max", None, r"mode='max'\), which the loss steps"),
         (
             dropping,
             "min",

@@ -27,10 +27,10 @@ import cloudpickle
 from pyspark import __version__ as pyspark_version
 from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWriter
 
-from sparkdl.data.files.failures import explain_failure, reading_from
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SavedModelError, SerializationError, SparkdlError
 from sparkdl.estimators.summary import TrainingSummary
+from sparkdl.meanings import explain_failure, reading_from
 from sparkdl.model.saved_model import load_model, load_module, save_model, save_module
 from sparkdl.old_names import todays_name
 from sparkdl.training.history import EpochRecord

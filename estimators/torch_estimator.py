@@ -15,7 +15,7 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from sparkdl.data.dataset.footers import url_for_spark
-from sparkdl.data.spark.jobs import jobs_of, spark_job
+from sparkdl.data.spark.reading import reading_job
 from sparkdl.estimators.fit.fit import (
     FittedModels,
     check_maps,
@@ -32,6 +32,7 @@ from sparkdl.estimators.params.table import with_arguments
 from sparkdl.estimators.persistence import TorchEstimatorReader, TorchEstimatorWriter
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.launch import active_session
+from sparkdl.spark.jobs import jobs_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,7 +152,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         """
         spark = active_session()
         url = url_for_spark(os.fspath(path))
-        with self._jobs(), spark_job(spark, "opening the rows"):
+        with self._jobs(), reading_job(spark, "opening the rows"):
             rows = spark.read.parquet(url)
             rows.columns  # noqa: B018 - makes Spark Connect open the files
         return self.fit(rows)

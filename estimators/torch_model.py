@@ -20,7 +20,6 @@ from sparkdl.data.spark.columns import (
     quoted,
     without_decimals,
 )
-from sparkdl.data.spark.session import threads_by_settings
 from sparkdl.errors import ParamError
 from sparkdl.estimators.params.estimator import _TorchParams
 from sparkdl.estimators.params.inputs import scored_columns_of
@@ -29,6 +28,7 @@ from sparkdl.estimators.scoring.columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring.models import ScoringModels
 from sparkdl.estimators.scoring.udf import packing_of, prediction_udf, sent
 from sparkdl.estimators.summary import TrainingSummary
+from sparkdl.spark.session import threads_by_settings
 
 if TYPE_CHECKING:
     import torch

@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.store.housekeeping import LEASE_S, Lease, file_names, modified, store_time
 from sparkdl.errors import CheckpointsInUseError, SparkdlError
+from sparkdl.meanings import store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

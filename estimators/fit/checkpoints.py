@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdl.data import Store
-from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import CheckpointError, SparkdlError, StoreError
 from sparkdl.estimators.fit.checkpoint_lease import held_alone
+from sparkdl.meanings import store_error
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.training.checkpoint.files import FIT, MODEL, DamagedFileError, Manifest, load_file
 from sparkdl.training.checkpoint.folder import CheckpointFolder

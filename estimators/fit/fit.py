@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sparkdl.cores import in_threads
 from sparkdl.data.spark.columns import check_frame
-from sparkdl.data.spark.jobs import jobs_of, named_jobs
-from sparkdl.data.spark.session import task_cpus, threads_by_settings
 from sparkdl.errors import LaunchError, ParamError, ParamTypeError
 from sparkdl.estimators.fit.checkpoints import (
     FinishedFit,
@@ -37,6 +35,8 @@ from sparkdl.estimators.params.base import check_param_map
 from sparkdl.estimators.summary import TrainingSummary, describe_values
 from sparkdl.launch import Restarts, check_cluster, run_on_ranks, run_with_restarts
 from sparkdl.model.saved_model import SavedModel
+from sparkdl.spark.jobs import jobs_of, named_jobs
+from sparkdl.spark.session import task_cpus, threads_by_settings
 from sparkdl.training.remote.fit_on_rank import IMPORTED_FIRST, FitOutcome, fit_on_rank
 from sparkdl.training.remote.transfer import fetch_module, store_spec
 

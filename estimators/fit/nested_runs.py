@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
+from sparkdl.meanings import store_error
 from sparkdl.tracking import RunGroup, TrackingMode, open_group
 
 if TYPE_CHECKING:

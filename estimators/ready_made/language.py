@@ -26,7 +26,7 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.data.spark.columns import check_session, quoted
-from sparkdl.data.spark.jobs import spark_job
+from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.fit import check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
 from sparkdl.estimators.fit.inputs import check_named_columns
@@ -568,7 +568,7 @@ class LanguageModel(
             )
         blend = self._blend()
         samples = [(dataset, 1.0)] if blend is None else blend.corpora(dataset)
-        with spark_job(dataset.sparkSession, "reading the first texts"):
+        with reading_job(dataset.sparkSession, "reading the first texts"):
             texts = [
                 row[0]
                 for rows, part in samples

@@ -12,7 +12,7 @@ from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
 
 from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import quoted, stored_type
-from sparkdl.data.spark.jobs import spark_job
+from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class PerplexityEvaluator(Evaluator, DefaultParamsReadable[Any], DefaultParamsWr
             )
         column = F.col(quoted(name))
         sums = dataset.agg(F.sum(column[0]).alias("sum"), F.sum(column[1]).alias("count"))
-        with spark_job(dataset.sparkSession, "computing the perplexity"):
+        with reading_job(dataset.sparkSession, "computing the perplexity"):
             row = sums.collect()[0]
         if not row["count"]:
             raise DataError("No text has two tokens, so there is no perplexity.")

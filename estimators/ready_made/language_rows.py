@@ -13,7 +13,7 @@ import pyarrow as pa
 from sparkdl.data.blend.rows import CORPUS_COLUMNS, blended, plan_shares
 from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import quoted, stored_type
-from sparkdl.data.spark.jobs import spark_job
+from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError
 from sparkdl.estimators.fit.split import RowCounts
 from sparkdl.networks.language import (
@@ -60,7 +60,7 @@ def holds_tokens(dataset: DataFrame, name: str) -> bool:
 
 def first_text(dataset: DataFrame, name: str) -> dict[str, list[Any]]:
     """Return the beginning of the first text or token array of a column, as an input of the model: one row by name."""
-    with spark_job(dataset.sparkSession, "reading the input example", columns=[name]):
+    with reading_job(dataset.sparkSession, "reading the input example", columns=[name]):
         row = dataset.select(quoted(name)).first()
     return {} if row is None else {name: [row[0][:_EXAMPLE_LENGTH]]}
 
@@ -206,7 +206,7 @@ def blended_rows(
     # Persisted, so that the rows that are drawn are the rows that were counted.
     kept = rows.mapInArrow(pack, f"{PACKED_TYPE}, {CORPUS_COLUMNS}").persist(StorageLevel.DISK_ONLY)
     try:
-        with spark_job(dataset.sparkSession, "packing texts"):
+        with reading_job(dataset.sparkSession, "packing texts"):
             found = kept.groupBy("part", "corpus").count().collect()
         counts = {(row["part"], row["corpus"]): row["count"] for row in found}
         shares = plan_shares(
@@ -301,7 +301,7 @@ def _rows_of_corpus(
             yield pa.RecordBatch.from_pydict({"texts": [len(sizes)], "tokens": [sum(sizes)]})
 
     first = dataset.select(quoted(texts.column)).limit(PLANNED_TEXTS)
-    with spark_job(dataset.sparkSession, "counting texts"):
+    with reading_job(dataset.sparkSession, "counting texts"):
         num_texts = dataset.count()
         found = first.mapInArrow(measure, "texts long, tokens long").collect()
     if not num_texts:

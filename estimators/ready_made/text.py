@@ -17,7 +17,7 @@ from pyspark.ml.param import Params, TypeConverters
 from torch import nn
 
 from sparkdl.data import ParquetFeed
-from sparkdl.data.spark.jobs import spark_job
+from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.params.base import one_of
 from sparkdl.estimators.params.estimator import ClassArguments
@@ -176,7 +176,7 @@ def _learned_by_spark(
         .orderBy(F.desc("texts"), "word")
         .limit(size)
     )
-    with spark_job(spark, "counting words"):
+    with reading_job(spark, "counting words"):
         rows = frequent.collect()
     return tuple(row["word"] for row in rows)
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from sparkdl.data.spark.session import is_connect
 from sparkdl.estimators.scoring.udf import ScoringModel
 from sparkdl.model.architecture import PackedModule, pack_tensors, split_module
 from sparkdl.model.weights_file import num_bytes, write_weights
+from sparkdl.spark.session import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,8 +21,8 @@ from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.data.files.filesystems import local_path
-from sparkdl.data.spark.jobs import jobs_of, named_jobs
 from sparkdl.errors import ParamError
+from sparkdl.spark.jobs import jobs_of, named_jobs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

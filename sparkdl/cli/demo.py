@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.cli.local_session import quiet_libraries, start_local_session
 from sparkdl.data.files.filesystems import local_path
-from sparkdl.data.spark.jobs import jobs_of, spark_job
 from sparkdl.errors import SparkdlError
+from sparkdl.spark.jobs import jobs_of, spark_job
 
 if TYPE_CHECKING:
     import torch

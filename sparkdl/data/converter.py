@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import check_frame, is_vector, quoted
-from sparkdl.data.spark.jobs import jobs_of
 from sparkdl.data.spark.materialization import ROW_GROUP_BYTES, obtain_dataset
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.data.store.store import Store
 from sparkdl.errors import ParamError
+from sparkdl.spark.jobs import jobs_of
 
 if TYPE_CHECKING:
     import os

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.spark.jobs import named_jobs
 from sparkdl.doctor.machine_facts import MachineFacts, look_around
 from sparkdl.launch.spark_job import collect_within
+from sparkdl.spark.jobs import named_jobs
 
 if TYPE_CHECKING:
     import pyarrow as pa

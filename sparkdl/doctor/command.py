@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from sparkdl.data.files.filesystems import local_path
-from sparkdl.data.spark.spark_errors import spark_words
 from sparkdl.doctor.examination import HERE, examine
 from sparkdl.doctor.finding import BAD, Finding, as_table, is_healthy
 from sparkdl.errors import LaunchError, ParamError
+from sparkdl.spark.failures import spark_words
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,10 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import Deadline, new_secret
 from sparkdl.cores import threads_of_local_rank, threads_of_task
-from sparkdl.data.spark.executor_python import executor_python_problem
-from sparkdl.data.spark.jobs import jobs_of
-from sparkdl.data.spark.session import is_connect, setting, task_cpus, threads_by_settings
-from sparkdl.data.spark.spark_errors import spark_words
 from sparkdl.doctor.cluster_facts import ExecutorFacts, look_at_executors
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.doctor.machine_checks import judge_machine, judge_versions
@@ -19,6 +15,9 @@ from sparkdl.doctor.machine_facts import MachineFacts, look_around
 from sparkdl.doctor.network import judge_network, survey_network
 from sparkdl.errors import LaunchError, SparkdlError
 from sparkdl.launch import check_cluster, run_on_local_ranks, run_on_ranks, wait_for_slots
+from sparkdl.spark.failures import executor_python_problem, spark_words
+from sparkdl.spark.jobs import jobs_of
+from sparkdl.spark.session import is_connect, setting, task_cpus, threads_by_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

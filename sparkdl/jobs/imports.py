@@ -18,10 +18,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.spark.session import is_connect
 from sparkdl.errors import JobFileError
 from sparkdl.jobs.job import Section
 from sparkdl.jobs.yaml_tree import ARGUMENTS, IMPORT, Entry, suggestion
+from sparkdl.spark.session import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data import Store
-from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SparkdlError, StoreError
 from sparkdl.estimators.persistence import FolderWriter
+from sparkdl.meanings import store_error
 from sparkdl.versions import package_versions
 
 if TYPE_CHECKING:

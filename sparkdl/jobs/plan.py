@@ -17,11 +17,12 @@ from sparkdl.data.dataset.footers import url_for_spark
 from sparkdl.data.feed.shards import rows_per_rank, steps_per_epoch
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.data.spark.columns import check_types, is_vector, quoted
-from sparkdl.data.spark.jobs import jobs_of, spark_job
+from sparkdl.data.spark.reading import reading_job
 from sparkdl.data.spark.rows_key import lasting_key
 from sparkdl.errors import DataError, JobFileError
 from sparkdl.estimators.fit.split import RowCounts, validation_column
 from sparkdl.launch import run_on_ranks
+from sparkdl.spark.jobs import jobs_of
 from sparkdl.training.update import updates_per_epoch
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def open_rows(job: Job, spark: SparkSession) -> DataFrame:
 
     source = job.data
     try:
-        with spark_job(spark, "opening the rows"):
+        with reading_job(spark, "opening the rows"):
             if source.kind == "table":
                 frame = spark.table(str(source.value))
             elif source.kind == "parquet":
@@ -87,7 +88,7 @@ def count_rows(frame: DataFrame, columns: Sequence[str], indicator: str | None) 
         if frame.schema[indicator].dataType.typeName() != "boolean":
             raise DataError(f"Column {indicator!r} must be of booleans, as it marks rows for validation.")
         counts.append(F.count_if(F.col(quoted(indicator))))
-    with spark_job(frame.sparkSession, "counting rows"):
+    with reading_job(frame.sparkSession, "counting rows"):
         (row,) = frame.agg(*counts).collect()
     if not row[0]:
         raise DataError("There are no rows.")
@@ -110,7 +111,7 @@ def _bytes_per_row(frame: DataFrame, columns: Sequence[str]) -> float:
     ]
     # Renamed to numbers, as mapInArrow of classic Spark fails on dots in names.
     sample = frame.limit(_SAMPLE_ROWS).select(*[each.alias(f"c{index}") for index, each in enumerate(plain)])
-    with spark_job(frame.sparkSession, "measuring rows"):
+    with reading_job(frame.sparkSession, "measuring rows"):
         sizes: Any = sample.mapInArrow(_measure, "num_rows long, num_bytes long").collect()
     return float(sum(each["num_bytes"] for each in sizes) / sum(each["num_rows"] for each in sizes))
 

@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.cli.local_session import quiet_libraries, quiet_spark_options
-from sparkdl.data.spark.jobs import jobs_of
-from sparkdl.data.spark.session import is_connect
-from sparkdl.data.spark.spark_errors import is_context_stopped, mentions_stopped_context, spark_words
 from sparkdl.errors import ClusterLostError, ParamError
 from sparkdl.estimators.fit.checkpoint_lease import held_alone
 from sparkdl.estimators.fit.inputs import column_names
@@ -29,6 +26,9 @@ from sparkdl.jobs.imports import code_files, digests, importable, loggable, ship
 from sparkdl.jobs.make_estimator import make_estimator, model_size
 from sparkdl.jobs.output import JobOutput, make_result
 from sparkdl.jobs.plan import key_of_rows, make_plan, open_rows, plan_text
+from sparkdl.spark.failures import mentions_stopped_context, spark_words
+from sparkdl.spark.jobs import jobs_of
+from sparkdl.spark.session import is_connect, is_context_stopped
 from sparkdl.tracking import models_with_code, use_tracking_uri
 from sparkdl.training.checkpoint.folder import CheckpointFolder
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.spark.session import active_session
 from sparkdl.launch.restarts import Restarts, run_with_restarts
 from sparkdl.launch.run import run_on_ranks
 from sparkdl.launch.slots import check_cluster, wait_for_slots
+from sparkdl.spark.session import active_session
 
 if TYPE_CHECKING:
     from sparkdl.launch.forkserver.reuse import prepare_in_task

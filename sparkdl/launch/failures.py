@@ -12,8 +12,6 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from sparkdl.collective.error_origin import Origin
-from sparkdl.data.spark.executor_python import executor_python_problem
-from sparkdl.data.spark.spark_errors import has_application_ended, spark_words, were_executors_lost
 from sparkdl.errors import (
     ClusterLostError,
     ExecutorsLostError,
@@ -27,6 +25,12 @@ from sparkdl.launch.hangs.report import raise_hang
 from sparkdl.launch.hangs.watch import HangLimits
 from sparkdl.launch.spark_job import SparkJob
 from sparkdl.launch.wire.outcome import Failure
+from sparkdl.spark.failures import (
+    executor_python_problem,
+    has_application_ended,
+    spark_words,
+    were_executors_lost,
+)
 
 
 def raise_for_failures(

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import check_timeout, check_transport, new_secret
 from sparkdl.cores import check_threads, in_threads
-from sparkdl.data.spark.jobs import jobs_of, name_of, named_jobs
-from sparkdl.data.spark.session import active_session, task_cpus, threads_by_settings
 from sparkdl.errors import SlotsMissingError
 from sparkdl.launch.collect import collect
 from sparkdl.launch.hangs.report import hang_error
@@ -33,6 +31,8 @@ from sparkdl.launch.wire.channel import DriverChannel, RankMessage
 from sparkdl.launch.wire.messages import pickle_call
 from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
 from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
+from sparkdl.spark.jobs import jobs_of, name_of, named_jobs
+from sparkdl.spark.session import active_session, task_cpus, threads_by_settings
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

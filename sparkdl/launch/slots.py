@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.spark.session import is_connect, is_local, setting, task_cpus
 from sparkdl.errors import LaunchError, ParamError, SlotsMissingError
+from sparkdl.spark.session import is_connect, is_local, setting, task_cpus
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

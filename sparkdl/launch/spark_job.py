@@ -19,8 +19,6 @@ from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkdl.collective import Deadline
-from sparkdl.data.spark.session import is_connect, setting
-from sparkdl.data.spark.spark_errors import was_cancelled
 from sparkdl.errors import LaunchError
 from sparkdl.launch.wire.spec import LaunchSpec
 from sparkdl.rendezvous.addresses import (
@@ -32,6 +30,8 @@ from sparkdl.rendezvous.addresses import (
     resolve,
     route_host,
 )
+from sparkdl.spark.failures import was_cancelled
+from sparkdl.spark.session import is_connect, setting
 
 if TYPE_CHECKING:
     import pyarrow as pa

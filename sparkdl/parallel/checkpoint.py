@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from sparkdl.data.files.failures import explain_failure, store_error
 from sparkdl.data.files.threads import DaemonThreads
 from sparkdl.errors import CheckpointError, ParamError, SparkdlError, StoreError
+from sparkdl.meanings import explain_failure, store_error
 from sparkdl.parallel.checkpoint_files import (
     CheckpointFolder,
     Reader,

@@ -39,10 +39,10 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
 
 from sparkdl import __version__
-from sparkdl.data.files.failures import explain_failure, store_error
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.store.housekeeping import list_folders
 from sparkdl.errors import CheckpointError, SparkdlError, StoreError
+from sparkdl.meanings import explain_failure, store_error
 from sparkdl.model.weights_file import HashingFile, read_header, read_rows, write_weights
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import ParamError, SavedModelError, StoreError
+from sparkdl.meanings import store_error
 from sparkdl.model.weights_file import StoredTensor, read_header, read_rows, write_weights
 from sparkdl.parallel.collectives import local_part, whole_tensor
 from sparkdl.parallel.sharding import copies_of_tied, local_ranges

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.data import Store
-from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import CheckpointError, CheckpointsInUseError, ParamError, StoreError
+from sparkdl.meanings import store_error
 
 _OWNER = "owner.json"
 _NAME = re.compile(r"state-(\d+)-commit-(\d+)\.pt")

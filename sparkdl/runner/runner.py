@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.spark.jobs import jobs_of, name_of
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_ranks, run_with_restarts
 from sparkdl.runner.commit_folder import commit_folder
 from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_rank
 from sparkdl.runner.packed_call import pack
 from sparkdl.runner.rank_logging import LineReader, OnLine, level_number
+from sparkdl.spark.jobs import jobs_of, name_of
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

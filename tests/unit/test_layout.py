@@ -37,6 +37,7 @@ SMALL_FOR_A_REASON = {
 """Modules of less than 60 lines with only one importer, and the reason why each is a separate file."""
 
 LAYERS = {
+    "spark": "jobs, failures, session",
     "rendezvous": "client, coordinator, listener | pmi, dialing | hosts, handshake, frames | store, "
     "addresses | deadline | protocol",
     "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.data.spark.jobs import jobs_of, named_jobs
+from sparkdl.spark.jobs import jobs_of, named_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

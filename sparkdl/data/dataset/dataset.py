@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -167,6 +168,20 @@ def listed(names: Sequence[str], most: int = 100) -> str:
     """Return names separated by commas: at most the first ``most``, followed by the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
+
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def folder_values(path: str) -> dict[str, str | None]:
+    """Return the values in the folder names of a path inside a dataset, by column name: text, or None for a null.
+
+    ``partitionBy`` writes them so: ``part=7/rows.parquet``.
+    """
+    pairs = (folder.partition("=") for folder in path.split("/")[:-1])
+    return {
+        unquote(name): None if value == _NULL else unquote(value) for name, equals, value in pairs if equals
+    }
 
 
 _PARTS_OF_SPEC = ("func", "edit_fields", "removed_fields", "selected_fields")

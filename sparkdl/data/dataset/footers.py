@@ -27,12 +27,10 @@ from sparkdl.data.dataset.arrow import (
     with_object_sizes,
 )
 from sparkdl.data.dataset.column_chunks import ColumnChunk, read_footer
-from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup, missing_column_error
-from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece, folder_values
-from sparkdl.data.dataset.reading_errors import is_damage, reading_error
+from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup, folder_values, missing_column_error
+from sparkdl.data.dataset.row_group_file import RowGroupFile, is_damage
 from sparkdl.data.dataset.table_logs import refuse_tables
 from sparkdl.data.files.changed_files import version_of
-from sparkdl.data.files.failures import describe_reading_failure, reading_from
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.errors import (
     ColumnMismatchError,
@@ -43,6 +41,7 @@ from sparkdl.errors import (
     ParamError,
     StoreAccessError,
 )
+from sparkdl.meanings import describe_reading_failure, one_line, reading_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -259,9 +258,8 @@ def _read_footer(location: Location, path: str) -> _Footer:
         if why:
             raise StoreAccessError(f"{where} cannot be read: {why}") from error
         if is_damage(error):
-            why = " ".join(str(error).split()).rstrip(".")
             raise CorruptFileError(
-                f"The Parquet file {where} cannot be read: {why}. Write it again."
+                f"The Parquet file {where} cannot be read: {one_line(error)} Write it again."
             ) from error
         raise DataError(f"The Parquet file {where} cannot be read: {error}") from error
     num_rows = tuple(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
@@ -409,10 +407,9 @@ def _first_rows(
                 if num_bytes <= 0 or sum(map(len, batches)) >= num_rows:
                     break
     except Exception as error:
-        piece = ParquetDatasetPiece(
-            f"{location.path}/{first.path}", location.open_file, row_group=first.index
-        )
-        raise reading_error(error, piece, names, location.name_of(piece.path)) from error
+        path = f"{location.path}/{first.path}"
+        row_group = RowGroupFile(path, location.open_file, first.index, location.name_of(path))
+        raise row_group.error(error, names) from error
     return plain_columns(pa.Table.from_batches(batches).slice(0, num_rows), names)
 
 

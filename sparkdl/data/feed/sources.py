@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sparkdl.data.dataset.dataset import MANIFEST_NAME, Column, ParquetDataset
 from sparkdl.data.dataset.footers import scan_dataset
-from sparkdl.data.files.failures import describe_failure, reading_from
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.data.files.threads import DaemonThreads
 from sparkdl.data.store.store import Store, open_dataset
 from sparkdl.errors import DataError, ParamError
+from sparkdl.meanings import describe_lasting_failure, reading_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -138,5 +138,5 @@ def _check_bucket(location: Location) -> None:
     try:
         location.filesystem.ls(location.path)
     except FileNotFoundError as error:
-        if describe_failure(error):
+        if describe_lasting_failure(error):
             raise

@@ -19,8 +19,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from sparkdl.data.files.failures import explain_failure
 from sparkdl.errors import ParamError, StoreError
+from sparkdl.meanings import explain_failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -26,7 +26,7 @@ import pandas as pd
 import pyarrow as pa
 from packaging.version import Version
 
-from sparkdl.data.dataset import legacy_parquet
+from sparkdl.data.petastorm import former_parquet
 from sparkdl.data.petastorm.schema_names import OLD_NUMPY_TYPES, known_class
 from sparkdl.errors import DataError
 
@@ -158,12 +158,12 @@ def _facade_of(name: str) -> Facade:
 _PYARROW = {
     "parquet": Facade(
         "pyarrow.parquet",
-        ParquetDataset=legacy_parquet.ParquetDataset,
-        ParquetDatasetPiece=legacy_parquet.ParquetDatasetPiece,
-        ParquetPartitions=legacy_parquet.ParquetPartitions,
-        PartitionSet=legacy_parquet.PartitionSet,
+        ParquetDataset=former_parquet.FormerParquetDataset,
+        ParquetDatasetPiece=former_parquet.ParquetDatasetPiece,
+        ParquetPartitions=former_parquet.ParquetPartitions,
+        PartitionSet=former_parquet.PartitionSet,
     ),
-    "filesystem": Facade("pyarrow.filesystem", LocalFileSystem=legacy_parquet.LocalFileSystem),
+    "filesystem": Facade("pyarrow.filesystem", LocalFileSystem=former_parquet.LocalFileSystem),
     "hdfs": Facade("pyarrow.hdfs", HadoopFileSystem=_HadoopFileSystem, connect=_connect_hdfs),
     "types": Facade("pyarrow.types", is_string=_is_string),
 }
@@ -174,8 +174,8 @@ FACADES: dict[str, Facade] = {
     "pyarrow": Facade(
         "pyarrow",
         __path__=[],
-        localfs=legacy_parquet.LOCAL_FILESYSTEM,
-        LocalFileSystem=legacy_parquet.LocalFileSystem,
+        localfs=former_parquet.LOCAL_FILESYSTEM,
+        LocalFileSystem=former_parquet.LocalFileSystem,
         **_PYARROW,
     ),
     "numpy": Facade(

@@ -1,8 +1,7 @@
 """Reads one rank's shard of one epoch through Petastorm's Reader, ventilator and Arrow worker.
 
 Only Petastorm's own planning is replaced: the row groups, their ranges and their order come from the shard plan, so
-that no folder is listed and no footer is read again in every epoch. A :class:`PlannedPiece` is one row group of the
-plan, which Petastorm's worker reads on a reader thread.
+that no folder is listed and no footer is read again in every epoch.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.data.dataset.arrow import plain_columns
-from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece, folder_values, with_folder_values
-from sparkdl.data.dataset.reading_errors import reading_error
-from sparkdl.data.files import threads
+from sparkdl.data.dataset.dataset import folder_values
+from sparkdl.data.dataset.row_group_file import RowGroupFile
 from sparkdl.data.files.changed_files import WatchedFiles
 from sparkdl.data.files.filesystems import Location, open_location
 from sparkdl.data.petastorm.containment import install
@@ -30,55 +27,13 @@ from petastorm.unischema import Unischema, UnischemaField
 from petastorm.workers_pool.ventilator import ConcurrentVentilator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    import pyarrow as pa
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkdl.data.dataset.blocks import Block, BlockLayout
     from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
     from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.data.feed.cache import BlockCache, FooterCache
     from sparkdl.data.feed.epoch_plan import RowGroupPart
-
-
-class PlannedPiece(ParquetDatasetPiece):
-    """One row group of a file, whose footer is parsed once for all of its row groups.
-
-    Args:
-        path: path of the file.
-        open_file: function that opens a path.
-        row_group: number of the row group inside the file.
-        footers: cache of parsed footers.
-        folder_values: values of the columns that are stored in folder names, by column name.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        open_file: Callable[[str], Any],
-        row_group: int,
-        footers: FooterCache,
-        folder_values: Mapping[str, str | None],
-    ) -> None:
-        super().__init__(path, open_file, row_group=row_group)
-        self._footers = footers
-        self.folder_values = folder_values
-
-    def read(
-        self, columns: Sequence[str] | None = None, use_threads: bool = True, partitions: Any = None, **_: Any
-    ) -> pa.Table:
-        """Return the rows as a table, including the requested columns that are stored in folder names.
-
-        With ``use_threads`` Arrow decodes the columns in its own pool, which all reader threads share. With two threads
-        of each kind, 1,000,000 rows of 28 floats take 0.87 times as long as without, and lists of 784 floats equally
-        long.
-        """
-        assert partitions is None, "planned datasets have no partition folders"
-        names = None if columns is None else list(columns)
-        with self.open_file_func(self.path) as source, self._footers.open(self.path, source) as file:
-            table = file.read_row_group(self.row_group, columns=names, use_threads=use_threads)
-        threads.ARROW_RELEASE.add(table.nbytes)
-        return with_folder_values(plain_columns(table, names), self.folder_values, names)
 
 
 _MAX_ROW_GROUPS_HELD = 64
@@ -144,7 +99,8 @@ class ShardReader(Reader):
         )
         watched = WatchedFiles(location.open_file) if files is None else files
         pieces = {
-            row_group: _piece(dataset, location, row_group, watched.open, footers) for row_group, _ in shard
+            row_group: _row_group_file(dataset, location, row_group, watched.open, footers)
+            for row_group, _ in shard
         }
         requests = [
             {
@@ -225,11 +181,11 @@ def kept_rows_counter(
     location = open_location(dataset.url)
 
     def count(row_group: int) -> int:
-        piece = _piece(dataset, location, row_group, files.open, footers)
+        file = _row_group_file(dataset, location, row_group, files.open, footers)
         try:
-            return len(row_choice.rows_kept(piece.read(columns=list(row_choice.columns)), row_group))
+            return len(row_choice.rows_kept(file.read(row_choice.columns), row_group))
         except Exception as error:
-            raise reading_error(error, piece, row_choice.columns, location.name_of(piece.path)) from error
+            raise file.error(error, row_choice.columns) from error
 
     return lambda row_groups: results_in_order(
         count,
@@ -245,16 +201,18 @@ def _name_of(dataset: ParquetDataset, location: Location, row_group: int) -> str
     return f"{location.name_of(f'{location.path}/{group.path}')}, row group {group.index}"
 
 
-def _piece(
+def _row_group_file(
     dataset: ParquetDataset,
     location: Location,
     row_group: int,
     open_file: Callable[[str], Any],
     footers: FooterCache,
-) -> PlannedPiece:
+) -> RowGroupFile:
     group = dataset.row_groups[row_group]
-    path, values = f"{location.path}/{group.path}", folder_values(group.path)
-    return PlannedPiece(path, open_file, group.index, footers, values)
+    path = f"{location.path}/{group.path}"
+    return RowGroupFile(
+        path, open_file, group.index, location.name_of(path), folder_values(group.path), footers.open
+    )
 
 
 def _bytes_beside(

@@ -18,17 +18,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import bytes_of, to_arrow
-from sparkdl.data.dataset.dataset import Column, ParquetDataset, Preparation, missing_column_error
+from sparkdl.data.dataset.dataset import (
+    Column,
+    ParquetDataset,
+    Preparation,
+    folder_values,
+    missing_column_error,
+)
 from sparkdl.data.dataset.footers import find_parquet_files, scan_dataset
-from sparkdl.data.dataset.legacy_parquet import folder_values
 from sparkdl.data.dataset.row_choice import RowFilter, Values
-from sparkdl.data.files.failures import reading_from
 from sparkdl.data.files.filesystems import Location, open_location
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.fields import columns_of, decode_values
 from sparkdl.data.petastorm.schema_names import known_class
 from sparkdl.data.petastorm.transform import call_function, missing_result_error, untouched
 from sparkdl.errors import DataError
+from sparkdl.meanings import reading_from
 
 install()
 from petastorm.codecs import DataframeColumnCodec

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.dataset.blocks import copy_of, own_objects, slice_rows, take_rows
-from sparkdl.data.dataset.reading_errors import reading_error
+from sparkdl.data.files import threads
 from sparkdl.data.petastorm.containment import install
 from sparkdl.errors import DataError, FileChangedError
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.blocks import Block, BlockLayout
     from sparkdl.data.dataset.dataset import Preparation
     from sparkdl.data.dataset.row_choice import RowChoice
+    from sparkdl.data.dataset.row_group_file import RowGroupFile
     from sparkdl.data.feed.cache import BlockCache
     from sparkdl.data.feed.epoch_plan import Rows
     from sparkdl.data.files.filesystems import Location
@@ -90,7 +91,7 @@ class ColumnsWorker(ArrowReaderWorker):
         self,
         piece_index: int,
         worker_predicate: Any,  # noqa: ARG002 - Petastorm passes it
-        shuffle_row_drop_partition: tuple[int, int],
+        shuffle_row_drop_partition: tuple[int, int],  # noqa: ARG002 - likewise
         rows: Rows,
         expected_rows: int,
         expected_kept: int,
@@ -107,12 +108,14 @@ class ColumnsWorker(ArrowReaderWorker):
 
         Raises:
             DataError: if the file cannot be read or differs from what was planned; see
-                :func:`sparkdl.data.dataset.reading_errors.reading_error`.
+                :meth:`sparkdl.data.dataset.row_group_file.RowGroupFile.error`.
         """
-        piece = self._split_pieces[piece_index]
+        file: RowGroupFile = self._split_pieces[piece_index]
+        names = [field.name for field in self._schema.fields.values()]
 
         def read_table() -> Any:
-            table = self._load_rows(None, piece, shuffle_row_drop_partition)
+            table = file.read(names)
+            threads.ARROW_RELEASE.add(table.nbytes)
             if table.num_rows != expected_rows:
                 raise FileChangedError(
                     f"it has {table.num_rows} rows now, but had {expected_rows} when the dataset was described"
@@ -122,9 +125,7 @@ class ColumnsWorker(ArrowReaderWorker):
         try:
             block = self._block(piece_index, read_table, rows, expected_kept)
         except Exception as error:
-            names = [field.name for field in self._schema.fields.values()]
-            where = self._dataset.location.name_of(piece.path)
-            raise reading_error(error, piece, names, where) from error
+            raise file.error(error, names) from error
         self.publish_func(block)
 
     def _block(self, row_group: int, read_table: Any, rows: Rows, expected_kept: int) -> Block:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.dataset.arrow import IMAGE_FIELDS
 from sparkdl.data.dataset.dataset import missing_column_error
-from sparkdl.data.spark.spark_errors import is_session_stopped
 from sparkdl.errors import DataError
+from sparkdl.spark.session import is_session_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from sparkdl.data.dataset.footers import scan_dataset
 from sparkdl.data.spark.columns import array_depth, is_vector, stored_type
 from sparkdl.data.spark.input_files import input_files
-from sparkdl.data.spark.jobs import spark_job
 from sparkdl.data.spark.plans import is_parquet_read
+from sparkdl.data.spark.reading import reading_job
 from sparkdl.data.spark.validate import check_no_nulls, check_shapes
 from sparkdl.errors import DataError
 
@@ -58,7 +58,7 @@ def open_in_place(
         found = (*column.element, len(column.lengths)) if column.lengths else (column.kind, column.dtype, 0)
         if found != stored_type(field.dataType):
             return None
-    with spark_job(df.sparkSession, "checking rows in place", columns=names):
+    with reading_job(df.sparkSession, "checking rows in place", columns=names):
         shapes = check_shapes(df, depths, allow_ragged=allow_ragged)
         dataset = scan_dataset(files.folder, names, shapes, files.paths)
         check_no_nulls(df, dataset)

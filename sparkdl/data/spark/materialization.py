@@ -17,7 +17,7 @@ from sparkdl.data.dataset.footers import list_parquet_files, scan_dataset
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import array_depth, check_case, check_frame, check_types, is_vector, quoted
 from sparkdl.data.spark.in_place import open_in_place
-from sparkdl.data.spark.jobs import jobs_of, spark_job
+from sparkdl.data.spark.reading import reading_job
 from sparkdl.data.spark.rows_key import shared_key
 from sparkdl.data.spark.validate import check_census, common_length, no_rows_error
 from sparkdl.data.spark.writing import (
@@ -30,6 +30,7 @@ from sparkdl.data.spark.writing import (
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.data.store.store import as_store, use_if_removable
 from sparkdl.errors import DataError, ParamError, StoreError, StoreFullError
+from sparkdl.spark.jobs import jobs_of
 
 if TYPE_CHECKING:
     import os
@@ -298,7 +299,7 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
         begin=request.in_tasks,
     )
     # Other tasks of a failed job would continue to write, and create the folder again that is removed now.
-    with spark_job(df.sparkSession, "writing rows", waits_for_tasks=True):
+    with reading_job(df.sparkSession, "writing rows", waits_for_tasks=True):
         reports = [WrittenFile.from_json(row[0]) for row in rows.mapInArrow(task, REPORT_SCHEMA).collect()]
     files = sorted(reports, key=lambda file: file.order)
     _check_failures(store, files)

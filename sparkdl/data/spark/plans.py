@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkdl.data.spark.columns import quoted
-from sparkdl.data.spark.session import is_connect
+from sparkdl.spark.session import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

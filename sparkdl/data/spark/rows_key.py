@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from sparkdl.data.spark.input_files import input_files
-from sparkdl.data.spark.jobs import spark_job
 from sparkdl.data.spark.plans import UnknownRowsError, leaves_of
+from sparkdl.spark.jobs import spark_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

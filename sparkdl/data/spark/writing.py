@@ -27,9 +27,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import is_list
-from sparkdl.data.files.failures import describe_failure, is_disk_full
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.data.spark.jobs import spark_job
+from sparkdl.meanings import describe_lasting_failure, is_disk_full
+from sparkdl.spark.jobs import spark_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -203,7 +203,7 @@ def write_partition(
         report.path = writer.path
         report.row_group_bytes = writer.written_bytes
     except Exception as error:
-        report.failure, report.is_store_full = describe_failure(error), is_disk_full(error)
+        report.failure, report.is_store_full = describe_lasting_failure(error), is_disk_full(error)
         if not report.failure:
             raise
     if report.num_rows or report.failure:
@@ -390,7 +390,7 @@ def _merge(paths: list[str], number: int, *, url: str, row_group_bytes: int) -> 
                     for batch in file.read().to_batches():
                         writer.write(batch)
     except Exception as error:
-        failure = describe_failure(error)
+        failure = describe_lasting_failure(error)
         if not failure:
             raise
         return WrittenFile(order=number, failure=failure, is_store_full=is_disk_full(error))

@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkdl.data.dataset.dataset import MANIFEST_NAME
-from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import StoreError
+from sparkdl.meanings import store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

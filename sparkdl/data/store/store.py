@@ -23,7 +23,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.dataset.dataset import MANIFEST_NAME, Column, ParquetDataset, RowGroup
-from sparkdl.data.files.failures import describe_failure, reading_from, store_error
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.store.housekeeping import (
     FolderUse,
@@ -34,6 +33,7 @@ from sparkdl.data.store.housekeeping import (
     store_time,
 )
 from sparkdl.errors import ParamError, StoreError
+from sparkdl.meanings import describe_lasting_failure, reading_from, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +93,7 @@ def _read_manifest(location: Location, url: str) -> bytes:
         with location.filesystem.open(f"{location.path}/{MANIFEST_NAME}", "rb") as file:
             content: bytes = file.read()
     except FileNotFoundError as error:
-        if describe_failure(error):  # the whole bucket is missing
+        if describe_lasting_failure(error):  # the whole bucket is missing
             raise
         raise StoreError(f"{url} holds no complete dataset: there is no {MANIFEST_NAME}.") from error
     return content

@@ -15,11 +15,11 @@ from concurrent.futures import wait
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sparkdl.data.files.failures import explain_failure, store_error
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.files.threads import DaemonThreads
 from sparkdl.data.store.housekeeping import list_folders
 from sparkdl.errors import CheckpointError, SparkdlError, StoreError
+from sparkdl.meanings import explain_failure, store_error
 from sparkdl.training.checkpoint.files import (
     MANIFEST,
     Content,

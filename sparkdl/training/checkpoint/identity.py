@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl import data
-from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import CheckpointError
+from sparkdl.meanings import store_error
 from sparkdl.training.spec import DRAWN
 from sparkdl.training.update import make_optimizer
 

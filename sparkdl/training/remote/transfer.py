@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import SerializationError, StoreError
+from sparkdl.meanings import store_error
 from sparkdl.model.architecture import join_module, join_tensors, split_module, split_tensors
 from sparkdl.model.weights_file import HashingFile, map_weights, read_weights, write_weights
 

@@ -15,7 +15,6 @@ import pyspark
 import pytest
 
 from sparkdl.data import Store, materialize, use_materialized
-from sparkdl.data.spark.failures import spark_failures_named
 from sparkdl.errors import (
     ClusterLostError,
     CorruptFileError,
@@ -30,6 +29,7 @@ from sparkdl.errors import (
 from sparkdl.estimators import TorchRegressor
 from sparkdl.estimators.fit.labels import stored_values
 from sparkdl.launch import run_on_ranks
+from sparkdl.spark.failures import spark_failures_named
 from tests.processes import wait_until_gone
 from tests.spark.launch.rank_functions import sum_of_ranks
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdl.collective import new_secret
-from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import (
     LaunchError,
     ParamError,
@@ -28,6 +27,7 @@ from sparkdl.launch.task.meeting import Meeting, Peer
 from sparkdl.launch.wire.channel import DriverChannel, DriverLink
 from sparkdl.launch.wire.spec import installed_versions
 from sparkdl.rendezvous.addresses import Address
+from sparkdl.spark.jobs import spark_job
 from tests.collective.eventually import eventually
 from tests.flood import flooded
 from tests.launchers import ROOT

@@ -10,10 +10,10 @@ import pytest
 
 from sparkdl import Runner
 from sparkdl.data import materialize
-from sparkdl.data.spark.jobs import DESCRIPTION, GROUP, spark_job
 from sparkdl.doctor.cluster_facts import look_at_executors
 from sparkdl.errors import LaunchCancelledError
 from sparkdl.launch import run_on_ranks
+from sparkdl.spark.jobs import DESCRIPTION, GROUP, spark_job
 from tests.spark.estimators.estimator_examples import make_estimator
 from tests.spark.launch import rank_functions as functions
 

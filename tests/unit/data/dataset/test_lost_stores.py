@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from s3fs.errors import translate_boto_error
 
 from sparkdl.data import ParquetFeed, scan_dataset
-from sparkdl.data.dataset.reading_errors import is_damage
+from sparkdl.data.dataset.row_group_file import is_damage
 from sparkdl.errors import CorruptFileError, DataError, StoreAccessError
 
 EXPIRED = "credentials have expired or cannot be renewed: .*aws sso login"

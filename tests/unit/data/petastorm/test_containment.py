@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparkdl.data import ParquetDataset
-from sparkdl.data.dataset.legacy_parquet import accepts
+from sparkdl.data.petastorm.former_parquet import accepts
 from tests.unit.data.petastorm.unischema_folders import write_scenes
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from sparkdl.data.dataset.legacy_parquet import ParquetDataset
 from sparkdl.data.petastorm.containment import install
+from sparkdl.data.petastorm.former_parquet import FormerParquetDataset
 
 install()
 from petastorm import utils
@@ -91,9 +91,9 @@ def write_scenes(folder: Path, row_groups_of_files: Sequence[Sequence[int]]) -> 
         assert writer is not None
         writer.close()
         row_groups[path.name] = len(sizes)
-    dataset = ParquetDataset(str(folder))
+    dataset = FormerParquetDataset(str(folder))
     _generate_unischema_metadata(dataset, SCHEMA)
     utils.add_to_dataset_metadata(
-        ParquetDataset(str(folder)), ROW_GROUPS_PER_FILE_KEY, json.dumps(row_groups).encode()
+        FormerParquetDataset(str(folder)), ROW_GROUPS_PER_FILE_KEY, json.dumps(row_groups).encode()
     )
     return str(folder)

@@ -1,11 +1,12 @@
-"""Explains errors of filesystems and of their servers: what they mean for a Store, and what to do.
+"""What the exceptions of other libraries mean: one table from classes and codes to sparkdl's errors.
 
 Runs on the *driver*, on *executors* and on the reader threads of every *rank*.
 
-:data:`MEANINGS` is a table of the names by which errors are recognized: names of exception classes, of errno values and
-codes of servers. They are those of the local filesystem, of the libraries behind fsspec's filesystems (botocore,
-google-auth, gcsfs, azure-core and azure-identity, aiohttp, requests), and of Hadoop's filesystems, whose errors Spark
-reports as text.
+An exception is recognized by the names of its classes, by its errno value and by the code in a server's answer, not by
+its message nor by the HTTP status of a server. The names in :data:`MEANINGS` are those of the local
+filesystem, of the libraries behind fsspec's filesystems (botocore, google-auth, azure-core and azure-identity, aiohttp,
+requests), and of Hadoop's filesystems, Parquet and Spark, whose exceptions reach Python as text. An exception that is
+not in the table keeps its own words, and becomes the general error of whoever ran into it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdl.errors import SparkdlError, StoreAccessError, StoreError, StoreFullError
+from sparkdl.errors import (
+    CorruptFileError,
+    FileVanishedError,
+    LaunchCancelledError,
+    SparkdlError,
+    StoreAccessError,
+    StoreError,
+    StoreFullError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,36 +33,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Meaning:
-    """The meaning of a group of errors.
+    """The meaning of a group of exceptions.
 
     Attributes:
-        names: names of exception classes and errno values, and codes of servers.
+        error: class of the error to raise for them.
         text: what is wrong.
         remedy: what to do.
-        reading_remedy: what to do if the Store was only read; empty if that is the same.
+        names: names of exception classes, errno values, codes of servers, and error conditions of Spark.
         may_pass: whether trying again can help.
     """
 
-    names: frozenset[str]
+    error: type[SparkdlError]
     text: str
     remedy: str
-    reading_remedy: str = ""
+    names: frozenset[str]
     may_pass: bool = False
 
 
-FULL_DISK = Meaning(
-    frozenset({"ENOSPC", "EDQUOT", "QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"}),
-    "its disk is full",
-    "Make room there, call Store.cleanup(), or choose another Store.",
-)
-NO_BUCKET = Meaning(
-    frozenset({"NoSuchBucket", "ContainerNotFound", "UnknownStoreException"}),
-    "there is no such bucket",
-    "Create the bucket, or fix the URL.",
-)
+_ON_ALL = "in the environment of the driver and of the executors"
+
 MEANINGS = (
-    FULL_DISK,
     Meaning(
+        StoreFullError,
+        "its disk is full",
+        "Make room there, call Store.cleanup(), or choose another Store.",
+        frozenset(
+            {"ENOSPC", "EDQUOT", "QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"}
+        ),
+    ),
+    Meaning(
+        StoreAccessError,
+        "no credentials were found",
+        f"Set them {_ON_ALL}, as the plugin of that filesystem reads them (for S3: AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, a profile, or a role).",
         frozenset(
             {
                 "NoCredentialsError",
@@ -66,17 +78,12 @@ MEANINGS = (
                 "NoAwsCredentialsException",
             }
         ),
-        "no credentials were found",
-        "Set them in the environment of the driver and of the executors, as the plugin of that filesystem reads them "
-        "(for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role).",
     ),
     Meaning(
-        frozenset({"401"}),
-        "the credentials are missing or not valid",
-        "Set valid ones in the environment of the driver and of the executors, as the plugin of that filesystem reads "
-        "them.",
-    ),
-    Meaning(
+        StoreAccessError,
+        "the credentials have expired or cannot be renewed",
+        "Renew them on the driver and on the executors (with AWS SSO: aws sso login), or use a role, which renews its "
+        "own.",
         frozenset(
             {
                 "ExpiredToken",
@@ -90,20 +97,25 @@ MEANINGS = (
                 "LoginError",
             }
         ),
-        "the credentials have expired or cannot be renewed",
-        "Renew them on the driver and on the executors (with AWS SSO: aws sso login), or use a role, which renews its "
-        "own.",
     ),
     Meaning(
-        frozenset({"RequestTimeTooSkewed"}),
+        StoreAccessError,
         "the clock of this machine is wrong",
         "Correct it on the driver and on the executors: servers reject requests whose time differs from their own.",
+        frozenset({"RequestTimeTooSkewed"}),
     ),
-    NO_BUCKET,
     Meaning(
+        StoreAccessError,
+        "there is no such bucket",
+        "Create the bucket, or fix the URL.",
+        frozenset({"NoSuchBucket", "ContainerNotFound", "UnknownStoreException"}),
+    ),
+    Meaning(
+        StoreAccessError,
+        "the credentials do not allow it",
+        "Grant them permission to read and list there, and to write and delete if it is a Store.",
         frozenset(
             {
-                "403",
                 "AccessDenied",
                 "AllAccessDisabled",
                 "InvalidAccessKeyId",
@@ -120,11 +132,11 @@ MEANINGS = (
                 "AccessControlException",
             }
         ),
-        "the credentials do not allow it",
-        "Grant them permission to read, write, list and delete there.",
-        "Grant them permission to read and list there.",
     ),
     Meaning(
+        StoreAccessError,
+        "its server cannot be reached",
+        "See whether the server runs and this machine reaches it, and fix its address (for S3: AWS_ENDPOINT_URL).",
         frozenset(
             {
                 "ConnectionError",
@@ -149,15 +161,15 @@ MEANINGS = (
                 "SSLHandshakeException",
             }
         ),
-        "its server cannot be reached",
-        "See whether the server runs and this machine reaches it, and fix its address (for S3: AWS_ENDPOINT_URL).",
         may_pass=True,
     ),
     Meaning(
+        StoreAccessError,
+        "its server does not answer in time",
+        "Check whether the server or the network is overloaded, and run again (for S3, raise AWS_MAX_ATTEMPTS for "
+        "more retries).",
         frozenset(
             {
-                "429",
-                "503",
                 "TimeoutError",
                 "ReadTimeoutError",
                 "ReadTimeout",
@@ -176,10 +188,25 @@ MEANINGS = (
                 "AWSServiceThrottledException",
             }
         ),
-        "its server does not answer in time",
-        "Check whether the server or the network is overloaded, and run again (for S3, raise AWS_MAX_ATTEMPTS for "
-        "more retries).",
         may_pass=True,
+    ),
+    Meaning(
+        FileVanishedError,
+        "the file is no longer there",
+        "Make the DataFrame anew.",
+        frozenset({"FAILED_READ_FILE.FILE_NOT_EXIST", "SparkFileNotFoundException", "FileNotFoundException"}),
+    ),
+    Meaning(
+        CorruptFileError,
+        "the file is damaged",
+        "Write it again.",
+        frozenset({"FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER", "ParquetDecodingException"}),
+    ),
+    Meaning(
+        LaunchCancelledError,
+        "the job was cancelled in Spark",
+        "Run it again.",
+        frozenset({"SPARK_JOB_CANCELLED", "OPERATION_CANCELED"}),
     ),
 )
 
@@ -205,33 +232,30 @@ _PLUGINS = frozenset(
 _ERRNO_IN_TEXT = re.compile(r"\b(?:[Ee]rrno|os error) (\d+)\b")
 """How libraries in Rust and C++ write an errno value that their exceptions do not have as an attribute."""
 
-_JAVA_CLASS = re.compile(r"\b(?:[a-z]\w*\.)+([A-Z]\w*)(?=[:\s]|$)")
-_SERVERS_CODE = re.compile(r"(?<![\w/.:-])([A-Z][A-Za-z]{5,})(?![\w/.-])")
-_STATUS = re.compile(r"(?:[Ss]tatus [Cc]ode:? |Exception: |\", )(\d{3})\b")
-"""Codes and statuses of servers in the text of a Java exception, as Hadoop's filesystems write them; the former are no
-part of a path or URL."""
 
-
-def describe_failure(error: BaseException) -> str:
-    """Return why a Store failed and what to do about it; empty if that is unknown or trying again may help."""
-    found = _find_meaning(error)
-    if found is None or found[0].may_pass:
-        return ""
-    return _in_words(*found)
+def first_meaning(names: Iterable[str]) -> Meaning | None:
+    """Return the meaning of the first name that is in the table; None if none of them is."""
+    return next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
 
 
 def explain_failure(error: BaseException, otherwise: str = "") -> str:
-    """Return why a Store failed and what to do about it; for an unknown error, its type and text and ``otherwise``."""
-    found = _find_meaning(error)
-    if found is None:
-        return f"{type(error).__name__}: {_line(error)} {otherwise}".rstrip()
-    return _in_words(*found)
+    """Return what an exception means and what to do; for an unknown one, its type and text and ``otherwise``."""
+    meaning, source = _find_meaning(error)
+    if meaning is None:
+        return f"{type(error).__name__}: {one_line(error)} {otherwise}".rstrip()
+    return f"{meaning.text}: {type(source).__name__}: {one_line(source)} {meaning.remedy}"
+
+
+def describe_lasting_failure(error: BaseException) -> str:
+    """Return the same for an exception whose cause stays when the caller tries again; empty for all others."""
+    meaning, _ = _find_meaning(error)
+    return "" if meaning is None or meaning.may_pass else explain_failure(error)
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error means that the disk of a Store is full, or its quota used up."""
-    found = _find_meaning(error)
-    return found is not None and found[0] is FULL_DISK
+    """Whether an exception means that the disk of a Store is full, or its quota used up."""
+    meaning, _ = _find_meaning(error)
+    return meaning is not None and meaning.error is StoreFullError
 
 
 def store_error(what: str, error: BaseException, otherwise: str = "") -> StoreError:
@@ -244,27 +268,16 @@ def store_error(what: str, error: BaseException, otherwise: str = "") -> StoreEr
 
 
 def describe_reading_failure(error: BaseException) -> str:
-    """Return why a Store could not be read at all and what to do about it; empty if the error may concern one file."""
-    found = _find_meaning(error)
-    if found is not None:
-        return "" if found[0] is FULL_DISK else _in_words(*found, is_reading=True)
+    """Return why a Store could not be read at all and what to do; empty if the exception may concern one file."""
+    meaning, _ = _find_meaning(error)
+    if meaning is not None:
+        return explain_failure(error) if meaning.error is StoreAccessError else ""
     if not _is_of_plugin(error):
         return ""
     return (
-        f"its filesystem failed: {type(error).__name__}: {_line(error)} See whether it can be reached from here with "
-        "the credentials that are set."
+        f"its filesystem failed: {type(error).__name__}: {one_line(error)} See whether it can be reached from here "
+        "with the credentials that are set."
     )
-
-
-def describe_java_reading_failure(text: str) -> str:
-    """Return the same as :func:`describe_reading_failure`, for a Java exception as text: its classes and message."""
-    # The last class is that of the innermost exception, whose name says most.
-    meaning = _first_meaning(
-        [*reversed(_JAVA_CLASS.findall(text)), *_SERVERS_CODE.findall(text), *_STATUS.findall(text)]
-    )
-    if meaning is None:
-        return ""
-    return f"{meaning.text}: {_one_line(text)} {meaning.reading_remedy or meaning.remedy}"
 
 
 @contextmanager
@@ -280,47 +293,47 @@ def reading_from(url: str) -> Iterator[None]:
         raise
     except Exception as error:
         why = describe_reading_failure(error) or (
-            f"{type(error).__name__}: {_line(error)} See whether the URL is right and can be read from here."
+            f"{type(error).__name__}: {one_line(error)} See whether the URL is right and can be read from here."
         )
         raise StoreAccessError(f"{url} cannot be read: {why}") from error
 
 
-def _find_meaning(error: BaseException) -> tuple[Meaning, BaseException] | None:
-    """Return the meaning of the first error in the chain of causes that has one, and that error."""
+def one_line(error: BaseException | str) -> str:
+    """Return the text of an exception as one line that ends in a full stop."""
+    return " ".join(str(error).split()).rstrip(".") + "."
+
+
+def _find_meaning(error: BaseException) -> tuple[Meaning | None, BaseException]:
+    """Return the meaning of the first exception in the chain of causes that has one, and that exception."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
-        meaning = _first_meaning(_names_of(cause))
+        meaning = first_meaning(_names_of(cause))
         if meaning is not None:
             return meaning, cause
         seen.append(cause)
         cause = cause.__cause__ or cause.__context__
-    return None
-
-
-def _first_meaning(names: Iterable[str]) -> Meaning | None:
-    return next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
+    return None, error
 
 
 def _names_of(error: BaseException) -> Iterator[str]:
-    """Yield the names that an error can be recognized by: codes first, then classes from the most special one on."""
+    """Yield the names that an exception can be recognized by: codes, then its classes from the most special one on."""
     if isinstance(error, SparkdlError):
         return  # a lost rank is a ConnectionError, and no failure of a Store
     response = getattr(error, "response", None)
-    said = response.get("Error") if isinstance(response, dict) else None  # of botocore
-    if isinstance(said, dict):
-        yield str(said.get("Code", ""))
-    yield str(getattr(response, "status_code", ""))  # of requests
-    for attribute in ("error_code", "status_code", "status", "code"):  # of azure, aiohttp and gcsfs
-        code = getattr(error, attribute, None)
-        if isinstance(code, (str, int)):
-            yield str(getattr(code, "value", code))  # azure's codes are members of an enumeration
+    answer = response.get("Error") if isinstance(response, dict) else None  # of botocore
+    if isinstance(answer, dict):
+        yield str(answer.get("Code", ""))
+    code = getattr(
+        error, "error_code", None
+    )  # of azure, whose codes are strings or members of an enumeration
+    yield str(getattr(code, "value", code))
     if type(error) is OSError and str(error).startswith("Forbidden: "):
-        yield "403"  # gcsfs has no class or code for it
+        yield "AccessDenied"  # gcsfs raises a plain OSError, as Arrow does for a damaged file
     number = error.errno if isinstance(error, OSError) else None
     if number is None:
-        found = _ERRNO_IN_TEXT.search(str(error))
-        number = int(found[1]) if found else None
+        match = _ERRNO_IN_TEXT.search(str(error))
+        number = int(match[1]) if match else None
     if number is not None:
         yield errno.errorcode.get(number, "")
     for kind in type(error).__mro__:
@@ -328,23 +341,10 @@ def _names_of(error: BaseException) -> Iterator[str]:
 
 
 def _is_of_plugin(error: BaseException) -> bool:
-    """Whether an error comes from one of fsspec's filesystems, and is not known to concern only a single file."""
+    """Whether an exception comes from one of fsspec's filesystems, and is not known to concern only a single file."""
     if isinstance(error, FileNotFoundError):
         return False
     if isinstance(error, OSError) and type(error).__module__ == "builtins":
         return type(error) is not OSError and error.errno is None
     response = getattr(error, "response", None)  # a server's answer about a single file
     return type(error).__module__.partition(".")[0] in _PLUGINS and not isinstance(response, dict)
-
-
-def _in_words(meaning: Meaning, error: BaseException, *, is_reading: bool = False) -> str:
-    remedy = (meaning.reading_remedy if is_reading else "") or meaning.remedy
-    return f"{meaning.text}: {type(error).__name__}: {_line(error)} {remedy}"
-
-
-def _line(error: BaseException) -> str:
-    return _one_line(str(error))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).rstrip(".") + "."

@@ -1,9 +1,7 @@
 """The part of pyarrow's former ``ParquetDataset`` (removed in pyarrow 16) that Petastorm 0.12.1 uses.
 
 Implemented on current pyarrow: a folder, hive-partitioned or not, is a list of pieces, each a file or one row group.
-The filters of the former ``ParquetDataset`` select which partition folders are read. The values of partition columns
-are taken from the names of folders (``part=7/rows.parquet``), as ``partitionBy`` writes them; this runs on the
-*driver* and on the reader threads of every *rank*.
+The filters of the former ``ParquetDataset`` select which partition folders are read.
 """
 
 from __future__ import annotations
@@ -13,9 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -156,14 +152,7 @@ class ParquetPartitions:
 
 
 class ParquetDatasetPiece:
-    """One file, or one of its row groups.
-
-    Attributes:
-        folder_values: values of the columns that are stored in folder names, by column name. A subclass whose
-            :meth:`read` adds these columns sets them.
-    """
-
-    folder_values: Mapping[str, str | None] = MappingProxyType({})
+    """One file, or one of its row groups."""
 
     def __init__(
         self,
@@ -222,8 +211,8 @@ class ParquetDatasetPiece:
         return table
 
 
-class ParquetDataset:
-    """A folder, a file, or a list of files."""
+class FormerParquetDataset:
+    """A folder, a file, or a list of files: the former ``ParquetDataset``."""
 
     def __init__(
         self, path_or_paths: str | list[str], filesystem: Any = None, filters: Any = None, **_: Any
@@ -298,24 +287,3 @@ def _as_filesystem(filesystem: Any) -> Any:
 
         return ArrowFSWrapper(filesystem)
     return filesystem
-
-
-_NULL = "__HIVE_DEFAULT_PARTITION__"
-
-
-def folder_values(path: str) -> dict[str, str | None]:
-    """Return the values in the folder names of a path inside a dataset, by column name: text, or None for a null."""
-    pairs = (folder.partition("=") for folder in path.split("/")[:-1])
-    return {
-        unquote(name): None if value == _NULL else unquote(value) for name, equals, value in pairs if equals
-    }
-
-
-def with_folder_values(
-    table: pa.Table, values: Mapping[str, str | None], names: Sequence[str] | None
-) -> pa.Table:
-    """Add to a table the columns from folder names that it lacks: those among ``names``, or all if that is None."""
-    for name, value in values.items():
-        if name not in table.column_names and (names is None or name in names):
-            table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))
-    return table

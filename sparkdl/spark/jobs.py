@@ -17,12 +17,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.spark.session import is_connect
+from sparkdl.spark.failures import spark_failures_named
+from sparkdl.spark.session import is_connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
+
+    from sparkdl.errors import DataError
 
 DESCRIPTION = "spark.job.description"
 GROUP = "spark.jobGroup.id"
@@ -83,27 +86,32 @@ def name_of(function: Any) -> str:
 
 @contextmanager
 def spark_job(
-    spark: SparkSession, words: str, *, columns: Sequence[str] | None = None, waits_for_tasks: bool = False
+    spark: SparkSession,
+    words: str,
+    *,
+    explain_file: Callable[[str], DataError | None] | None = None,
+    waits_for_tasks: bool = False,
 ) -> Iterator[None]:
     """Name the Spark jobs that a block runs, and raise their failures as sparkdl's errors.
 
     Args:
         spark: classic or Connect session.
         words: what the jobs do, such as ``writing rows``; appended to the words of :func:`jobs_of`.
-        columns: names of the columns that the jobs read from files; by default all.
+        explain_file: function that says more of a file that Spark could not read, as
+            :func:`~sparkdl.spark.failures.spark_failures_named` takes it.
         waits_for_tasks: whether a failing block waits until the jobs' other tasks have ended; otherwise these may
             still write where the caller is about to clean up.
 
     Raises:
-        As :func:`~sparkdl.data.spark.failures.spark_failures_named`.
+        As :func:`~sparkdl.spark.failures.spark_failures_named`.
     """
-    # Imported here, because the tasks of a launch import this module, too, and do not need pyarrow's Parquet.
-    from sparkdl.data.spark.failures import spark_failures_named
-
     with jobs_of(words):
         purpose = _purpose.get()
         assert purpose is not None, "it has just been set"
-        with spark_failures_named(spark, columns, doing=str(purpose)), _named(spark, purpose) as tag:
+        with (
+            spark_failures_named(spark, doing=str(purpose), explain_file=explain_file),
+            _named(spark, purpose) as tag,
+        ):
             try:
                 yield
             except BaseException:

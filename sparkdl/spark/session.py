@@ -1,10 +1,10 @@
-"""The caller's Spark session: the active session, whether a session is of Spark Connect, and its settings."""
+"""The caller's Spark session: the active session, whether it is of Spark Connect or was stopped, and its settings."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from sparkdl.cores import THREADS, chosen_threads
 from sparkdl.errors import LaunchError
@@ -31,6 +31,22 @@ def active_session() -> SparkSession:
 def is_connect(spark: SparkSession) -> bool:
     """Whether the session is one of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def is_session_stopped(spark: SparkSession) -> bool:
+    """Whether a session was stopped, by ``stop()`` or with its application."""
+    return bool(cast("Any", spark).is_stopped) if is_connect(spark) else is_context_stopped(spark)
+
+
+def is_context_stopped(spark: SparkSession) -> bool:
+    """Whether the context of a classic session was stopped, or its JVM does not answer."""
+    context: Any = spark.sparkContext
+    if context._jsc is None:
+        return True
+    try:
+        return bool(context._jsc.sc().isStopped())
+    except Exception:  # of py4j, whose connection to the JVM is closed
+        return True
 
 
 def setting(spark: SparkSession, name: str) -> str:

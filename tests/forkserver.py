@@ -25,8 +25,8 @@ ALWAYS_PRELOADED = ("numpy",)
 WITH_TORCH = ("torch.distributed", "torch._dynamo")
 """Modules imported along with torch; the first optimizer that a process makes would import the last one."""
 
-OF_A_FIT = "sparkdl.data.petastorm.reader"
-"""Module that :func:`sparkdl.training.trainer.train` imports when it reads the first rows, and with it pandas."""
+OF_A_FIT = "sparkdl.data.feed.shard_reader"
+"""Module that :func:`sparkdl.training.trainer.train` imports when it reads the first rows, and with it pyarrow."""
 
 NOT_PRELOADED = "tests.gpu."
 """Prefix of modules that count GPUs at import, after which no fork can use one; sparkdl.torch is preloaded instead."""

@@ -2,7 +2,7 @@
 
 The *driver* materializes a DataFrame, validates it, and counts rows and steps. It sends no shards: every *rank*
 computes its own shard from the row counts, and reads it through :class:`ParquetFeed`. This package does not import
-torch, and imports pyspark only inside the functions that use it. Petastorm, which reads the row groups, is imported by
+torch, and imports pyspark only inside the functions that use it. Petastorm is imported by its guest
 :mod:`sparkdl.data.petastorm` alone. Begin with ``spark/materialization`` on the driver and ``feed/feed`` on a rank.
 """
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sparkdl.data.blend.blending import BlendedFeed
     from sparkdl.data.blend.mixture import Mixture
     from sparkdl.data.blend.packing import PackedBatch, SequencePacker
-    from sparkdl.data.converter import SparkDatasetConverter, make_spark_converter
     from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup
     from sparkdl.data.dataset.footers import scan_dataset
     from sparkdl.data.dataset.row_choice import RowFilter
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
     from sparkdl.data.spark.validate import check_labels
     from sparkdl.data.store.store import Store, open_dataset
 
-# Loaded on first use, so that serving a model, which only uses Column, does not need pyarrow.
+# Loaded on first use, so that serving a model, which only uses Column, does not need pyarrow. The guests among them are
+# named here because users look for them here: blends, and the converter as in Petastorm.
 _MODULES = {
     "BlendedFeed": "blend.blending",
     "Column": "dataset.dataset",
@@ -37,10 +37,10 @@ _MODULES = {
     "RowFilter": "dataset.row_choice",
     "RowGroup": "dataset.dataset",
     "SequencePacker": "blend.packing",
-    "SparkDatasetConverter": "converter",
+    "SparkDatasetConverter": "sparkdl.loaders.converter",
     "Store": "store.store",
     "check_labels": "spark.validate",
-    "make_spark_converter": "converter",
+    "make_spark_converter": "sparkdl.loaders.converter",
     "materialize": "spark.materialization",
     "use_materialized": "spark.materialization",
     "open_dataset": "store.store",
@@ -72,4 +72,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    module = _MODULES[name]
+    return getattr(importlib.import_module(module if "sparkdl." in module else f"{__name__}.{module}"), name)

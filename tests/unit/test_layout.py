@@ -44,13 +44,14 @@ LAYERS = {
     "nccl | telemetry, buffers | byte_exchange | operation_queue | error_origin",
     "torch": "registration, gpu, process_group, movements | reductions, submission | data_parallel, "
     "replicas, buffers | sync_batch_norm | futures, work | mesh_caches, batches",
-    "data": "blend | converter, feed, megatron | spark, petastorm | store, dataset, checks | files",
+    "data": "blend | petastorm, feed, megatron | spark, store, dataset, checks | files",
     "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, attention | pipeline, "
     "sequence | tensor, sharding, verify, parallelism | collectives, replaced_parameters",
     "training": "remote, trainer, callbacks | stages, step | validation, checkpoint, history | "
-    "distribution, objective | probe, device_batches | feed_dataset | learning_rate | metrics | spec | update",
+    "distribution, objective | probe, device_batches | learning_rate | metrics | spec | update",
     "launch": "local_launch, run, collect, failures, spark_job, task, forkserver | hangs, rank | restarts, slots | "
     "wire",
+    "loaders": "converter, feed_dataset",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",
     "model": "served_model, predictor, independent_rows | saved_model, heads, losses | served_columns | signature, "

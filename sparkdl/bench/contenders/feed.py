@@ -49,7 +49,7 @@ def float_names(case: Case) -> list[str]:
 def sparkdl_feed(case: Case) -> Contender:
     """The feed of sparkdl, as a dataset of torch."""
     from sparkdl.data import ParquetFeed, scan_dataset
-    from sparkdl.training.feed_dataset import FeedDataset
+    from sparkdl.loaders.feed_dataset import FeedDataset
 
     names = float_names(case)
     dataset = scan_dataset(case["folder"])
@@ -307,8 +307,12 @@ def feed_trial(session: Session, contender: str, case: Mapping[str, Any]) -> Fee
 
 def _import_readers() -> None:
     """Import the libraries of all contenders in every process, so that they do not count as memory of reading."""
-    import_module("sparkdl.training.feed_dataset")
-    for name in ("sparkdl.data.petastorm.reader", "petastorm.pytorch"):
+    import_module("sparkdl.loaders.feed_dataset")
+    for name in (
+        "sparkdl.data.feed.shard_reader",
+        "sparkdl.data.petastorm.transform",
+        "petastorm.pytorch",
+    ):
         with suppress(ModuleNotFoundError):
             import_module(name)
 

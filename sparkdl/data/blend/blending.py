@@ -201,6 +201,16 @@ class BlendedFeed:
         """Raise an error that says what to do: a DataLoader asks for items if it gets no ``IterableDataset``."""
         raise not_indexable_error(self)
 
+    def set_epoch(self, epoch: int) -> NoReturn:
+        """Raise an error: a blend runs continuously through the epochs of its feeds.
+
+        Raises:
+            ParamError: always.
+        """
+        raise ParamError(
+            f"A blend has no epochs of its own, so epoch {epoch} cannot be chosen. Do not call set_epoch on it."
+        )
+
     def state(self) -> dict[str, Any]:
         """Return the position of the blend after the batches that were taken, as plain values for JSON.
 

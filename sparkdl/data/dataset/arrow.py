@@ -197,11 +197,12 @@ def _without_number_type(values: pa.Array, column: Column) -> npt.NDArray[np.gen
     if _kind(values.type) != column.kind:
         raise _other_type(values.type, column)
     if column.kind == "date":
-        return np.asarray(values.cast(pa.date32()).cast(pa.int32())).astype(column.dtype)
+        return _primitive_to_numpy(values.cast(pa.date32()).cast(pa.int32()), "int32").astype(column.dtype)
     if column.kind == "timestamp":
         if values.type.unit == "ns":
-            return (np.asarray(values.cast(pa.int64())) // 1000).view(column.dtype)
-        return np.array(values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())).view(column.dtype)
+            return (_primitive_to_numpy(values.cast(pa.int64()), "int64") // 1000).view(column.dtype)
+        microseconds = values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
+        return _primitive_to_numpy(microseconds, "int64").view(column.dtype)
     objects = np.empty(len(values), dtype=object)
     objects[:] = values.to_pylist()
     return objects
@@ -239,7 +240,8 @@ def _ragged_rows(
         shape = tuple(length for length in lengths[1:] if length is not None)
         as_elements = dataclasses.replace(column, kind=kind, dtype=dtype, shape=shape, lengths=())
         elements = to_numpy(pa.chunked_array([inner]), as_elements, remedy)
-    ends = np.cumsum(np.asarray(pc.list_value_length(values)))
+    list_lengths = pc.list_value_length(values)
+    ends = np.cumsum(_primitive_to_numpy(list_lengths, str(list_lengths.type)))
     starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
     return [elements[start:end] for start, end in zip(starts, ends, strict=True)]
 
@@ -276,7 +278,7 @@ def _flatten(values: pa.Array, level: int, column: Column, remedy: LengthRemedy 
     if pa.types.is_fixed_size_list(values.type):
         lengths = np.array([values.type.list_size])
     else:
-        lengths = np.diff(values.offsets.to_numpy())
+        lengths = np.diff(_primitive_to_numpy(values.offsets, str(values.offsets.type)))
     if len(values) and (lengths != length).any():
         least, greatest = lengths.min(), lengths.max()
         found = f"{least}" if least == greatest else f"{least} to {greatest}"
@@ -287,12 +289,19 @@ def _flatten(values: pa.Array, level: int, column: Column, remedy: LengthRemedy 
     return values.flatten()
 
 
-def _primitive_to_numpy(values: pa.Array, dtype: str) -> npt.NDArray[np.generic]:
-    buffer = values.buffers()[1]
-    if dtype == "bool" or buffer is None:
-        return np.asarray(values.to_numpy(zero_copy_only=False), dtype=dtype).copy()
-    # frombuffer rather than to_numpy(): the array is writable, as torch requires, if the buffer is.
-    array = np.frombuffer(buffer, dtype=dtype)[values.offset : values.offset + len(values)]
+def _primitive_to_numpy(values: pa.Array, dtype: str) -> npt.NDArray[Any]:
+    """Return numbers or booleans without nulls from Arrow's buffer.
+
+    Unlike ``values.to_numpy()`` this does not import pandas, and the array is writable, as torch requires.
+    """
+    buffer, start, stop = values.buffers()[1], values.offset, values.offset + len(values)
+    if buffer is None:
+        return np.empty(0, dtype)
+    if dtype == "bool":  # which Arrow packs in bits
+        return np.unpackbits(np.frombuffer(buffer, np.uint8), count=stop, bitorder="little")[start:].view(
+            bool
+        )
+    array = np.frombuffer(buffer, dtype, stop)[start:]
     return array if array.flags.writeable else array.copy()
 
 

@@ -12,6 +12,8 @@ from sparkdl.data.dataset.row_choice import count_rows
 from sparkdl.data.feed.batches import rows_at_once, shuffled_blocks
 from sparkdl.data.feed.cache import BlockCache, FooterCache
 from sparkdl.data.feed.epoch_plan import taken_by
+from sparkdl.data.feed.shard_reader import ShardReader, chosen_rows_counter
+from sparkdl.data.files.changed_files import WatchedFiles
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.files.threads import ReadAhead
 from sparkdl.errors import EmptyDatasetError
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.data.feed.epoch_plan import RowGroupPart
     from sparkdl.data.feed.state import EpochSlice
-    from sparkdl.data.files.changed_files import WatchedFiles
-    from sparkdl.data.petastorm.reader import ShardReader
 
 _MAX_SHUFFLED_AHEAD = 16
 
@@ -104,12 +104,10 @@ class EpochReader:
             return self._dataset.row_counts
         if self._choice.counts is not None:
             return self._choice.counts
-        from sparkdl.data.petastorm.reader import kept_rows_counter
-
         timeout_s = self._options.timeout_s
         if communicator is not None:  # the other ranks wait for the counts, and cannot name the file
             timeout_s = min(timeout_s, communicator.timeout_s / 2)
-        count = kept_rows_counter(
+        count = chosen_rows_counter(
             self._dataset,
             self._choice,
             footers=self._footers,
@@ -163,9 +161,6 @@ class EpochReader:
             self._cache.close()
 
     def _open(self, shard: list[RowGroupPart], row_counts: Sequence[int]) -> ShardReader:
-        # Imported here, because planning or describing an epoch without reading it needs no Petastorm.
-        from sparkdl.data.petastorm.reader import ShardReader
-
         options = self._options
         shuffles = options.buffer_rows > 0
         return ShardReader(
@@ -186,8 +181,6 @@ class EpochReader:
         )
 
     def _watched_files(self) -> WatchedFiles:
-        from sparkdl.data.files.changed_files import WatchedFiles
-
         if self._files is None:
             location = open_location(self._dataset.url)
             versions = self._dataset.versions

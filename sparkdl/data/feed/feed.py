@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from copy import copy
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
@@ -69,9 +70,10 @@ def _names(columns: Any) -> list[str] | None:
 
 
 def _apply_transform(columns: Sequence[Column], transform: Any) -> Preparation:
-    from sparkdl.data.petastorm.transform import prepare_frames  # imports pandas and Petastorm
-
-    return prepare_frames(columns, transform)
+    # By name: Petastorm's API is a guest, which imports pandas and Petastorm.
+    guest = import_module("sparkdl.data.petastorm.transform")
+    preparation: Preparation = guest.prepare_frames(columns, transform)
+    return preparation
 
 
 def layout_of(dataset: ParquetDataset | Preparation, columns: Any) -> BlockLayout:

@@ -34,7 +34,7 @@ def not_indexable_error(feed: object) -> ParamError:
     """Return the error for a feed that is indexed by a number, as a DataLoader around it does."""
     return ParamError(
         f"A {type(feed).__name__} is iterable and cannot be indexed. For a DataLoader, write "
-        "DataLoader(FeedDataset(feed), batch_size=None), with sparkdl.training.feed_dataset.FeedDataset."
+        "DataLoader(FeedDataset(feed), batch_size=None), with sparkdl.loaders.feed_dataset.FeedDataset."
     )
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import wait
+from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.dataset import MANIFEST_NAME, Column, ParquetDataset
 from sparkdl.data.dataset.footers import scan_dataset
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparkdl.data.files.filesystems import Location
+
+_COMMON_METADATA = "_common_metadata"
+_UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
+"""Key under which Petastorm keeps its schema in that file, which other programs write, too."""
 
 Source: TypeAlias = "ParquetDataset | Store | str | os.PathLike[str]"
 
@@ -84,21 +91,33 @@ def _find(
     with reading_from(url):
         filesystem = location.filesystem
         is_stored = filesystem.exists(f"{location.path}/{MANIFEST_NAME}")
-        has_metadata = not is_stored and filesystem.exists(f"{location.path}/_common_metadata")
+        has_metadata = not is_stored and filesystem.exists(f"{location.path}/{_COMMON_METADATA}")
         # Spark also writes folders with such names.
         is_file = url.endswith(".parquet") and filesystem.isfile(location.path)
     if is_stored:
         return _without_shapes(open_dataset(url), shapes)
     if has_metadata:
-        from sparkdl.data.petastorm.unischema import find_unischema_dataset
-
-        decoded = find_unischema_dataset(url)
-        if decoded is not None:
-            return _without_shapes(decoded, shapes)
+        pickled_schema = _read_unischema(location)
+        if pickled_schema is not None:
+            # By name: Petastorm's API is a guest, which imports pandas and Petastorm.
+            guest = import_module("sparkdl.data.petastorm.unischema")
+            return _without_shapes(guest.open_unischema_dataset(url, pickled_schema), shapes)
     if is_file:
         folder, name = os.path.split(absolute_url(url))
         return scan_dataset(folder, columns, shapes, paths=[name])
     return scan_dataset(url, columns, shapes)
+
+
+def _read_unischema(location: Location) -> bytes | None:
+    """Return the pickled schema that Petastorm wrote into a folder; None if the folder is of another program."""
+    path = f"{location.path}/{_COMMON_METADATA}"
+    try:
+        with location.open_file(path) as file:
+            metadata = pq.read_metadata(file).metadata or {}
+    except Exception as error:
+        raise DataError(f"The Parquet file {location.name_of(path)} cannot be read: {error}") from error
+    pickled_schema: bytes | None = metadata.get(_UNISCHEMA_KEY)
+    return pickled_schema
 
 
 def _without_shapes(

@@ -26,17 +26,13 @@ import pandas as pd
 import pyarrow as pa
 from packaging.version import Version
 
+from sparkdl.data.feed.shard_reader import find_petastorm
 from sparkdl.data.petastorm import former_parquet
 from sparkdl.data.petastorm.schema_names import OLD_NUMPY_TYPES, known_class
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-
-SUPPORTED_RELEASE = "0.12"
-"""The supported release of Petastorm. 0.13.1 pins setuptools below what torch needs, and its thread pool loses row
-groups."""
 
 
 def install() -> None:
@@ -53,21 +49,8 @@ def install() -> None:
             "petastorm was imported before sparkdl could prepare it for the installed pyarrow. Import "
             "sparkdl.data.petastorm.containment and call install() before anything imports petastorm."
         )
-    _check_release()
+    find_petastorm()
     sys.meta_path.insert(0, _Finder)
-
-
-def _check_release() -> None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        found = version("petastorm")
-    except PackageNotFoundError as error:
-        raise DataError("Reading Parquet needs Petastorm: pip install petastorm==0.12.1") from error
-    if not found.startswith(SUPPORTED_RELEASE + "."):
-        raise DataError(
-            f"petastorm {found} is installed, sparkdl needs 0.12.1: pip install petastorm==0.12.1"
-        )
 
 
 class _Finder:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import bytes_of, to_arrow
 from sparkdl.data.dataset.dataset import (
@@ -27,17 +26,15 @@ from sparkdl.data.dataset.dataset import (
 )
 from sparkdl.data.dataset.footers import find_parquet_files, scan_dataset
 from sparkdl.data.dataset.row_choice import RowFilter, Values
-from sparkdl.data.files.filesystems import Location, open_location
+from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.fields import columns_of, decode_values
 from sparkdl.data.petastorm.schema_names import known_class
 from sparkdl.data.petastorm.transform import call_function, missing_result_error, untouched
 from sparkdl.errors import DataError
-from sparkdl.meanings import reading_from
 
 install()
 from petastorm.codecs import DataframeColumnCodec
-from petastorm.etl.dataset_metadata import UNISCHEMA_KEY
 from petastorm.transform import transform_schema
 from petastorm.unischema import Unischema
 
@@ -118,17 +115,14 @@ class UnischemaDataset(ParquetDataset):
         return RowFilter(row_filter.columns, keep, row_filter.counts)
 
 
-def find_unischema_dataset(url: str) -> UnischemaDataset | None:
-    """Return the dataset in a folder if Petastorm wrote a Unischema there, or None.
+def open_unischema_dataset(url: str, pickled_schema: bytes) -> UnischemaDataset:
+    """Return the dataset in a folder that Petastorm wrote with this pickled Unischema.
 
     Raises:
         DataError: if the Unischema cannot be read, or there are no Parquet files or no rows.
         StoreError: if the filesystem cannot be opened.
     """
-    pickled = _read_schema(open_location(url))
-    if pickled is None:
-        return None
-    columns, _ = columns_of(_unpickle(pickled, url))
+    columns, _ = columns_of(_unpickle(pickled_schema, url))
     paths = find_parquet_files(open_location(url), url)
     # The size of a decoded object is not known in advance; its size in the files is close enough for a bound of bytes.
     sizes = _bytes_in_folders(paths)
@@ -143,7 +137,7 @@ def find_unischema_dataset(url: str) -> UnischemaDataset | None:
         ),
         row_groups=plain.row_groups,
         versions=plain.versions,
-        pickled_schema=pickled,
+        pickled_schema=pickled_schema,
     )
 
 
@@ -176,20 +170,6 @@ def _transformed(
                 raise missing_result_error(name, list(row) if isinstance(row, dict) else [type(row).__name__])
             values.append(row[name])
     return results
-
-
-def _read_schema(location: Location) -> bytes | None:
-    path = f"{location.path}/_common_metadata"
-    with reading_from(location.name_of(location.path)):
-        if not location.filesystem.exists(path):
-            return None
-    try:
-        with location.open_file(path) as file:
-            metadata = pq.read_metadata(file).metadata or {}
-    except Exception as error:
-        raise DataError(f"The Parquet file {location.name_of(path)} cannot be read: {error}") from error
-    found: bytes | None = metadata.get(UNISCHEMA_KEY)
-    return found
 
 
 def _unpickle(pickled: bytes, url: str) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +86,23 @@ def test_columns_of_many_kinds_and_two_labels_are_fitted_and_applied(rows, tmp_p
     with_null = rows.selectExpr("if(id = 3, null, tokens) as tokens", "blob", "age", "id")
     (null,) = model.transform(with_null).filter("prediction is null").select("id").collect()
     assert null["id"] == 3
+
+
+@pytest.mark.any_spark_will_do
+def test_ranks_of_a_fit_on_plain_rows_load_neither_pandas_nor_petastorm(frame, tmp_path):
+    driver, folder = os.getpid(), tmp_path / "loaded"
+    folder.mkdir()
+
+    class NotesModules(nn.Linear):  # pickled by value: this module imports pyspark
+        def forward(self, features):
+            if os.getpid() != driver:
+                loaded = [name for name in ("pandas", "petastorm", "pyspark") if name in sys.modules]
+                finders = [finder for finder in sys.meta_path if "petastorm" in repr(finder)]
+                (folder / str(os.getpid())).write_text(f"{loaded} {finders}")
+            return super().forward(features)
+
+    make_estimator(tmp_path, model=NotesModules(4, 3), epochs=1).fit(frame)
+    assert [path.read_text() for path in folder.iterdir()] == ["[] []"] * 2
 
 
 class Recurrent(nn.Module):

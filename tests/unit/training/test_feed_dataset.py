@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from sparkdl.data import BlendedFeed, ParquetFeed
 from sparkdl.errors import ParamError
-from sparkdl.training.feed_dataset import FeedDataset
+from sparkdl.loaders.feed_dataset import FeedDataset
 
 
 @pytest.fixture
@@ -118,6 +118,6 @@ def test_torch_without_its_map_of_collate_functions_gives_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delattr("torch.utils.data._utils.collate.default_collate_fn_map")
-    spec = importlib.util.find_spec("sparkdl.training.feed_dataset")
+    spec = importlib.util.find_spec("sparkdl.loaders.feed_dataset")
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     assert "without batch_size=None will make batches of batches" in caplog.text

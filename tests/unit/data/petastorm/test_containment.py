@@ -52,7 +52,20 @@ print([name for name in ("petastorm", "pyarrow", "pyspark", "torch") if name in 
     assert run_python(code) == "[]"
 
 
-def test_petastorm_imported_before_the_facades_is_a_clear_error(write_dataset: WriteDataset) -> None:
+def test_plain_files_are_read_without_pandas_and_without_petastorms_package(
+    write_dataset: WriteDataset,
+) -> None:
+    code = """
+import sys
+from sparkdl.data import ParquetFeed
+with ParquetFeed(sys.argv[1], batch_size=8) as feed:
+    print(sum(int(batch["id"].sum()) for batch in feed))
+print([name for name in ("pandas", "petastorm", "sparkdl.data.petastorm") if name in sys.modules])
+"""
+    assert run_python(code, write_dataset([[10, 3], [20]]).url).split("\n") == [str(sum(range(33))), "[]"]
+
+
+def test_petastorm_imported_before_the_facades_is_a_clear_error(tmp_path: Path) -> None:
     code = """
 import sys, types
 from sparkdl.data import ParquetFeed
@@ -62,7 +75,7 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
-    assert "petastorm was imported before" in run_python(code, write_dataset([[10]]).url)
+    assert "petastorm was imported before" in run_python(code, write_scenes(tmp_path, [[3]]))
 
 
 def test_petastorms_process_pool_works_through_the_facades(write_dataset: WriteDataset) -> None:

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
+from sparkdl.data.checks import check_counts
+from sparkdl.data.feed.feed import ParquetFeed
+from sparkdl.data.feed.row_stream import Batch, RowStream, num_rows, slice_batch
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import check_frame, is_vector, quoted
 from sparkdl.data.spark.materialization import ROW_GROUP_BYTES, obtain_dataset
@@ -20,7 +26,7 @@ from sparkdl.spark.jobs import jobs_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
     from pyspark.sql import DataFrame
@@ -136,7 +142,7 @@ class SparkDatasetConverter:
         cache_location: str | None = None,
         cache_size_limit: int | None = None,
         **others: Any,
-    ) -> Any:
+    ) -> ConverterLoader:
         """Return a loader of dict batches of tensors, to be used in a ``with`` block (*rank*).
 
         Each rank makes its own loader, with ``cur_shard=hvd.rank(), shard_count=hvd.size()``. All ranks take the same
@@ -175,9 +181,6 @@ class SparkDatasetConverter:
                 f"make_torch_dataloader takes no {next(iter(others))!r} here. Readers are threads that read ahead "
                 "within a bound of bytes; make a sparkdl.data.ParquetFeed of converter.dataset for all that can be set."
             )
-        # The one import of a floor above (see pyproject.toml): only a process that makes a loader needs torch.
-        from sparkdl.training.feed_dataset import ConverterLoader
-
         return ConverterLoader(
             self.dataset,
             batch_size=batch_size,
@@ -216,6 +219,155 @@ class SparkDatasetConverter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.delete()
+
+
+_CACHES: dict[str | None, Literal["memory", "disk"] | None] = {
+    None: None,
+    "null": None,
+    "memory": "memory",
+    "local-disk": "disk",
+    "disk": "disk",
+}
+
+
+class ConverterLoader:
+    """Batches of one rank; a context manager that closes its readers.
+
+    See :meth:`SparkDatasetConverter.make_torch_dataloader` for the arguments.
+
+    Raises:
+        ParamError: if an argument is out of range or contradicts another one.
+        DataError: if a column does not exist.
+        ShardingError: if there are fewer rows than ranks.
+    """
+
+    def __init__(
+        self,
+        dataset: ParquetDataset,
+        *,
+        batch_size: int,
+        num_epochs: int | None,
+        num_threads: int,
+        buffer_rows: int | None,
+        rank: int | None,
+        world_size: int | None,
+        shuffle: bool,
+        seed: int,
+        columns: Sequence[str] | None,
+        row_filter: Any,
+        transform: Any,
+        cache: str | None,
+        cache_folder: str | None,
+        cache_limit_bytes: int | None,
+    ) -> None:
+        if (rank is None) != (world_size is None):
+            raise ParamError(
+                f"cur_shard is {rank} and shard_count {world_size}; give both, or neither to read all rows."
+            )
+        if num_epochs is not None and num_epochs < 1:
+            raise ParamError(f"num_epochs must be at least 1, or None for no end; got {num_epochs}.")
+        if cache not in _CACHES:
+            raise ParamError(f"cache_type must be 'memory', 'local-disk' or None, got {cache!r}.")
+        if buffer_rows and not shuffle:
+            raise ParamError(
+                "shuffling_queue_capacity shuffles rows, which is done only where row groups are shuffled too. Set "
+                "shuffle_row_groups=True, or the capacity to 0."
+            )
+        if rank is not None and world_size is not None and not 0 <= rank < world_size:
+            raise ParamError(f"cur_shard must be in [0, {world_size}), which is shard_count; got {rank}.")
+        check_counts(least=1, workers_count=num_threads, batch_size=batch_size)
+        if buffer_rows is not None:
+            check_counts(least=0, shuffling_queue_capacity=buffer_rows)
+        if cache_limit_bytes is not None:
+            check_counts(least=1, cache_size_limit=cache_limit_bytes)
+        if _CACHES[cache] == "disk" and cache_folder is not None and not Path(cache_folder).is_dir():
+            raise ParamError(f"cache_location must be a folder that exists, got {cache_folder!r}.")
+        limit: dict[str, Any] = {} if cache_limit_bytes is None else {"cache_limit_bytes": cache_limit_bytes}
+        self._rank, self._num_epochs = rank or 0, num_epochs
+        self._batch_size = batch_size
+        self._feed = ParquetFeed(
+            dataset,
+            columns=columns,
+            rank=self._rank,
+            world_size=world_size or 1,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            num_threads=num_threads,
+            shuffle_buffer_rows=1 if buffer_rows == 0 else buffer_rows,
+            row_filter=row_filter,
+            transform=transform,
+            cache=_CACHES[cache],
+            cache_folder=cache_folder,
+            **limit,
+        )
+        self._stream = RowStream("converter", self._feed)
+        self._epochs_begun = 0
+
+    def __len__(self) -> int:
+        """Return the number of batches of all epochs, the same on every rank.
+
+        Raises:
+            TypeError: if ``num_epochs`` is None, so that the batches do not end.
+        """
+        if self._num_epochs is None:
+            raise TypeError("A loader without num_epochs has no length.")
+        return self._num_epochs * self._feed.steps_per_epoch
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield batches of tensors, or of arrays where torch has no dtype for a column.
+
+        A second iteration continues with the epochs after those of the first.
+
+        Raises:
+            DataError: if a file cannot be read; the message names file and row group.
+        """
+        # Here, because the driver makes converters without torch.
+        from sparkdl.loaders.feed_dataset import as_tensor
+
+        batches = self._endless() if self._num_epochs is None else self._epochs(self._num_epochs)
+        for batch in batches:
+            yield {name: as_tensor(array) for name, array in batch.items()}
+
+    def close(self) -> None:
+        """Stop the reader threads; further calls do nothing."""
+        self._stream.close()
+        self._feed.close()
+
+    def __enter__(self) -> ConverterLoader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _endless(self) -> Iterator[Batch]:
+        while True:
+            parts = self._stream.take(self._batch_size)
+            if len(parts) == 1:
+                yield parts[0]
+            else:
+                yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _epochs(self, num_epochs: int) -> Iterator[Batch]:
+        begun = self._epochs_begun
+        for epoch in range(begun, begun + num_epochs):
+            self._epochs_begun = epoch + 1
+            yield from self._one_epoch(epoch)
+
+    def _one_epoch(self, epoch: int) -> Iterator[Batch]:
+        last = self._feed.steps_per_epoch - 1
+        # The mean over an empty batch is NaN; a shard without rows in the last step saves one row for it.
+        saves_a_row = not self._feed.rows_in_step(last)[self._rank] and self._batch_size > 1
+        saved: Batch | None = None
+        for step, batch in enumerate(self._feed.epoch(epoch)):
+            if saves_a_row and step == last - 1:
+                rows = num_rows(batch)
+                saved = slice_batch(batch, rows - 1, rows)
+                yield slice_batch(batch, 0, rows - 1)
+            else:
+                yield batch if saved is None else saved
 
 
 def _with_precision(df: DataFrame, dtype: str) -> DataFrame:

@@ -1,7 +1,7 @@
-"""Reader threads for Petastorm's ``Reader`` that return results in the order of the requests.
+"""Reader threads that return results in the order of the requests, within a bound of bytes.
 
-Petastorm's own thread pool returns results as they are completed, so that the order of an epoch depends on timing. It
-limits the number of row groups, while this pool limits their bytes.
+Petastorm's own thread pool returns results as they are completed, so that the order of an epoch depends on timing, and
+it limits the number of row groups instead of their bytes.
 """
 
 from __future__ import annotations
@@ -13,125 +13,108 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.files.threads import DaemonThreads
-from sparkdl.data.petastorm.containment import install
 from sparkdl.errors import DataError
-
-install()
-from petastorm.workers_pool import EmptyResultError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from sparkdl.data.dataset.blocks import Block
+    from sparkdl.data.feed.epoch_plan import Rows
 
 _POLL_S = 0.02
 _LIVENESS_S = 0.5
 
 
 class OrderedThreadPool:
-    """Runs one worker per thread; :meth:`get_results` returns one result after the other.
+    """Reads row groups that a ventilator of Petastorm requests; :meth:`get_result` returns one after the other.
 
     Args:
-        num_threads: number of threads.
+        read: function of the number of a row group in the dataset and of the rows to read of it.
+        num_threads: number of threads that call it.
         timeout_s: seconds to wait for one result.
         budget_bytes: upper bound of the bytes of all results that are being made, are waiting, or were returned last.
             One result is always made, whatever its size.
-        bytes_of: returns the bytes that the result of a request takes while it is made; a finished result counts half
+        bytes_of: returns the bytes that the result of a row group takes while it is made; a finished result counts half
             of that.
-        name_of: returns the name of a row group in error messages, from its number in the dataset.
+        name_of: returns the name of a row group in error messages.
     """
 
     def __init__(
         self,
+        read: Callable[[int, Rows], Block],
+        *,
         num_threads: int,
         timeout_s: float,
         budget_bytes: int,
-        bytes_of: Callable[[dict[str, Any]], int],
+        bytes_of: Callable[[int], int],
         name_of: Callable[[int], str],
     ) -> None:
-        self.workers_count = num_threads
+        self._read, self._bytes_of, self._name_of = read, bytes_of, name_of
         self._budget = _ByteBudget(budget_bytes)
-        self._bytes_of, self._name_of = bytes_of, name_of
         self._bytes_taken = 0
         self._timeout_s = timeout_s
         self._threads = DaemonThreads(num_threads, "sparkdl-reader")
-        self._submitted: queue.Queue[tuple[Future[list[Any]], dict[str, Any]]] = queue.Queue()
-        self._ready: list[Any] = []
-        self._thread = threading.local()
+        self._submitted: queue.Queue[tuple[Future[Block], int]] = queue.Queue()
         self._stopped = threading.Event()
 
-    def start(self, worker_class: Any, worker_args: Any = None, ventilator: Any = None) -> None:
-        """Start to process the ventilator's requests (called by Petastorm's Reader)."""
-        self._worker_class, self._worker_args, self._ventilator = worker_class, worker_args, ventilator
+    def start(self, ventilator: Any) -> None:
+        """Start the ventilator of Petastorm, which calls :meth:`ventilate` for one row group after the other."""
+        self._ventilator = ventilator
         ventilator.start()
 
-    def ventilate(self, **request: Any) -> None:
+    def ventilate(self, row_group: int, rows: Rows) -> None:
         """Request one row group (called by Petastorm's ventilator thread)."""
-        num_bytes = self._bytes_of(request)
-        if not self._budget.take(num_bytes):
-            return
-        self._submitted.put((self._threads.submit(self._process, request, num_bytes), request))
+        num_bytes = self._bytes_of(row_group)
+        if self._budget.take(num_bytes):
+            self._submitted.put((self._threads.submit(self._process, row_group, rows, num_bytes), row_group))
 
-    def get_results(self) -> Any:
-        """Return the next result.
+    def get_result(self) -> Block | None:
+        """Return the next result, or None after the last one.
 
         Raises:
-            EmptyResultError: if there are no more.
             DataError: if reading failed, took longer than the timeout, or the pool was stopped.
         """
         deadline = time.monotonic() + self._timeout_s
         # A caller that asks for the next result no longer uses the previous one.
         self._budget.give_back(self._bytes_taken)
         self._bytes_taken = 0
-        while not self._ready:
+        while True:
             self._check_running()
             # Checked before the queue: once it is true, nothing more is added to the queue.
             is_last = self._ventilator.completed()
             try:
-                future, request = (
+                future, row_group = (
                     self._submitted.get_nowait() if is_last else self._submitted.get(timeout=_POLL_S)
                 )
+                break
             except queue.Empty:
                 if is_last:
-                    raise EmptyResultError from None
+                    return None
                 if time.monotonic() > deadline:
                     raise timeout_error("the next row group", self._timeout_s) from None
-                continue
-            self._ready = self._await(future, request, deadline)
-            self._bytes_taken = self._bytes_of(request) // 2
-            self._ventilator.processed_item()
-        return self._ready.pop()
+        block = self._await(future, row_group, deadline)
+        self._bytes_taken = self._bytes_of(row_group) // 2
+        self._ventilator.processed_item()
+        return block
 
     def stop(self) -> None:
-        """Ask the threads to end; pending row groups are not read."""
-        self._stopped.set()
-        self._budget.close()
-        self._threads.stop()
-        self._ventilator.stop()
+        """Ask the threads to end; pending row groups are not read. Calling it again does nothing."""
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._budget.close()
+            self._threads.stop()
+            self._ventilator.stop()
 
-    def join(self) -> None:
-        """Wait for the threads to end, each after the row group that it is reading."""
-        self._threads.join()
-
-    @property
-    def diagnostics(self) -> dict[str, int]:
-        """Number of row groups that were or are being read ahead."""
-        return {"output_queue_size": self._submitted.qsize()}
-
-    def _process(self, request: dict[str, Any], num_bytes: int) -> list[Any]:
-        thread = self._thread
-        if not hasattr(thread, "worker"):
-            thread.published = []
-            thread.worker = self._worker_class(0, thread.published.append, self._worker_args)
-        thread.worker.process(**request)
-        published: list[Any] = thread.published[::-1]
-        thread.published.clear()
+    def _process(self, row_group: int, rows: Rows, num_bytes: int) -> Block:
+        block = self._read(row_group, rows)
         self._budget.give_back(num_bytes - num_bytes // 2)
-        return published
+        return block
 
-    def _await(self, future: Future[list[Any]], request: dict[str, Any], deadline: float) -> list[Any]:
+    def _await(self, future: Future[Block], row_group: int, deadline: float) -> Block:
         while not wait([future], timeout=_LIVENESS_S).done:
             self._check_running()
             if time.monotonic() > deadline:
-                raise timeout_error(self._name_of(request["piece_index"]), self._timeout_s)
+                raise timeout_error(self._name_of(row_group), self._timeout_s)
         if future.cancelled():
             self._check_running()
         return future.result()

@@ -75,7 +75,7 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
-    assert "petastorm was imported before" in run_python(code, write_scenes(tmp_path, [[3]]))
+    assert "petastorm was imported before" in run_python(code, write_scenes(tmp_path / "scenes", [[3]]))
 
 
 def test_petastorms_process_pool_works_through_the_facades(write_dataset: WriteDataset) -> None:

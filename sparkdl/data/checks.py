@@ -41,6 +41,17 @@ def check_counts(*, least: int, **arguments: Any) -> None:
             raise ParamError(f"{name} must be at least {least}, got {value}.")
 
 
+def check_rank(rank: int, world_size: int) -> None:
+    """Check that a rank is one of ``world_size`` ranks.
+
+    Raises:
+        ParamError: if it is not.
+    """
+    check_counts(least=0, rank=rank)
+    if rank >= world_size:
+        raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
+
+
 def check_seconds(**arguments: Any) -> None:
     """Check that arguments are numbers of seconds above 0 and at most ``threading.TIMEOUT_MAX``, of Python or NumPy.
 
@@ -97,6 +108,6 @@ class StateKind:
         )
 
 
-def is_count(value: Any) -> bool:
-    """Whether a part of a state, as read from JSON, is a whole number of at least 0; booleans are not."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def is_count(value: Any, least: int = 0) -> bool:
+    """Whether a part of a state, as read from JSON, is a whole number of at least ``least``; booleans are not."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

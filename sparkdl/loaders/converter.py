@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from sparkdl.data.checks import check_counts
 from sparkdl.data.feed.feed import ParquetFeed
-from sparkdl.data.feed.row_stream import Batch, RowStream, num_rows, slice_batch
+from sparkdl.data.feed.row_stream import Batch, RowStream, join_batches, num_rows, slice_batch
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import check_frame, is_vector, quoted
 from sparkdl.data.spark.materialization import ROW_GROUP_BYTES, obtain_dataset
@@ -344,11 +342,7 @@ class ConverterLoader:
 
     def _endless(self) -> Iterator[Batch]:
         while True:
-            parts = self._stream.take(self._batch_size)
-            if len(parts) == 1:
-                yield parts[0]
-            else:
-                yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            yield join_batches(self._stream.take(self._batch_size))
 
     def _epochs(self, num_epochs: int) -> Iterator[Batch]:
         begun = self._epochs_begun

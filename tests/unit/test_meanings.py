@@ -44,8 +44,8 @@ def test_errors_are_classified_by_class_errno_or_code():
         (ClientError({"Error": {"Code": "NoSuchBucket", "Message": "?"}}, "GetObject"), "no such bucket"),
         (ClientError({"Error": {"Code": "AccessDenied", "Message": "?"}}, "GetObject"), "do not allow it"),
         (missing, "no such bucket"),
-        (ConnectionRefusedError(errno.ECONNREFUSED, "No"), "cannot be reached"),
-        (BrokenPipeError(errno.EPIPE, "No"), "does not answer in time"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "No"), "cannot be reached, or does not answer"),
+        (BrokenPipeError(errno.EPIPE, "No"), "cannot be reached, or does not answer"),
         (OSError('Forbidden: "https://server/bucket/x"'), "do not allow it"),
         (OSError(f"Can't write '/tmp/{MISLEADING[0]}/x': [Errno 28] No space left"), "its disk is full"),
     ):

@@ -15,9 +15,10 @@ from sparkdl.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+DELTA_LOG = "_delta_log"
 _ICEBERG = "metadata"
 _SYSTEMS = {
-    "_delta_log": ("a Delta table", "spark.read.format('delta').load(...)"),
+    DELTA_LOG: ("a Delta table", "spark.read.format('delta').load(...)"),
     ".hoodie": ("a Hudi table", "spark.read.format('hudi').load(...)"),
     _ICEBERG: ("an Iceberg table", "spark.read.format('iceberg').load(...)"),
     "_spark_metadata": ("what a stream of Spark wrote", "spark.read.parquet(...)"),
@@ -39,15 +40,29 @@ def refuse_tables(filesystem: Any, path: str, url: str, paths: Iterable[str] = (
     Raises:
         DataError: if there is a log; the message names it, and how to read the table.
     """
-    folders = {path, *_inside(path, paths)}
-    while "/" in path.strip("/"):
-        path = path.rstrip("/").rpartition("/")[0]
-        folders.add(path)
-    logs = [f"{folder}/{name}" for folder in sorted(folders) for name in _SYSTEMS]
+    logs = find_logs(filesystem, {path, *_inside(path, paths)})
+    if logs:
+        raise _table_error(logs[0], url)
+
+
+def find_logs(filesystem: Any, folders: Iterable[str], names: Iterable[str] = tuple(_SYSTEMS)) -> list[str]:
+    """Return the paths of the logs in these folders and in all folders above them, sorted by folder.
+
+    Args:
+        filesystem: filesystem of fsspec.
+        folders: paths of folders on it.
+        names: names of the logs to look for.
+    """
+    places: set[str] = set()
+    for folder in folders:
+        path = folder.rstrip("/")
+        while path.strip("/") and path not in places:
+            places.add(path)
+            path = path.rpartition("/")[0]
+    logs = [f"{folder}/{name}" for folder in sorted(places) for name in names]
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        for log, is_there in zip(logs, pool.map(lambda log: _is_log(filesystem, log), logs), strict=True):
-            if is_there:
-                raise _table_error(log, url)
+        are_there = pool.map(lambda log: _is_log(filesystem, log), logs)
+        return [log for log, is_there in zip(logs, are_there, strict=True) if is_there]
 
 
 def _inside(path: str, paths: Iterable[str]) -> set[str]:

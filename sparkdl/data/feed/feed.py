@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
 
-from sparkdl.data.checks import check_counts, check_integer, check_seconds
+from sparkdl.data.checks import check_counts, check_integer, check_rank, check_seconds
 from sparkdl.data.dataset.blocks import BlockLayout
 from sparkdl.data.dataset.dataset import check_transform
 from sparkdl.data.dataset.row_choice import RowFilter, as_row_choice
@@ -204,9 +204,7 @@ class ParquetFeed:
             read_ahead_bytes=read_ahead_bytes,
             cache_limit_bytes=cache_limit_bytes,
         )
-        check_counts(least=0, rank=rank)
-        if rank >= world_size:
-            raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
+        check_rank(rank, world_size)
         check_integer(seed=seed)
         check_seconds(read_timeout_s=read_timeout_s)
         # NumPy's integers cannot be put into the JSON of a state, and lack methods of Python's.

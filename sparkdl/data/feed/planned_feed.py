@@ -12,16 +12,13 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from sparkdl.data.checks import check_counts
+from sparkdl.data.checks import check_counts, check_rank
 from sparkdl.data.feed.feed import ParquetFeed
-from sparkdl.data.feed.row_stream import Batch
+from sparkdl.data.feed.row_stream import Batch, join_batches, num_rows, slice_batch
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
-from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Mapping
     from types import TracebackType
 
     from sparkdl.data.feed.sources import Source
@@ -105,9 +102,7 @@ class PlannedFeed:
             num_threads=num_threads,
             read_ahead_bytes=read_ahead_bytes,
         )
-        check_counts(least=0, rank=rank)
-        if rank >= world_size:
-            raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
+        check_rank(rank, world_size)
         self._rank = int(rank)
         self._parts_of_ranks = [
             parts_of_rank(each, int(world_size), int(planned_ranks)) for each in range(world_size)
@@ -155,7 +150,9 @@ class PlannedFeed:
         with ExitStack() as stack:
             streams = [stack.enter_context(closing(feed.epoch(epoch))) for feed in self._feeds]
             for batches in zip(*streams, strict=True):
-                yield _joined([_part_of(batch, part) for batch, part in zip(batches, parts, strict=True)])
+                yield join_batches(
+                    [_part_of(batch, part) for batch, part in zip(batches, parts, strict=True)]
+                )
 
     def batch_before(self, epoch: int, step: int) -> tuple[int, Batch]:
         """Return the last step before ``step`` in which this rank had rows, and the batch of this rank in that step.
@@ -213,14 +210,5 @@ class PlannedFeed:
 
 
 def _part_of(batch: Batch, part: BatchPart) -> Batch:
-    num_rows = len(next(iter(batch.values())))
-    rows = part.rows(num_rows)
-    if len(rows) == num_rows:
-        return batch
-    return {name: values[rows.start : rows.stop] for name, values in batch.items()}
-
-
-def _joined(batches: Sequence[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    rows = part.rows(num_rows(batch))
+    return batch if len(rows) == num_rows(batch) else slice_batch(batch, rows.start, rows.stop)

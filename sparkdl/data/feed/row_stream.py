@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 Batch = dict[str, npt.NDArray[Any]]
 """Arrays of rows by column name; all arrays have the same number of rows."""
@@ -244,3 +245,10 @@ def num_rows(batch: Batch) -> int:
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
     """Return rows ``[start, stop)`` of a batch as views."""
     return {name: array[start:stop] for name, array in batch.items()}
+
+
+def join_batches(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of several batches as one batch; a single batch is returned unchanged."""
+    if len(batches) == 1:
+        return batches[0]
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.checks import StateKind
+from sparkdl.data.checks import StateKind, is_count
 from sparkdl.data.feed.epoch_plan import EpochPlan, Stretch, Taken, taken_by
 from sparkdl.errors import DataError
 
@@ -173,8 +173,8 @@ def _stretch_from_json(stretch: Any) -> Stretch:
         world_size, buffer_rows, taken = stretch
         of_ranks = taken if isinstance(taken, Sequence) and not isinstance(taken, str) else [taken]
         if (
-            _is_count(world_size, 1)
-            and all(_is_count(number, 0) for number in (buffer_rows, *of_ranks))
+            is_count(world_size, 1)
+            and all(is_count(number, 0) for number in (buffer_rows, *of_ranks))
             and (of_ranks is not taken or len(of_ranks) == world_size)
         ):
             num_taken = tuple(of_ranks) if of_ranks is taken else taken
@@ -185,13 +185,9 @@ def _stretch_from_json(stretch: Any) -> Stretch:
 
 
 def _checked_epoch(epoch: Any) -> int:
-    if not _is_count(epoch, 0):
+    if not is_count(epoch, 0):
         raise _KIND.impossible("epoch", epoch, "a whole number, at least 0")
     return int(epoch)
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 @dataclass(frozen=True, kw_only=True)

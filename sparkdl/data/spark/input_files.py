@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from sparkdl.data.dataset.table_logs import DELTA_LOG, find_logs
 from sparkdl.data.files.changed_files import TAGS
 from sparkdl.data.files.filesystems import open_location
 
@@ -58,7 +59,8 @@ def _describe(urls: list[str]) -> InputFiles:
     location.filesystem.invalidate_cache()
     with ThreadPoolExecutor(min(_NUM_THREADS, len(paths))) as pool:
         states = list(pool.map(lambda path: _state(location, f"{location.path}/{path}"), paths))
-    logs = _delta_logs(location, {os.path.dirname(f"{location.path}/{path}") for path in paths})
+    folders = {_without_partitions(os.path.dirname(f"{location.path}/{path}")) for path in paths}
+    logs = find_logs(location.filesystem, folders, [DELTA_LOG])
     for log in logs:
         states += sorted((_state(location, str(path)) for path in location.filesystem.find(log)), key=str)
     identity = None if None in states else "\n".join(map(str, states))
@@ -75,16 +77,8 @@ def _state(location: Location, path: str) -> str | None:
     return " ".join([path, str(info["size"]), *tags]) if tags else None
 
 
-def _delta_logs(location: Location, folders: set[str]) -> list[str]:
-    """Return the logs of the Delta tables in which these folders lie, if any."""
-    seen, found = set(), []
-    for each in sorted(folders):
-        folder = each
-        while folder.strip("/") and folder not in seen:
-            seen.add(folder)
-            # The folder of a partition is inside of a table.
-            if "=" not in os.path.basename(folder) and location.filesystem.exists(f"{folder}/_delta_log"):
-                found.append(f"{folder}/_delta_log")
-                break
-            folder = os.path.dirname(folder)
-    return found
+def _without_partitions(folder: str) -> str:
+    """Return the folder that holds the folders of partitions, such as ``day=7``, in which a file lies."""
+    while "=" in os.path.basename(folder):
+        folder = os.path.dirname(folder)
+    return folder

@@ -24,8 +24,7 @@ from sparkdl.errors import CorruptFileError, DataError, StoreAccessError
 EXPIRED = "credentials have expired or cannot be renewed: .*aws sso login"
 MISSING = "no credentials were found: .*AWS_ACCESS_KEY_ID"
 REFUSED = "credentials do not allow it: .*Grant them permission to read and list there"
-LATE = "its server does not answer in time: .*run again"
-UNREACHABLE = "its server cannot be reached: .*AWS_ENDPOINT_URL"
+UNREACHABLE = "its server cannot be reached, or does not answer in time: .*AWS_ENDPOINT_URL.*run again"
 UNKNOWN = "its filesystem failed: .*credentials that are set"
 
 
@@ -48,16 +47,16 @@ FAILURES: dict[str, tuple[Callable[[], Exception], str]] = {
     "clock": (lambda: of_s3("RequestTimeTooSkewed", "Too large a difference"), "the clock of this machine"),
     "refused": (lambda: of_s3("AccessDenied", "No"), REFUSED),
     "archived": (lambda: of_s3("InvalidObjectState", "Not for the object's storage class"), UNKNOWN),
-    "slow client": (lambda: of_s3("RequestTimeout", "Your socket was not read from"), LATE),
-    "slow server": (lambda: of_s3("SlowDown", "Please reduce your request rate."), LATE),
+    "slow client": (lambda: of_s3("RequestTimeout", "Your socket was not read from"), UNREACHABLE),
+    "slow server": (lambda: of_s3("SlowDown", "Please reduce your request rate."), UNREACHABLE),
     "invalid token": (lambda: of_s3("InvalidToken", "The provided token is malformed"), REFUSED),
-    "read timeout": (lambda: boto.ReadTimeoutError(endpoint_url="https://s3.test/b/x.parquet"), LATE),
-    "connection closed": (lambda: boto.ConnectionClosedError(endpoint_url="https://s3.test/b"), LATE),
+    "read timeout": (lambda: boto.ReadTimeoutError(endpoint_url="https://s3.test/b/x.parquet"), UNREACHABLE),
+    "connection closed": (lambda: boto.ConnectionClosedError(endpoint_url="https://s3.test/b"), UNREACHABLE),
     "connect timeout": (lambda: boto.ConnectTimeoutError(endpoint_url="https://s3.test/b"), UNREACHABLE),
     "proxy": (lambda: boto.ProxyConnectionError(proxy_url="http://proxy.test"), UNREACHABLE),
     "certificate": (lambda: boto.SSLError(endpoint_url="https://s3.test/b", error="x"), UNREACHABLE),
     "short answer": (lambda: boto.IncompleteReadError(actual_bytes=1, expected_bytes=2), UNKNOWN),
-    "timeout of fsspec": (FSTimeoutError, LATE),
+    "timeout of fsspec": (FSTimeoutError, UNREACHABLE),
     "partial": (lambda: boto.PartialCredentialsError(provider="env", cred_var="secret_key"), MISSING),
     "profile": (lambda: boto.ProfileNotFound(profile="work"), MISSING),
     "expired SSO": (boto.UnauthorizedSSOTokenError, EXPIRED),
@@ -72,7 +71,7 @@ FAILURES: dict[str, tuple[Callable[[], Exception], str]] = {
         REFUSED,
     ),
     "wrong key of Azure": (lambda: of_azure("ClientAuthenticationError", "Server failed"), REFUSED),
-    "silent Azure": (lambda: of_azure("ServiceResponseError", "Response timeout"), LATE),
+    "silent Azure": (lambda: of_azure("ServiceResponseError", "Response timeout"), UNREACHABLE),
 }
 
 
@@ -147,7 +146,7 @@ def test_filesystem_lost_while_the_column_is_searched_is_not_reported_as_damage(
     errors = iter([OSError("Couldn't deserialize thrift"), FSTimeoutError()])
     with ParquetFeed(url, batch_size=4) as feed:
         FailingFileSystem.make = staticmethod(lambda: next(errors))
-        with pytest.raises(StoreAccessError, match=LATE):
+        with pytest.raises(StoreAccessError, match=UNREACHABLE):
             list(feed)
 
 

@@ -60,7 +60,7 @@ def silent_server(s3: S3, one_attempt: None, monkeypatch: pytest.MonkeyPatch) ->
     ("failure", "message"),
     [
         ("no_credentials", "no credentials were found: .*AWS_ACCESS_KEY_ID"),
-        ("closed_port", "its server cannot be reached: .*AWS_ENDPOINT_URL"),
+        ("closed_port", "its server cannot be reached, or does not answer in time: .*AWS_ENDPOINT_URL"),
     ],
 )
 @readers

@@ -1,7 +1,7 @@
 """Checks of numeric arguments and of resumed states in :mod:`sparkdl.data`. Runs anywhere.
 
-The arguments are integers, counts and seconds. The checks of a state apply to every kind of state that a program
-passes back, and run before the parts of the state are examined.
+The arguments are integers, counts and seconds. A state that a program passes back is checked for its parts and its
+version; what the parts hold is as it was written.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class StateKind:
 
     Attributes:
         name: name of the object whose state it is, such as ``feed``; used in error messages.
-        parts: keys that a state must have, including ``"version"``.
-        version: version of the state's format that this sparkdl writes and reads.
+        parts: keys that a state must have.
+        version: version of the state's format that this sparkdl writes and reads; None for a state without one.
     """
 
     name: str
     parts: tuple[str, ...]
-    version: int
+    version: int | None = None
 
     def check(self, state: Any) -> None:
         """Check that a state has all parts and the right version.
@@ -94,20 +94,8 @@ class StateKind:
                 f"This is not a state of a {self.name}: {str(state)[:80]}.{lacks} Give what a {self.name}'s state() "
                 f"returned, a dict of {', '.join(self.parts)}."
             )
-        if state["version"] != self.version:
+        if self.version is not None and state["version"] != self.version:
             raise DataError(
                 f"The state has version {state['version']}; this sparkdl reads version {self.version}. Resume with "
                 "the version of sparkdl that wrote it."
             )
-
-    def impossible(self, part: str, value: Any, expected: str) -> ParamError:
-        """Return the error for a part that cannot have such a value."""
-        return ParamError(
-            f"This is not a state of a {self.name}: {part} is {value!r:.80}, and has to be {expected}. Give what a "
-            f"{self.name}'s state() returned."
-        )
-
-
-def is_count(value: Any, least: int = 0) -> bool:
-    """Whether a part of a state, as read from JSON, is a whole number of at least ``least``; booleans are not."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

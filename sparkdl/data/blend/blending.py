@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.data.blend.mixture import Mixture
-from sparkdl.data.checks import StateKind, check_counts, check_integer, is_count
+from sparkdl.data.checks import StateKind, check_counts, check_integer
 from sparkdl.data.feed.row_stream import Batch, Feed, ResumableFeed, RowStream, not_indexable_error, num_rows
 from sparkdl.errors import DataError, ParamError, SparkdlError
 
@@ -70,22 +70,14 @@ def from_json(state: Any, settings: Mapping[str, Any]) -> BlendState:
         DataError: if it has another version.
     """
     _KIND.check(state)
-    then = state["blend"] if isinstance(state["blend"], Mapping) else {}
+    then = state["blend"]
     for key, value in settings.items():
         if then.get(key) != value:
             raise ParamError(
                 f"This blend has {key} {value}, but the state is of one with {then.get(key)}. Resume with the same "
                 "settings, or begin anew."
             )
-    names, drawn = settings["feeds"], state["drawn"]
-    is_counts = isinstance(drawn, Sequence) and all(map(is_count, drawn))
-    if not is_counts or len(drawn) != len(names):
-        raise _KIND.impossible("drawn", drawn, f"a list of {len(names)} whole numbers, at least 0")
-    if not is_count(state["steps_done"]):
-        raise _KIND.impossible("steps_done", state["steps_done"], "a whole number, at least 0")
-    if not isinstance(state["feeds"], Mapping) or set(state["feeds"]) != set(names):
-        raise _KIND.impossible("feeds", state["feeds"], f"a dict of the states of {', '.join(names)}")
-    return BlendState(steps_done=state["steps_done"], drawn=tuple(drawn), feeds=state["feeds"])
+    return BlendState(steps_done=state["steps_done"], drawn=tuple(state["drawn"]), feeds=state["feeds"])
 
 
 _LOOK_AHEAD = 1 << 14

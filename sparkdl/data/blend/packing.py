@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.checks import check_counts
+from sparkdl.data.checks import StateKind, check_counts
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
@@ -206,12 +206,7 @@ class SequencePacker:
         Raises:
             ParamError: if it is not a state of a packer, or its rows have another length.
         """
-        parts = ("length", "open", "done")
-        if not isinstance(state, Mapping) or not all(part in state for part in parts):
-            raise ParamError(
-                f"This is not a state of a packer: {str(state)[:80]}. Give what a SequencePacker's state() returned, a "
-                f"dict of {', '.join(parts)}."
-            )
+        StateKind("packer", ("length", "open", "done")).check(state)
         if state["length"] != self._length:
             raise ParamError(
                 f"Rows have {self._length} tokens, but the state is of rows of {state['length']}. Resume "

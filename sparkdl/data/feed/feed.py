@@ -385,7 +385,7 @@ class ParquetFeed:
             state: state that :meth:`state` returned on any rank.
 
         Raises:
-            ParamError: if it is not a state of a feed; the message names the part with an impossible value.
+            ParamError: if it is not a state of a feed.
             DataError: if the state has another dataset, seed or value of ``shuffle``, or another number of rows of a
                 row group passes the row filter. Another filter that passes the same number of rows of each row group is
                 not detected.

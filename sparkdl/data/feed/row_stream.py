@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.data.checks import StateKind
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
@@ -186,12 +187,7 @@ class RowStream:
             self._seek(state)
 
     def _seek(self, position: Mapping[str, Any]) -> None:
-        for part in ("epoch", "step", "row", "world_size"):
-            if not isinstance(position, Mapping) or not isinstance(position.get(part), int):
-                raise ParamError(
-                    f"This is not a state of the feed {self.name!r}: {str(position)[:80]}. It needs whole numbers for "
-                    "epoch, step, row and world_size."
-                )
+        StateKind(f"feed {self.name!r}", ("epoch", "step", "row", "world_size")).check(position)
         world_size = len(self.feed.rows_in_step(0))
         if position["world_size"] != world_size:
             raise DataError(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.checks import StateKind, is_count
+from sparkdl.data.checks import StateKind
 from sparkdl.data.feed.epoch_plan import EpochPlan, Stretch, Taken, taken_by
 from sparkdl.errors import DataError
 
@@ -132,22 +132,15 @@ def from_json(state: Mapping[str, Any], identity: Identity) -> Progress:
     """Return the position in a state.
 
     Raises:
-        ParamError: if it is not a state of a feed, or a part has an impossible value; the message names part and value.
+        ParamError: if it is not a state of a feed.
         DataError: if it has another version, or belongs to another dataset or other options than ``identity``.
     """
     _KIND.check(state)
-    if not isinstance(state["of"], Mapping):
-        raise _KIND.impossible("of", state["of"], "a dict that identifies the dataset")
     identity.check(state["of"])
-    later = state.get("later", [])
-    if not isinstance(later, Sequence) or not all(
-        isinstance(each, Sequence) and len(each) == 2 for each in later
-    ):
-        raise _KIND.impossible("later", later, "a list of pairs of an epoch and its stretches")
     return Progress(
-        epoch=_checked_epoch(state["epoch"]),
+        epoch=state["epoch"],
         stretches=_stretches_from_json(state["stretches"]),
-        later={_checked_epoch(epoch): _stretches_from_json(stretches) for epoch, stretches in later},
+        later={epoch: _stretches_from_json(stretches) for epoch, stretches in state.get("later", [])},
     )
 
 
@@ -162,32 +155,15 @@ def _stretches_to_json(stretches: Sequence[Stretch]) -> list[list[Any]]:
     ]
 
 
-def _stretches_from_json(stretches: Any) -> tuple[Stretch, ...]:
-    if not isinstance(stretches, Sequence) or isinstance(stretches, str):
-        raise _KIND.impossible("stretches", stretches, "a list")
-    return tuple(_stretch_from_json(stretch) for stretch in stretches)
-
-
-def _stretch_from_json(stretch: Any) -> Stretch:
-    if isinstance(stretch, Sequence) and not isinstance(stretch, str) and len(stretch) == 3:
-        world_size, buffer_rows, taken = stretch
-        of_ranks = taken if isinstance(taken, Sequence) and not isinstance(taken, str) else [taken]
-        if (
-            is_count(world_size, 1)
-            and all(is_count(number, 0) for number in (buffer_rows, *of_ranks))
-            and (of_ranks is not taken or len(of_ranks) == world_size)
-        ):
-            num_taken = tuple(of_ranks) if of_ranks is taken else taken
-            return Stretch(world_size=world_size, buffer_rows=buffer_rows, num_taken=num_taken)
-    raise _KIND.impossible(
-        "a stretch", stretch, "[number of ranks, rows of the shuffle buffer, rows that each rank has had]"
+def _stretches_from_json(stretches: Sequence[Sequence[Any]]) -> tuple[Stretch, ...]:
+    return tuple(
+        Stretch(
+            world_size=world_size,
+            buffer_rows=buffer_rows,
+            num_taken=taken if isinstance(taken, int) else tuple(taken),
+        )
+        for world_size, buffer_rows, taken in stretches
     )
-
-
-def _checked_epoch(epoch: Any) -> int:
-    if not is_count(epoch, 0):
-        raise _KIND.impossible("epoch", epoch, "a whole number, at least 0")
-    return int(epoch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-# A process can hold one Spark session, so each kind of Spark is a part of its own. A part keeps about one core busy, and
-# two of them run side by side, the long ones first; the C++ tests and their build come last.
-TEST_PARTS := test-ranks test-spark-local test-unit test-spark-connect test-spark-cluster test-commands
+# A process can hold one Spark session, so each kind of Spark is a part of its own. All other tests are one queue over two
+# processes. That queue and one part after the other of the rest run side by side; the C++ tests and their build come last.
+TEST_PARTS := test-without-spark test-spark-local test-spark-connect test-spark-cluster
 ALL_PARTS := $(TEST_PARTS) test-native
-COMMANDS := tests/cli tests/notebooks tests/packaging
 
 .PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-processors test-gpu test-spark35 test-spark40 wheel test-native-sanitizers bench lint hooks format clean requirements
 
@@ -43,9 +42,7 @@ demo: setup
 test: setup
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 $(ALL_PARTS)
 
-test-unit: TESTS := tests/unit
-test-ranks: TESTS := tests $(addprefix --ignore=,tests/unit tests/spark $(COMMANDS))
-test-commands: TESTS := $(COMMANDS)
+test-without-spark: TESTS := tests --ignore=tests/spark --numprocesses 2 --dist loadfile
 test-spark-local test-spark-cluster test-spark-connect: TESTS = tests/spark --spark $(@:test-spark-%=%)
 $(ALL_PARTS): SHELL := bash
 $(ALL_PARTS): .SHELLFLAGS := -o pipefail -c

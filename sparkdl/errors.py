@@ -206,7 +206,7 @@ class ExecutorsLostError(ProcessesLostError, LaunchError):
 class SparkJobError(SparkdlError, RuntimeError):
     """A Spark job that reads, counts or writes rows failed; the message says which one, and what Spark said of it.
 
-    Spark's own exception is the cause. Classes by which Spark describes a query that cannot work, such as
+    Spark's own exception is the cause. Spark's classes for a query that cannot work, such as
     ``AnalysisException`` and ``PythonException``, are raised as they are.
     """
 

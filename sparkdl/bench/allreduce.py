@@ -67,7 +67,7 @@ def _shared_arena(num_bytes: int, _: int) -> float:
 
 
 def _ring_over_loopback(num_bytes: int, world_size: int) -> float:
-    """Bytes moved by Gloo: a ring reduce-scatter and a ring allgather, each of which sends all blocks but one."""
+    """Bytes moved by Gloo: a ring reduce-scatter and a ring allgather. Each sends all blocks but one."""
     sent_per_pass = num_bytes * (world_size - 1) / world_size
     return sent_per_pass * (2 * _LOOPBACK_BYTES_PER_BYTE_SENT + _BYTES_PER_BYTE_ADDED)
 

@@ -30,7 +30,7 @@ logger.gateway.level = error
 
 
 def quiet_spark_options(folder: Path) -> dict[str, str]:
-    """Write a log4j file to ``folder``, and return the Spark options with which Spark logs only errors.
+    """Write a log4j file to ``folder``, and return the options that make Spark log only errors.
 
     Setting the log level of a running session would be too late: most lines are logged while Spark starts.
     """

@@ -39,7 +39,7 @@ _MAX_ATTEMPTS = 16
 _PIECE_BYTES = 4 << 20
 _NUM_BARRIERS = 20
 _MAX_ROUNDS = 15
-"""Maximal number of rounds of measurements, in each of which every host has one partner."""
+"""Maximum number of rounds of measurements. In a round, every host has one partner."""
 
 Survey = dict[str, Any]
 

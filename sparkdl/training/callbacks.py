@@ -183,7 +183,7 @@ class BestWeights:
     """A copy of the module's state after the best epoch, in host memory; it takes as much memory as the module.
 
     Args:
-        goal: metric by which epochs are compared; of equal epochs the first one is the best.
+        goal: metric that ranks epochs; of equal epochs the first one is the best.
         module: module whose state is kept.
         is_keeper: whether this rank keeps the weights, or its part of them; other ranks only record which epoch is the
             best.
@@ -288,7 +288,7 @@ class EarlyStopping:
         patience: how long to wait for an improvement.
 
     Attributes:
-        best: best value so far, with which later ones are compared; None before the first value that is not NaN.
+        best: best value so far; None before the first value that is not NaN.
         num_epochs: number of epochs since the last improvement.
     """
 

@@ -106,7 +106,7 @@ class LearningRate:
 
     Args:
         optimizer: optimizer, as the user's factory made it.
-        factor: factor by which the scheduled learning rates are multiplied.
+        factor: factor applied to the scheduled learning rates.
         warmup_steps: number of updates over which the learning rate grows linearly from ``1 / warmup_steps`` of its
             scheduled value to the full value.
         scheduler: factory of the scheduler; None for a constant learning rate.

@@ -1,6 +1,6 @@
 """The specification of a fit, which the driver sends to the ranks.
 
-It holds all settings of a fit, and nothing of Spark. They include the metric by which epochs are compared, and whether
+It holds all settings of a fit, and nothing of Spark. They include the metric that ranks epochs, and whether
 it is minimized or maximized.
 """
 

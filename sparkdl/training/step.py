@@ -216,7 +216,7 @@ class TrainingStep:
         return self._precision.scaler.scale(scaled)
 
     def _divisor(self, rows_of_update: int) -> float:
-        """The number by which the accumulated gradients still have to be divided; 0 if all rows have weight 0."""
+        """The divisor that the accumulated gradients still need; 0 if all rows have weight 0."""
         if self.objective.sums:
             return 1.0 / rows_of_update
         if not self.objective.weight_depends_on_content:

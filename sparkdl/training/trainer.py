@@ -354,7 +354,7 @@ class Trainer:
                 self.run_step(first._replace(step=step), batch, meter)
 
     def _resume(self) -> int:
-        """Restore the checkpoint that was chosen, if any, and return the epoch with which training continues."""
+        """Restore the checkpoint that was chosen, if any, and return the epoch to continue with."""
         start = self.checkpoints.resume()
         self.progress.resume(epoch=start.epoch, steps=start.step, history=start.history)
         self.history = list(start.history)

@@ -333,7 +333,7 @@ def check_what_is_wrong_with_the_process_sets_of_one_rank_is_told_to_all_of_them
         ([hvd.global_process_set], r"entry number 0 is a duplicate: .* \(rank 1\)"),
         ([hvd.ProcessSet([0, 3])], r"cannot have ranks \[0, 3\]: they must be .* within 0 to 2 \(rank 1\)"),
         ([hvd.ProcessSet([0, 0])], r"cannot have ranks \[0, 0\]: they must be distinct"),
-        ([hvd.ProcessSet([])], r"cannot have ranks \[\]: there must be one at least \(rank 1\)"),
+        ([hvd.ProcessSet([])], r"cannot have ranks \[\]: there must be at least one \(rank 1\)"),
         ([good[0], [1, 2]], r"entry number 1 is a list instead of a hvd.ProcessSet: \[1, 2\] \(rank 1\)"),
         (7, r"process_sets is a int; .* \(rank 1\)"),
         (good[0], r"process_sets is a ProcessSet; .* \(rank 1\)"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -27,20 +27,19 @@ def run_checks(
         transport: transport of the ranks' communicator.
         names: names of the checks to run; all of them when None.
     """
-    return first_failures(run_ranks(world_size, _run_on_rank, module_names, names, transport=transport))
+    checks = [
+        getattr(importlib.import_module(module_name), name)
+        for module_name in module_names
+        for name in checks_in(module_name)
+        if names is None or name in names
+    ]
+    return first_failures(run_ranks(world_size, _run_on_rank, checks, transport=transport))
 
 
-def _run_on_rank(
-    environment: RankEnvironment, module_names: Sequence[str], names: Sequence[str] | None
-) -> Outcomes:
+def _run_on_rank(environment: RankEnvironment, checks: Sequence[Callable[[], None]]) -> Outcomes:
     torch.set_num_threads(1)
     with environment.communicator() as communicator:
         sparkdl.torch.init_process_group(communicator, timeout_s=20.0)
-        outcomes = {
-            name: outcome_of(getattr(importlib.import_module(module_name), name), communicator.rank)
-            for module_name in module_names
-            for name in checks_in(module_name)
-            if names is None or name in names
-        }
+        outcomes = {check.__name__: outcome_of(check, communicator.rank) for check in checks}
         sparkdl.torch.destroy_process_group()
     return outcomes

@@ -133,7 +133,7 @@ def _arena(session: Session) -> Contender:
 
 
 def _torch(_: Session) -> Contender:
-    """torch.distributed, on the backend with which it was initialized."""
+    """torch.distributed, on its default process group."""
     import torch
     import torch.distributed as dist
 

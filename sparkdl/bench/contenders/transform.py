@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NAMES = [f"x{index}" for index in range(28)]
 IMAGE_SHAPE = (3, 32, 32)
-# Of a few tried, the batch sizes with which each contender is fastest on tables; on images small batches stay in cache.
+# Each contender's fastest batch size on tables, of a few that were tried; on images small batches stay in cache.
 BATCH_SIZE_OF_SPARK = 10_000
 BATCH_SIZE_OF_TABLES = 4096
 BATCH_SIZE_OF_IMAGES = 128

@@ -35,11 +35,11 @@ def broadcast_object(
     Args:
         obj: object to send on the root; ignored on the other ranks.
         root_rank: rank that sends, by its number among all ranks.
-        name: name by which the ranks match the operation.
+        name: name under which the ranks match the operation.
         process_set: ranks that take part.
 
     Raises:
-        ParamError: on the root, if the object holds DTensors, of which each rank has another part.
+        ParamError: on the root, if the object holds sharded DTensors.
         pickle.PicklingError: on the other ranks, if the root cannot pickle the object; on the root its own error.
     """
     pickled, failure = (
@@ -64,7 +64,7 @@ def allgather_object(
     """Return the objects of all ranks, in rank order; they may differ in type and size.
 
     Raises:
-        ParamError: on a rank whose object holds DTensors, of which each rank has another part.
+        ParamError: on a rank whose object holds sharded DTensors.
         pickle.PicklingError: on the other ranks, if some rank cannot pickle its object; on that rank its own error.
     """
     pickled, failure = _pickled(obj)
@@ -114,7 +114,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unt
 
 
 def refuse_shards(value: Any) -> None:
-    """Refuse a tensor of which each rank has another part: a sharded DTensor, or a ShardedTensor of FSDP1.
+    """Refuse a tensor that is divided among ranks: a sharded DTensor, or a ShardedTensor of FSDP1.
 
     Raises:
         ParamError: if it is one.

@@ -46,7 +46,7 @@ class GradientReduction:
             groups: groups of parameters whose gradients are reduced as one operation, the same on all ranks.
             compression: compressor for the gradients that are sent.
             op: number of the reduction.
-            predivide_factor: factor by which gradients are divided before the sum, if ``op`` is ``Average``; after it
+            predivide_factor: divisor of gradients before the sum, if ``op`` is ``Average``; after it
                 they are divided by the number of ranks over this factor.
             sparse_as_dense: whether to convert sparse gradients to dense ones before they are reduced.
             process_set: ranks that take part.

@@ -39,7 +39,7 @@ class HookedStep(torch.optim.Optimizer):
     Attributes:
         backward_passes_per_step: number of backward passes whose gradients add up to one step.
         op: number of the reduction.
-        gradient_predivide_factor: factor by which gradients are divided before the sum, if ``op`` is ``Average``.
+        gradient_predivide_factor: divisor of gradients before the sum, if ``op`` is ``Average``.
         sparse_as_dense: whether sparse gradients are reduced as dense ones.
         process_set: ranks that take part.
     """
@@ -334,7 +334,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
         backward_passes_per_step: number of backward passes whose gradients add up to one step.
         op: ``Average`` or ``Sum``, or another operation of :func:`sparkdl.horovod.torch.allreduce`. With
             ``Adasum`` each rank steps by itself and the changes are combined.
-        gradient_predivide_factor: factor by which gradients are divided before the sum, if ``op`` is ``Average``; after
+        gradient_predivide_factor: divisor of gradients before the sum, if ``op`` is ``Average``; after
             it they are divided by the number of ranks over this factor.
         num_groups: deprecated by Horovod; use ``groups``.
         groups: gradients that are reduced as one operation: a number of groups, or lists of parameters.

@@ -179,7 +179,7 @@ class Session:
 def problem_with(members: Sequence[int], world_size: int) -> str | None:
     """Describe why these ranks cannot form a process set in a world; None if they can."""
     if not members:
-        return "there must be one at least"
+        return "there must be at least one"
     if len(set(members)) != len(members) or not all(0 <= rank < world_size for rank in members):
         return f"they must be distinct and within 0 to {world_size - 1}"
     return None

@@ -202,7 +202,7 @@ class Agreement:
     def _run_what_all_have(self) -> None:
         """Wait for requests that all ranks have, and run them."""
         communicator = self._communicator
-        what = "requests of which none was made by all ranks"
+        what = "different requests, none of them made by all ranks"
         with NotedWait(communicator.name, communicator.world_ranks, what, communicator.timeout_s):
             steps = self._steps_of_all()
         for step in steps:

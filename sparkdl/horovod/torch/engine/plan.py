@@ -3,7 +3,7 @@
 The decisions are pure functions of the reports, so that all ranks make the same ones. A report lists the requests of
 one rank.
 
-The name by which a request is matched begins with its operation, so that ``allreduce(name="m")`` and
+The name under which a request is matched begins with its operation, so that ``allreduce(name="m")`` and
 ``allgather(name="m")`` may be outstanding at once, on any thread. If a thread of every rank waits for one of them and
 none can run, some rank has called the wrong one; the requests that wait for each other under one name then fail.
 """

@@ -40,7 +40,7 @@ class Description:
 
     Attributes:
         kind: kind of the request.
-        name: name by which it is matched with the requests of the other ranks, such as ``"allreduce.weight"``.
+        name: name under which it is matched with the requests of the other ranks, such as ``"allreduce.weight"``.
         dtypes: dtypes of its tensors, such as ``"float32"``; several if the request is for a group of tensors.
         shapes: shapes of its tensors.
         op: number of the reduction; -1 if there is none.

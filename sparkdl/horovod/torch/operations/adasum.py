@@ -16,10 +16,10 @@ import torch
 
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.current_session import session
-from sparkdl.horovod.torch.engine.request import Kind, Request, Result
+from sparkdl.horovod.torch.engine.request import Kind
 from sparkdl.horovod.torch.names import Adasum
 from sparkdl.horovod.torch.operations.preparation import (
-    StreamPoint,
+    TensorsRequest,
     as_buffer,
     check_tensors,
     copy_back,
@@ -33,7 +33,7 @@ from sparkdl.torch.buffers import FLOAT_DTYPES, export
 _LEAST_SQUARED_NORM = math.sqrt(sys.float_info.min)
 
 
-class AdasumRequest(Request[Result]):
+class AdasumRequest(TensorsRequest):
     """Combines each tensor over the ranks into an output of the same shape, which may be the same tensor.
 
     Every rank combines one slice of all ranks' tensors; only the scalar products are summed over all ranks. Ranks that
@@ -47,15 +47,12 @@ class AdasumRequest(Request[Result]):
         tensors: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         *,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        prescale: float,
+        postscale: float,
+        is_group: bool,
     ) -> None:
-        super().__init__(
-            describe(Kind.ADASUM, name, tensors, op=Adasum, prescale=prescale, postscale=postscale)
-        )
-        self._tensors = tensors
-        self._outputs = outputs
-        self._stream_point = StreamPoint(tensors)
+        description = describe(Kind.ADASUM, name, tensors, op=Adasum, prescale=prescale, postscale=postscale)
+        super().__init__(description, tensors, outputs, is_group=is_group)
         self._given = np.zeros((0, 0), np.int64)
 
     def match(self, communicator: Communicator) -> None:
@@ -110,22 +107,6 @@ class AdasumRequest(Request[Result]):
             ]
         combined: torch.Tensor = rows[0].mul_(self.description.postscale)
         return combined.to(received.dtype)
-
-
-class SingleAdasumRequest(AdasumRequest[torch.Tensor]):
-    """Combines one tensor."""
-
-    def result(self) -> torch.Tensor:
-        """The output."""
-        return self._outputs[0]
-
-
-class GroupedAdasumRequest(AdasumRequest[tuple[torch.Tensor, ...]]):
-    """Combines several tensors."""
-
-    def result(self) -> tuple[torch.Tensor, ...]:
-        """The outputs."""
-        return tuple(self._outputs)
 
 
 def _products(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float, float]:

@@ -13,12 +13,12 @@ import torch
 
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
-from sparkdl.horovod.torch.engine.request import Kind, Request, Result
+from sparkdl.horovod.torch.engine.request import Kind
 from sparkdl.horovod.torch.handles import run_later, run_now, synchronize
 from sparkdl.horovod.torch.names import Average
 from sparkdl.horovod.torch.operations.allreduce import grouped_allreduce
 from sparkdl.horovod.torch.operations.preparation import (
-    StreamPoint,
+    TensorsRequest,
     as_buffer,
     as_bytes,
     bytes_per_row,
@@ -31,15 +31,12 @@ from sparkdl.horovod.torch.operations.preparation import (
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 
 
-class AllgatherRequest(Request[Result]):
+class AllgatherRequest(TensorsRequest):
     """Gathers tensors into new ones. The ranks first exchange their numbers of rows."""
 
-    def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__(describe(Kind.ALLGATHER, name, tensors))
-        self._tensors = tensors
-        self._stream_point = StreamPoint(tensors)
+    def __init__(self, name: str, tensors: Sequence[torch.Tensor], *, is_group: bool) -> None:
+        super().__init__(describe(Kind.ALLGATHER, name, tensors), tensors, is_group=is_group)
         self._rows = np.zeros((0, 0), np.int64)
-        self._outputs: list[torch.Tensor] = []
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one and the numbers of rows from every rank; ranks that have joined contribute zeros."""
@@ -72,22 +69,6 @@ class AllgatherRequest(Request[Result]):
         ]
 
 
-class SingleAllgatherRequest(AllgatherRequest[torch.Tensor]):
-    """Gathers one tensor."""
-
-    def result(self) -> torch.Tensor:
-        """The gathered tensor."""
-        return self._outputs[0]
-
-
-class GroupedAllgatherRequest(AllgatherRequest[tuple[torch.Tensor, ...]]):
-    """Gathers several tensors."""
-
-    def result(self) -> tuple[torch.Tensor, ...]:
-        """The gathered tensors."""
-        return tuple(self._outputs)
-
-
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -97,7 +78,7 @@ def allgather(
 
     Args:
         tensor: tensor of at least one dimension.
-        name: name by which the ranks match the operation; numbered in the order of submission if None.
+        name: name under which the ranks match the operation; numbered in the order of submission if None.
         process_set: ranks that take part.
 
     Returns:
@@ -107,16 +88,17 @@ def allgather(
         HorovodInternalError: on all ranks, if the tensors do not fit together, or a rank has joined.
     """
     if tensor.requires_grad and torch.is_grad_enabled():
-        gathered: torch.Tensor = _Allgather.apply(name, process_set, tensor)[0]
-        return gathered
-    return run_now(*_request(tensor, name, process_set))
+        (gathered,) = _Allgather.apply(name, process_set, False, tensor)
+    else:
+        gathered = run_now(*_request([tensor], name, process_set))
+    return gathered  # type: ignore[no-any-return]
 
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start :func:`allgather`, without gradients; ``synchronize`` returns the new tensor."""
-    return run_later(*_request(tensor, name, process_set))
+    return run_later(*_request([tensor], name, process_set))
 
 
 def grouped_allgather(
@@ -124,53 +106,47 @@ def grouped_allgather(
 ) -> tuple[torch.Tensor, ...]:
     """:func:`allgather` of several tensors as one operation."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        gathered: tuple[torch.Tensor, ...] = _Allgather.apply(name, process_set, *tensors)
-        return gathered
-    return run_now(*_grouped_request(tensors, name, process_set))
+        gathered = _Allgather.apply(name, process_set, True, *tensors)
+    else:
+        gathered = run_now(*_request(tensors, name, process_set, is_group=True))
+    return gathered  # type: ignore[no-any-return]
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start :func:`grouped_allgather`, without gradients; ``synchronize`` returns a tuple of new tensors."""
-    return run_later(*_grouped_request(tensors, name, process_set))
+    return run_later(*_request(tensors, name, process_set, is_group=True))
 
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, name: str | None, process_set: ProcessSet, is_group: bool, *tensors: torch.Tensor
+    ) -> Any:
         ctx.num_rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
         ctx.process_set = process_set
-        if len(tensors) == 1:
-            return (run_now(*_request(tensors[0], name, process_set)),)
-        return run_now(*_grouped_request(tensors, name, process_set))
+        gathered = run_now(*_request(tensors, name, process_set, is_group=is_group))
+        return gathered if is_group else (gathered,)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         averages = grouped_allreduce(grads, op=Average, process_set=ctx.process_set)
         rows_of_ranks = allgather(torch.tensor([ctx.num_rows], device="cpu"), process_set=ctx.process_set)
         starts = rows_of_ranks[: ctx.process_set.rank()].sum(0).tolist()
-        own = [
+        grads_of_rows = [
             average.narrow(0, start, num_rows)
             for average, start, num_rows in zip(averages, starts, ctx.num_rows, strict=True)
         ]
-        return None, None, *own
+        return None, None, None, *grads_of_rows
 
 
 def _request(
-    tensor: torch.Tensor, name: str | None, process_set: ProcessSet
-) -> tuple[Engine, Request[torch.Tensor]]:
-    check_tensors([tensor])
-    engine, full_name = find_target(process_set, "Allgather", name)
-    return engine, SingleAllgatherRequest(full_name, [tensor])
-
-
-def _grouped_request(
-    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet
-) -> tuple[Engine, Request[tuple[torch.Tensor, ...]]]:
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, *, is_group: bool = False
+) -> tuple[Engine, TensorsRequest]:
     check_tensors(tensors)
-    engine, full_name = find_target(process_set, "Grouped_allgather", name)
-    return engine, GroupedAllgatherRequest(full_name, list(tensors))
+    engine, full_name = find_target(process_set, "Grouped_allgather" if is_group else "Allgather", name)
+    return engine, AllgatherRequest(full_name, list(tensors), is_group=is_group)
 
 
 def sparse_allreduce_async(
@@ -183,7 +159,7 @@ def sparse_allreduce_async(
 
     Args:
         tensor: sparse (COO) tensor of the same shape and dtype on every rank; the number of entries may differ.
-        name: name by which the ranks match the operation.
+        name: name under which the ranks match the operation.
         op: ``Average`` for the average; any other value for the sum.
         process_set: ranks that take part.
 

@@ -13,12 +13,12 @@ import torch
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.engine.engine import Engine
-from sparkdl.horovod.torch.engine.request import Kind, Request, Result
+from sparkdl.horovod.torch.engine.request import Kind
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.names import Adasum, choose, name_of
-from sparkdl.horovod.torch.operations.adasum import GroupedAdasumRequest, SingleAdasumRequest, check_adasum
+from sparkdl.horovod.torch.operations.adasum import AdasumRequest, check_adasum
 from sparkdl.horovod.torch.operations.preparation import (
-    StreamPoint,
+    TensorsRequest,
     check_outputs,
     check_reducible,
     copy_back,
@@ -31,7 +31,7 @@ from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.torch.buffers import export
 
 
-class AllreduceRequest(Request[Result]):
+class AllreduceRequest(TensorsRequest):
     """Reduces tensors into outputs of the same shapes, which may be the same tensors."""
 
     def __init__(
@@ -41,15 +41,12 @@ class AllreduceRequest(Request[Result]):
         outputs: Sequence[torch.Tensor],
         *,
         op: int,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        prescale: float,
+        postscale: float,
+        is_group: bool,
     ) -> None:
-        super().__init__(
-            describe(Kind.ALLREDUCE, name, tensors, op=op, prescale=prescale, postscale=postscale)
-        )
-        self._tensors = tensors
-        self._outputs = outputs
-        self._stream_point = StreamPoint(tensors)
+        description = describe(Kind.ALLREDUCE, name, tensors, op=op, prescale=prescale, postscale=postscale)
+        super().__init__(description, tensors, outputs, is_group=is_group)
         self._buffers: list[torch.Tensor] = []
 
     def match(self, communicator: Communicator) -> None:
@@ -89,22 +86,6 @@ class AllreduceRequest(Request[Result]):
             communicator.allreduce_group(arrays, **options)
 
 
-class SingleAllreduceRequest(AllreduceRequest[torch.Tensor]):
-    """Reduces one tensor."""
-
-    def result(self) -> torch.Tensor:
-        """The output."""
-        return self._outputs[0]
-
-
-class GroupedAllreduceRequest(AllreduceRequest[tuple[torch.Tensor, ...]]):
-    """Reduces several tensors."""
-
-    def result(self) -> tuple[torch.Tensor, ...]:
-        """The outputs."""
-        return tuple(self._outputs)
-
-
 def _buffer_for(tensor: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     """The buffer to reduce in place, filled with the tensor: the output if it is a buffer, else a new one."""
     if not is_buffer(output):
@@ -129,11 +110,11 @@ def allreduce(
     Args:
         tensor: tensor of the same shape and dtype on every rank.
         average: deprecated by Horovod; use ``op``.
-        name: name by which the ranks match the operation; numbered in the order of submission if None.
+        name: name under which the ranks match the operation; numbered in the order of submission if None.
         compression: compressor for the tensor that is sent.
         op: ``Average``, the default, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``.
-        prescale_factor: factor by which the tensor is multiplied before the reduction.
-        postscale_factor: factor by which the result is multiplied.
+        prescale_factor: factor applied to the input before the reduction.
+        postscale_factor: factor applied to the result.
         process_set: ranks that take part.
 
     Returns:
@@ -146,9 +127,9 @@ def allreduce(
     compressed, ctx = compression.compress(tensor)
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
     if compressed.requires_grad and torch.is_grad_enabled():
-        reduced = _Allreduce.apply(compressed, name, *options)
+        (reduced,) = _Allreduce.apply(name, options, False, compressed)
     else:
-        reduced = run_now(*_single_request(compressed, new_output(compressed), name, *options))
+        reduced = run_now(*_request([compressed], [new_output(compressed)], name, *options))
     return compression.decompress(reduced, ctx)
 
 
@@ -163,7 +144,8 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduce a tensor over the ranks in place and return it; see :func:`allreduce`."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
-    return run_now(*_single_request(tensor, tensor, name, *options))
+    reduced: torch.Tensor = run_now(*_request([tensor], [tensor], name, *options))
+    return reduced
 
 
 def allreduce_async(
@@ -177,7 +159,7 @@ def allreduce_async(
 ) -> int:
     """Start :func:`allreduce`, without gradients; ``synchronize`` returns a new tensor."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
-    return run_later(*_single_request(tensor, new_output(tensor), name, *options))
+    return run_later(*_request([tensor], [new_output(tensor)], name, *options))
 
 
 def allreduce_async_(
@@ -191,51 +173,7 @@ def allreduce_async_(
 ) -> int:
     """Start :func:`allreduce_`; ``synchronize`` returns the same tensor, reduced."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
-    return run_later(*_single_request(tensor, tensor, name, *options))
-
-
-class _Allreduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *options: Any) -> torch.Tensor:
-        ctx.options = options
-        reduced: torch.Tensor = run_now(*_single_request(tensor, new_output(tensor), name, *options))
-        return reduced
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        op, prescale, postscale, process_set = ctx.options
-        grad = allreduce(
-            grads[0],
-            op=op,
-            prescale_factor=prescale,
-            postscale_factor=postscale,
-            process_set=process_set,
-        )
-        return grad, None, None, None, None, None
-
-
-def _single_request(
-    tensor: torch.Tensor,
-    output: torch.Tensor,
-    name: str | None,
-    op: int,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-) -> tuple[Engine, Request[torch.Tensor]]:
-    if op == Adasum:
-        check_adasum([tensor], process_set)
-        check_outputs([output])
-        engine, full_name = find_target(process_set, "Allreduce", name)
-        return engine, SingleAdasumRequest(
-            full_name, [tensor], [output], prescale=prescale, postscale=postscale
-        )
-    check_reducible([tensor], op)
-    check_outputs([output])
-    engine, full_name = find_target(process_set, "Allreduce", name)
-    return engine, SingleAllreduceRequest(
-        full_name, [tensor], [output], op=op, prescale=prescale, postscale=postscale
-    )
+    return run_later(*_request([tensor], [tensor], name, *options))
 
 
 def grouped_allreduce(
@@ -253,11 +191,11 @@ def grouped_allreduce(
     Args:
         tensors: tensors of the same shapes and dtypes on every rank.
         average: deprecated by Horovod; use ``op``.
-        name: name by which the ranks match the group; numbered in the order of submission if None.
+        name: name under which the ranks match the group; numbered in the order of submission if None.
         compression: compressor for the tensors that are sent.
         op: reduction, as for one tensor.
-        prescale_factor: factor by which the tensors are multiplied before the reduction.
-        postscale_factor: factor by which the results are multiplied.
+        prescale_factor: factor applied to the input before the reduction.
+        postscale_factor: factor applied to the result.
         process_set: ranks that take part.
 
     Returns:
@@ -267,9 +205,10 @@ def grouped_allreduce(
     sent = [tensor for tensor, _ in compressed]
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sent):
-        reduced = _GroupedAllreduce.apply(name, options, *sent)
+        reduced = _Allreduce.apply(name, options, True, *sent)
     else:
-        reduced = run_now(*_grouped_request(sent, [new_output(tensor) for tensor in sent], name, *options))
+        outputs = [new_output(tensor) for tensor in sent]
+        reduced = run_now(*_request(sent, outputs, name, *options, is_group=True))
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, compressed, strict=True)]
 
 
@@ -284,7 +223,8 @@ def grouped_allreduce_(
 ) -> tuple[torch.Tensor, ...]:
     """Reduce tensors over the ranks in place and return them; see :func:`grouped_allreduce`."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
-    return run_now(*_grouped_request(tensors, tensors, name, *options))
+    reduced: tuple[torch.Tensor, ...] = run_now(*_request(tensors, tensors, name, *options, is_group=True))
+    return reduced
 
 
 def grouped_allreduce_async(
@@ -298,7 +238,8 @@ def grouped_allreduce_async(
 ) -> int:
     """Start :func:`grouped_allreduce`, without gradients; ``synchronize`` returns a tuple of new tensors."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
-    return run_later(*_grouped_request(tensors, [new_output(tensor) for tensor in tensors], name, *options))
+    outputs = [new_output(tensor) for tensor in tensors]
+    return run_later(*_request(tensors, outputs, name, *options, is_group=True))
 
 
 def grouped_allreduce_async_(
@@ -312,29 +253,31 @@ def grouped_allreduce_async_(
 ) -> int:
     """Start :func:`grouped_allreduce_`; ``synchronize`` returns a tuple of the same tensors, reduced."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
-    return run_later(*_grouped_request(tensors, tensors, name, *options))
+    return run_later(*_request(tensors, tensors, name, *options, is_group=True))
 
 
-class _GroupedAllreduce(torch.autograd.Function):
+class _Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str | None, options: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
-        ctx.options = options
-        return run_now(*_grouped_request(tensors, [new_output(tensor) for tensor in tensors], name, *options))
+    def forward(
+        ctx: Any, name: str | None, options: tuple[Any, ...], is_group: bool, *tensors: torch.Tensor
+    ) -> Any:
+        ctx.options, ctx.is_group = options, is_group
+        outputs = [new_output(tensor) for tensor in tensors]
+        reduced = run_now(*_request(tensors, outputs, name, *options, is_group=is_group))
+        return reduced if is_group else (reduced,)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         op, prescale, postscale, process_set = ctx.options
-        reduced = grouped_allreduce(
-            grads,
-            op=op,
-            prescale_factor=prescale,
-            postscale_factor=postscale,
-            process_set=process_set,
-        )
-        return None, None, *reduced
+        factors = {"prescale_factor": prescale, "postscale_factor": postscale}
+        if ctx.is_group:
+            reduced = grouped_allreduce(grads, op=op, process_set=process_set, **factors)
+        else:
+            reduced = [allreduce(grads[0], op=op, process_set=process_set, **factors)]
+        return None, None, None, *reduced
 
 
-def _grouped_request(
+def _request(
     tensors: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
     name: str | None,
@@ -342,18 +285,16 @@ def _grouped_request(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-) -> tuple[Engine, Request[tuple[torch.Tensor, ...]]]:
-    tensors, outputs = list(tensors), list(outputs)
+    *,
+    is_group: bool = False,
+) -> tuple[Engine, TensorsRequest]:
     if op == Adasum:
         check_adasum(tensors, process_set)
-        check_outputs(outputs)
-        engine, full_name = find_target(process_set, "Grouped_allreduce", name)
-        return engine, GroupedAdasumRequest(
-            full_name, tensors, outputs, prescale=prescale, postscale=postscale
-        )
-    check_reducible(tensors, op)
+    else:
+        check_reducible(tensors, op)
     check_outputs(outputs)
-    engine, full_name = find_target(process_set, "Grouped_allreduce", name)
-    return engine, GroupedAllreduceRequest(
-        full_name, tensors, outputs, op=op, prescale=prescale, postscale=postscale
-    )
+    engine, full_name = find_target(process_set, "Grouped_allreduce" if is_group else "Allreduce", name)
+    options: dict[str, Any] = {"prescale": prescale, "postscale": postscale, "is_group": is_group}
+    if op == Adasum:
+        return engine, AdasumRequest(full_name, list(tensors), list(outputs), **options)
+    return engine, AllreduceRequest(full_name, list(tensors), list(outputs), op=op, **options)

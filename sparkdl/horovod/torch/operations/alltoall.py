@@ -36,7 +36,7 @@ class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
         """Make the request.
 
         Args:
-            name: name by which the request is matched.
+            name: name under which the request is matched.
             tensor: rows for the first rank, then those for the second, ...; rows beyond all splits are not sent.
             splits: number of rows to send to each rank.
             received_on: device of the tensor with the numbers of received rows.
@@ -93,7 +93,7 @@ def alltoall(
     Args:
         tensor: rows for the first rank, then those for the second, ...
         splits: number of rows to send to each rank (int32); None to send equally many.
-        name: name by which the ranks match the operation; numbered in the order of submission if None.
+        name: name under which the ranks match the operation; numbered in the order of submission if None.
         process_set: ranks that take part.
 
     Returns:

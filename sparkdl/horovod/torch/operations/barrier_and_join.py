@@ -15,8 +15,8 @@ import torch
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.request import Description, Kind, Request
 from sparkdl.horovod.torch.handles import run_now
-from sparkdl.horovod.torch.operations.adasum import GroupedAdasumRequest
-from sparkdl.horovod.torch.operations.allreduce import GroupedAllreduceRequest
+from sparkdl.horovod.torch.operations.adasum import AdasumRequest
+from sparkdl.horovod.torch.operations.allreduce import AllreduceRequest
 from sparkdl.horovod.torch.operations.preparation import refuse_ranks_that_joined
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
 
@@ -28,7 +28,7 @@ class BarrierRequest(Request[None]):
         """Make the request.
 
         Args:
-            name: name by which the request is matched.
+            name: name under which the request is matched.
         """
         super().__init__(Description(kind=Kind.BARRIER, name=name))
 
@@ -112,18 +112,10 @@ def make_stand_in(description: Description) -> Request[Any]:
         torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu")
         for shape, dtype in zip(description.shapes, description.dtypes, strict=True)
     ]
+    factors = {"prescale": description.prescale, "postscale": description.postscale}
     if description.kind is Kind.ALLREDUCE:
-        return GroupedAllreduceRequest(
-            description.name,
-            zeros,
-            zeros,
-            op=description.op,
-            prescale=description.prescale,
-            postscale=description.postscale,
-        )
+        return AllreduceRequest(description.name, zeros, zeros, op=description.op, is_group=True, **factors)
     if description.kind is Kind.ADASUM:
-        return GroupedAdasumRequest(
-            description.name, zeros, zeros, prescale=description.prescale, postscale=description.postscale
-        )
+        return AdasumRequest(description.name, zeros, zeros, is_group=True, **factors)
     assert description.kind is Kind.BARRIER
     return BarrierRequest(description.name)

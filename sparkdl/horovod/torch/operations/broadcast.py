@@ -73,7 +73,7 @@ def broadcast(
     Args:
         tensor: tensor of the same shape and dtype on every rank.
         root_rank: rank that sends, by its number among all ranks.
-        name: name by which the ranks match the operation; numbered in the order of submission if None.
+        name: name under which the ranks match the operation; numbered in the order of submission if None.
         process_set: ranks that take part.
 
     Raises:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sparkdl.horovod.torch.engine.engine import Engine
-from sparkdl.horovod.torch.engine.request import Description, Kind, refuse_join
+from sparkdl.horovod.torch.engine.request import Description, Kind, Request, refuse_join
 from sparkdl.horovod.torch.names import Average, HorovodInternalError
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of
 from sparkdl.torch.buffers import ELEMENT_DTYPES
@@ -38,6 +38,35 @@ class StreamPoint:
         """Block until the work that was on the streams when this object was made is complete."""
         for event in self._events:
             event.synchronize()
+
+
+class TensorsRequest(Request[Any]):
+    """A request for one tensor, or for a group of tensors as one operation.
+
+    Args:
+        description: description that the ranks must agree on.
+        tensors: tensors to read.
+        outputs: tensors to write, which may be the same; empty if ``complete`` makes them.
+        is_group: whether the result is a tuple of tensors, rather than one tensor.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor] = (),
+        *,
+        is_group: bool,
+    ) -> None:
+        super().__init__(description)
+        self._tensors = tensors
+        self._outputs = list(outputs)
+        self._is_group = is_group
+        self._stream_point = StreamPoint(tensors)
+
+    def result(self) -> Any:
+        """The output, or the tuple of all outputs."""
+        return tuple(self._outputs) if self._is_group else self._outputs[0]
 
 
 def is_buffer(tensor: torch.Tensor) -> bool:
@@ -68,7 +97,7 @@ def copy_back(buffer: torch.Tensor, output: torch.Tensor) -> None:
 
 
 def as_bytes(buffer: torch.Tensor) -> Any:
-    """A buffer's bytes as an array over the same memory, by which tensors of any dtype can be moved."""
+    """A buffer's bytes as an array over the same memory, to move tensors of any dtype."""
     return tensor_bytes(buffer).numpy()
 
 
@@ -97,7 +126,7 @@ def split_rows(num_rows: int, world_size: int) -> list[int]:
 
 
 def find_target(process_set: ProcessSet, operation: str, name: str | None) -> tuple[Engine, str]:
-    """The engine of a process set, and the name by which the ranks match an operation.
+    """The engine of a process set, and the name under which the ranks match an operation.
 
     Args:
         process_set: process set in which the operation runs.
@@ -181,7 +210,7 @@ def check_outputs(outputs: Sequence[torch.Tensor]) -> None:
         if any(extent > 1 and step == 0 for extent, step in zip(output.shape, output.stride(), strict=True)):
             raise ValueError(
                 f"A result cannot be written to a tensor of shape {tuple(output.shape)} and strides "
-                f"{output.stride()}, several elements of which lie at one place; pass tensor.contiguous()."
+                f"{output.stride()}, because several elements lie at one place; pass tensor.contiguous()."
             )
 
 
@@ -204,7 +233,7 @@ def describe(kind: Kind, name: str, tensors: Sequence[torch.Tensor], **options: 
 
     Args:
         kind: kind of the request.
-        name: name by which the request is matched.
+        name: name under which the request is matched.
         tensors: tensors of the request.
         options: numeric attributes of :class:`~sparkdl.horovod.torch.engine.request.Description`; numbers of NumPy or
             torch are converted.

@@ -14,12 +14,12 @@ import torch
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.engine.engine import Engine
-from sparkdl.horovod.torch.engine.request import Kind, Request, Result
+from sparkdl.horovod.torch.engine.request import Kind
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.names import Average, HorovodInternalError, Sum, name_of
 from sparkdl.horovod.torch.operations.allgather import grouped_allgather
 from sparkdl.horovod.torch.operations.preparation import (
-    StreamPoint,
+    TensorsRequest,
     as_buffer,
     check_reducible,
     describe,
@@ -31,7 +31,7 @@ from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.torch.buffers import export
 
 
-class ReducescatterRequest(Request[Result]):
+class ReducescatterRequest(TensorsRequest):
     """Reduces tensors into new ones with this rank's rows. The ranks first check that none has joined."""
 
     def __init__(
@@ -40,16 +40,15 @@ class ReducescatterRequest(Request[Result]):
         tensors: Sequence[torch.Tensor],
         *,
         op: int,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        prescale: float,
+        postscale: float,
+        is_group: bool,
     ) -> None:
-        super().__init__(
-            describe(Kind.REDUCESCATTER, name, tensors, op=op, prescale=prescale, postscale=postscale)
+        description = describe(
+            Kind.REDUCESCATTER, name, tensors, op=op, prescale=prescale, postscale=postscale
         )
-        self._tensors = tensors
-        self._stream_point = StreamPoint(tensors)
+        super().__init__(description, tensors, is_group=is_group)
         self._given = np.zeros((0, 0), np.int64)
-        self._outputs: list[torch.Tensor] = []
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one from every rank; ranks that have joined contribute a zero.
@@ -100,22 +99,6 @@ class ReducescatterRequest(Request[Result]):
             communicator.reduce_scatter_group(arrays, outs, counts=counts, **options)
 
 
-class SingleReducescatterRequest(ReducescatterRequest[torch.Tensor]):
-    """Reduces one tensor."""
-
-    def result(self) -> torch.Tensor:
-        """This rank's rows of the reduced tensor."""
-        return self._outputs[0]
-
-
-class GroupedReducescatterRequest(ReducescatterRequest[tuple[torch.Tensor, ...]]):
-    """Reduces several tensors."""
-
-    def result(self) -> tuple[torch.Tensor, ...]:
-        """This rank's rows of every reduced tensor."""
-        return tuple(self._outputs)
-
-
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -129,12 +112,12 @@ def reducescatter(
 
     Args:
         tensor: tensor of at least one dimension, of the same shape and dtype on every rank.
-        name: name by which the ranks match the operation; numbered in the order of submission if None.
+        name: name under which the ranks match the operation; numbered in the order of submission if None.
         compression: compressor for the tensor that is sent.
         op: ``Average`` or ``Sum``.
         process_set: ranks that take part.
-        prescale_factor: factor by which the tensor is multiplied before the reduction.
-        postscale_factor: factor by which the result is multiplied.
+        prescale_factor: factor applied to the input before the reduction.
+        postscale_factor: factor applied to the result.
 
     Returns:
         A new tensor with this rank's rows. The rows are divided evenly; the first ranks get one more of a remainder.
@@ -146,9 +129,9 @@ def reducescatter(
     compressed, ctx = compression.compress(tensor)
     options = (op, process_set, prescale_factor, postscale_factor)
     if compressed.requires_grad and torch.is_grad_enabled():
-        reduced = _Reducescatter.apply(name, options, compressed)[0]
+        (reduced,) = _Reducescatter.apply(name, options, False, compressed)
     else:
-        reduced = run_now(*_request(compressed, name, *options))
+        reduced = run_now(*_request([compressed], name, *options))
     return compression.decompress(reduced, ctx)
 
 
@@ -161,7 +144,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Start :func:`reducescatter`, without gradients; ``synchronize`` returns the new tensor."""
-    return run_later(*_request(tensor, name, op, process_set, prescale_factor, postscale_factor))
+    return run_later(*_request([tensor], name, op, process_set, prescale_factor, postscale_factor))
 
 
 def grouped_reducescatter(
@@ -178,9 +161,9 @@ def grouped_reducescatter(
     sent = [tensor for tensor, _ in compressed]
     options = (op, process_set, prescale_factor, postscale_factor)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sent):
-        reduced = _Reducescatter.apply(name, options, *sent)
+        reduced = _Reducescatter.apply(name, options, True, *sent)
     else:
-        reduced = run_now(*_grouped_request(sent, name, *options))
+        reduced = run_now(*_request(sent, name, *options, is_group=True))
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, compressed, strict=True)]
 
 
@@ -193,58 +176,44 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Start :func:`grouped_reducescatter`, without gradients; ``synchronize`` returns a tuple of new tensors."""
-    return run_later(*_grouped_request(tensors, name, op, process_set, prescale_factor, postscale_factor))
+    options = (op, process_set, prescale_factor, postscale_factor)
+    return run_later(*_request(tensors, name, *options, is_group=True))
 
 
 class _Reducescatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str | None, options: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, name: str | None, options: tuple[Any, ...], is_group: bool, *tensors: torch.Tensor
+    ) -> Any:
         ctx.options = options
-        if len(tensors) == 1:
-            return (run_now(*_request(tensors[0], name, *options)),)
-        return run_now(*_grouped_request(tensors, name, *options))
+        reduced = run_now(*_request(tensors, name, *options, is_group=is_group))
+        return reduced if is_group else (reduced,)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         op, process_set, prescale, postscale = ctx.options
         factor = prescale * postscale * (process_set.size() if op == Sum else 1)
         scaled = [grad * factor for grad in grads]
-        return None, None, *grouped_allgather(scaled, process_set=process_set)
+        return None, None, None, *grouped_allgather(scaled, process_set=process_set)
 
 
 def _request(
-    tensor: torch.Tensor,
-    name: str | None,
-    op: int,
-    process_set: ProcessSet,
-    prescale: float,
-    postscale: float,
-) -> tuple[Engine, Request[torch.Tensor]]:
-    _check([tensor], op)
-    engine, full_name = find_target(process_set, "Reducescatter", name)
-    return engine, SingleReducescatterRequest(
-        full_name, [tensor], op=op, prescale=prescale, postscale=postscale
-    )
-
-
-def _grouped_request(
     tensors: Sequence[torch.Tensor],
     name: str | None,
     op: int,
     process_set: ProcessSet,
     prescale: float,
     postscale: float,
-) -> tuple[Engine, Request[tuple[torch.Tensor, ...]]]:
-    _check(tensors, op)
-    engine, full_name = find_target(process_set, "Grouped_reducescatter", name)
-    return engine, GroupedReducescatterRequest(
-        full_name, list(tensors), op=op, prescale=prescale, postscale=postscale
-    )
-
-
-def _check(tensors: Sequence[torch.Tensor], op: int) -> None:
+    *,
+    is_group: bool = False,
+) -> tuple[Engine, TensorsRequest]:
     if op not in (Average, Sum):
         raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
     if any(tensor.dim() == 0 for tensor in tensors):
         raise ValueError("Reducescatter does not support scalar inputs")
     check_reducible(tensors, op)
+    operation = "Grouped_reducescatter" if is_group else "Reducescatter"
+    engine, full_name = find_target(process_set, operation, name)
+    return engine, ReducescatterRequest(
+        full_name, list(tensors), op=op, prescale=prescale, postscale=postscale, is_group=is_group
+    )

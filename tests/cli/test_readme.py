@@ -40,7 +40,11 @@ def _anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("library", "number"),
-    [("accelerate", 0), ("transformers", 1), pytest.param("lightning", 2, marks=pytest.mark.slow)],
+    [
+        ("accelerate", 0),
+        pytest.param("transformers", 1, marks=pytest.mark.slow),
+        pytest.param("lightning", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_examples_of_the_page_of_trainers_run_on_two_ranks(tmp_path: Path, library: str, number: int) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")

@@ -151,7 +151,7 @@ Request OfBlocks(OpKind kind, nb::handle array, nb::handle out, const Counts& co
 }
 
 void CheckNotEmpty(const std::vector<nb::object>& arrays) {
-  if (arrays.empty()) RaiseInvalid("arrays must have one at least");
+  if (arrays.empty()) RaiseInvalid("there must be at least one array");
 }
 
 void CheckLengths(size_t num_arrays, size_t other, const char* what) {

@@ -58,6 +58,7 @@ def next_token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_plans_of_transformers_divide_a_model_as_one_worker_computes_it(spark, tmp_path):
     generator = torch.Generator().manual_seed(0)

@@ -89,6 +89,7 @@ def test_ranks_that_share_the_decoder_learn_the_same(texts, tmp_path, sizes):
     assert shared.fit(rows).history[0].loss == pytest.approx(alone.history[0].loss, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -155,6 +156,7 @@ def test_token_arrays_are_learned_and_continued(spark, tmp_path):
         make(tmp_path, **{**changes, "vocabularySize": 29}).fit(tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_epoch_draws_rows_of_each_corpus_by_its_weight(spark, tmp_path):
     rows = [([3 + index % 4] * 15, "few" if index % 8 == 0 else "many") for index in range(160)]

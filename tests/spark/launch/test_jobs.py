@@ -102,6 +102,7 @@ output: {folder}/out
 """
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_a_job_of_a_language_model_is_planned_and_done_with_packed_rows(spark, frame, tmp_path):
     frame.createOrReplaceTempView("rows_of_jobs")

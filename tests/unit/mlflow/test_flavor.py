@@ -309,6 +309,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.slow
 def test_only_the_spark_model_needs_pyspark_to_load(saved):
     path, model = saved
     kinds = " ".join(expected(model.module, rows(2))["kind"])
@@ -467,6 +468,7 @@ for state in ("installed", "imported"):
 """
 
 
+@pytest.mark.slow
 def test_another_package_named_sparkdl_is_not_mistaken_for_it(carried, tmp_path):
     path, python = carried
     package = tmp_path / "sparkdl"

@@ -53,11 +53,11 @@ def _shared_memory(num_bytes: int, world_size: int) -> float:
     """
     if world_size == 2 or num_bytes * world_size <= _ONE_ROUND_BYTES:
         return num_bytes * (2 + world_size + 1)
-    own = num_bytes / world_size
-    others = num_bytes - own
+    block_bytes = num_bytes / world_size
+    others = num_bytes - block_bytes
     copied_in, copied_out = 2 * others, 2 * others
-    added = world_size * own + own
-    pushed = 2 * own
+    added = world_size * block_bytes + block_bytes
+    pushed = 2 * block_bytes
     return copied_in + added + pushed + copied_out
 
 

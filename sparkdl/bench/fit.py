@@ -165,7 +165,7 @@ def measure(
     )
     fit_in_turn(spark, few, contenders, 1, folder / "warm-up", announce)
     fits, rows = fit_in_turn(spark, size, contenders, num_rounds, folder / "fits", announce)
-    losses = {name: loss_of(each[-1].weights, rows) for name, each in fits.items()}
+    losses = {name: loss_of(repeats[-1].weights, rows) for name, repeats in fits.items()}
     check_losses(losses)
     return fits, losses
 
@@ -207,9 +207,9 @@ def check_losses(losses: Mapping[str, float]) -> None:
     best = min(losses.values())
     for name, loss in losses.items():
         if not loss <= _LOSS_TOLERANCE * best:
-            found = ", ".join(f"{other} {value:.4g}" for other, value in losses.items())
+            values = ", ".join(f"{other} {value:.4g}" for other, value in losses.items())
             raise TrainingError(
-                f"{name} has not trained the same model: the losses are {found}. Its time cannot be compared."
+                f"{name} has not trained the same model: the losses are {values}. Its time cannot be compared."
             )
 
 
@@ -225,15 +225,15 @@ def make_rows(
     multiple of the median of this row.
     """
     times = {ARITHMETIC: list(arithmetic_times)}
-    times |= {name: [fit.seconds for fit in each] for name, each in fits.items()}
-    medians = {name: statistics.median(each) for name, each in times.items()}
+    times |= {name: [fit.seconds for fit in repeats] for name, repeats in fits.items()}
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     return [
         {
             "case": f"{size.num_rows:,} rows",
             "contender": name,
-            "repetitions": len(each),
+            "repetitions": len(seconds),
             "median_s": medians[name],
-            "p90_s": percentile(each, 0.9),
+            "p90_s": percentile(seconds, 0.9),
             "rows": size.num_rows,
             "epochs": size.epochs,
             "rows_per_s": size.num_rows * size.epochs / medians[name],
@@ -244,7 +244,7 @@ def make_rows(
             "loss": losses.get(name),
             "ratio": ratios(name, medians),
         }
-        for name, each in times.items()
+        for name, seconds in times.items()
     ]
 
 

@@ -145,7 +145,7 @@ def make_rows(
         medians = {name: statistics.median(found.times) for name, found in found_of.items()}
         loss = found_of["one rank"].results[0][0]["loss"]
         for contender, found in found_of.items():
-            results = [each for each in found.results[0] if not math.isnan(each["loss"])]
+            results = [row for row in found.results[0] if not math.isnan(row["loss"])]
             for result in results:
                 if not math.isclose(result["loss"], loss, rel_tol=_LOSS_TOLERANCE):
                     raise CommunicatorError(

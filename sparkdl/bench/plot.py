@@ -76,9 +76,11 @@ def plot_steps(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     most = max(sum(row["case"] == case for row in rows) for case in cases)
     figure = Figure(figsize=(5.5 * len(cases), max(4.0, 1.5 + 0.3 * most)), layout="constrained")
     for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
-        own = [row for row in rows if row["case"] == case]
-        bars = axes.barh([row["contender"] for row in own], [row["median_s"] for row in own])
-        axes.bar_label(bars, [format_time(row["median_s"]) for row in own], padding=3)
+        rows_of_case = [row for row in rows if row["case"] == case]
+        bars = axes.barh(
+            [row["contender"] for row in rows_of_case], [row["median_s"] for row in rows_of_case]
+        )
+        axes.bar_label(bars, [format_time(row["median_s"]) for row in rows_of_case], padding=3)
         axes.invert_yaxis()
         axes.margins(x=0.2)
         axes.locator_params(axis="x", nbins=5)
@@ -92,9 +94,9 @@ def plot_steps(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 def _draw(axes: Axes, points: Sequence[tuple[str, int, float]]) -> None:
     sizes = sorted({size for _, size, _ in points})
     for contender in dict.fromkeys(contender for contender, _, _ in points):
-        own = sorted((size, value) for other, size, value in points if other == contender)
+        line = sorted((size, value) for other, size, value in points if other == contender)
         style = "--" if contender == "copy" else "-"
-        axes.plot(*zip(*own, strict=True), style, marker="o", label=_LABELS.get(contender, contender))
+        axes.plot(*zip(*line, strict=True), style, marker="o", label=_LABELS.get(contender, contender))
     axes.set_xscale("log")
     axes.set_yscale("log")
     # The labels of sizes that are one power of two apart would overlap.

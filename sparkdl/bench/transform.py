@@ -124,9 +124,9 @@ def measure_case(spark: SparkSession, name: str, arguments: argparse.Namespace) 
             contender: in_own_workers(spark, contender, partial(transform, frame))
             for contender, transform in task.contenders().items()
         }
-        check_alike(name, {contender: _total(each) for contender, each in scored.items()})
+        check_alike(name, {contender: _total(frame) for contender, frame in scored.items()})
         times = take_turns(
-            {contender: _action(each) for contender, each in scored.items()}, arguments.seconds
+            {contender: _action(frame) for contender, frame in scored.items()}, arguments.seconds
         )
     finally:
         frame.unpersist()

@@ -149,7 +149,7 @@ class Callbacks:
         Raises:
             TrainingError: if a callback fails.
         """
-        callbacks = [each for each in self._callbacks if _overrides(each, method)]
+        callbacks = [callback for callback in self._callbacks if _overrides(callback, method)]
         if not callbacks:
             return
         context = FitContext(**self._settings, **where, _request=self._request)

@@ -87,10 +87,10 @@ class ModelDistribution(ABC):
             scaled: function that scales the loss for the backward pass.
             check: function that is called with the mean loss before the backward pass; with a pipeline, after it.
         """
-        found = objective.evaluate(self.called, batch)
-        check(found.term.mean)
-        scaled(found.term).backward()
-        return found
+        evaluation = objective.evaluate(self.called, batch)
+        check(evaluation.term.mean)
+        scaled(evaluation.term).backward()
+        return evaluation
 
     def evaluate(self, objective: Objective, batch: Batch) -> Evaluation:
         """Apply the module to a batch without gradients. Collective if the module is divided."""
@@ -203,7 +203,7 @@ class Replicas(ModelDistribution):
     def _wrap_by_ddp(self, whole: nn.Module) -> nn.Module:
         """DistributedDataParallel of a module as it is now; it does not notice changes itself."""
         self._live, self._has_late = LiveParameters(whole), False
-        self._averaged = {each for each in self._live.parameters if each.requires_grad}
+        self._averaged = {parameter for parameter in self._live.parameters if parameter.requires_grad}
         # It cannot send sparse and quantized tensors. All ranks have them from the spec.
         special = [
             name
@@ -234,16 +234,16 @@ class Replicas(ModelDistribution):
         check: Callable[[Tensor], None] = lambda _: None,
     ) -> Evaluation:
         """Apply the module to a batch, and accumulate the gradients of its loss."""
-        found = super().forward_backward(objective, batch, scaled=scaled, check=check)
+        evaluation = super().forward_backward(objective, batch, scaled=scaled, check=check)
         if isinstance(self.called, DistributedDataParallel):
             self._has_late = self._live.look() or self._has_late  # unfrozen by the step itself
             if self._has_late and self.called.require_backward_grad_sync:
                 from sparkdl.parallel.sharding import average_gradients
 
-                late = [each for each in self._live.parameters if each not in self._averaged]
+                late = [parameter for parameter in self._live.parameters if parameter not in self._averaged]
                 assert torch.distributed.group.WORLD is not None, "initialized with the wrapper"
                 average_gradients(late, torch.distributed.group.WORLD)
-        return found
+        return evaluation
 
     def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
         """The comparison of the modules of all ranks; None on one rank."""
@@ -282,7 +282,7 @@ class Replicas(ModelDistribution):
             structure, others = self._before
             tensors = dict((*module.named_parameters(), *module.named_buffers()))
             module = join_module(
-                structure, {**others, **{name: each.detach() for name, each in tensors.items()}}
+                structure, {**others, **{name: tensor.detach() for name, tensor in tensors.items()}}
             )
         return module.eval()
 
@@ -377,9 +377,9 @@ class DividedModel(ModelDistribution):
         is_kept = self.rank == 0
         tensors = self.other_tensors()
         for name, tensor in self.module.named_parameters():
-            whole = whole_tensor(tensor.detach())
+            gathered = whole_tensor(tensor.detach())
             if is_kept:
-                tensors[name] = whole.to("cpu", copy=True)
+                tensors[name] = gathered.to("cpu", copy=True)
         return join_module(self.structure, tensors).eval() if is_kept else None
 
     def other_tensors(self) -> dict[str, Tensor]:
@@ -400,7 +400,7 @@ class DividedModel(ModelDistribution):
 
 def _num_operations(communicator: Communicator) -> int:
     measured, _ = communicator.telemetry.measure()
-    return sum(total.num_operations for each in measured for total in each.totals.values())
+    return sum(total.num_operations for counts in measured for total in counts.totals.values())
 
 
 def num_readers(spec: TrainingSpec, num_ranks: int) -> int:

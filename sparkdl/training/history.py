@@ -138,7 +138,7 @@ class EpochRecord:
         return replace(self, metrics={**self.metrics, **metrics}, validation_s=seconds)
 
 
-EPOCH_METRICS = tuple(each.name for each in fields(EpochRecord) if each.metadata == _LOGGED)
+EPOCH_METRICS = tuple(field.name for field in fields(EpochRecord) if field.metadata == _LOGGED)
 """Fields of an :class:`EpochRecord` that are logged to MLflow besides the metrics; metrics cannot have these names."""
 
 
@@ -148,7 +148,7 @@ def join_meter_states(states: Sequence[Mapping[str, Any]], rank: int) -> dict[st
     Rank 0 gets the sums of all ranks. Every rank gets the elapsed time of the slowest rank and the mean waiting times.
     """
     totals = {name: sum(state[name] for state in states) for name in ("loss_sum", "weight", "rows")}
-    metrics = [each for state in states for each in state["metrics"]]
+    metrics = [metric for state in states for metric in state["metrics"]]
     return {
         **(totals if rank == 0 else dict.fromkeys(totals, 0.0)),
         "metrics": metrics if rank == 0 else [],

@@ -121,15 +121,15 @@ class StateMetric:
     def _unpacked(self, packed: list[bytes]) -> list[dict[str, Any]]:
         """The states of the ranks that saw rows."""
         contents = (
-            torch.load(io.BytesIO(each), map_location=self._device, weights_only=True) for each in packed
+            torch.load(io.BytesIO(state), map_location=self._device, weights_only=True) for state in packed
         )
         return [rank for content in contents for rank in content if rank[_UPDATES]]
 
     def _set(self, ranks: list[dict[str, Any]]) -> None:
         for name, reduction in self._metric._reductions.items():
-            states = [each[name] for each in ranks]
+            states = [state[name] for state in ranks]
             setattr(self._metric, name, states[0] if len(states) == 1 else _joined(states, reduction))
-        self._metric._update_count, self._metric._computed = sum(each[_UPDATES] for each in ranks), None
+        self._metric._update_count, self._metric._computed = sum(state[_UPDATES] for state in ranks), None
 
     def merge(self, packed: list[bytes]) -> float:
         """Return the metric computed from the states of all ranks that saw rows; NaN if no rank did.
@@ -166,13 +166,13 @@ def merge_states(
         return {}
     if communicator.world_size == 1:
         return {name: metric.merge([packed[name]]) for name, metric in metrics.items()}
-    own = np.frombuffer(b"".join(packed.values()), np.uint8)
+    payload = np.frombuffer(b"".join(packed.values()), np.uint8)
     world_size = communicator.world_size
     sizes = np.empty(world_size * len(metrics), np.int64)
     communicator.allgather(np.array([len(part) for part in packed.values()], np.int64), sizes)
     per_rank = sizes.reshape(world_size, len(metrics))
     everything = np.empty(int(sizes.sum()), np.uint8)
-    communicator.allgather(own, everything, counts=[int(size) for size in per_rank.sum(axis=1)])
+    communicator.allgather(payload, everything, counts=[int(size) for size in per_rank.sum(axis=1)])
     parts = [part.tobytes() for part in np.split(everything, np.cumsum(sizes)[:-1])]
     return {
         name: metric.merge(parts[index :: len(metrics)])
@@ -220,9 +220,9 @@ def _on_cpu(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):
-        return {name: _on_cpu(each) for name, each in value.items()}
+        return {name: _on_cpu(entry) for name, entry in value.items()}
     if isinstance(value, list):
-        return [_on_cpu(each) for each in value]
+        return [_on_cpu(entry) for entry in value]
     return value
 
 
@@ -347,7 +347,9 @@ class EpochMetrics:
             for name, total, rows in zip(self._means, *totals, strict=True)
         }
         values |= merge_states(self._states, packed, communicator)
-        return {name: values[name] for name in self._running}, [float(each) for each in sums[: len(further)]]
+        return {name: values[name] for name in self._running}, [
+            float(value) for value in sums[: len(further)]
+        ]
 
 
 def _detached(value: Any) -> Any:
@@ -355,7 +357,7 @@ def _detached(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, Mapping):
-        return {name: _detached(each) for name, each in value.items()}
+        return {name: _detached(entry) for name, entry in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(_detached(each) for each in value)
+        return tuple(_detached(entry) for entry in value)
     return value

@@ -63,7 +63,10 @@ class StepModule(nn.Module):
         """Return what the step returns."""
         if self.is_idle:
             # It depends on a parameter, because the wrapper takes part in the averages once a gradient is computed.
-            return next(each for each in self.module.parameters() if each.requires_grad).sum() * 0.0
+            return (
+                next(parameter for parameter in self.module.parameters() if parameter.requires_grad).sum()
+                * 0.0
+            )
         if self._count_operations is None:
             return self._step(self.module, batch)
         count, self._count_operations = self._count_operations, None
@@ -89,14 +92,14 @@ def run_user_step(
     """
     assert spec.user_step is not None, "called where there is one"
     inputs = {
-        each.name: to_features(batch[each.name], dtype_named(each.dtype), device)
-        for each in spec.inputs.inputs
+        column.name: to_features(batch[column.name], dtype_named(column.dtype), device)
+        for column in spec.inputs.inputs
     }
     labels = {head.label.name: head.label.tensor(batch, device) for head in spec.heads}
     weight = (
         {} if spec.weight is None else {spec.weight: to_tensor(batch[spec.weight], torch.float32, device)}
     )
-    is_step = any(isinstance(each, StepModule) for each in (module, getattr(module, "module", None)))
+    is_step = any(isinstance(part, StepModule) for part in (module, getattr(module, "module", None)))
     step = module if is_step else StepModule(module, spec.user_step)
     returned = step({**inputs, **labels, **weight})
     loss, outputs = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
@@ -315,10 +318,12 @@ class Objective:
         ):
             changed = augment(dict(arrays))
         if not isinstance(changed, Mapping) or changed.keys() != arrays.keys():
-            found = ", ".join(map(str, changed)) if isinstance(changed, Mapping) else type(changed).__name__
+            returned = (
+                ", ".join(map(str, changed)) if isinstance(changed, Mapping) else type(changed).__name__
+            )
             raise ParamError(
                 f"Param augment must return a dict of the arrays that it is given: {', '.join(arrays)}; it returned "
-                f"{found}."
+                f"{returned}."
             )
         for name, values in changed.items():
             if len(values) != num_rows:
@@ -372,7 +377,7 @@ class Objective:
         if spec.weight is not None:
             weights = to_tensor(batch[spec.weight], torch.float32, self._device)
         outputs = output_of_each(returned, [head.label.name for head in spec.heads])
-        outputs = {name: self.precision.for_loss(each) for name, each in outputs.items()}
+        outputs = {name: self.precision.for_loss(output) for name, output in outputs.items()}
         targets = {
             head.label.name: self._targets(head, loss, batch, outputs[head.label.name])
             for head, loss in zip(spec.heads, self._losses, strict=True)

@@ -108,11 +108,11 @@ class _ShapeObserver(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {tuple(each.shape) for each in args if isinstance(each, Tensor)}
+        shapes = {tuple(argument.shape) for argument in args if isinstance(argument, Tensor)}
         if (
             isinstance(result, Tensor)
             and result.shape == _CROSSED
-            and given == {(_NUM_ROWS, 1), (_NUM_ROWS,)}
+            and shapes == {(_NUM_ROWS, 1), (_NUM_ROWS,)}
         ):
             self.has_crossed = True
         return result
@@ -215,7 +215,7 @@ class TrialGradients:
         """
         used: dict[int, bool] = {}
         nodes = [loss.grad_fn] if loss.grad_fn is not None else []
-        found = set(nodes)
+        visited = set(nodes)
         while nodes:
             node = nodes.pop()
             if isinstance(node, BackwardCFunction):  # checkpointed layers, or other custom functions
@@ -225,8 +225,8 @@ class TrialGradients:
                 if parameter is not None:
                     is_sparse = any(getattr(node, name, False) for name in _SPARSE)
                     used[id(parameter)] = used.get(id(parameter), False) or is_sparse
-                elif following is not None and following not in found:
-                    found.add(following)
+                elif following is not None and following not in visited:
+                    visited.add(following)
                     nodes.append(following)
         loss.backward(retain_graph=True, inputs=self._copied or [loss])
         for identity, is_sparse in used.items():
@@ -318,8 +318,8 @@ def _computed(value: Any, seen: set[int]) -> Iterator[Tensor]:
         return
     seen.add(id(value))
     if not isinstance(value, Tensor):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _computed(each, seen)
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _computed(entry, seen)
     elif not value.is_leaf:
         yield value
 
@@ -462,7 +462,7 @@ def _try_features(
             f"{subject} does not fit the model {type(model).__name__}: a batch of shape {array.shape} and dtype "
             f"{array.dtype} gave {reason}"
         ) from failure
-    given = listed(
+    columns = listed(
         [f"{name!r} of shape {array.shape} and dtype {array.dtype}" for name, array in arrays.items()], 20
     )
     hint = (
@@ -471,13 +471,13 @@ def _try_features(
         else ""
     )
     raise DataError(
-        f"The model {type(model).__name__} cannot be called with {given}: {reason}{hint}"
+        f"The model {type(model).__name__} cannot be called with {columns}: {reason}{hint}"
     ) from failure
 
 
 def _most_informative(failures: Sequence[Exception]) -> Exception:
     """Return the first failure that is not about dtypes, else the first one, of the columns' own dtypes."""
-    return next((each for each in failures if not _ABOUT_DTYPES.search(str(each))), failures[0])
+    return next((failure for failure in failures if not _ABOUT_DTYPES.search(str(failure))), failures[0])
 
 
 def _dtype_choices(
@@ -485,9 +485,9 @@ def _dtype_choices(
 ) -> Iterator[tuple[torch.dtype, ...]]:
     """Yield dtypes for all inputs: first those in which integers stay integers, then fewer and fewer integers."""
     candidates = [candidate_dtypes(str(array.dtype), model) for array in arrays.values()]
-    if sum(len(each) > 1 for each in candidates) > _MAX_MIXED:
-        yield tuple(each[0] for each in candidates)
-        yield tuple(each[-1] for each in candidates)
+    if sum(len(dtypes) > 1 for dtypes in candidates) > _MAX_MIXED:
+        yield tuple(dtypes[0] for dtypes in candidates)
+        yield tuple(dtypes[-1] for dtypes in candidates)
     else:
         yield from product(*candidates)
 

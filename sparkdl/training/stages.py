@@ -97,13 +97,13 @@ class Stages(DividedModel):
 
         The result has outputs on the rank of the last stage only; the loss is the same on all ranks of the pipeline.
         """
-        found = self._run(objective, batch, scaled)
-        check(found.term.mean)
+        evaluation = self._run(objective, batch, scaled)
+        check(evaluation.term.mean)
         if self._averages_itself and self._is_last_of_update:
             from sparkdl.parallel import average_gradients
 
             average_gradients(self.module.parameters(), self._layout.group("data", "shard", "context"))
-        return found
+        return evaluation
 
     def evaluate(self, objective: Objective, batch: Batch) -> Evaluation:
         """Apply the module to a batch without gradients; the result is as in :meth:`forward_backward`. Collective."""
@@ -139,8 +139,11 @@ class Stages(DividedModel):
 
     def whole_module(self) -> nn.Module | None:
         """The trained module on CPU, in ``eval()`` mode, on rank 0; None elsewhere. Collective."""
-        own = {name: whole_tensor(each.detach()).to("cpu") for name, each in self.module.named_parameters()}
-        tensors = self.other_tensors() | self._on_rank_0(own)
+        parts = {
+            name: whole_tensor(parameter.detach()).to("cpu")
+            for name, parameter in self.module.named_parameters()
+        }
+        tensors = self.other_tensors() | self._on_rank_0(parts)
         return join_module(self.structure, tensors).eval() if self.rank == 0 else None
 
     def other_tensors(self) -> dict[str, Tensor]:
@@ -170,31 +173,33 @@ class Stages(DividedModel):
         torch.distributed.gather_object(
             tensors, gathered if is_kept else None, dst=0, group=self._layout.group("pipeline")
         )
-        return {name: each for stage in gathered for name, each in stage.items()} if is_kept else {}
+        return {name: tensor for stage in gathered for name, tensor in stage.items()} if is_kept else {}
 
     def _run(self, objective: Objective, batch: Batch, scaled: Callable[[LossTerm], Tensor]) -> Evaluation:
-        num_rows, found = objective.num_rows(batch), list[Evaluation | None]()
+        num_rows, evaluations = objective.num_rows(batch), list[Evaluation | None]()
 
         def compare(output: Any, target: Tensor) -> Tensor:
             """The scaled loss of a microbatch; the target holds the indices of its rows in the batch."""
             tensor = _one_tensor(output)
             first, end = int(target[0]), min(int(target[-1]) + 1, num_rows)
             if end <= first:
-                found.append(None)
+                evaluations.append(None)
                 return tensor.sum() * 0.0
             one = objective.compare(
                 tensor[: end - first], {name: values[first:end] for name, values in batch.items()}
             )
-            found.append(one)
+            evaluations.append(one)
             return scaled(one.term)
 
         first, others = self._filled_tensors(batch)
         self._compare: Callable[[Any, Tensor], Tensor] = compare
-        pipeline, is_new = self._pipeline((first.shape, *(each.shape for each in others.values())))
+        pipeline, is_new = self._pipeline((first.shape, *(tensor.shape for tensor in others.values())))
         with objective.precision.computing(), self._gradients_apart() if is_new else nullcontext():
             pipeline.run(first, target=torch.arange(len(first)), **others)
         # torch also calls compare() to infer shapes.
-        return self._with_loss_of_all([each for each in found[-pipeline.microbatches :] if each is not None])
+        return self._with_loss_of_all(
+            [evaluation for evaluation in evaluations[-pipeline.microbatches :] if evaluation is not None]
+        )
 
     def _filled_tensors(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The module's first argument (in later stages, the previous stage's output replaces it), and the others.
@@ -204,7 +209,7 @@ class Stages(DividedModel):
         tensors = self._inputs.tensors(batch, self._device)
         num_rows = max(self._num_rows, *map(len, tensors.values()))
         num_rows += -num_rows % self._microbatches
-        tensors = {name: _filled_up(each, num_rows) for name, each in tensors.items()}
+        tensors = {name: _filled_up(tensor, num_rows) for name, tensor in tensors.items()}
         if self._inputs.given_by != "name":
             tensors = dict(zip(self._names, tensors.values(), strict=False))
         return tensors.pop(self._names[0]), tensors
@@ -226,7 +231,11 @@ class Stages(DividedModel):
 
         A new pipeline makes a trial run of its stages, which clears gradients.
         """
-        kept = [(each, each.grad) for each in self.module.parameters() if each.grad is not None]
+        kept = [
+            (parameter, parameter.grad)
+            for parameter in self.module.parameters()
+            if parameter.grad is not None
+        ]
         for parameter, _ in kept:
             parameter.grad = None
         yield
@@ -290,7 +299,7 @@ class _Layers(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # has overloads
         """Return the states of all stages."""
         return {
-            name: each for stage in self.stages for name, each in stage.state_dict(*args, **kwargs).items()
+            name: value for stage in self.stages for name, value in stage.state_dict(*args, **kwargs).items()
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -318,10 +327,10 @@ def _joined(parts: Sequence[Evaluation], term: LossTerm) -> Evaluation:
     """The joined evaluation of all microbatches; without outputs on ranks that have none."""
     if not parts:
         return Evaluation(None, None, None, term)
-    weights = [each.weights for each in parts if each.weights is not None]
+    weights = [part.weights for part in parts if part.weights is not None]
     return Evaluation(
-        torch.cat([each.outputs.detach() for each in parts]),
-        torch.cat([each.targets for each in parts]),
+        torch.cat([part.outputs.detach() for part in parts]),
+        torch.cat([part.targets for part in parts]),
         torch.cat(weights) if weights else None,
         term,
     )

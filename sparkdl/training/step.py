@@ -165,16 +165,16 @@ class TrainingStep:
         with nullcontext() if updates else self._distribution.without_averaging():
             if rows:
                 self.last_batch = batch
-                found = self._distribution.forward_backward(
+                evaluation = self._distribution.forward_backward(
                     self.objective,
                     batch,
                     scaled=partial(self._scaled, rows_of_update=self._plan.rows_of_update(step)),
                     check=lambda mean: self._finite.observe(mean, batch, epoch=epoch, step=step),
                 )
-                term = found.term
+                term = evaluation.term
                 weight = term.weight if self._distribution.counts_rows else 0.0
                 if metrics is not None and term.weight and self._distribution.counts_outputs:
-                    metrics.add(found, rows)
+                    metrics.add(evaluation, rows)
             else:
                 term, weight = self._pass_without_rows(), 0.0
         self._weight_of_update += weight

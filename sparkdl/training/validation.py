@@ -132,11 +132,11 @@ class Validation:
                             continue
                         where = first._replace(step=step).text(of_validation=True)
                         with error_context("evaluating the batch", rank=first.rank, where=where, batch=batch):
-                            found = self._distribution.evaluate(self._objective, batch)
+                            evaluation = self._distribution.evaluate(self._objective, batch)
                             if self._distribution.counts_outputs:
-                                metrics.add(found, rows)
+                                metrics.add(evaluation, rows)
                             if self._distribution.counts_rows:
-                                losses.add(found.term.mean, found.term.weight)
+                                losses.add(evaluation.term.mean, evaluation.term.weight)
         own_loss = float(losses.total)  # waits for the device
         values, (total, all_weight, seconds) = metrics.close(
             self._communicator, own_loss, losses.weight, time.perf_counter() - started

@@ -85,12 +85,12 @@ class ParallelTrial:
 
         if self._is_idle:
             return float("nan"), 0
-        own = {each.untyped_storage().data_ptr() for each in map(_local, self._step.parameters())}
+        storages = {part.untyped_storage().data_ptr() for part in map(_local, self._step.parameters())}
         saved: dict[int, int] = {}
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
             storage = _local(tensor).untyped_storage()
-            if storage.data_ptr() not in own:
+            if storage.data_ptr() not in storages:
                 saved[storage.data_ptr()] = storage.nbytes()
             return tensor
 
@@ -101,10 +101,10 @@ class ParallelTrial:
     def _state_bytes(self) -> int:
         import torch
 
-        tensors = [each for parameter in self._step.parameters() for each in (parameter, parameter.grad)]
+        tensors = [tensor for parameter in self._step.parameters() for tensor in (parameter, parameter.grad)]
         for state in self._optimizer.state.values():
-            tensors += [each for each in state.values() if isinstance(each, torch.Tensor) and each.ndim]
-        return sum(_local(each).nbytes for each in tensors if each is not None)
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor) and value.ndim]
+        return sum(_local(tensor).nbytes for tensor in tensors if tensor is not None)
 
 
 def _local(tensor: Any) -> torch.Tensor:
@@ -192,7 +192,7 @@ class _ContextStep(_Step):
         from sparkdl.parallel import sequence
 
         positions = sequence.positions(tokens.shape[1], self._group)
-        own, targets = (sequence.shard(each, 1, self._group) for each in (tokens, labels))
+        own, targets = (sequence.shard(rows, 1, self._group) for rows in (tokens, labels))
         loss = cross_entropy(self.module(own, positions).flatten(0, 1), targets.flatten())
         loss.backward()
         mean = loss.detach().clone()

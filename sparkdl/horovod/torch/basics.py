@@ -72,8 +72,8 @@ def start_timeline_of(environment: Mapping[str, str]) -> None:
     Each rank marks its cycles if its own ``HOROVOD_TIMELINE_MARK_CYCLES`` is 1.
     """
     path = environment.get("HOROVOD_TIMELINE", "")
-    own = b"" if path == "DYNAMIC" else path.encode()
-    chosen = broadcast_bytes(session().world, own, root=0, name="HOROVOD_TIMELINE").decode()
+    encoded = b"" if path == "DYNAMIC" else path.encode()
+    chosen = broadcast_bytes(session().world, encoded, root=0, name="HOROVOD_TIMELINE").decode()
     if chosen:
         start_timeline(chosen, mark_cycles=environment.get("HOROVOD_TIMELINE_MARK_CYCLES") == "1")
 
@@ -291,8 +291,8 @@ def _exchange(
     world: Communicator, by_ranks: list[list[int]], by_comm: list[list[int]], problem: str | None
 ) -> tuple[str, list[list[int]]]:
     """See :func:`_agree`. Of the process sets made from mpi4py communicators, each rank knows only its own."""
-    own = json.dumps([uuid.uuid4().hex, problem, by_ranks, by_comm]).encode()
-    reported = [json.loads(said) for said in allgather_bytes(world, own, name="process sets of hvd.init")]
+    report = json.dumps([uuid.uuid4().hex, problem, by_ranks, by_comm]).encode()
+    reported = [json.loads(said) for said in allgather_bytes(world, report, name="process sets of hvd.init")]
     problems = _by_ranks({rank: said for rank, (_, said, _, _) in enumerate(reported) if said is not None})
     failed = "Horovod could not be initialized because"
     if problems:
@@ -301,11 +301,12 @@ def _exchange(
             f"{failed} {by_whom}. Give all ranks the same process sets, each of other ranks; nothing is open, and"
             " hvd.init() may be called again."
         )
-    given = _by_ranks({rank: str(sets) for rank, (_, _, sets, _) in enumerate(reported)})
-    if len(given) > 1:
+    sets_of_ranks = _by_ranks({rank: str(sets) for rank, (_, _, sets, _) in enumerate(reported)})
+    if len(sets_of_ranks) > 1:
+        by_whom = "; ".join(f"{ranks}: {sets}" for sets, ranks in sets_of_ranks)
         raise ParamError(
-            f"{failed} the ranks gave different process_sets: {'; '.join(f'{ranks}: {said}' for said, ranks in given)}."
-            " Give all ranks the same, in the same order; nothing is open, and hvd.init() may be called again."
+            f"{failed} the ranks gave different process_sets: {by_whom}. Give all ranks the same, in the same order; "
+            "nothing is open, and hvd.init() may be called again."
         )
     from_comms = sorted({tuple(ranks) for _, _, _, sets in reported for ranks in sets})
     return reported[0][0], [*map(list, from_comms), *by_ranks]

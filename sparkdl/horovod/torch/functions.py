@@ -148,9 +148,9 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     refuse_subclasses(tensor for _, tensor in named if isinstance(tensor, torch.Tensor))
     for name, tensor in named:
         if isinstance(tensor, torch.Tensor) and (tensor.is_meta or tensor.layout != torch.strided):
-            found = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+            problem = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
             raise ValueError(
-                f"{name or 'A tensor'} is {found}, and only dense tensors with values can be broadcast."
+                f"{name or 'A tensor'} is {problem}, and only dense tensors with values can be broadcast."
             )
     handles = [
         broadcast_async_(tensor.detach(), root_rank, name)

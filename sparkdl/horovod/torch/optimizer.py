@@ -220,9 +220,9 @@ def name_parameters(
         raise ValueError(
             "Parameter names in named_parameters must be unique. Found duplicates: " + ", ".join(duplicates)
         )
-    own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    names = {parameter: name for name, parameter in named if parameter in own}
-    unnamed = [str(id(parameter)) for parameter in own if parameter not in names]
+    parameters = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    names = {parameter: name for name, parameter in named if parameter in parameters}
+    unnamed = [str(id(parameter)) for parameter in parameters if parameter not in names]
     if unnamed:
         raise ValueError(
             "named_parameters was specified, but one or more model parameters were not named. "

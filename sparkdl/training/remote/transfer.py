@@ -125,7 +125,7 @@ def store_trained(
         if distribution.rank != 0:
             return None
         others = {_TRAINED: _write(tensors, folder, _TRAINED)}
-        parts = {f"{_PARTS}/{name}": each for name, each in saved_files(f"{folder}/{_PARTS}").items()}
+        parts = {f"{_PARTS}/{name}": checksum for name, checksum in saved_files(f"{folder}/{_PARTS}").items()}
         return StoredModule(distribution.structure, {**others, **parts})
     module = distribution.whole_module()
     return store_module(module, folder) if module is not None and distribution.rank == 0 else None

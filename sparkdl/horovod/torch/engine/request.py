@@ -91,8 +91,8 @@ class Description:
     @property
     def given_name(self) -> str | None:
         """The name that the caller gave; None if the request was numbered, or has no name."""
-        given = self.name.partition(".")[2]
-        return given if given and not given.startswith("noname.") else None
+        name = self.name.partition(".")[2]
+        return name if name and not name.startswith("noname.") else None
 
     @property
     def _fixed_shapes(self) -> list[list[Any]]:

@@ -72,13 +72,13 @@ class AdasumRequest(TensorsRequest):
 
     def _combine_slices(self, communicator: Communicator, tensor: torch.Tensor, output: torch.Tensor) -> None:
         counts = split_rows(tensor.numel(), communicator.world_size)
-        own = counts[communicator.rank]
-        received = torch.empty((communicator.world_size, own), dtype=tensor.dtype, device="cpu")
+        count = counts[communicator.rank]
+        received = torch.empty((communicator.world_size, count), dtype=tensor.dtype, device="cpu")
         communicator.alltoall(
             export(as_buffer(tensor)),
             export(received),
             send_counts=counts,
-            receive_counts=[own] * communicator.world_size,
+            receive_counts=[count] * communicator.world_size,
             name=self.label,
         )
 

@@ -40,9 +40,9 @@ class AllgatherRequest(TensorsRequest):
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one and the numbers of rows from every rank; ranks that have joined contribute zeros."""
-        own = np.array([1, *(tensor.shape[0] if tensor.dim() else 0 for tensor in self._tensors)])
-        self._rows = np.zeros((communicator.world_size, own.size), np.int64)
-        communicator.allgather(own, self._rows, name=self.label)
+        counts_of_rows = np.array([1, *(tensor.shape[0] if tensor.dim() else 0 for tensor in self._tensors)])
+        self._rows = np.zeros((communicator.world_size, counts_of_rows.size), np.int64)
+        communicator.allgather(counts_of_rows, self._rows, name=self.label)
 
     def complete(self, communicator: Communicator) -> None:
         """Gather the rows."""

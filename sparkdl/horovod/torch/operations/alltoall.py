@@ -51,9 +51,9 @@ class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one and the splits from every rank; ranks that have joined contribute zeros."""
-        own = np.array([1, *self._splits])
-        self._splits_of_ranks = np.zeros((communicator.world_size, own.size), np.int64)
-        communicator.allgather(own, self._splits_of_ranks, name=self.label)
+        counts = np.array([1, *self._splits])
+        self._splits_of_ranks = np.zeros((communicator.world_size, counts.size), np.int64)
+        communicator.allgather(counts, self._splits_of_ranks, name=self.label)
 
     def complete(self, communicator: Communicator) -> None:
         """Exchange the rows."""

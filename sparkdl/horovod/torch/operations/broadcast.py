@@ -128,8 +128,8 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         grad = allreduce(grads[0], op=Average, process_set=ctx.process_set)
-        own = grad if session().world.rank == ctx.root_rank else torch.zeros_like(grad)
-        return own, None, None, None
+        gradient = grad if session().world.rank == ctx.root_rank else torch.zeros_like(grad)
+        return gradient, None, None, None
 
 
 def _request(

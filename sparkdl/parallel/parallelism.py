@@ -71,6 +71,8 @@ class Parallelism:
             :func:`sparkdl.parallel.recompute_activations`.
         offload: whether the shards of weights, gradients and optimizer state lie in host memory, and a block's weights
             on the GPU only while it computes; see :func:`sparkdl.parallel.shard`.
+        verify: whether the ranks check in every step that they were given the same rows, call the same layers and
+            compute the same gradients where they must; False for never, None for the first step.
     """
 
     data: int | None = None
@@ -86,6 +88,7 @@ class Parallelism:
     microbatches: int | None = None
     recompute: bool = False
     offload: bool = False
+    verify: bool | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -100,6 +103,8 @@ class Parallelism:
         for name in ("sequence", "recompute", "offload"):
             if not isinstance(getattr(self, name), bool):
                 raise ParamError(f"Parallelism: {name} must be True or False, got {getattr(self, name)!r}.")
+        if self.verify is not None and not isinstance(self.verify, bool):
+            raise ParamError(f"Parallelism: verify must be True, False or None, got {self.verify!r}.")
         if self.stage_blocks is not None:
             is_list = isinstance(self.stage_blocks, Sequence)
             if not is_list or not all(isinstance(each, int) for each in self.stage_blocks):

@@ -10,9 +10,8 @@ from sparkdl.parallel.context import WholeSequences, name_of_positions, share_se
 from sparkdl.parallel.pipeline.cut import check_trainable
 from sparkdl.parallel.pipeline.schedules import SCHEDULES, num_microbatches
 from sparkdl.parallel.sharding import blocks_of, check_shardable, recompute_activations, shard
-from sparkdl.parallel.tensor.checks import check_heads_shared
 from sparkdl.parallel.tensor.divide import divide
-from sparkdl.parallel.tensor.plan import divided_layers
+from sparkdl.parallel.tensor.plan import check_heads_shared, divided_layers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,12 +56,20 @@ def parallelize(
         )
     if layout.size("tensor") > 1:
         whole = whole_outputs and not is_stage
-        divide(module, layout.mesh["tensor"], plan, sequence=sizes.sequence, whole_outputs=whole)
+        divide(
+            module,
+            layout.mesh["tensor"],
+            plan,
+            sequence=sizes.sequence,
+            whole_outputs=whole,
+            verify=sizes.verify,
+        )
     called = module
     if layout.size("context") > 1:
-        share_sequences(module, layout.group("context"), method=sizes.attention)
+        group = layout.group("context")
+        share_sequences(module, group, method=sizes.attention, verify=sizes.verify)
         if whole_outputs:
-            called = WholeSequences(module, layout.group("context"))
+            called = WholeSequences(module, group, verify=sizes.verify)
     if sizes.recompute:
         recompute_activations(blocks_of(module))
     if layout.size("data", "shard", "context") > 1:

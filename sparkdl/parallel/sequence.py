@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.verify import check_rows
+from sparkdl.parallel.verify.sequences import check_shared_rows
 
 
 def check_length(length: int, ranks: int) -> None:
@@ -44,7 +44,9 @@ def positions(length: int, group: dist.ProcessGroup, device: torch.device | None
 
 
 def shard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """This rank's part of a tensor with whole sequences. Collective, as the ranks compare their tensors.
+    """This rank's part of a tensor with whole sequences. Collective while the ranks compare their tensors.
+
+    They compare them in the steps in which the model of :func:`~sparkdl.parallel.share_sequences` is verified.
 
     Args:
         tensor: tensor with whole sequences, the same on all ranks of the group.
@@ -55,7 +57,7 @@ def shard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
         ParamError: if the ranks cannot share a sequence of that length, or on all ranks, if they have different
             tensors.
     """
-    check_rows("context", [[tensor]], group)
+    check_shared_rows(tensor, group)
     return part_of(tensor, dim, group)
 
 

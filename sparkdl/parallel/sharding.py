@@ -22,16 +22,14 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
-from torch.utils.weak import WeakIdKeyDictionary
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import begin_equal, local_part, whole_tensor
+from sparkdl.parallel.collectives import begin_equal, device_of_counts, local_part, whole_tensor
 from sparkdl.parallel.parallelism import SHARDING_STAGES
 from sparkdl.parallel.replaced_parameters import noting_replaced_parameters
-from sparkdl.parallel.verify import device_of_counts, differing, sketch
-from sparkdl.torch.submission import not_compiled
+from sparkdl.parallel.verify.sketches import check_equal_once
+from sparkdl.parallel.verify.verification import ShardedVerification
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -95,13 +93,13 @@ def shard(
     for name in ("data", "shard", "context"):
         if layout.size(name) > 1:
             begin_equal(module, layout.group(name))
-    own = _without_shared(module, _called_blocks_of(module) if blocks is None else blocks)
+    blocks = _without_shared(module, _called_blocks_of(module) if blocks is None else blocks)
     with noting_replaced_parameters(module, "shard()"):
-        for block in own:
+        for block in blocks:
             fully_shard(block, **arguments)
         fully_shard(module, **arguments)
     for dimension in mesh.mesh_dim_names or ():
-        _SameUse(module, own, mesh[dimension].get_group())
+        ShardedVerification(module, blocks, mesh[dimension].get_group(), layout.sizes.verify)
     cast("Any", module)._accumulates_whole_gradients = stage == 1
     cast("Any", module).is_offloaded = offload
     return module
@@ -123,73 +121,6 @@ def check_shardable(module: nn.Module) -> None:
         if parameter.ndim == 0:
             raise ParamError(
                 f"{name!r} is a parameter without dimensions, which cannot be sharded. Give it the shape (1,)."
-            )
-
-
-@not_compiled
-class _SameUse:
-    """Checks that ranks which share the weights of blocks call the same blocks and get the same gradients.
-
-    FSDP2 gathers a block when a rank calls it, and reduces the gradients that a rank has. If ranks called different
-    blocks, or a parameter had a gradient on some of them only, weights and gradients of different parameters would be
-    mixed wherever their sizes agree. Ranks compare what they have done after each backward pass, and after each forward
-    pass without gradients.
-
-    Args:
-        module: the sharded module.
-        blocks: its sharded blocks.
-        group: process group of ranks that share weights or replicate them.
-    """
-
-    def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], group: dist.ProcessGroup) -> None:
-        self._module, self._group = module, group
-        names = {each: name for name, each in module.named_modules()}
-        self._blocks = [names[block] for block in blocks]
-        self._calls = [0] * len(blocks)
-        self._is_queued = False
-        for number, block in enumerate(blocks):
-            block.register_forward_pre_hook(functools.partial(self._note, number))
-        module.register_forward_hook(self._after_forward)
-
-    def _note(self, number: int, *_: object) -> None:
-        self._calls[number] += 1
-
-    def _after_forward(self, _module: nn.Module, _args: object, output: object) -> None:
-        tensors = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.requires_grad]
-        if not torch.is_grad_enabled() or not tensors:
-            self._compare(self._calls, self._blocks, "called different blocks")
-            self._calls = [0] * len(self._blocks)
-            return
-        self._is_queued = False  # also if an error has ended the last backward pass
-        for tensor in tensors:
-            tensor.register_hook(self._queue)  # type: ignore[no-untyped-call]  # of torch
-
-    def _queue(self, _: Tensor) -> None:
-        if not self._is_queued:
-            self._is_queued = True
-            engine: Any = torch.autograd.Variable._execution_engine
-            # Twice, so that it runs after FSDP's own callback, which is queued later than this one.
-            engine.queue_callback(lambda: engine.queue_callback(self._after_backward))
-
-    def _after_backward(self) -> None:
-        self._is_queued = False
-        # Not kept: weights that are drawn or loaded later are other parameters.
-        has_gradient = {name: int(each.grad is not None) for name, each in self._module.named_parameters()}
-        names = [*self._blocks, *has_gradient]
-        self._compare([*self._calls, *has_gradient.values()], names, "used different blocks or parameters")
-        self._calls = [0] * len(self._blocks)
-
-    def _compare(self, counts: Sequence[int], names: Sequence[str], what: str) -> None:
-        device = device_of_counts(next(self._module.parameters()).device, self._group)
-        own = torch.tensor(counts, dtype=torch.int32, device=device)
-        extremes = torch.stack([own, -own])
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
-        differs = (extremes[0] != -extremes[1]).nonzero().flatten().tolist()
-        if differs:
-            raise ParamError(
-                f"The ranks of a sharded model {what} in one step, the first of them {names[differs[0]]!r}: their "
-                "weights would be mixed. Have forward use the same layers for all rows, or train replicas (data in "
-                "place of shard)."
             )
 
 
@@ -347,7 +278,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
     parameters = list(parameters)
     if not parameters:
         return
-    _check_equal_once(parameters, group)
+    check_equal_once(parameters, group)
     has_gradient = torch.tensor(
         [each.grad is not None for each in parameters],
         dtype=torch.uint8,
@@ -365,26 +296,6 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
         parts = torch.split(flat, [gradient.numel() for gradient in alike])
         for gradient, part in zip(alike, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
-
-
-_compared = WeakIdKeyDictionary()
-"""The parameters that :func:`average_gradients` has compared."""
-
-
-def _check_equal_once(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-    new = [number for number, parameter in enumerate(parameters) if parameter not in _compared]
-    if not new:
-        return
-    for number in new:
-        _compared[parameters[number]] = True
-    differs = differing([sketch(parameters[number]) for number in new], group)
-    if any(differs):
-        number = new[differs.index(True)]
-        raise ParamError(
-            f"Parameter number {number}, of shape {tuple(parameters[number].shape)}, differs between ranks that "
-            "average its gradients. Begin with the same weights on all ranks: seed them before the model is made, or "
-            "call parallelize() with averaged=False, which gives them those of the first rank."
-        )
 
 
 def clip_gradients(module: nn.Module | Sequence[nn.Module], max_norm: float, layout: RankLayout) -> Tensor:

@@ -34,7 +34,7 @@ Finish = Callable[[], None]
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-Kind = TypeVar("Kind", bound=type)
+Target = TypeVar("Target", bound=Callable[..., Any])
 
 
 def recorded(name: str, argument: int = 0) -> Callable[[Method], Method]:
@@ -59,23 +59,21 @@ def recorded(name: str, argument: int = 0) -> Callable[[Method], Method]:
     return decorate
 
 
-def not_compiled(kind: Kind) -> Kind:
-    """Decorate a class so that ``torch.compile`` calls its methods without compiling them or what they call.
+def not_compiled(target: Target) -> Target:
+    """Decorate a function, or a class with its methods, so that ``torch.compile`` does not compile it or what it calls.
 
     It treats torch's own groups in the same way, as their methods are C++. ``torch.compiler.disable`` would import the
     compiler, which takes a second in every rank.
     """
-    for method in vars(kind).values():
-        if isinstance(method, FunctionType):
-            _not_compiled(method)
-    return kind
-
-
-def _not_compiled(method: FunctionType) -> None:
-    method._torchdynamo_disable = True  # type: ignore[attr-defined]  # a frame that calls it does not inline it
-    if hasattr(eval_frame, "set_code_exec_strategy"):  # since torch 2.7
-        skip = eval_frame._FrameAction.SKIP
-        eval_frame.set_code_exec_strategy(method.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    for function in vars(target).values() if isinstance(target, type) else (target,):
+        if isinstance(function, FunctionType):
+            function._torchdynamo_disable = True  # type: ignore[attr-defined]  # a frame that calls it does not inline it
+            if hasattr(eval_frame, "set_code_exec_strategy"):  # since torch 2.7
+                skip = eval_frame._FrameAction.SKIP
+                eval_frame.set_code_exec_strategy(
+                    function.__code__, eval_frame._FrameExecStrategy(skip, skip)
+                )
+    return target
 
 
 def tensors_in(argument: Any) -> list[torch.Tensor]:

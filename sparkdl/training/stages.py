@@ -266,6 +266,7 @@ class Stages(DividedModel):
                 loss=lambda output, target: self._compare(output, target),  # noqa: PLW0108 - changes with the batch
                 sums=True,
                 device=self._device,
+                verify=self._layout.sizes.verify,
             )
         self._pipelines[key] = found
         if len(self._pipelines) > _MOST_PIPELINES:

@@ -257,19 +257,21 @@ class Choice(nn.Module):
 
 
 def check_ranks_that_use_different_layers_are_told() -> None:
-    layout = Parallelism(shard=-1).lay_out()
-    rank = dist.get_rank()
-    torch.manual_seed(0)
-    module = shard(Choice(), layout)
-    for number in (2, 3):  # all ranks use one expert, which may change
-        module(torch.ones(number, 4)).sum().backward()
-        module.zero_grad()
-        with torch.no_grad():
-            module(torch.ones(number, 4))
-    with pytest.raises(ParamError, match=r"used different blocks or parameters .*'experts\.0'"):
-        module(torch.ones(2 + (rank == 1), 4)).sum().backward()
-    with pytest.raises(ParamError, match=r"called different blocks .*'experts\.0'"), torch.no_grad():
-        module(torch.ones(2 + (rank == 1), 4))
+    rows = torch.ones(2 + (dist.get_rank() == 1), 4)
+    used = pytest.raises(ParamError, match=r"used different blocks or parameters .*'experts\.0'")
+    called = pytest.raises(ParamError, match=r"called different blocks .*'experts\.0'")
+    for verify in (None, True):
+        torch.manual_seed(0)
+        module = shard(Choice(), Parallelism(shard=-1, verify=verify).lay_out())
+        for number in (2, 3) if verify else ():  # all ranks use one expert, which may change
+            module(torch.ones(number, 4)).sum().backward()
+            module.zero_grad()
+            with torch.no_grad():
+                module(torch.ones(number, 4))
+        with used:
+            module(rows).sum().backward()
+        with called, torch.no_grad():
+            module(rows)
 
 
 def check_an_optimizer_of_replaced_parameters_is_refused_in_its_first_step() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -15,13 +16,14 @@ from sparkdl.errors import ParamError
 from sparkdl.networks.decoder import Decoder
 from sparkdl.parallel import sequence
 from sparkdl.parallel.collectives import whole_tensor
+from sparkdl.parallel.context import share_sequences
 from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.parallelize import parallelize
 from sparkdl.parallel.pipeline.cut import cut
 from sparkdl.parallel.pipeline.pipeline import Pipeline
-from sparkdl.parallel.sharding import average_gradients
+from sparkdl.parallel.sharding import accumulated, average_gradients
 from sparkdl.parallel.tensor.divide import divide
-from sparkdl.parallel.verify import differing, sketch
+from sparkdl.parallel.verify.sketches import differing, sketch
 from tests.checks import checks_in, require
 from tests.parallel.models import SIZES, batch, decoder
 from tests.torch.checks import run_checks
@@ -35,7 +37,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 def check_context_ranks_with_other_rows_or_labels_are_told() -> None:
     rank, group, (tokens, labels) = dist.get_rank(), dist.group.WORLD, batch(0)
-    layout = Parallelism(context=4).lay_out()
+    layout = Parallelism(context=4, verify=True).lay_out()
     for others in (batch(rank)[0], tokens.roll(rank, 0), tokens.roll(rank, 1)):
         module = parallelize(decoder(), layout, whole_outputs=True)
         loss_of(module(tokens), labels).backward()
@@ -68,14 +70,49 @@ def check_pipeline_ranks_with_other_rows_or_targets_are_told() -> None:
     for inputs, target in ((tokens.roll(rank, 0), labels), (tokens, labels.roll(rank, 0))):
         with pytest.raises(ParamError, match=r"pipeline-parallel .*different inputs .*same rows"):
             pipeline.step(inputs, target=target)
+    for verify in (None, True):
+        pipeline = Pipeline([stage], group, schedule="1f1b", microbatches=4, loss=loss_of, verify=verify)
+        pipeline.step(tokens, target=labels)
+        with pytest.raises(ParamError, match="pipeline-parallel") if verify else nullcontext():
+            pipeline.step(tokens.roll(rank, 0), target=labels)
 
 
-def check_tensor_ranks_with_other_rows_are_told_in_any_step() -> None:
+def check_tensor_ranks_with_other_rows_are_told_in_the_steps_that_are_verified() -> None:
     tokens, _ = batch(0)
-    module = divide(decoder(), Parallelism(tensor=2).lay_out().mesh["tensor"])
-    module(tokens).sum().backward()
-    with pytest.raises(ParamError, match=r"tensor-parallel .*different inputs .*same rows"):
-        module(tokens.roll(dist.get_rank() % 2, 0))
+    others = tokens.roll(dist.get_rank() % 2, 0)
+    mesh = Parallelism(tensor=2).lay_out().mesh["tensor"]
+    told = pytest.raises(ParamError, match=r"tensor-parallel .*different inputs .*same rows")
+    for verify, is_first_told, is_later_told in (
+        (None, True, False),
+        (True, True, True),
+        (False, False, False),
+    ):
+        module = divide(decoder(), mesh, verify=verify)
+        with told if is_first_told else nullcontext():
+            module(others)
+        module(tokens).sum().backward()
+        with told if is_later_told else nullcontext():
+            module(others)
+
+
+def check_the_first_step_ends_with_the_first_gradients() -> None:
+    layout = Parallelism(shard=2, tensor=2, sharding_stage=1).lay_out()
+    tokens, labels = batch(0)
+    module = parallelize(decoder(), layout, whole_outputs=True)
+    with torch.no_grad():
+        module(tokens)
+    with accumulated(module):
+        loss_of(module(tokens), labels).backward()
+    with pytest.raises(ParamError, match="tensor-parallel"):
+        module(tokens.roll(layout.rank("tensor"), 0))
+    loss_of(module(tokens), labels).backward()
+    module(tokens.roll(layout.rank("tensor"), 0))
+
+
+def check_a_copy_of_a_model_is_not_verified() -> None:
+    module = copy.deepcopy(share_sequences(decoder(), dist.group.WORLD))
+    tokens, _ = batch(0)
+    assert module(tokens).shape[:2] == tokens.shape
 
 
 def check_sketches_tell_rows_from_rounding() -> None:

@@ -39,7 +39,7 @@ def run_checks(
 def _run_on_rank(environment: RankEnvironment, checks: Sequence[Callable[[], None]]) -> Outcomes:
     torch.set_num_threads(1)
     with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=20.0)
+        sparkdl.torch.init_process_group(communicator, timeout_s=120.0)
         outcomes = {check.__name__: outcome_of(check, communicator.rank) for check in checks}
         sparkdl.torch.destroy_process_group()
     return outcomes

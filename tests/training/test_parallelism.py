@@ -40,11 +40,11 @@ PARTS = {
     "shard": Parallelism(shard=4),
     "hybrid": Parallelism(data=2, shard=2),
     "tensor": Parallelism(tensor=2),
-    "shard x tensor": Parallelism(shard=2, tensor=2, recompute=True),
+    "shard x tensor": Parallelism(shard=2, tensor=2, recompute=True, verify=True),
     "whole gradients": Parallelism(shard=4, sharding_stage=1),
     "pipeline": Parallelism(data=2, pipeline=2, stage_blocks=(2, 1)),
     "pipeline x shard": Parallelism(pipeline=2, shard=2, schedule="gpipe", recompute=True),
-    "pipeline x tensor": Parallelism(pipeline=2, tensor=2),
+    "pipeline x tensor": Parallelism(pipeline=2, tensor=2, verify=True),
 }
 adamw = partial(torch.optim.AdamW, lr=0.05, eps=1e-3)
 CHANGES: dict[str, dict[str, Any]] = {
@@ -174,7 +174,7 @@ def small_decoder() -> Decoder:
 
 SHARED_SEQUENCES = {
     "each dimension once": [
-        Parallelism(shard=2, context=2),
+        Parallelism(shard=2, context=2, verify=True),
         Parallelism(context=2, data=2, attention="all-to-all"),
         Parallelism(pipeline=2, tensor=2, sequence=True, schedule="interleaved-1f1b"),
         Parallelism(pipeline=2, data=2, schedule="zbv"),

@@ -14,8 +14,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from sparkdl.errors import ParamError
 from sparkdl.parallel.pipeline.schedules import SCHEDULES, check_microbatches, stages_of_rank
 from sparkdl.parallel.pipeline.tied import TiedGradients
-from sparkdl.parallel.tensor.checks import begin_checks
-from sparkdl.parallel.verify import check_rows
+from sparkdl.parallel.verify.verification import Verification, verifications_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,10 +34,15 @@ class _Stage(PipelineStage):
 
 
 class _Trial:
-    """Undoes what a trial of stages with uninitialized memory changes: buffers and the state of random numbers."""
+    """Undoes what a trial of stages with uninitialized memory changes: buffers and the state of random numbers.
 
-    def __init__(self, stages: Sequence[nn.Module]) -> None:
-        self._stages = stages
+    Until then nothing is verified.
+    """
+
+    def __init__(self, stages: Sequence[nn.Module], verifications: Sequence[Verification]) -> None:
+        self._verifications = verifications
+        for verification in verifications:
+            verification.is_paused = True
         self._buffers = [
             (module, name, buffer, buffer.detach().clone())
             for stage in stages
@@ -64,8 +68,8 @@ class _Trial:
         torch.set_rng_state(self._random)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda)
-        for stage in self._stages:
-            begin_checks(stage)
+        for verification in self._verifications:
+            verification.is_paused = False
 
 
 class Pipeline:
@@ -80,6 +84,8 @@ class Pipeline:
             of the microbatch, or with ``sums`` its share of the batch's loss.
         sums: whether the loss of a batch is the sum of its microbatches' losses, in place of their mean.
         device: device of the tensors; the CPU if None.
+        verify: whether ranks check in every step that they were given the same rows; False for never, None for the
+            first step. What the stages themselves check is decided when they are prepared.
 
     Attributes:
         microbatches: number of microbatches into which a batch is cut.
@@ -96,6 +102,7 @@ class Pipeline:
         loss: Callable[[Any, Any], Tensor],
         sums: bool = False,
         device: torch.device | None = None,
+        verify: bool | None = None,
     ) -> None:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         numbers = stages_of_rank(schedule, rank, ranks)
@@ -126,6 +133,15 @@ class Pipeline:
         ]
         self._wrapped, self._is_tried = wrapped, False
         self._shapes: list[tuple[int, ...]] | None = None
+        # All stages of a rank work on the same rows.
+        self._verifications_of_rows = [
+            Verification(None, group, verify, dimension="pipeline"),
+            *verifications_of(stages[0]),
+        ]
+        self._verifications = [
+            *self._verifications_of_rows,
+            *(each for stage in stages[1:] for each in verifications_of(stage)),
+        ]
         self._tied = TiedGradients(stages, schedule, group)
         parts = 1 if sums else microbatches
         made: Any = get_schedule_class(kind.name)
@@ -142,7 +158,7 @@ class Pipeline:
 
         Args:
             args: inputs of the model, with the rows of the batch first; used on the rank of the first stage. Ranks that
-                are also given them, as all should be, check that they were given the same ones.
+                are also given them, as all should be, check in verified steps that they were given the same ones.
             target: target of the loss; used on the rank of the last stage, and checked likewise.
             kwargs: keyword arguments of every stage, the same on all ranks.
 
@@ -160,11 +176,12 @@ class Pipeline:
     def run(self, *args: Any, target: Any, **kwargs: Any) -> Tensor:
         """Do the same as :meth:`step` without broadcasting the loss: it is 0 on ranks without the last stage."""
         self._check_shapes([*args, target])  # on all ranks that get them, so that none waits for another
-        self._check_rows(args, [target], [kwargs[name] for name in sorted(kwargs)])
+        for verification in self._verifications_of_rows:
+            verification.check_rows(args, [target], [kwargs[name] for name in sorted(kwargs)])
         losses: list[Tensor] | None = [] if self._has_last else None
         refusal = None
         if not self._is_tried:
-            trial = _Trial([stage.submod for stage in self._wrapped])
+            trial = _Trial([stage.submod for stage in self._wrapped], self._verifications)
             for stage in self._wrapped:
                 stage.on_first_microbatch = trial.undo
             self._is_tried = True
@@ -177,24 +194,19 @@ class Pipeline:
                     return_outputs=False,
                     **kwargs,
                 )
-        except RuntimeError as error:  # torch's wrapping of an error in the backward pass
+        except RuntimeError as error:  # torch's wrapping of an error of a stage
             if not isinstance(error.__cause__, ParamError):
                 raise
             refusal = error.__cause__
         if refusal is not None:
             raise refusal
+        for verification in self._verifications:
+            verification.end_step()
         return torch.stack(losses).sum().detach().float() if losses else torch.zeros((), device=self._device)
 
-    def _check_rows(self, *given: Sequence[Any]) -> None:
-        """Compare what the ranks that work on the same rows are given."""
-        check_rows("pipeline", given, self._group)
-        for module in self._wrapped[0].submod.modules():
-            for check in getattr(module, "checks_of_rows", ()):
-                check.check(*given)
-
-    def _check_shapes(self, given: Sequence[Any]) -> None:
+    def _check_shapes(self, values: Sequence[Any]) -> None:
         """Check that a batch can be cut into microbatches, and has the shapes of the batches before."""
-        shapes = [tuple(each.shape) for each in given if isinstance(each, Tensor)]
+        shapes = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
         for rows, *_ in shapes:
             if rows % self.microbatches:
                 raise ParamError(

@@ -22,9 +22,8 @@ from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import begin_equal, gather, gather_summed, split
 from sparkdl.parallel.replaced_parameters import noting_replaced_parameters
 from sparkdl.parallel.sharding import blocks_of
-from sparkdl.parallel.tensor.checks import ComparedOnce, EqualityCheck, defer_checks
 from sparkdl.parallel.tensor.experts import DividedExperts
-from sparkdl.parallel.tensor.layers import SharedInputs, TensorParallelLayer, compute_with_parts, positions_of
+from sparkdl.parallel.tensor.layers import Division, TensorParallelLayer, compute_with_parts, positions_of
 from sparkdl.parallel.tensor.plan import (
     divided_layers,
     placement_of,
@@ -32,7 +31,7 @@ from sparkdl.parallel.tensor.plan import (
     tied_parameters,
     with_whole_outputs,
 )
-from sparkdl.parallel.verify import SameRows
+from sparkdl.parallel.verify.divided import TensorVerification
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -47,6 +46,7 @@ def divide(
     *,
     sequence: bool = False,
     whole_outputs: bool = False,
+    verify: bool | None = None,
 ) -> nn.Module:
     """Divide the layers of a module among the ranks of a mesh of one dimension, in place.
 
@@ -63,6 +63,8 @@ def divide(
         sequence: whether the activations between the divided parts are divided, too, by positions. The modules whose
             children are ``colwise`` then take sequences as their first argument or as ``hidden_states``, and the layers
             of the list that the plan names with its first ``*`` take and return divided sequences.
+        verify: whether the ranks check in every step that they have the same rows and gradients, and that divided
+            layers compute what whole ones do; False for never, None for the first step.
 
     Returns:
         ``module``. Its parameters are new ones: make the optimizer afterwards.
@@ -83,35 +85,34 @@ def divide(
     group = mesh.get_group()
     begin_equal(module, group)
     tied = tied_parameters(module, divided)
-    inputs, equality, compared = SharedInputs(group), EqualityCheck(group), ComparedOnce()
-    if getattr(module, "is_pipeline_stage", False):
-        defer_checks(module, equality, compared)
-    SameRows(module, group, "tensor")
+    division = Division(group)
+    verification = TensorVerification(module, division, verify)
 
     def join(part: Tensor) -> Tensor:
         return gather(part, group, positions_of(part)).contiguous()
 
     with noting_replaced_parameters(module, "divide()"):
-        _attach(module, divided, mesh, blocks, inputs, equality, compared)
+        _attach(module, divided, mesh, blocks, division, verification)
         _tie_again(module, tied)
     # Not a set: its order would differ between ranks.
     parents = dict.fromkeys(
         name.rpartition(".")[0] for name, (_, style) in divided.items() if style.startswith("colwise")
     )
     for name in parents:
-        joined = {style for other, (_, style) in divided.items() if other.rpartition(".")[0] == name}
-        if name and any(style.startswith("rowwise") for style in joined):
-            compared.watch(name, module.get_submodule(name))
-        module.get_submodule(name).register_forward_hook(inputs.forget, always_call=True)
-        if blocks is not None and name.startswith(f"{blocks}."):
-            module.get_submodule(name).register_forward_pre_hook(
-                _on_sequence(lambda x: x if compared.is_joined else gather_summed(x, group, positions_of(x))),
+        parent, in_parts = module.get_submodule(name), blocks is not None and name.startswith(f"{blocks}.")
+        parent.register_forward_hook(division.forget_copy, always_call=True)
+        if in_parts:
+            parent.register_forward_pre_hook(
+                _on_sequence(lambda x: x if division.is_whole else gather_summed(x, group, positions_of(x))),
                 with_kwargs=True,
             )
+        styles = {style for other, (_, style) in divided.items() if other.rpartition(".")[0] == name}
+        if name and any(style.startswith("rowwise") for style in styles):
+            verification.watch_output(name, parent, output=join if in_parts else None)
     if blocks is not None:
         _divide_sequences(module.get_submodule(blocks), group)
         for number, block in enumerate(module.get_submodule(blocks).children()):
-            compared.watch_sequences(f"{blocks}.{number}", block, join, _on_sequence(join))
+            verification.watch_output(f"{blocks}.{number}", block, inputs=_on_sequence(join), output=join)
     return module
 
 
@@ -120,12 +121,10 @@ def _attach(
     divided: Mapping[str, tuple[nn.Module, str]],
     mesh: DeviceMesh,
     blocks: str | None,
-    inputs: SharedInputs,
-    equality: EqualityCheck,
-    compared: ComparedOnce,
+    division: Division,
+    verification: TensorVerification,
 ) -> None:
     """Place the parameters of all layers, and make each compute with this rank's parts."""
-    group = mesh.get_group()
     with_whole_features = _modules_with_whole_features(divided, blocks)
     undivided: dict[nn.Module, TensorParallelLayer] = {}
     for name, layer in list(module.named_modules()):
@@ -136,27 +135,38 @@ def _attach(
             style = divided[name][1]
         else:
             style = "replicated" if in_parts and not name.startswith(tuple(with_whole_features)) else "whole"
-        own = frozenset(each for each in layer._parameters if f"{name}.{each}".lstrip(".") in divided)
-        _place_parameters(layer, style, mesh, own)
+        names = list(layer._parameters)
+        by_themselves = {parameter for parameter in names if f"{name}.{parameter}".lstrip(".") in divided}
+        _place_parameters(layer, style, mesh, by_themselves)
         if style == "experts":
-            DividedExperts(name, group, equality, compared, in_parts=in_parts).attach(layer)
+            DividedExperts(division, in_parts=in_parts).attach(layer)
+            verification.watch_output(name, layer)
+            if not in_parts:
+                verification.watch_input(name, layer)
             continue
-        shared = shared_key_features(module, name) if style == "mla_kv_a_proj" else 0
         attached = TensorParallelLayer(
-            name, style, group, inputs, equality, compared, in_parts=in_parts, own=own, shared=shared
+            style,
+            division,
+            in_parts=in_parts,
+            divided_parameters=by_themselves,
+            shared=shared_key_features(module, name) if style == "mla_kv_a_proj" else 0,
         )
         attached.attach(layer)
-        if name not in divided and not own:
+        if attached.takes_whole_inputs:
+            verification.watch_input(name, layer)
+        if attached.has_whole_gradients:
+            verification.watch_gradients(name, sorted(set(names) - by_themselves))
+        if name not in divided and not by_themselves:
             undivided[layer] = attached
     for block in blocks_of(module):
         compute_with_parts(block, undivided)
 
 
-def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh, own: Collection[str]) -> None:
-    """Make the parameters of a layer DTensors; those in ``own`` are divided by themselves."""
+def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh, by_themselves: Collection[str]) -> None:
+    """Make the parameters of a layer DTensors; those in ``by_themselves`` are divided by themselves."""
     for name, parameter in list(layer.named_parameters(recurse=False)):
         # All ranks have the same weights by now, or none yet (on the meta device).
-        placements = [placement_of("colwise" if name in own else style, name)]
+        placements = [placement_of("colwise" if name in by_themselves else style, name)]
         part = distribute_tensor(parameter.detach(), mesh, placements, src_data_rank=None)
         layer.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
 

@@ -25,13 +25,13 @@ from sparkdl.parallel.collectives import (
     sum_gradient,
     sum_of_ranks,
     sum_scattered,
-    whole_tensor,
 )
+from sparkdl.parallel.tensor.layers import whole_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkdl.parallel.tensor.checks import ComparedOnce, EqualityCheck
+    from sparkdl.parallel.tensor.layers import Division
 
 _ARGUMENTS = ["hidden_states", "top_k_index", "top_k_weights"]
 _TOKENS = 0
@@ -73,26 +73,12 @@ class DividedExperts:
     """Makes a mixture of experts compute with this rank's experts, and sums their outputs over the ranks.
 
     Args:
-        name: name of the module.
-        group: process group of the tensor-parallel ranks.
-        equality: check that the tensors which every rank has whole are equal.
-        compared: comparison of the outputs of divided modules with those of whole ones.
+        division: division of the model.
         in_parts: whether each rank has different tokens, those of its part of the sequences.
     """
 
-    def __init__(
-        self,
-        name: str,
-        group: dist.ProcessGroup,
-        equality: EqualityCheck,
-        compared: ComparedOnce,
-        *,
-        in_parts: bool,
-    ) -> None:
-        self._name = name
-        self._group = group
-        self._equality = equality
-        self._compared = compared
+    def __init__(self, division: Division, *, in_parts: bool) -> None:
+        self._division, self._group = division, division.group
         self._in_parts = in_parts
 
     def attach(self, layer: Any) -> None:
@@ -100,7 +86,6 @@ class DividedExperts:
         layer.forward = functools.partial(self._forward, layer, layer.forward)
         if hasattr(layer, "_is_expert_parallel"):
             layer._is_expert_parallel = True  # so that transformers skips the experts of other ranks
-        self._compared.watch(self._name, layer)
 
     def _forward(
         self,
@@ -110,31 +95,27 @@ class DividedExperts:
         top_k_index: Tensor,
         top_k_weights: Tensor,
     ) -> Tensor:
-        kept, count = dict(layer._parameters), layer.num_experts
-        if self._compared.is_whole:
-            layer._parameters.update({name: whole_tensor(each) for name, each in kept.items()})
-            try:
+        if self._division.is_whole:
+            with whole_parameters(layer):
                 return forward(hidden_states, top_k_index, top_k_weights)
-            finally:
-                layer._parameters.update(kept)
+        kept, count = dict(layer._parameters), layer.num_experts
         if self._in_parts:
             hidden_states = gather_summed(hidden_states, self._group, _TOKENS)
             top_k_weights = gather_summed(top_k_weights, self._group, _TOKENS)
             top_k_index = gather(top_k_index, self._group, _TOKENS)
         else:
-            self._equality.check_input(self._name, hidden_states)
             hidden_states = sum_gradient(hidden_states, self._group)
             top_k_weights = sum_gradient(top_k_weights, self._group)
         own_count = count // dist.get_world_size(self._group)
-        own = top_k_index - dist.get_rank(self._group) * own_count
-        elsewhere = (own < 0) | (own >= own_count)
+        numbers = top_k_index - self._division.rank * own_count
+        elsewhere = (numbers < 0) | (numbers >= own_count)
         layer._parameters.update({name: local_part(each) for name, each in kept.items()})
         layer.num_experts = own_count
         try:
             # The index ``own_count`` stands for the experts of other ranks, as in transformers.
             output = forward(
                 hidden_states,
-                own.masked_fill(elsewhere, own_count),
+                numbers.masked_fill(elsewhere, own_count),
                 top_k_weights.masked_fill(elsewhere, 0.0),
             )
             if torch.is_grad_enabled() and not output.requires_grad:  # no token has an expert here

@@ -27,26 +27,37 @@ from sparkdl.parallel.collectives import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from sparkdl.parallel.tensor.checks import ComparedOnce, EqualityCheck
 
+class Division:
+    """What the layers of a divided model share.
 
-class SharedInputs:
-    """Copies of inputs, one for all ``colwise`` layers that take the same tensor: its gradient is summed only once."""
+    They share copies of inputs, one for all ``colwise`` layers that take the same tensor: its gradient is summed only
+    once.
+
+    Args:
+        group: process group of the tensor-parallel ranks.
+
+    Attributes:
+        group: process group of the tensor-parallel ranks.
+        rank: number of this rank in the group.
+        is_whole: whether layers compute with whole weights and sequences at the moment, as before the division.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self.group, self.rank = group, dist.get_rank(group)
+        self.is_whole = False
         self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
 
     def copy_of(self, tensor: Tensor) -> Tensor:
-        """Return a copy of the tensor whose gradient is summed over the ranks."""
+        """Return a copy of an input whose gradient is summed over the ranks."""
         if self._last is not None and self._last[0]() is tensor:
             return self._last[1]
-        copied = sum_gradient(tensor, self._group)
+        copied = sum_gradient(tensor, self.group)
         self._last = weakref.ref(tensor), copied
         return copied
 
-    def forget(self, *_: object) -> None:
-        """Drop the last tensor, whose graph would otherwise stay in memory."""
+    def forget_copy(self, *_: object) -> None:
+        """Drop the last copy, whose graph would otherwise stay in memory."""
         self._last = None
 
 
@@ -56,63 +67,59 @@ class TensorParallelLayer:
     A layer that the plan does not name has the style ``whole``, or ``replicated`` where sequences are divided.
 
     Args:
-        name: name of the layer.
         style: style of the layer.
-        group: process group of the tensor-parallel ranks.
-        inputs: copies of inputs, shared by the layers that may take the same tensor.
-        equality: check that the tensors which every rank has whole are equal.
-        compared: comparison of the outputs of divided layers with those of whole ones.
+        division: division of the model.
         in_parts: whether the layer lies where sequences are divided.
-        own: names of the parameters that the plan divides by themselves.
+        divided_parameters: names of the parameters that the plan divides by themselves.
         shared: number of the last output features that all heads share, in the style ``mla_kv_a_proj``.
     """
 
     def __init__(
         self,
-        name: str,
         style: str,
-        group: dist.ProcessGroup,
-        inputs: SharedInputs,
-        equality: EqualityCheck,
-        compared: ComparedOnce,
+        division: Division,
         *,
         in_parts: bool,
-        own: Collection[str],
+        divided_parameters: Collection[str],
         shared: int,
     ) -> None:
-        self._name = name
         self._style = style
-        self._group = group
-        self._inputs = inputs
-        self._equality = equality
-        self._compared = compared
+        self._division, self._group = division, division.group
         self._in_parts = in_parts
-        self._own = own
+        self._divided_parameters = divided_parameters
         self._shared = shared
-        self._rank = dist.get_rank(group)
+
+    @property
+    def takes_whole_inputs(self) -> bool:
+        """Whether the inputs of the layer are equal on all ranks."""
+        return self._style not in ("whole", "replicated", "rowwise")
+
+    @property
+    def has_whole_gradients(self) -> bool:
+        """Whether every rank computes the gradients of the parameters that are not divided by themselves."""
+        return self._style == "whole" or (self._shared > 0 and not self._in_parts)
 
     def attach(self, layer: nn.Module) -> None:
         """Wrap the layer's ``forward``: a hook would not run when a block is recomputed."""
         layer.forward = functools.partial(self._forward, layer, layer.forward)
 
     def _forward(self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
+        if self._division.is_whole:
+            with whole_parameters(layer):
+                return forward(*args, **kwargs)
         kept = dict(layer._parameters)
-        if self._compared.is_whole:
-            return self._forward_whole(layer, forward, *args, **kwargs)
         parts = self.parts_of(layer)
         bias = outside = None
         if self._style.startswith("rowwise"):
             bias, parts["bias"] = parts.get("bias"), None  # added once, after the sum over ranks
         if self._style not in ("whole", "replicated"):
             first, *others = args or (kwargs.pop(next(iter(kwargs))),)
-            if self._style != "rowwise":
-                self._equality.check_input(self._name, first)
             if self._style == "embedding_rowwise":
                 first, outside = self._own_rows(first, parts["weight"])
             elif self._style == "rowwise_split_input":
                 first = split(first, self._group, first.ndim - 1)
             elif self._style.startswith("colwise") and not self._in_parts:
-                first = self._inputs.copy_of(first)
+                first = self._division.copy_of(first)
             args = (first, *others)
         layer._parameters.update(parts)  # type: ignore[arg-type]  # for this call
         try:
@@ -125,27 +132,8 @@ class TensorParallelLayer:
         return self._joined(output, bias)
 
     def parts_of(self, layer: nn.Module) -> dict[str, Tensor | None]:
-        """This rank's parts of the layer's parameters, with gradients; compared in the first step if they are whole."""
-        parts = {name: self._part_of(name, parameter) for name, parameter in layer._parameters.items()}
-        if self._style == "whole" or (self._shared and not self._in_parts):
-            whole = {name: part for name, part in parts.items() if name not in self._own}
-            self._equality.watch_gradients(self._name, whole)
-        return parts
-
-    def _forward_whole(
-        self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Compute with whole parameters, as if the layer were not divided; the inputs are whole."""
-        kept = dict(layer._parameters)
-        whole = {name: None if each is None else whole_tensor(each) for name, each in kept.items()}
-        layer._parameters.update(cast("Any", whole))  # for this call
-        try:
-            output: Any = forward(*args, **kwargs)
-        finally:
-            layer._parameters.update(kept)
-        if self._in_parts and self._style.startswith("rowwise") and not self._compared.is_joined:
-            output = split(output, self._group, positions_of(output))
-        return output
+        """This rank's parts of the layer's parameters, with gradients."""
+        return {name: self._part_of(name, parameter) for name, parameter in layer._parameters.items()}
 
     def _joined(self, output: Any, bias: Tensor | None) -> Any:
         """Combine this rank's output with those of the other ranks, as the style needs it."""
@@ -169,7 +157,7 @@ class TensorParallelLayer:
         # With sequence parallelism each rank has a share of these gradients.
         has_shares = self._in_parts and (self._shared > 0 or self._style.startswith("rowwise"))
         is_summed = self._style == "replicated" or has_shares
-        if name in self._own or not isinstance(parameter, DTensor):
+        if name in self._divided_parameters or not isinstance(parameter, DTensor):
             return local  # a part already: see compute_with_parts
         # Gradients are summed for layers that see other positions or heads on each rank, and for biases added to them.
         if local is None or not is_summed or (self._style.startswith("rowwise") and local.ndim > 1):
@@ -179,7 +167,7 @@ class TensorParallelLayer:
     def _own_rows(self, tokens: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """Rows of the tokens in this rank's part of an embedding, and a mask of the tokens that have no row there."""
         assert weight is not None
-        rows = tokens - self._rank * weight.shape[0]
+        rows = tokens - self._division.rank * weight.shape[0]
         outside = (rows < 0) | (rows >= weight.shape[0])
         return rows.masked_fill(outside, 0), outside
 
@@ -189,12 +177,24 @@ class TensorParallelLayer:
         assert isinstance(layer, nn.Embedding)
         whole = layer.padding_idx
         if whole is not None:
-            own = whole - self._rank * layer.weight.shape[0]
-            layer.padding_idx = own if 0 <= own < layer.weight.shape[0] else None
+            row = whole - self._division.rank * layer.weight.shape[0]
+            layer.padding_idx = row if 0 <= row < layer.weight.shape[0] else None
         try:
             yield
         finally:
             layer.padding_idx = whole
+
+
+@contextmanager
+def whole_parameters(layer: nn.Module) -> Iterator[None]:
+    """Context in which a layer has its whole parameters, as if it were not divided. Collective."""
+    kept = dict(layer._parameters)
+    whole = {name: None if part is None else whole_tensor(part) for name, part in kept.items()}
+    layer._parameters.update(cast("Any", whole))
+    try:
+        yield
+    finally:
+        layer._parameters.update(kept)
 
 
 def compute_with_parts(block: nn.Module, undivided: Mapping[nn.Module, TensorParallelLayer]) -> None:

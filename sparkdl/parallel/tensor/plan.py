@@ -33,7 +33,6 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
 from sparkdl.errors import ParamError, did_you_mean
-from sparkdl.parallel.tensor.checks import check_heads
 from sparkdl.parallel.tensor.experts import check_experts
 
 if TYPE_CHECKING:
@@ -349,3 +348,59 @@ def tied_parameters(module: nn.Module, divided: Mapping[str, tuple[nn.Module, st
                 "Divide an embedding by 'embedding_rowwise' and the head with its weights by 'colwise', or neither."
             )
     return tied
+
+
+def check_heads(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]], size: int) -> None:
+    """Check that each rank gets whole attention heads, if the model says how many it has."""
+    for prefix, config in _head_counts(module):
+        name = next(
+            (name for name, (_, style) in divided.items() if style == "colwise" and name.startswith(prefix)),
+            None,
+        )
+        if name is None:
+            continue
+        for attribute, heads in config.items():
+            if heads % size:
+                raise ParamError(
+                    f"The model has {attribute} = {heads}, which {size} tensor-parallel ranks cannot divide ({name!r} "
+                    f"would be cut inside a head). {_sizes_that_fit(heads)}"
+                )
+
+
+def _sizes_that_fit(heads: int) -> str:
+    if heads == 1:
+        return "Use shard or context in place of tensor."
+    return f"Use a tensor size that divides {heads}."
+
+
+def check_heads_shared(module: nn.Module, method: str, size: int) -> None:
+    """Check that context-parallel ranks can divide a model's attention heads, if it says how many it has.
+
+    Raises:
+        ParamError: if they cannot, and the method needs it.
+    """
+    for _, counts in _head_counts(module):
+        heads = next(iter(counts.values()))
+        if method == "all-to-all" and heads % size:
+            raise ParamError(
+                f"All-to-all attention divides {heads} heads among {size} ranks, which leaves a remainder. Use a "
+                "context size that divides the number of heads, or attention='ring'."
+            )
+
+
+def _head_counts(module: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
+    """Name prefixes of the modules that say how many attention heads they have, and the counts by attribute.
+
+    Hugging Face models have a ``config``, decoders of sparkdl ``sizes``.
+    """
+    for name, each in module.named_modules():
+        for holder, attributes in (
+            ("config", ("num_attention_heads", "num_key_value_heads")),
+            ("sizes", ("heads", "key_heads")),
+        ):
+            found = {
+                attribute: getattr(getattr(each, holder, None), attribute, None) for attribute in attributes
+            }
+            counts = {attribute: heads for attribute, heads in found.items() if isinstance(heads, int)}
+            if counts:
+                yield f"{name}." if name else "", counts

@@ -46,7 +46,8 @@ def test_sizes_whose_product_is_not_the_number_of_ranks_are_refused_with_fitting
 
 
 @pytest.mark.parametrize(
-    "given", [{"tensor": 0}, {"shard": True}, {"data": -1, "shard": -1}, {"context": 1.5}]
+    "given",
+    [{"tensor": 0}, {"shard": True}, {"data": -1, "shard": -1}, {"context": 1.5}, {"verify": "first"}],
 )
 def test_invalid_sizes_are_refused_at_once(given: dict[str, Any]) -> None:
     with pytest.raises(ParamError):

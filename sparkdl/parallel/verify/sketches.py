@@ -1,8 +1,9 @@
-"""Comparison of what ranks must have alike: the rows that they share, and tensors that each of them has whole.
+"""Comparison of tensors between ranks: rows that they share, and values that may differ by rounding.
 
 Ranks exchange a sketch of a tensor, 64 numbers in place of all elements. The distance between two sketches estimates
-the distance between the tensors, also if the same rows come in another order. Source: M. Charikar, K. Chen and
-M. Farach-Colton, "Finding Frequent Items in Data Streams" (2002).
+the distance between the tensors, also if the same rows come in another order. Replicas, which must be equal to the bit,
+have :func:`sparkdl.torch.replicas.digest`, which cannot tell rounding from other values. Source: M. Charikar, K. Chen
+and M. Farach-Colton, "Finding Frequent Items in Data Streams" (2002).
 """
 
 from __future__ import annotations
@@ -12,19 +13,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import local_part
-from sparkdl.torch.submission import not_compiled
+from sparkdl.parallel.collectives import device_of_counts, local_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _BUCKETS = 64
 
-INPUTS = 1e-3
+_INPUTS = 1e-3
 GRADIENTS = 10.0
 """Factors of the rounding that is allowed: ranks read inputs, but sum the contributions to gradients up."""
+
+MOST_ROUNDING = 0.01
+MOST_ROUNDING_OF_16_BITS = 0.1
+"""Largest difference between two computations of the same outputs, as a share of the largest output; bfloat16 has 8
+bits of mantissa."""
 
 
 def sketch(tensor: Tensor, slack: float = 1.0) -> Tensor:
@@ -64,11 +70,12 @@ def differing(sketches: Sequence[Tensor | None], group: dist.ProcessGroup) -> li
         sketches: results of :func:`sketch`; None for a tensor that this rank does not have.
         group: process group of the ranks.
     """
+    if not sketches:
+        return []
     absent = torch.full((_BUCKETS + 1,), -torch.inf, dtype=torch.float64)
-    found = next((each.device for each in sketches if each is not None), None)
-    device = device_of_counts(found, group)
-    own = torch.stack([(absent if each is None else each).to(device) for each in sketches])
-    sums, allowed = own[:, :-1], own[:, -1:]
+    device = device_of_counts(next((each.device for each in sketches if each is not None), None), group)
+    rows = torch.stack([(absent if each is None else each).to(device) for each in sketches])
+    sums, allowed = rows[:, :-1], rows[:, -1:]
     extremes = torch.cat([sums, torch.where(sums == -torch.inf, sums, -sums), allowed], 1)
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
     highest, lowest = extremes[:, :_BUCKETS], extremes[:, _BUCKETS:-1]
@@ -77,19 +84,12 @@ def differing(sketches: Sequence[Tensor | None], group: dist.ProcessGroup) -> li
     return differs
 
 
-def device_of_counts(device: torch.device | None, group: dist.ProcessGroup) -> torch.device:
-    """The CPU if the group takes its tensors: reading counts from a GPU would wait for all that it has to do."""
-    if dist.get_backend(group) != "nccl":
-        return torch.device("cpu")
-    return device if device is not None and device.type == "cuda" else torch.device("cuda")
-
-
-def check_rows(dimension: str, given: Sequence[Sequence[Any]], group: dist.ProcessGroup) -> None:
+def check_rows(dimension: str, lists: Sequence[Sequence[Any]], group: dist.ProcessGroup) -> None:
     """Check that the ranks of a group have the same rows. Collective.
 
     Args:
         dimension: kind of parallelism of the group.
-        given: lists of what a step takes, whose tensors are compared; a list without tensors counts as one that this
+        lists: lists of what a step takes, whose tensors are compared; a list without tensors counts as one that this
             rank was not given.
         group: process group of the ranks that work on the same rows.
 
@@ -99,10 +99,10 @@ def check_rows(dimension: str, given: Sequence[Sequence[Any]], group: dist.Proce
     if dist.get_world_size(group) == 1:
         return
     sketches = []
-    for values in given:
-        tensors = [each for each in values if isinstance(each, Tensor) and not each.is_meta]
+    for values in lists:
+        tensors = [value for value in values if isinstance(value, Tensor) and not value.is_meta]
         # The factors tell two tensors from the same two in another order.
-        parts = [sketch(each, INPUTS) * (number + 1) for number, each in enumerate(tensors)]
+        parts = [sketch(tensor, _INPUTS) * (number + 1) for number, tensor in enumerate(tensors)]
         sketches.append(torch.stack(parts).sum(0) if parts else None)
     if any(differing(sketches, group)):
         raise ParamError(
@@ -112,40 +112,24 @@ def check_rows(dimension: str, given: Sequence[Sequence[Any]], group: dist.Proce
         )
 
 
-class _Unchecked:
-    """Replaces the hook in a copy of a module: it belongs to a process group, which is not copied."""
-
-    def _before(self, *_: Any) -> None: ...
-    def check(self, *_: Any) -> None: ...
+_compared = WeakIdKeyDictionary()
+"""The parameters that :func:`check_equal_once` has compared."""
 
 
-@not_compiled
-class SameRows:
-    """Checks in each call of a module for a backward pass that the ranks of a group give it the same tensors.
+def check_equal_once(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Check that parameters are equal on all ranks of a group, before their first update. Collective.
 
-    A stage of a pipeline gets its rows from another one, and is first called with uninitialized memory: there, the
-    pipeline calls :meth:`check` with the rows of the batch.
-
-    Args:
-        module: module that takes the rows.
-        group: process group of the ranks that work on the same rows.
-        dimension: kind of parallelism of the group.
+    Raises:
+        ParamError: on all ranks, if one that has not been compared before differs.
     """
-
-    def __init__(self, module: nn.Module, group: dist.ProcessGroup, dimension: str) -> None:
-        self._group, self._dimension = group, dimension
-        if getattr(module, "is_pipeline_stage", False):
-            module.__dict__.setdefault("checks_of_rows", []).append(self)
-        else:
-            module.register_forward_pre_hook(self._before, with_kwargs=True)
-
-    def __reduce__(self) -> Any:
-        return _Unchecked, ()
-
-    def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.is_grad_enabled():
-            self.check([*args, *(kwargs[name] for name in sorted(kwargs))])
-
-    def check(self, *given: Sequence[Any]) -> None:
-        """Call :func:`check_rows`."""
-        check_rows(self._dimension, given, self._group)
+    new = [number for number, parameter in enumerate(parameters) if parameter not in _compared]
+    for number in new:
+        _compared[parameters[number]] = True
+    differs = differing([sketch(parameters[number]) for number in new], group)
+    if any(differs):
+        number = new[differs.index(True)]
+        raise ParamError(
+            f"Parameter number {number}, of shape {tuple(parameters[number].shape)}, differs between ranks that "
+            "average its gradients. Begin with the same weights on all ranks: seed them before the model is made, or "
+            "call parallelize() with averaged=False, which gives them those of the first rank."
+        )

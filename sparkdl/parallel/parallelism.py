@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from sparkdl.errors import ParamError
+from sparkdl.patches.mesh_caches import forget_meshes
 from sparkdl.topology import number_hosts
-from sparkdl.torch.mesh_caches import forget_meshes
 from sparkdl.torch.process_group import SparkdlProcessGroup
 
 if TYPE_CHECKING:
@@ -189,7 +189,9 @@ class Parallelism:
         hosts = number_hosts(host_of_rank or [0] * dist.get_world_size())
         ranks = place_ranks(sizes, hosts)
         for name in _INSIDE_A_HOST:
-            crossing = _num_crossing(ranks, DIMENSIONS.index(name), hosts)
+            dim = DIMENSIONS.index(name)
+            groups = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
+            crossing = sum(len({hosts[rank] for rank in group}) > 1 for group in groups)
             if crossing and dist.get_rank() == 0:
                 logger.warning(
                     "Parallelism: %d of the groups of %s %d lie on several hosts, which makes them slow. Hosts have %s "
@@ -214,12 +216,6 @@ def place_ranks(sizes: Parallelism, hosts: Sequence[int]) -> torch.Tensor:
     """
     by_host = sorted(range(len(hosts)), key=lambda rank: (hosts[rank], rank))
     return torch.tensor(by_host, device="cpu").view([getattr(sizes, name) for name in DIMENSIONS])
-
-
-def _num_crossing(ranks: torch.Tensor, dim: int, hosts: Sequence[int]) -> int:
-    """Number of groups along a dimension whose ranks are on several hosts."""
-    groups = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
-    return sum(len({hosts[rank] for rank in group}) > 1 for group in groups)
 
 
 def _what_fits(product: int, world_size: int, open_name: str | None) -> str:

@@ -8,18 +8,20 @@ writes the whole model as a folder of safetensors files with an index, in the fo
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import posixpath
 import shutil
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import ParamError, SavedModelError, StoreError
@@ -47,46 +49,28 @@ def on_meta() -> Iterator[None]:
 
     Unlike with ``torch.device("meta")``, tables that a constructor computes as buffers are therefore correct.
     """
-    _on_meta.enter()
+    _watch_parameters()
+    before, _thread.is_on_meta = getattr(_thread, "is_on_meta", False), True
     try:
         yield
     finally:
-        _on_meta.leave()
+        _thread.is_on_meta = before
 
 
-class _OnMeta:
-    """Replaces ``nn.Module.register_parameter`` while threads are inside of :func:`on_meta`, for those threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside: Counter[int] = Counter()
-        self._register: Any = None
-
-    def enter(self) -> None:
-        kind: Any = nn.Module
-        with self._lock:
-            if not self._inside:
-                self._register = kind.register_parameter
-                kind.register_parameter = self._replacement(self._register)
-            self._inside[threading.get_ident()] += 1
-
-    def leave(self) -> None:
-        kind: Any = nn.Module
-        with self._lock:
-            self._inside -= Counter([threading.get_ident()])  # drops those that are at zero
-            if not self._inside:
-                kind.register_parameter = self._register
-
-    def _replacement(self, register: Any) -> Any:
-        def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-            if threading.get_ident() in self._inside and param is not None and not param.is_meta:
-                param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
-            register(module, name, param)
-
-        return register_on_meta
+_thread = threading.local()
 
 
-_on_meta = _OnMeta()
+@functools.cache
+def _watch_parameters() -> None:
+    """Move parameters that modules register to the meta device, in threads that are inside of :func:`on_meta`."""
+    # Never removed: other threads may be making modules, and torch's hooks must not change meanwhile.
+    register_module_parameter_registration_hook(_parameter_on_meta)  # type: ignore[arg-type]  # torch takes a result
+
+
+def _parameter_on_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+    if not getattr(_thread, "is_on_meta", False) or parameter.is_meta:
+        return None
+    return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
 
 def draw_weights(module: nn.Module | Sequence[nn.Module], *, seed: int, device: str = "cpu") -> None:

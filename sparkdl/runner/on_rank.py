@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.autoload import teach_accelerate
 from sparkdl.collective import all_gather_bytes
 from sparkdl.collective.torchrun_variables import export_torchrun_variables
 from sparkdl.errors import ParamError
+from sparkdl.patches.accelerate import teach_accelerate
 from sparkdl.runner.rank_logging import provide_progress, set_up_logging
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import (
 )
 
 from sparkdl.errors import ParamError
+from sparkdl.patches.compiler import not_compiled
 from sparkdl.torch.buffers import (
     check_dtypes,
     elements_per_element,
@@ -37,7 +38,6 @@ from sparkdl.torch.submission import (
     Finish,
     Submission,
     as_list,
-    not_compiled,
     recorded,
     restoring,
     with_options,

@@ -19,12 +19,13 @@ import torch
 import torch.distributed as dist
 
 from sparkdl.errors import CommunicatorError
+from sparkdl.patches.batches import install_batches
+from sparkdl.patches.compiler import not_compiled
 from sparkdl.rendezvous.deadline import to_seconds
-from sparkdl.torch.batches import install_batches
 from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.movements import Exchanges, Messages, Movements
 from sparkdl.torch.reductions import Reductions
-from sparkdl.torch.submission import Accelerator, not_compiled
+from sparkdl.torch.submission import Accelerator
 from sparkdl.torch.work import CollectiveWork, joined
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import (
 from torch.autograd import profiler
 
 from sparkdl.errors import ParamError
+from sparkdl.patches.compiler import not_compiled
 from sparkdl.torch.buffers import (
     ELEMENT_DTYPES,
     PLAIN_OPS,
@@ -40,7 +41,6 @@ from sparkdl.torch.submission import (
     Finish,
     Submission,
     as_list,
-    not_compiled,
     recorded,
     restoring,
     with_options,

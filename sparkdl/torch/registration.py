@@ -32,7 +32,6 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import (
     _env_rendezvous_handler,
     _file_rendezvous_handler,
-    _rendezvous_handlers,
     _tcp_rendezvous_handler,
     rendezvous,
 )
@@ -51,6 +50,8 @@ from sparkdl.collective.current import current_job, find_mpi_world, job_rendezvo
 from sparkdl.collective.job import find_all, host_job
 from sparkdl.collective.torchrun_variables import is_own_run, is_torchruns, names_job
 from sparkdl.errors import CommunicatorTimeoutError, ParamError, SparkdlError
+from sparkdl.patches.mesh_caches import forget_meshes
+from sparkdl.patches.rendezvous_handlers import replace_handlers
 from sparkdl.rendezvous.addresses import (
     LOOPBACK,
     hosts_of_name,
@@ -62,7 +63,6 @@ from sparkdl.rendezvous.addresses import (
 from sparkdl.rendezvous.deadline import to_seconds
 from sparkdl.rendezvous.store import all_gather_bytes
 from sparkdl.torch.gpu.accelerator import CUDA_BACKENDS, open_accelerator
-from sparkdl.torch.mesh_caches import forget_meshes
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 
 if TYPE_CHECKING:
@@ -253,8 +253,7 @@ def find_torchrun(environ: Mapping[str, str]) -> Callable[[], Communicator] | No
 
 def register_rendezvous() -> None:
     """Register the handlers below with torch's rendezvous. Idempotent."""
-    # torch refuses to register a second handler of a scheme.
-    _rendezvous_handlers.update(HANDLERS)
+    replace_handlers(HANDLERS)
 
 
 def rendezvous_by_environment(

@@ -11,11 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
-from torch._C._dynamo import eval_frame
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
@@ -34,7 +32,6 @@ Finish = Callable[[], None]
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-Target = TypeVar("Target", bound=Callable[..., Any])
 
 
 def recorded(name: str, argument: int = 0) -> Callable[[Method], Method]:
@@ -57,23 +54,6 @@ def recorded(name: str, argument: int = 0) -> Callable[[Method], Method]:
         return run  # type: ignore[return-value]  # it takes the same arguments
 
     return decorate
-
-
-def not_compiled(target: Target) -> Target:
-    """Decorate a function, or a class with its methods, so that ``torch.compile`` does not compile it or what it calls.
-
-    It treats torch's own groups in the same way, as their methods are C++. ``torch.compiler.disable`` would import the
-    compiler, which takes a second in every rank.
-    """
-    for function in vars(target).values() if isinstance(target, type) else (target,):
-        if isinstance(function, FunctionType):
-            function._torchdynamo_disable = True  # type: ignore[attr-defined]  # a frame that calls it does not inline it
-            if hasattr(eval_frame, "set_code_exec_strategy"):  # since torch 2.7
-                skip = eval_frame._FrameAction.SKIP
-                eval_frame.set_code_exec_strategy(
-                    function.__code__, eval_frame._FrameExecStrategy(skip, skip)
-                )
-    return target
 
 
 def tensors_in(argument: Any) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ import sparkdl.torch
 from sparkdl.collective import current_communicator
 from sparkdl.errors import ParamError
 from sparkdl.parallel.parallelism import Parallelism
-from sparkdl.torch import mesh_caches
+from sparkdl.patches import mesh_caches
 from tests.checks import checks_in, require
 from tests.torch.checks import run_checks
 

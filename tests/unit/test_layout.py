@@ -26,6 +26,7 @@ ONE_SIDE = re.compile(r"\bRuns on (the |an? |every )?\*?(rank|driver|executor)s?
 """A sentence for the page of a package. A module may say more: "Runs on the *driver*, and where it is served."."""
 
 SMALL_FOR_A_REASON = {
+    "sparkdl.autoload": "the entry point that torch loads by itself",
     "sparkdl.bench.contenders.fit_clock": "imports torch, which the command line must not",
     "sparkdl.cli.__main__": "python -m sparkdl.cli",
     "sparkdl.horovod.torch.mpi_ops": "Horovod's own module name",
@@ -43,7 +44,7 @@ LAYERS = {
     "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "
     "nccl | telemetry, buffers | byte_exchange | operation_queue | error_origin",
     "torch": "registration, gpu, process_group, movements | reductions, submission | data_parallel, "
-    "replicas, buffers | sync_batch_norm | futures, work | mesh_caches, batches",
+    "replicas, buffers | sync_batch_norm | futures, work",
     "data": "blend | petastorm, feed, megatron | spark, store, dataset, checks | files",
     "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, attention | pipeline, "
     "sequence | tensor, sharding, verify, parallelism | collectives, replaced_parameters",

@@ -19,7 +19,7 @@ from sparkdl.parallel.verify.sketches import (
     sketch,
 )
 from sparkdl.parallel.verify.verification import Verification, evaluating, paused
-from sparkdl.torch.submission import not_compiled
+from sparkdl.patches.compiler import not_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

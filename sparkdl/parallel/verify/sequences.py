@@ -27,7 +27,7 @@ from sparkdl.parallel.verify.verification import (
     paused,
     verifications_of,
 )
-from sparkdl.torch.submission import not_compiled
+from sparkdl.patches.compiler import not_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

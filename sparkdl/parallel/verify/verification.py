@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import device_of_counts
 from sparkdl.parallel.verify.sketches import check_rows
-from sparkdl.torch.submission import not_compiled
+from sparkdl.patches.compiler import not_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sparkdl.patches.batches import install_batches
 from sparkdl.torch import RendezvousStore
-from sparkdl.torch.batches import install_batches
 from sparkdl.torch.process_group import SparkdlProcessGroup
 from sparkdl.torch.work import CompletedWork
 from tests.checks import Outcomes, checks_in, outcome_of

@@ -4,6 +4,10 @@ torch starts the messages of ``batch_isend_irecv`` together only in groups of it
 sends a large message only once it is received: two ranks that both send first, as pipelines and rings do, would wait
 for each other for ever. The first process group with a backend for GPUs therefore installs a function that does so for
 sparkdl's groups, too.
+
+Upstream: https://github.com/pytorch/pytorch/pull/186964 and https://github.com/pytorch/pytorch/pull/178906. Versions:
+all up to torch 2.13. It can go when the oldest supported torch starts messages together in subclasses of
+``ProcessGroup``; the group then says so by ``supports_coalescing``.
 """
 
 from __future__ import annotations
@@ -18,8 +22,6 @@ from torch.distributed import distributed_c10d
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sparkdl.torch.process_group import SparkdlProcessGroup
 
 _MARK = "_is_sparkdls"
 """Attribute of the installed function."""
@@ -65,7 +67,7 @@ def _batch_isend_irecv(
     return original(p2p_op_list)
 
 
-def _start_together(group: SparkdlProcessGroup, operations: list[dist.P2POp]) -> list[dist.Work]:
+def _start_together(group: Any, operations: list[dist.P2POp]) -> list[dist.Work]:
     """Start all messages of tensors on the GPU as one; return a work for these and one for each other message."""
     device = next(each.tensor.device for each in operations if not group.serves(each.tensor))
     works = []

@@ -4,6 +4,10 @@ DTensor caches the sharding of the result of each operation, including the mesh 
 equal if they have the same ranks and dimension names. A mesh finds its process groups by names that torch numbers from
 zero again in each default group. After ``destroy_process_group``, the result of an operation on a new mesh would
 therefore be on an equal, cached mesh, whose group names are unknown or belong to other groups.
+
+Upstream: none at torch; others clear the same caches, as in https://github.com/NVIDIA/Megatron-LM/pull/7029. Versions:
+all up to torch 2.13, which have different caches. It can go when torch forgets meshes with their process groups, or
+tells meshes of different groups apart.
 """
 
 from __future__ import annotations

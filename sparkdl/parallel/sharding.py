@@ -59,8 +59,7 @@ def shard(
         stage: ZeRO stage: 3 shards weights, gradients and optimizer state; 2 keeps a block's weights from its forward
             to its backward pass; 1 also keeps whole gradients while they are accumulated over several batches.
         blocks: modules whose weights are gathered together when they are called; the members of the model's lists of
-            layers if None, and without such a list the layers of a ``Sequential`` or the whole model, because a module
-            may also read the weights of a child that it does not call.
+            layers if None, and without such a list the layers of a ``Sequential`` or the whole model.
         dtype: dtype in which blocks compute, where gradients are then summed in float32; weights and gradients keep
             their dtype. None for the dtype of the weights.
         offload: whether shards lie in host memory, and a block's weights on the GPU only while it computes.
@@ -93,7 +92,11 @@ def shard(
     for name in ("data", "shard", "context"):
         if layout.size(name) > 1:
             begin_equal(module, layout.group(name))
-    blocks = _without_shared(module, _called_blocks_of(module) if blocks is None else blocks)
+    if blocks is None:
+        # Any other model may read the weights of a child that it does not call.
+        computes_by_calls = isinstance(module, nn.Sequential) or any(True for _ in _members_of_lists(module))
+        blocks = blocks_of(module) if computes_by_calls else []
+    blocks = _without_shared(module, blocks)
     with noting_replaced_parameters(module, "shard()"):
         for block in blocks:
             fully_shard(block, **arguments)
@@ -142,12 +145,6 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
             and not isinstance(member, nn.ParameterList | nn.ParameterDict)
         ]
     return list(dict.fromkeys(found))  # a layer may occur several times
-
-
-def _called_blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The blocks of a model that compute only when they are called."""
-    has_lists = any(True for _ in _members_of_lists(module))
-    return blocks_of(module) if has_lists or isinstance(module, nn.Sequential) else []
 
 
 def _without_shared(module: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:

@@ -51,7 +51,10 @@ class TiedGradients:
         self._rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         self._numbers = stages_of_rank(schedule, self._rank, ranks)
         owners = {number: each for each in range(ranks) for number in stages_of_rank(schedule, each, ranks)}
-        self._ties = _tied_parameters(stages[0])
+        # There may be wrappers around the stages.
+        self._ties: list[TiedParameter] = [
+            tie for module in stages[0].modules() for tie in getattr(module, "tied_parameters", ())
+        ]
         self._holders = {tie.name: [owners[number] for number in tie.stages] for tie in self._ties}
         self._are_compared = False
 
@@ -78,7 +81,9 @@ class TiedGradients:
     def _copies(self, tie: TiedParameter) -> dict[int, nn.Parameter]:
         """This rank's copies of a parameter that is trained, by the number of the stage."""
         found = {
-            number: _find_parameter(stage, tie.name)
+            number: next(
+                module for module in stage.modules() if hasattr(module, "tied_parameters")
+            ).get_parameter(tie.name)
             for number, stage in zip(self._numbers, self._stages, strict=True)
             if number in tie.stages
         }
@@ -132,15 +137,18 @@ class TiedGradients:
         Raises:
             ParamError: on all ranks, if there are such copies.
         """
-        own = {name: [_division(each) for each in found.values()] for name, found in copies.items()}
-        everyone: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(everyone, own, group=self._group)
+        divisions = {
+            name: [str(getattr(parameter, "placements", "whole")) for parameter in copies_here.values()]
+            for name, copies_here in copies.items()
+        }
+        of_ranks: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(of_ranks, divisions, group=self._group)
         for tie in self._ties:
-            found = {each for divisions in everyone for each in divisions.get(tie.name, ())}
-            if len(found) > 1:
+            ways = {way for divisions_there in of_ranks for way in divisions_there.get(tie.name, ())}
+            if len(ways) > 1:
                 raise ParamError(
                     f"{' and '.join(map(repr, tie.names))} are one parameter, and pipeline stages divide it in "
-                    f"different ways: {' and '.join(sorted(found))}. Divide an embedding by 'embedding_rowwise' and "
+                    f"different ways: {' and '.join(sorted(ways))}. Divide an embedding by 'embedding_rowwise' and "
                     "the head with its weights by 'colwise', or neither, and shard all stages or none."
                 )
         parts = [next((sketch(each) for each in copies[tie.name].values()), None) for tie in self._ties]
@@ -150,17 +158,3 @@ class TiedGradients:
                     f"{' and '.join(map(repr, tie.names))} are one parameter, and its copies differ between pipeline "
                     "stages. Begin with the same weights on all ranks: seed them before the model is made."
                 )
-
-
-def _tied_parameters(stage: nn.Module) -> list[TiedParameter]:
-    """The tied parameters of the model from which a stage was cut; there may be wrappers around the stage."""
-    return [tie for each in stage.modules() for tie in getattr(each, "tied_parameters", ())]
-
-
-def _find_parameter(stage: nn.Module, name: str) -> nn.Parameter:
-    inner = next(each for each in stage.modules() if hasattr(each, "tied_parameters"))
-    return inner.get_parameter(name)
-
-
-def _division(parameter: nn.Parameter) -> str:
-    return str(getattr(parameter, "placements", "whole"))

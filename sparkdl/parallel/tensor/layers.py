@@ -208,7 +208,11 @@ def compute_with_parts(block: nn.Module, undivided: Mapping[nn.Module, TensorPar
         undivided: the layers that are not divided, each with the object that gives its parts.
     """
     layers = [
-        (layer, undivided[layer], [block.get_submodule(path) for path in _paths_to(name)])
+        (
+            layer,
+            undivided[layer],
+            [block.get_submodule(path) for path in itertools.accumulate(name.split("."), "{}.{}".format)],
+        )
         for name, layer in block.named_modules()
         if name and layer in undivided
     ]
@@ -233,11 +237,6 @@ def _forward_with_parts(
     finally:
         for layer, parameters in kept:
             layer._parameters.update(parameters)
-
-
-def _paths_to(name: str) -> Iterator[str]:
-    """The names of the modules on the path to a module, it included."""
-    return itertools.accumulate(name.split("."), "{}.{}".format)
 
 
 def positions_of(activations: Tensor) -> int:

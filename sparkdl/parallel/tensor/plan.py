@@ -361,16 +361,15 @@ def check_heads(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]],
             continue
         for attribute, heads in config.items():
             if heads % size:
+                fits = (
+                    "shard or context in place of tensor"
+                    if heads == 1
+                    else f"a tensor size that divides {heads}"
+                )
                 raise ParamError(
                     f"The model has {attribute} = {heads}, which {size} tensor-parallel ranks cannot divide ({name!r} "
-                    f"would be cut inside a head). {_sizes_that_fit(heads)}"
+                    f"would be cut inside a head). Use {fits}."
                 )
-
-
-def _sizes_that_fit(heads: int) -> str:
-    if heads == 1:
-        return "Use shard or context in place of tensor."
-    return f"Use a tensor size that divides {heads}."
 
 
 def check_heads_shared(module: nn.Module, method: str, size: int) -> None:

@@ -132,7 +132,7 @@ def _kind(element: pa.DataType) -> str | None:
     for kind, checks in _KINDS.items():
         if any(check(element) for check in checks):
             return kind
-    is_image = pa.types.is_struct(element) and tuple(each.name for each in element) == IMAGE_FIELDS
+    is_image = pa.types.is_struct(element) and tuple(field.name for field in element) == IMAGE_FIELDS
     return "image" if is_image else None
 
 
@@ -250,17 +250,17 @@ def _image(row: dict[str, Any], column: Column) -> npt.NDArray[np.uint8]:
     shape = row["height"], row["width"], row["nChannels"]
     data = row["data"]
     if data is None or len(data) != math.prod(shape):
-        found = "no bytes" if data is None else f"{len(data)} bytes"
+        content = "no bytes" if data is None else f"{len(data)} bytes"
         raise DataError(
-            f"Column {column.name!r} has an image of {shape[0]} x {shape[1]} x {shape[2]} that holds {found}: "
+            f"Column {column.name!r} has an image of {shape[0]} x {shape[1]} x {shape[2]} that holds {content}: "
             f"{row['origin']}. Leave such rows out."
         )
     return np.frombuffer(data, np.uint8).reshape(shape).copy()
 
 
-def _other_type(found: pa.DataType, column: Column) -> ColumnMismatchError:
+def _other_type(arrow_type: pa.DataType, column: Column) -> ColumnMismatchError:
     return ColumnMismatchError(
-        f"Column {column.name!r} holds {found} here, but {_describe(column)} elsewhere in the data."
+        f"Column {column.name!r} holds {arrow_type} here, but {_describe(column)} elsewhere in the data."
     )
 
 
@@ -281,10 +281,10 @@ def _flatten(values: pa.Array, level: int, column: Column, remedy: LengthRemedy 
         lengths = np.diff(_primitive_to_numpy(values.offsets, str(values.offsets.type)))
     if len(values) and (lengths != length).any():
         least, greatest = lengths.min(), lengths.max()
-        found = f"{least}" if least == greatest else f"{least} to {greatest}"
+        actual = f"{least}" if least == greatest else f"{least} to {greatest}"
         more = f" {remedy(column, level)}" if remedy is not None else ""
         raise ColumnMismatchError(
-            f"Column {column.name!r} has arrays of {found} elements; all must have {length}.{more}"
+            f"Column {column.name!r} has arrays of {actual} elements; all must have {length}.{more}"
         )
     return values.flatten()
 
@@ -339,9 +339,9 @@ def _ragged(rows: list[Any], column: Column) -> pa.Array:
     inner = tuple(length for length in column.lengths[1:] if length is not None)
     for number, row in enumerate(rows):
         if row is None or np.ndim(row) != len(column.lengths) or np.shape(row)[1:] != inner:
-            found = "no value" if row is None else f"a value of the shape {np.shape(row)}"
+            actual = "no value" if row is None else f"a value of the shape {np.shape(row)}"
             raise DataError(
-                f"Column {column.name!r} has {found} in row {number} of those that were read; all must have the shape "
+                f"Column {column.name!r} has {actual} in row {number} of those that were read; all must have the shape "
                 f"{column.lengths}."
             )
     dtype = column.element[1]

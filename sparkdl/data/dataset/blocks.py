@@ -74,8 +74,10 @@ class BlockLayout:
             *(_Group((column,), name) for name, column in singles.items() if name not in packed),
             *(_Group(group, name, is_matrix=True) for name, group in matrices.items()),
         ]
-        self.columns = tuple({each.name: each for group in self._groups for each in group.columns}.values())
-        self.row_bytes = sum(each.row_bytes for group in self._groups for each in group.columns)
+        self.columns = tuple(
+            {column.name: column for group in self._groups for column in group.columns}.values()
+        )
+        self.row_bytes = sum(column.row_bytes for group in self._groups for column in group.columns)
 
     def pack(self, table: pa.Table) -> Block:
         """Return the rows of a table as a block of writable arrays.
@@ -184,17 +186,17 @@ def _matrix(name: str, field: Sequence[Column]) -> tuple[Column, ...]:
         raise DataError(f"The matrix {name!r} has no columns; name at least one.")
     for column in columns:
         if column.shape or column.dtype != columns[0].dtype:
-            found = f"arrays of {column.dtype}" if column.shape else column.dtype
+            held = f"arrays of {column.dtype}" if column.shape else column.dtype
             raise DataError(
                 f"The columns of the matrix {name!r} must be scalars of one type, but {columns[0].name!r} holds "
-                f"{columns[0].dtype} and {column.name!r} {found}. Cast them to one type, or name them apart."
+                f"{columns[0].dtype} and {column.name!r} {held}. Cast them to one type, or name them apart."
             )
     return columns
 
 
 def _take_any_length(column: Column, level: int) -> str:
     """Return the advice for arrays of differing lengths: what to pass to a feed or an estimator."""
-    shape = tuple(None if each == level else known for each, known in enumerate(column.shape))
+    shape = tuple(None if index == level else known for index, known in enumerate(column.shape))
     return (
         f"A ParquetFeed takes arrays of any length with shapes={{{column.name!r}: {shape}}}, an estimator with "
         "paddingValue."

@@ -133,20 +133,20 @@ def _count_leaves(elements: list[dict[int, Any]]) -> int:
     )
 
 
-def _chunk(found: dict[int, Any], type_name: str, *, has_order: bool) -> ColumnChunk:
-    if _TYPES[found[_TYPE]] != type_name:
-        raise ValueError(f"a chunk holds {_TYPES[found[_TYPE]]}, and the schema says {type_name}")
-    statistics = found.get(_STATISTICS, {})
+def _chunk(fields: dict[int, Any], type_name: str, *, has_order: bool) -> ColumnChunk:
+    if _TYPES[fields[_TYPE]] != type_name:
+        raise ValueError(f"a chunk holds {_TYPES[fields[_TYPE]]}, and the schema says {type_name}")
+    statistics = fields.get(_STATISTICS, {})
     return ColumnChunk(
-        found[_TOTAL_UNCOMPRESSED_SIZE],
+        fields[_TOTAL_UNCOMPRESSED_SIZE],
         statistics.get(_NULL_COUNT),
         _pair(statistics, _MIN_VALUE, _MAX_VALUE) if has_order else None,  # otherwise undefined
         _pair(statistics, _MIN, _MAX),
     )
 
 
-def _pair(found: dict[int, Any], first: int, second: int) -> tuple[bytes, bytes] | None:
-    return (found[first], found[second]) if first in found and second in found else None
+def _pair(fields: dict[int, Any], first: int, second: int) -> tuple[bytes, bytes] | None:
+    return (fields[first], fields[second]) if first in fields and second in fields else None
 
 
 def _read(data: bytes, at: int, kind: int, wanted: _Wanted) -> tuple[Any, int]:

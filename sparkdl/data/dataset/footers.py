@@ -66,10 +66,10 @@ def find_parquet_files(location: Location, url: str) -> list[str]:
     with reading_from(url):
         paths = _paths_below(location)
         refuse_tables(location.filesystem, location.path, url, paths)
-        found = _data_files(paths)
-        if not found:
+        files = _data_files(paths)
+        if not files:
             raise _none_found(location, url)
-    return found
+    return files
 
 
 def list_parquet_files(location: Location) -> list[str]:
@@ -88,10 +88,12 @@ def url_for_spark(url: str) -> str:
         filesystem = location.filesystem
         patterns = _without_braces(location.path)
         has_pattern = len(patterns) > 1 or any(character in location.path for character in "*?[")
-        given = (
-            [path for each in patterns for path in filesystem.glob(each)] if has_pattern else [location.path]
+        matches = (
+            [path for pattern in patterns for path in filesystem.glob(pattern)]
+            if has_pattern
+            else [location.path]
         )
-        folders = [path for path in given if not filesystem.isfile(path)]
+        folders = [path for path in matches if not filesystem.isfile(path)]
         paths = {folder: _paths_below(replace(location, path=folder)) for folder in folders}
     except Exception:  # Spark alone has the plugin or the credentials for the filesystem
         return url
@@ -363,13 +365,13 @@ def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
                 f"Column {name!r} is in {footers[0].where}, but not in {footer.where}. Write files of equal columns, "
                 "or leave it out."
             )
-        found = footer.types[name]
-        if common is not None and found != common:
+        arrow_type = footer.types[name]
+        if common is not None and arrow_type != common:
             raise ColumnMismatchError(
-                f"Column {name!r} has the type {common} in {footers[0].where} and {found} in {footer.where}. "
+                f"Column {name!r} has the type {common} in {footers[0].where} and {arrow_type} in {footer.where}. "
                 "Cast it to one type."
             )
-        common = found
+        common = arrow_type
     return common
 
 
@@ -432,9 +434,9 @@ def _value_range(footers: Sequence[_Footer], name: str, *, signed: bool) -> tupl
     lows, highs = [], []
     for footer in footers:
         for chunk in footer.chunks(name):
-            found = chunk.int_range(signed=signed)
-            if found is None:
+            limits = chunk.int_range(signed=signed)
+            if limits is None:
                 return None
-            lows.append(found[0])
-            highs.append(found[1])
+            lows.append(limits[0])
+            highs.append(limits[1])
     return min(lows), max(highs)

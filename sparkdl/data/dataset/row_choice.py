@@ -171,18 +171,20 @@ class RowFilter:
         return np.flatnonzero(mask)
 
 
-def as_row_choice(given: Any) -> RowChoice | None:
+def as_row_choice(row_filter: Any) -> RowChoice | None:
     """Return the row choice of a ``row_filter``: a :class:`RowFilter`, drawn rows, a Petastorm predicate, or None.
 
     Raises:
         DataError: if it is something else.
     """
-    if given is None or isinstance(given, RowFilter | DrawnRows):
-        return given
-    if callable(getattr(given, "get_fields", None)) and callable(getattr(given, "do_include", None)):
-        return RowFilter.from_predicate(given)
+    if row_filter is None or isinstance(row_filter, RowFilter | DrawnRows):
+        return row_filter
+    if callable(getattr(row_filter, "get_fields", None)) and callable(
+        getattr(row_filter, "do_include", None)
+    ):
+        return RowFilter.from_predicate(row_filter)
     raise DataError(
-        f"row_filter is a {type(given).__name__}; give a sparkdl.data.RowFilter(columns, function) or a predicate "
+        f"row_filter is a {type(row_filter).__name__}; give a sparkdl.data.RowFilter(columns, function) or a predicate "
         "of Petastorm."
     )
 

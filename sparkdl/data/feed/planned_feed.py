@@ -105,7 +105,7 @@ class PlannedFeed:
         check_rank(rank, world_size)
         self._rank = int(rank)
         self._parts_of_ranks = [
-            parts_of_rank(each, int(world_size), int(planned_ranks)) for each in range(world_size)
+            parts_of_rank(number, int(world_size), int(planned_ranks)) for number in range(world_size)
         ]
         parts = self._parts_of_ranks[rank]
         first = ParquetFeed(

@@ -67,14 +67,14 @@ def find_dataset(
         return _find(source, columns, shapes)
     thread = DaemonThreads(1, "sparkdl-finder")
     try:
-        found = thread.submit(_find, source, columns, shapes)
-        if not wait([found], timeout=timeout_s).done:
+        future = thread.submit(_find, source, columns, shapes)
+        if not wait([future], timeout=timeout_s).done:
             name = source.url if isinstance(source, Store) else os.fspath(source)
             raise DataError(
                 f"Finding out what {name} holds took longer than {timeout_s:g} s. See whether the Store can be "
                 "reached, or raise read_timeout_s."
             )
-        return found.result()
+        return future.result()
     finally:
         thread.stop()
 
@@ -144,9 +144,9 @@ def _only_dataset(store: Store) -> str:
             _check_bucket(location)
     names = [str(path).split("/")[-2] for path in manifests]
     if len(names) != 1:
-        found = f"holds {len(names)} datasets ({', '.join(names[:5])})" if names else "holds no dataset"
+        content = f"holds {len(names)} datasets ({', '.join(names[:5])})" if names else "holds no dataset"
         raise DataError(
-            f"The Store {store.url} {found}; a feed reads one. Give it the dataset that materialize() or "
+            f"The Store {store.url} {content}; a feed reads one. Give it the dataset that materialize() or "
             "open_dataset() returned, or its URL."
         )
     return f"{store.url}/{names[0]}"

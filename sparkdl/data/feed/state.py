@@ -275,12 +275,14 @@ class EpochSchedule:
 
     def _progress(self, epoch: int, given: Mapping[int, Taken]) -> Progress:
         done = {
-            each: self._done(each, given.get(each, 0))
-            for each in sorted({*given, *self._resumed})
-            if each >= epoch
+            number: self._done(number, given.get(number, 0))
+            for number in sorted({*given, *self._resumed})
+            if number >= epoch
         }
         stretches = done.pop(epoch, ())
-        return Progress(epoch=epoch, stretches=stretches, later={each: of for each, of in done.items() if of})
+        return Progress(
+            epoch=epoch, stretches=stretches, later={number: of for number, of in done.items() if of}
+        )
 
     def _done(self, epoch: int, given: Taken) -> tuple[Stretch, ...]:
         part = self.slice_of(epoch)

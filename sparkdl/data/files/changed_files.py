@@ -77,10 +77,10 @@ class WatchedFiles:
             FileChangedError: if it is no longer the file that was described or opened under this path before.
         """
         file = self._open_file(path)
-        found = version_of(file, path)
+        version = version_of(file, path)
         with self._lock:
-            seen = self._seen.setdefault(path, found)
-        if seen != found:
+            seen = self._seen.setdefault(path, version)
+        if seen != version:
             file.close()
             since = "the dataset was described" if path in self._described else "it was first read"
             raise FileChangedError(f"it was written again since {since}")

@@ -182,9 +182,9 @@ class Location:
     def _check_sizes(self, path: str, sizes: Mapping[str, int]) -> None:
         self.filesystem.invalidate_cache()
         for name, size in sizes.items():
-            found = self.filesystem.info(f"{path}/{name}")["size"]
-            if found != size:
-                raise OSError(f"{self.name_of(path)}/{name} has {found} bytes, and {size} were written")
+            actual = self.filesystem.info(f"{path}/{name}")["size"]
+            if actual != size:
+                raise OSError(f"{self.name_of(path)}/{name} has {actual} bytes, and {size} were written")
 
     def fetch_folder(self, folder: Path) -> None:
         """Copy all files of this place into a local folder."""

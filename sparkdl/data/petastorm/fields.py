@@ -141,10 +141,10 @@ def array_from_npz(value: bytes, name: str) -> npt.NDArray[np.generic]:
 @lru_cache(maxsize=1024)
 def _plain_header(header: bytes) -> tuple[np.dtype[np.generic], tuple[int, ...], Literal["C", "F"]] | None:
     """Return dtype, shape and order of a header; None unless the dtype has neither fields nor objects."""
-    found = _PLAIN.fullmatch(header)
-    if found is None:
+    match = _PLAIN.fullmatch(header)
+    if match is None:
         return None
-    descr, is_fortran, shape = found.groups()
+    descr, is_fortran, shape = match.groups()
     sizes = tuple(int(size) for size in shape.split(b",") if size.strip())
     return np.dtype(descr.decode()), sizes, "F" if is_fortran == b"True" else "C"
 

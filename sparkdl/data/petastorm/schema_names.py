@@ -67,8 +67,8 @@ def known_class(module: str, name: str) -> Any:
     if module == "pyspark.sql.types" and name.isidentifier():
         return _spark_type(name)
     if module == "numpy" and name != "dtype":
-        found = OLD_NUMPY_TYPES.get(name) or getattr(np, name, None)
-        return found if isinstance(found, type) and issubclass(found, np.generic) else None
+        dtype = OLD_NUMPY_TYPES.get(name) or getattr(np, name, None)
+        return dtype if isinstance(dtype, type) and issubclass(dtype, np.generic) else None
     return _ALLOWED.get((module, name))
 
 
@@ -83,7 +83,7 @@ def _spark_type(name: str) -> type:
         from pyspark.sql import types
     except ImportError:
         return _SparkType
-    found = getattr(types, name, None)
-    if isinstance(found, type) and issubclass(found, types.DataType):
-        return found
+    spark_type = getattr(types, name, None)
+    if isinstance(spark_type, type) and issubclass(spark_type, types.DataType):
+        return spark_type
     raise DataError(f"The Unischema refers to pyspark.sql.types.{name}, which is not a type.")

@@ -32,26 +32,26 @@ def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:
     The function of the spec takes all of ``columns``; an array is a cell with its shape. The function must not change
     the number or order of the rows, which ranks rely on; a ``row_filter`` leaves rows out before they are counted.
     """
-    given, unusable = columns_of(transform_schema(schema_of(columns), spec), untouched(columns, spec))
+    results, unusable = columns_of(transform_schema(schema_of(columns), spec), untouched(columns, spec))
 
     def apply(table: pa.Table, names: Sequence[str]) -> pa.Table:
         frame = pd.DataFrame({column.name: _cells(table, column) for column in columns})
         if spec.func is not None:
             frame = call_function(spec.func, frame)
         if not isinstance(frame, pd.DataFrame) or len(frame) != table.num_rows:
-            found = f"{len(frame)} rows" if isinstance(frame, pd.DataFrame) else type(frame).__name__
+            actual = f"{len(frame)} rows" if isinstance(frame, pd.DataFrame) else type(frame).__name__
             raise DataError(
-                f"the function of the TransformSpec returned {found} for a DataFrame of {table.num_rows} rows; "
+                f"the function of the TransformSpec returned {actual} for a DataFrame of {table.num_rows} rows; "
                 "leave rows out with row_filter"
             )
         missing = [name for name in names if name not in frame.columns]
         if missing:
             raise missing_result_error(missing[0], list(frame.columns))
-        by_name = {column.name: column for column in given}
+        by_name = {column.name: column for column in results}
         return pa.table({name: to_arrow(frame[name].to_numpy(), by_name[name]) for name in names})
 
     return Preparation(
-        source_names=tuple(column.name for column in columns), columns=given, unusable=unusable, apply=apply
+        source_names=tuple(column.name for column in columns), columns=results, unusable=unusable, apply=apply
     )
 
 
@@ -75,10 +75,10 @@ def call_function(function: Any, argument: Any) -> Any:
         ) from error
 
 
-def missing_result_error(name: str, found: Sequence[Any]) -> DataError:
+def missing_result_error(name: str, returned: Sequence[Any]) -> DataError:
     """Return the error for a column that is missing from the result of the function."""
     return DataError(
-        f"the function of the TransformSpec gave no column {name!r}, but {', '.join(map(str, found))}; name what it "
+        f"the function of the TransformSpec gave no column {name!r}, but {', '.join(map(str, returned))}; name what it "
         "takes away in removed_fields"
     )
 

@@ -77,15 +77,15 @@ class UnischemaDataset(ParquetDataset):
                 if name not in schema.fields:
                     raise missing_column_error(name, list(schema.fields))
             schema = Unischema(schema._name, [schema.fields[name] for name in names])
-        given, unusable = (
+        columns, unusable = (
             columns_of(schema, self.columns)
             if spec is None
             else columns_of(transform_schema(schema, spec), untouched(self.columns, spec))
         )
-        wanted_names = [column.name for column in given] if names is None else names
+        wanted_names = [column.name for column in columns] if names is None else names
         is_changed = spec is not None and spec.func is not None
         fields = [name for name in schema.fields if is_changed or name in wanted_names]
-        by_name = {column.name: column for column in given}
+        by_name = {column.name: column for column in columns}
 
         def apply(table: pa.Table, wanted: Sequence[str]) -> pa.Table:
             decoded = {
@@ -96,7 +96,7 @@ class UnischemaDataset(ParquetDataset):
                 decoded = _transformed(decoded, table.num_rows, spec.func, wanted)
             return pa.table({name: to_arrow(decoded[name], by_name[name]) for name in wanted})
 
-        return Preparation(source_names=tuple(fields), columns=given, unusable=unusable, apply=apply)
+        return Preparation(source_names=tuple(fields), columns=columns, unusable=unusable, apply=apply)
 
     def filter_of(self, row_filter: RowFilter) -> RowFilter:
         """Return a filter of stored values that decodes them and calls ``row_filter`` on the result.
@@ -192,9 +192,9 @@ class _SchemaUnpickler(pickle.Unpickler):
         if known is not None:
             return known
         # The user's own codecs are allowed once the user has imported them; unpickling does not import their modules.
-        found = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
-        if isinstance(found, type) and issubclass(found, DataframeColumnCodec):
-            return found
+        codec = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
+        if isinstance(codec, type) and issubclass(codec, DataframeColumnCodec):
+            return codec
         raise DataError(
             f"The Unischema refers to {module}.{name}, which belongs to no Unischema. If it is a codec of your own, "
             f"import {module} before the dataset is opened."

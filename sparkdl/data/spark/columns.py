@@ -74,7 +74,7 @@ def check_case(df: DataFrame, columns: Iterable[str]) -> None:
     if str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true":
         return
     for name in columns:
-        same = sorted({each for each in available if each.lower() == name.lower()})
+        same = sorted({other for other in available if other.lower() == name.lower()})
         if len(same) > 1:
             raise DataError(
                 f"The DataFrame has the columns {', '.join(map(repr, same))}, and Spark cannot tell which is meant, as "
@@ -172,10 +172,10 @@ def check_like(field: StructField, column: Column) -> None:
     Raises:
         DataError: if it does not.
     """
-    found = stored_type(field.dataType)
+    stored = stored_type(field.dataType)
     kind = column.element[0] if column.kind == "ragged" else column.kind
     depth = len(column.lengths or column.shape)
-    if found is None or (found[0], found[2]) != (kind, depth):
+    if stored is None or (stored[0], stored[2]) != (kind, depth):
         arrays = "arrays of " * depth
         raise DataError(
             f"Column {field.name!r} holds {field.dataType.simpleString()}, and the model was trained on "
@@ -231,9 +231,9 @@ def check_frame(df: Any, taker: str, *, of_streams: str = "") -> None:
     """
     # Not by hasattr, because Spark Connect asks the server for the schema.
     if any(inspect.getattr_static(df, name, _MISSING) is _MISSING for name in ("sparkSession", "schema")):
-        found = f"{type(df).__module__}.{type(df).__name__}"
+        actual = f"{type(df).__module__}.{type(df).__name__}"
         raise DataError(
-            f"{taker} takes a Spark DataFrame, got {found}. Read files with spark.read, and make one of other data "
+            f"{taker} takes a Spark DataFrame, got {actual}. Read files with spark.read, and make one of other data "
             "with spark.createDataFrame(...)."
         )
     check_session(df, taker)

@@ -55,8 +55,8 @@ def open_in_place(
         logger.info("The rows are copied: %s", error)
         return None
     for field, column in zip(fields, described.columns, strict=True):
-        found = (*column.element, len(column.lengths)) if column.lengths else (column.kind, column.dtype, 0)
-        if found != stored_type(field.dataType):
+        actual = (*column.element, len(column.lengths)) if column.lengths else (column.kind, column.dtype, 0)
+        if actual != stored_type(field.dataType):
             return None
     with reading_job(df.sparkSession, "checking rows in place", columns=names):
         shapes = check_shapes(df, depths, allow_ragged=allow_ragged)

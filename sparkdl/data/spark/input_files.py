@@ -70,8 +70,8 @@ def _describe(urls: list[str]) -> InputFiles:
 def _state(location: Location, path: str) -> str | None:
     """Return the version of a file; None if the filesystem reports its size alone."""
     if location.is_local:
-        found = os.stat(path)
-        return f"{path} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
+        status = os.stat(path)
+        return f"{path} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
     info = location.filesystem.info(path)
     tags = [f"{tag}={info[tag]}" for tag in TAGS if info.get(tag)]
     return " ".join([path, str(info["size"]), *tags]) if tags else None

@@ -257,8 +257,8 @@ def _share(request: _Request, key: str) -> Obtained | None:
     deadline = time.monotonic() + _WAIT_S
     while True:
         _wait_for_writer(store, key, deadline)
-        if (found := store.find_dataset(_NAME, key)) is not None:
-            return Obtained(*found)
+        if (existing := store.find_dataset(_NAME, key)) is not None:
+            return Obtained(*existing)
         with store.stage_dataset(_NAME, key) as staged:
             # Two processes may have begun at once; the first of them continues.
             if time.monotonic() < deadline and store.is_being_written(_NAME, key, before=staged.url):
@@ -267,8 +267,8 @@ def _share(request: _Request, key: str) -> Obtained | None:
             if request.key != key:
                 logger.info("Files or settings changed while the rows were read; they are not shared.")
                 return None
-            if (found := store.find_dataset(_NAME, key)) is not None:
-                return Obtained(*found)
+            if (existing := store.find_dataset(_NAME, key)) is not None:
+                return Obtained(*existing)
             dataset = staged.commit(dataset)
             return Obtained(dataset, staged.hand_over_use())
 
@@ -363,16 +363,16 @@ def _check_failures(store: Store, files: Sequence[WrittenFile]) -> None:
 def _keep_only(store: Store, staged: StagedDataset, files: Sequence[WrittenFile]) -> None:
     """Remove the files of task attempts that Spark gave up, after checking that all files of the others are there."""
     location = open_location(staged.url)
-    found = set(list_parquet_files(location))
+    present = set(list_parquet_files(location))
     wanted = {file.path for file in files if file.path}
-    if wanted - found:
+    if wanted - present:
         raise StoreError(
-            f"Spark wrote {len(wanted)} files to {store.url}, but the driver finds {len(wanted & found)} of them "
+            f"Spark wrote {len(wanted)} files to {store.url}, but the driver finds {len(wanted & present)} of them "
             "there: the executors have other disks. Choose a Store that all machines share, such as a mounted or "
             "an object store."
         )
-    if found - wanted:
-        location.filesystem.rm([f"{location.path}/{path}" for path in sorted(found - wanted)])
+    if present - wanted:
+        location.filesystem.rm([f"{location.path}/{path}" for path in sorted(present - wanted)])
 
 
 def _do_nothing() -> None:

@@ -133,24 +133,25 @@ def _has_identity_function(rdd: Any) -> bool:
     """Whether an RDD's Python function returns its rows unchanged, as for the rows of a list that pyspark sends."""
     from pyspark.serializers import CPickleSerializer
 
-    (field,) = (each for each in rdd.getClass().getDeclaredFields() if each.getName() == "func")
+    (field,) = (field for field in rdd.getClass().getDeclaredFields() if field.getName() == "func")
     field.setAccessible(True)
     numbers = field.get(rdd).command().mkString(",").split(",")  # of signed bytes
     serializer: Any = CPickleSerializer()
     function = serializer.loads(bytes(int(number) & 255 for number in numbers))[0]
     inner = [cell.cell_contents for cell in function.__closure__]
     return len(inner) == 1 and all(
-        each.__module__.startswith("pyspark.")
-        and each.__qualname__ in ("RDD.map.<locals>.func", _IDENTITY_FUNCTION)
-        for each in (function, *inner)
+        part.__module__.startswith("pyspark.")
+        and part.__qualname__ in ("RDD.map.<locals>.func", _IDENTITY_FUNCTION)
+        for part in (function, *inner)
     )
 
 
 def _is_deterministic(plan: Any) -> bool:
     if plan.deterministic():
         return True
-    return all(each.deterministic() or _assembles(each) for each in _members(plan.expressions())) and all(
-        map(_is_deterministic, _members(plan.children()))
+    expressions, children = _members(plan.expressions()), _members(plan.children())
+    return all(expression.deterministic() or _assembles(expression) for expression in expressions) and all(
+        map(_is_deterministic, children)
     )
 
 
@@ -161,7 +162,7 @@ def _assembles(expression: Any) -> bool:
     function = expression.child()
     return str(function.function().getClass().getName()).startswith(
         f"{_SPARK}ml.feature.VectorAssembler$"
-    ) and all(each.deterministic() for each in _members(function.children()))
+    ) and all(child.deterministic() for child in _members(function.children()))
 
 
 def _has_definition(plan: Any) -> bool:
@@ -239,9 +240,9 @@ def _messages(message: Any) -> Iterator[Any]:
 def _inner_messages(message: Any) -> Iterator[Any]:
     for _, value in message.ListFields():
         # A field holds one message, several, or something else, such as text.
-        for each in [value] if hasattr(value, "DESCRIPTOR") else value if hasattr(value, "append") else ():
-            if hasattr(each, "DESCRIPTOR"):
-                yield each
+        for item in [value] if hasattr(value, "DESCRIPTOR") else value if hasattr(value, "append") else ():
+            if hasattr(item, "DESCRIPTOR"):
+                yield item
 
 
 def _check_names(client: Any, relation: Any) -> None:
@@ -252,10 +253,10 @@ def _check_names(client: Any, relation: Any) -> None:
     from pyspark.sql.connect.proto import Plan
 
     inner = list(_inner_messages(getattr(relation, relation.WhichOneof("rel_type"))))
-    below = [each for each in inner if _kind(each) == "Relation"]
-    named = [message for each in inner if _kind(each) != "Relation" for message in _messages(each)]
+    relations = [message for message in inner if _kind(message) == "Relation"]
+    named = [message for part in inner if _kind(part) != "Relation" for message in _messages(part)]
     texts = [getattr(message, _TEXTS[_kind(message)]) for message in named if _kind(message) in _TEXTS]
-    columns = {name.lower() for each in below if texts for name in client.schema(Plan(root=each)).names}
+    columns = {name.lower() for below in relations if texts for name in client.schema(Plan(root=below)).names}
     for text in texts:
         matched = _PLAIN_TEXT.fullmatch(text)
         words = re.findall(r"[A-Za-z_]\w*", matched[1].lower()) if matched else ["?"]

@@ -43,12 +43,11 @@ def check_shapes(
     aggregates = [F.count(F.lit(1))]
     for levels in lengths.values():
         aggregates += [aggregate for level in levels for aggregate in level]
-    num_rows, *found = df.agg(*[each.alias(f"_{index}") for index, each in enumerate(aggregates)]).collect()[
-        0
-    ]
+    named = [aggregate.alias(f"_{index}") for index, aggregate in enumerate(aggregates)]
+    num_rows, *lengths_of_all = df.agg(*named).collect()[0]
     if not num_rows:
         raise no_rows_error()
-    values = iter(found)
+    values = iter(lengths_of_all)
     return {
         name: tuple(
             common_length(name, next(values), next(values), allow_ragged=allow_ragged) for _ in levels
@@ -193,11 +192,11 @@ def _has_null_elements(column: Column, depth: int) -> Column:
     """Whether an array holds nulls at one of its levels; null for an array that is null."""
     from pyspark.sql import functions as F
 
-    found = F.exists(column, lambda element: element.isNull())
+    has_null = F.exists(column, lambda element: element.isNull())
     if depth == 1:
-        return found
+        return has_null
     # flatten returns null if one of the arrays is null, which the level above has found.
-    return found | _has_null_elements(F.flatten(column), depth - 1)
+    return has_null | _has_null_elements(F.flatten(column), depth - 1)
 
 
 def _null_rows_error(name: str, num_null_rows: int, num_rows: int, first: str) -> DataError:

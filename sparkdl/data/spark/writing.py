@@ -87,15 +87,15 @@ def has_nulls(census: dict[str, ColumnCensus]) -> bool:
 
 
 def _count_column(column: pa.Array, batch: pa.RecordBatch) -> ColumnCensus:
-    found = ColumnCensus(num_null_rows=column.null_count, lengths=_lengths(column))
+    census = ColumnCensus(num_null_rows=column.null_count, lengths=_lengths(column))
     nulls = _rows_with_nulls(column)
     if nulls is not None:
         is_null = np.asarray(column.is_null())
-        found.num_rows_with_null_elements = int((nulls & ~is_null).sum())
+        census.num_rows_with_null_elements = int((nulls & ~is_null).sum())
         chosen = is_null if column.null_count else nulls
         if chosen.any():
-            found.first = _describe_row(batch, int(chosen.argmax()))
-    return found
+            census.first = _describe_row(batch, int(chosen.argmax()))
+    return census
 
 
 def _lengths(column: pa.Array) -> list[list[int]]:
@@ -111,17 +111,17 @@ def _lengths(column: pa.Array) -> list[list[int]]:
 
 def _rows_with_nulls(values: pa.Array) -> npt.NDArray[np.bool_] | None:
     """Return for every value whether it is null or has a null inside; None if there are no nulls."""
-    own = np.asarray(values.is_null()) if values.null_count else None
+    is_null = np.asarray(values.is_null()) if values.null_count else None
     if not is_list(values.type):
-        return own
+        return is_null
     inner = _rows_with_nulls(values.flatten())
     if inner is None:
-        return own
+        return is_null
     lengths = np.asarray(pc.fill_null(pc.list_value_length(values), 0))
     before = np.concatenate([[0], np.cumsum(inner)])
     ends = np.cumsum(lengths)
     inside: npt.NDArray[np.bool_] = before[ends] > before[ends - lengths]
-    return inside if own is None else inside | own
+    return inside if is_null is None else inside | is_null
 
 
 def _describe_row(batch: pa.RecordBatch, index: int) -> str:
@@ -288,7 +288,7 @@ class RowGroupWriter:
         self._location.make_folder()
         self._file = self._location.filesystem.open(f"{self._location.path}/{self.path}", "wb")
         # Numbers are read faster if they are stored plainly rather than through a dictionary.
-        texts = [each.name for each in schema if pa.types.is_string(each.type)]
+        texts = [field.name for field in schema if pa.types.is_string(field.type)]
         self._writer = pq.ParquetWriter(self._file, schema, use_dictionary=texts or False)
 
     def _close(self) -> None:

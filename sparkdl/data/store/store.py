@@ -314,7 +314,9 @@ class Store:
             self.filesystem.invalidate_cache()
             if not self.filesystem.exists(self.location.path):
                 return []
-            return [f"{self.url}/{each}" for each in list_folders(self.location) if each.startswith(prefix)]
+            return [
+                f"{self.url}/{folder}" for folder in list_folders(self.location) if folder.startswith(prefix)
+            ]
         except Exception as error:
             raise store_error(f"The Store {self.url} cannot be listed", error) from error
 

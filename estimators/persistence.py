@@ -32,7 +32,6 @@ from sparkdl.errors import ParamError, SavedModelError, SerializationError, Spar
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.meanings import explain_failure, reading_from
 from sparkdl.model.saved_model import load_model, load_module, save_model, save_module
-from sparkdl.old_names import todays_name
 from sparkdl.training.history import EpochRecord
 
 if TYPE_CHECKING:
@@ -227,7 +226,7 @@ def _read_metadata(folder: Path, expected: type[Params]) -> dict[str, Any]:
         # Spark gives the file a longer name.
         file = next(iter(sorted(folder.glob(f"{_METADATA}*"))), folder / _METADATA)
         metadata = cast("dict[str, Any]", json.loads(file.read_text(encoding="utf-8")))
-        found = todays_name(metadata["class"])
+        found = str(metadata["class"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SavedModelError(
             f"There is no readable {expected.__name__}: {type(error).__name__}: {error}"

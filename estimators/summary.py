@@ -27,7 +27,7 @@ class TrainingSummary:
     Attributes:
         history: one record per epoch: loss, metrics, rows, seconds, and how each rank spent its time.
         model_epoch: number of the epoch that the model's weights are from: the best one if bestMetric was set, else
-            the last one; None if an older version of sparkdl did not record it.
+            the last one; None without history.
         run_id: ID of the MLflow run; None if the fit was not tracked.
         model_uri: URI of the model in MLflow; None if the fit was not tracked or MLflow did not accept the model.
     """
@@ -60,7 +60,7 @@ class TrainingSummary:
 
     @property
     def rank_seconds(self) -> tuple[RankSeconds, ...]:
-        """How each rank spent its time, over the epochs that it took part in; empty in models of older versions."""
+        """How each rank spent its time, over the epochs that it took part in."""
         # After a restart there may be fewer ranks, or more.
         ranks = zip_longest(*(record.rank_seconds for record in self.history), fillvalue=_NO_SECONDS)
         return tuple(
@@ -98,7 +98,7 @@ class TrainingSummary:
 def summary_table(summary: TrainingSummary) -> str:
     """Return a text with a row per epoch, and a row per rank with the shares of its time."""
     if not summary.history:
-        return "No history: the model was not fitted by this version of sparkdl."
+        return "No history: the model was not fitted."
     seconds = f"{summary.seconds:.1f} s" + (
         f" and {summary.validation_s:.1f} s of validation" if summary.validation_s else ""
     )
@@ -108,9 +108,7 @@ def summary_table(summary: TrainingSummary) -> str:
         "",
         *_columns(_epochs(summary)),
     ]
-    if summary.rank_seconds:
-        lines += ["", *_columns(_ranks(summary))]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_columns(_ranks(summary))])
 
 
 def describe_values(summary: TrainingSummary) -> str:
@@ -129,14 +127,13 @@ def _epochs(summary: TrainingSummary) -> list[list[str]]:
     metrics = list(dict.fromkeys(name for record in summary.history for name in record.metrics))
     rows = [["epoch", "loss", *metrics, "learning rate", "rows/s", "s"]]
     for record in summary.history:
-        rate = "" if record.learning_rate is None else f"{record.learning_rate:.3g}"
         values = [f"{record.metrics[name]:.4f}" if name in record.metrics else "" for name in metrics]
         rows.append(
             [
                 str(record.epoch),
                 f"{record.loss:.4f}",
                 *values,
-                rate,
+                f"{record.learning_rate:.3g}",
                 f"{record.rows_per_s:,.0f}",
                 f"{record.seconds:.2f}",
             ]

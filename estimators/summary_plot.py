@@ -28,6 +28,7 @@ def plot_history(history: Sequence[EpochRecord], model_epoch: int | None = None)
     """
     names = dict.fromkeys(name.removeprefix(_VAL) for record in history for name in record.metrics)
     metrics = [name for name in names if name != "loss"]
+    is_earlier = model_epoch is not None and model_epoch != history[-1].epoch
     num_panels = 3 + bool(metrics)
     figure = ShownFigure(figsize=(5.5 * (num_panels // 2 + num_panels % 2), 7), layout="constrained")
     panels = iter(figure.subplots(2, num_panels // 2 + num_panels % 2).flatten())
@@ -41,16 +42,12 @@ def plot_history(history: Sequence[EpochRecord], model_epoch: int | None = None)
     for panel in figure.axes[:num_panels]:
         panel.set_xlabel("epoch")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if model_epoch is not None and model_epoch != history[-1].epoch:
+        if is_earlier:
             panel.axvline(model_epoch, color="grey", linestyle=":", linewidth=1)
     rows_per_s = sum(record.rows for record in history) / sum(record.seconds for record in history)
-    origin = f", model from epoch {model_epoch} (dotted)" if _is_earlier(model_epoch, history) else ""
+    origin = f", model from epoch {model_epoch} (dotted)" if is_earlier else ""
     figure.suptitle(f"{len(history)} epochs, {rows_per_s:,.0f} rows/s{origin}")
     return figure
-
-
-def _is_earlier(model_epoch: int | None, history: Sequence[EpochRecord]) -> bool:
-    return model_epoch is not None and model_epoch != history[-1].epoch
 
 
 def _draw_values(axes: Axes, history: Sequence[EpochRecord], names: Sequence[str], title: str) -> None:
@@ -71,7 +68,7 @@ def _value(record: EpochRecord, name: str) -> float | None:
 
 
 def _draw_rate(axes: Axes, history: Sequence[EpochRecord]) -> None:
-    rates = [float("nan") if record.learning_rate is None else record.learning_rate for record in history]
+    rates = [record.learning_rate for record in history]
     axes.plot([record.epoch for record in history], rates, marker=".")
     axes.set_ylim(bottom=0)
     axes.set_title("learning rate of each epoch's last update")
@@ -84,15 +81,12 @@ def _draw_time(axes: Axes, history: Sequence[EpochRecord]) -> None:
     bottom = [0.0] * len(history)
     for part, color in _PARTS:
         heights = [
-            sum(getattr(rank, part) for rank in record.rank_seconds) / max(1, len(record.rank_seconds))
+            sum(getattr(rank, part) for rank in record.rank_seconds) / len(record.rank_seconds)
             for record in history
         ]
         if any(heights):
             axes.bar(epochs, heights, bottom=bottom, color=color, label=part)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    if not any(bottom):
-        axes.bar(epochs, [record.seconds for record in history], color="grey", label="training")
-        bottom = [record.seconds for record in history]
     validation = [record.validation_s or 0.0 for record in history]
     if any(validation):
         axes.bar(epochs, validation, bottom=bottom, color="lightgrey", label="validation")

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdl import old_names
-
 if TYPE_CHECKING:
     from sparkdl.mlflow import autolog
     from sparkdl.runner import HorovodRunner, Runner
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = ["HorovodRunner", "Runner", "autolog"]
-
-old_names.install()
 
 # Loaded on first use: the lower floors are used without the faces.
 _MODULES = {"HorovodRunner": "sparkdl.runner", "Runner": "sparkdl.runner", "autolog": "sparkdl.mlflow"}

@@ -151,12 +151,8 @@ class ProcessesLostError(SparkdlError):
     """Ranks were lost: a process was killed or hung, an executor or host was lost, or a connection was cut.
 
     No code of a rank raised an exception. With ``maxRestarts``, a fit continues automatically. Otherwise find out why
-    the processes ended (often a lack of memory), and fit again with the same checkpointDir. The former name
-    ``LossError`` can still be imported, caught and unpickled.
+    the processes ended (often a lack of memory), and fit again with the same checkpointDir.
     """
-
-
-LossError = ProcessesLostError
 
 
 class RankDiedError(ProcessesLostError, RankError):

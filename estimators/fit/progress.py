@@ -99,9 +99,7 @@ class ProgressLine:
                 f"{event['rows_per_s']:,.0f} rows/s  {event['seconds']:.1f} s"
             )
             text += "".join(f"  {name} {value:.4f}" for name, value in event.get("metrics", {}).items())
-            if event.get("data_wait_share") is not None:
-                text += f"  {event['data_wait_share']:.0%} waiting for data"
-            self.print(text)
+            self.print(f"{text}  {event['data_wait_share']:.0%} waiting for data")
             self._written_at = time.monotonic()
 
     def status(self, text: str) -> None:

@@ -99,9 +99,8 @@ def modules_in_pickle(pickled: bytes) -> set[str]:
     return modules
 
 
-FORMAT_VERSION = 3
-_OLDEST_VERSION = 2
-"""Format 1 had a different signature; no version of sparkdl that wrote it was released."""
+FORMAT_VERSION = 1
+"""Number of the format of the folder. Formats with lower numbers remain readable."""
 
 _MANIFEST = "sparkdl_model.json"
 _WEIGHTS = "weights.safetensors"
@@ -131,8 +130,8 @@ def load_model(folder: str | os.PathLike[str]) -> SavedModel:
     """Read a trained model from a local folder; the module is on CPU and in ``eval()`` mode.
 
     Raises:
-        SavedModelError: if files are missing or damaged, were written by a version that is newer or too old, or hold a
-            module that was not trained.
+        SavedModelError: if files are missing or damaged, were written by a newer version, or hold a module that
+            was not trained.
     """
     module, signature = load_module(folder)
     if signature is None:
@@ -234,11 +233,6 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[
             f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and "
             f"this sparkdl ({__version__}) reads up to format {FORMAT_VERSION}. Install a newer "
             "sparkdl."
-        )
-    if version < _OLDEST_VERSION:
-        raise SavedModelError(
-            f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and this sparkdl "
-            f"({__version__}) reads from format {_OLDEST_VERSION} on. Fit and save the model again."
         )
     try:
         found = manifest["files"]

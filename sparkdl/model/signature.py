@@ -85,8 +85,6 @@ class ModelSignature:
 
 
 def _given_by(content: Mapping[str, Any]) -> GivenBy:
-    if "given_by" not in content:  # format 2 of saved models
-        return "name" if content["by_name"] else "position"
     found: GivenBy = content["given_by"]
     if found not in get_args(GivenBy):
         raise ValueError(f"given_by is {found!r}, and none of {', '.join(get_args(GivenBy))}")

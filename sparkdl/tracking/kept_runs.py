@@ -27,12 +27,12 @@ from sparkdl.tracking.start import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mlflow import MlflowClient
 
-FORMAT = 2
-"""Version of the format; since version 2 a model is logged and registered by separate messages."""
+FORMAT = 1
+"""Number of the format of ``run.json``. Formats with lower numbers remain readable."""
 
 RUN_FILE = "run.json"
 
@@ -197,7 +197,7 @@ def _parent(client: MlflowClient, start: RunStart) -> str | None:
     token = None
     while True:
         page = client.search_experiments(page_token=token)
-        experiments += [each.experiment_id for each in page]
+        experiments += [experiment.experiment_id for experiment in page]
         token = page.token
         if not token:
             return find_run(client, experiments, start.parent_key)
@@ -207,15 +207,16 @@ def _read(folder: Path, tracking_uri: str | None) -> KeptRun:
     content: dict[str, Any] = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
     if content["format"] > FORMAT:
         raise StoreError(
-            f"It was kept by a newer sparkdl, in format {content['format']}. Install that to send it."
+            f"It was kept in format {content['format']}, and this sparkdl reads up to format {FORMAT}. Install a newer "
+            "sparkdl to send it."
         )
     messages = [
         Message(
-            kind=each["kind"],
-            content=each["content"],
-            folder=None if each["folder"] is None else folder / each["folder"],
+            kind=message["kind"],
+            content=message["content"],
+            folder=None if message["folder"] is None else folder / message["folder"],
         )
-        for each in _messages(content)
+        for message in content["messages"]
     ]
     meant_for = without_credentials(content["tracking_uri"])
     is_same = tracking_uri is None or without_credentials(tracking_uri) == meant_for
@@ -225,17 +226,5 @@ def _read(folder: Path, tracking_uri: str | None) -> KeptRun:
         start=RunStart(**content["start"]),
         run=None if run is None else BegunRun(**run),
         messages=messages,
-        model_uri=content.get("model_uri"),
+        model_uri=content["model_uri"],
     )
-
-
-def _messages(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a kept run; convert those of format 1."""
-    for each in content["messages"]:
-        registration = each["content"].get("registration")
-        if each["kind"] != "model" or "key" in each["content"]:
-            yield each
-            continue
-        yield {**each, "content": {"key": f"{content['start']['key']}-{each['folder']}"}}
-        if registration is not None:
-            yield {"kind": "registration", "content": {"registration": registration}, "folder": None}

@@ -93,14 +93,13 @@ class EpochRecord:
         seconds: time the epoch took on the slowest rank.
         rows_per_s: ``rows / seconds``.
         data_wait_share: share of the time in which training waited for the feed, from 0 to 1, on average over the
-            ranks; None where an older version of sparkdl did not measure it.
-        learning_rate: learning rate of the optimizer's first parameter group in the epoch's last update; None where an
-            older version of sparkdl did not record it.
+            ranks.
+        learning_rate: learning rate of the optimizer's first parameter group in the epoch's last update.
         metrics: values of the metrics, by name: metrics of the training rows, computed with the model as it was in each
             step, ``val_loss``, and metrics of the validation rows after the epoch, their names prefixed with ``val_``.
         validation_s: seconds that the validation took, in addition to ``seconds``, on average over the ranks; None
             without validation.
-        rank_seconds: how each rank spent its time in the training; empty in records of older versions.
+        rank_seconds: how each rank spent its time in the training.
     """
 
     epoch: int
@@ -108,16 +107,16 @@ class EpochRecord:
     rows: int
     seconds: float = field(metadata=_LOGGED)
     rows_per_s: float = field(metadata=_LOGGED)
-    data_wait_share: float | None = field(default=None, metadata=_LOGGED)
-    learning_rate: float | None = field(default=None, metadata=_LOGGED)
+    data_wait_share: float = field(metadata=_LOGGED)
+    learning_rate: float = field(metadata=_LOGGED)
     metrics: Mapping[str, float] = field(default_factory=dict)
     validation_s: float | None = field(default=None, metadata=_LOGGED)
-    rank_seconds: tuple[RankSeconds, ...] = ()
+    rank_seconds: tuple[RankSeconds, ...]
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> EpochRecord:
         """Restore a record from the dict that :func:`dataclasses.asdict` made of it, also after a JSON round trip."""
-        ranks = tuple(RankSeconds(**seconds) for seconds in content.get("rank_seconds", ()))
+        ranks = tuple(RankSeconds(**seconds) for seconds in content["rank_seconds"])
         return cls(**{**content, "rank_seconds": ranks})
 
     @property
@@ -225,7 +224,7 @@ class EpochMeter:
         self._started = time.perf_counter() - state["elapsed_s"]
         self.metrics.load_state_dicts(state["metrics"])
 
-    def close(self, *, learning_rate: float | None = None) -> EpochRecord:
+    def close(self, *, learning_rate: float) -> EpochRecord:
         """Return the record of the epoch over all ranks. Collective: every rank calls it.
 
         It takes one allreduce, and the exchange of states that metrics need.

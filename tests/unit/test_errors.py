@@ -37,12 +37,6 @@ def test_error_can_be_caught_as_its_builtin_relative(
         raise error("what happened")
 
 
-def test_lost_processes_are_unpickled_and_caught_by_the_former_name() -> None:
-    assert pickle.loads(b"csparkdl.errors\nLossError\n.") is errors.ProcessesLostError
-    with pytest.raises(errors.LossError):
-        raise errors.WorkersLostError("what happened")
-
-
 @pytest.mark.parametrize("error", [cls for cls in CLASSES if not issubclass(cls, RankError)])
 def test_error_survives_pickling_on_its_way_from_a_rank(error: type[SparkdlError]) -> None:
     again = pickle.loads(pickle.dumps(error("message")))

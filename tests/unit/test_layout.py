@@ -14,7 +14,6 @@ import pytest
 
 import sparkdl
 from sparkdl import estimators
-from sparkdl.old_names import OLD_NAMES
 
 MOST_MODULES = 15
 LEAST_LINES = 60
@@ -140,10 +139,6 @@ def test_layer_of_a_floor_imports_only_lower_layers(graph: grimp.ImportGraph, fl
 def part_of(module: str, package: str) -> str:
     """The module or folder of a package that contains a module."""
     return ".".join(module.split(".")[: package.count(".") + 2])
-
-
-def test_old_names_hide_no_current_module(graph: grimp.ImportGraph) -> None:
-    assert set(OLD_NAMES) & graph.modules == set()
 
 
 @pytest.mark.parametrize("package", ["sparkdl", "sparkdl.data", "sparkdl.launch", "sparkdl.estimators"])

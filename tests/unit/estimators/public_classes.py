@@ -47,8 +47,9 @@ def make_model(made, kind):
     def make():
         signature = make_signature((2,), kind, **({"num_classes": 3} if kind == "class" else {}))
         seconds = (RankSeconds(reading=0.25, communicating=0.25, computing=0.5),)
-        times = {"seconds": 1.0, "rows_per_s": 3.0, "validation_s": 0.5, "rank_seconds": seconds}
-        record = EpochRecord(epoch=1, loss=0.5, rows=3, metrics={"right": 0.5, "val_loss": 0.25}, **times)
+        times = {"seconds": 1.0, "rows_per_s": 3.0, "data_wait_share": 0.25, "validation_s": 0.5}
+        course = {**times, "learning_rate": 0.1, "rank_seconds": seconds}
+        record = EpochRecord(epoch=1, loss=0.5, rows=3, metrics={"right": 0.5, "val_loss": 0.25}, **course)
         summary = TrainingSummary(history=(record,), model_epoch=1, run_id="abc")
         return made(SavedModel(nn.Linear(2, 3), signature), summary)
 

@@ -20,6 +20,7 @@ def record(epoch, **changes):
         "rows": 300,
         "seconds": 1.5,
         "rows_per_s": 200.0,
+        "data_wait_share": 0.25,
         "learning_rate": 0.1 * epoch,
         "metrics": {"right": 0.5, "val_loss": 0.75, "val_right": 0.25},
         "validation_s": 0.5,
@@ -97,12 +98,11 @@ def test_a_plot_has_losses_metrics_rate_and_the_use_of_time():
     assert figure.get_suptitle() == "3 epochs, 200 rows/s, model from epoch 2 (dotted)"
 
 
-def test_a_plot_of_an_older_model_draws_what_is_known(tmp_path):
-    old = record(1, metrics={}, learning_rate=None, validation_s=None, rank_seconds=())
-    figure = TrainingSummary(history=(old,)).plot()
+def test_a_plot_without_metrics_and_validation_leaves_their_place_empty(tmp_path):
+    figure = TrainingSummary(history=(record(1, metrics={}, validation_s=None),)).plot()
     loss, _, time, unused = figure.axes
     assert drawn_lines(loss) == {"loss": [1.0]}
-    assert [bar.get_height() for bar in time.containers[0]] == [1.5]
+    assert [bars.get_label() for bars in time.containers] == ["computing", "communicating", "reading"]
     assert not unused.axison
     figure.savefig(tmp_path / "fit.png")
 

@@ -81,7 +81,15 @@ def test_old_output_stays_if_the_new_model_does_not_arrive(url, model, monkeypat
 def test_result_has_the_values_of_the_models_epoch_and_beside_them_those_of_the_last(tmp_path, model):
     records = tuple(
         EpochRecord(
-            epoch=epoch, loss=1 / epoch, rows=1, seconds=1.0, rows_per_s=1.0, metrics={"val_x": float(x)}
+            epoch=epoch,
+            loss=1 / epoch,
+            rows=1,
+            seconds=1.0,
+            rows_per_s=1.0,
+            data_wait_share=0.25,
+            learning_rate=0.1,
+            metrics={"val_x": float(x)},
+            rank_seconds=(),
         )
         for epoch, x in enumerate((1, 3, 2), start=1)
     )

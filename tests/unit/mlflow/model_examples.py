@@ -36,7 +36,16 @@ def many_into_many() -> TorchModel:
         ModelOutput(name="place", kind="value", shape=(2,)),
     )
     saved = SavedModel(ManyIntoMany().eval(), ModelSignature(inputs=inputs, outputs=outputs))
-    record = EpochRecord(epoch=1, loss=0.5, rows=3, seconds=1.0, rows_per_s=3.0)
+    record = EpochRecord(
+        epoch=1,
+        loss=0.5,
+        rows=3,
+        seconds=1.0,
+        rows_per_s=3.0,
+        data_wait_share=0.25,
+        learning_rate=0.1,
+        rank_seconds=(),
+    )
     summary = TrainingSummary(history=(record,), model_epoch=1)
     model = TorchModel(saved, summary).setFeaturesCol(list(columns))
     return model.setPredictionCol("guess")

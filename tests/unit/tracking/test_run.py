@@ -270,7 +270,10 @@ SUMMARY = TrainingSummary(
             rows=1,
             seconds=1.0,
             rows_per_s=1.0,
+            data_wait_share=0.25,
+            learning_rate=0.1,
             metrics={"val_loss": val_loss, "x": x},
+            rank_seconds=(),
         )
         for epoch, loss, val_loss, x in ((1, 0.5, 2.0, 1.0), (2, 0.25, 0.5, math.nan), (3, 0.125, 4.0, 1.0))
     ),

@@ -24,7 +24,17 @@ VALUES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, math.nan]), min_size=1, m
 def record_of(epoch, value, metric="val_f1"):
     metrics = {} if metric == "loss" else {metric: value}
     loss = value if metric == "loss" else 1.0
-    return EpochRecord(epoch=epoch, loss=loss, rows=1, seconds=1.0, rows_per_s=1.0, metrics=metrics)
+    return EpochRecord(
+        epoch=epoch,
+        loss=loss,
+        rows=1,
+        seconds=1.0,
+        rows_per_s=1.0,
+        data_wait_share=0.25,
+        learning_rate=0.1,
+        metrics=metrics,
+        rank_seconds=(),
+    )
 
 
 def first_best(values, mode):

@@ -26,7 +26,7 @@ def test_data_wait_share_is_the_time_until_a_batch_is_available(
     for batch in meter.time_waits(batches()):
         seen.append(batch)
         now[0] += 1.0
-    record = meter.close()
+    record = meter.close(learning_rate=0.1)
     assert seen == [0, 1, 2, 3]
     assert record.seconds == 16.0
     assert record.data_wait_share == 0.75

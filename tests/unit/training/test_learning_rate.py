@@ -57,7 +57,17 @@ def make(form, mode, watched, interval="epoch"):
 
 
 def record(epoch, loss, **metrics):
-    return EpochRecord(epoch=epoch, loss=loss, rows=1, seconds=1.0, rows_per_s=1.0, metrics=metrics)
+    return EpochRecord(
+        epoch=epoch,
+        loss=loss,
+        rows=1,
+        seconds=1.0,
+        rows_per_s=1.0,
+        data_wait_share=0.25,
+        learning_rate=0.1,
+        metrics=metrics,
+        rank_seconds=(),
+    )
 
 
 @pytest.mark.parametrize("form", [plateau, passing])

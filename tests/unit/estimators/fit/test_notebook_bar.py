@@ -49,7 +49,10 @@ def test_one_bar_moves_and_epochs_stay_below_it():
     assert 'value="0.6667"' in shown[1][2]
     assert "&lt;done&gt;" in shown[2][2]
     (line,) = notebook.cells[1].outputs
-    assert (line.name, line.text) == ("stdout", "epoch 1/2  loss 0.2500  1,000 rows/s  2.5 s\n")
+    assert (line.name, line.text) == (
+        "stdout",
+        "epoch 1/2  loss 0.2500  1,000 rows/s  2.5 s  5% waiting for data\n",
+    )
     assert notebook.cells[4].outputs == []
 
 

@@ -24,7 +24,6 @@ from sparkdl.estimators.fit.fit import (
     with_param_maps,
 )
 from sparkdl.estimators.fit.inputs import check_columns, column_names
-from sparkdl.estimators.fit.nested_runs import nested_runs, options_of_single_run
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.base import CheckedParams, check_param_map
 from sparkdl.estimators.params.estimator import ClassArguments, _TorchEstimatorParams
@@ -41,9 +40,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from typing_extensions import Unpack
 
-    from sparkdl.estimators.fit.nested_runs import RunOptions
     from sparkdl.estimators.fit.rows import TrainingRows
     from sparkdl.estimators.fit.split import RowCounts
+    from sparkdl.estimators.fit.tracking import NestedRun
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.model.inputs import PrepareFunction
     from sparkdl.model.losses import LossFunction
@@ -136,8 +135,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         """
         check_rows_to_fit(dataset)
         check_maps(paramMaps)
-        estimators = with_param_maps(self, paramMaps)
-        return FittedModels(dataset, estimators, nested_runs(estimators))
+        return FittedModels(dataset, with_param_maps(self, paramMaps))
 
     def fit_on_parquet(self, path: str | os.PathLike[str]) -> M:
         """Train on Parquet files in place, with the active Spark session.
@@ -160,14 +158,13 @@ class FittingEstimator(Estimator[M], CheckedParams):
     def _fit(self, dataset: DataFrame) -> M:
         self.check_values()
         (rows,) = share_rows(dataset, [self.params_of_fit()])
-        with options_of_single_run() as options:
-            return self._fit_rows(dataset, rows, options)
+        return self._fit_rows(dataset, rows)
 
-    def _fit_rows(self, dataset: DataFrame, rows: TrainingRows, options: RunOptions) -> M:
+    def _fit_rows(self, dataset: DataFrame, rows: TrainingRows, nested: NestedRun | None = None) -> M:
         """Fit on rows of a DataFrame that other fits may share; the Params have to be checked before."""
         with self._jobs():
             return fit_on_rows(
-                self.params_of_fit(), dataset.sparkSession, rows, self._make_model, run_options=options
+                self.params_of_fit(), dataset.sparkSession, rows, self._make_model, nested=nested
             )
 
     def _jobs(self) -> AbstractContextManager[None]:

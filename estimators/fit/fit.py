@@ -27,10 +27,16 @@ from sparkdl.estimators.fit.checkpoints import (
     with_checkpoints,
 )
 from sparkdl.estimators.fit.inputs import check_columns, check_picklable, prepare_fit
-from sparkdl.estimators.fit.nested_runs import ALONE, RunOptions
 from sparkdl.estimators.fit.progress import FitListener, ProgressLine
 from sparkdl.estimators.fit.rows import share_rows
-from sparkdl.estimators.fit.tracking import describe_dataset, log_outcome, params_to_log, run_of_fit
+from sparkdl.estimators.fit.tracking import (
+    NestedRun,
+    describe_dataset,
+    group_of_fits,
+    log_outcome,
+    params_to_log,
+    run_of_fit,
+)
 from sparkdl.estimators.params.base import check_param_map
 from sparkdl.estimators.summary import TrainingSummary, describe_values
 from sparkdl.launch import Restarts, check_cluster, run_on_ranks, run_with_restarts
@@ -48,12 +54,11 @@ if TYPE_CHECKING:
 
     from sparkdl.collective import WorldReport
     from sparkdl.data import ParquetDataset
-    from sparkdl.estimators.fit.nested_runs import NestedRuns
     from sparkdl.estimators.fit.rows import TrainingRows
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.estimators.torch_estimator import FittingEstimator
     from sparkdl.estimators.torch_model import TorchModel
-    from sparkdl.tracking import FitRun
+    from sparkdl.tracking import FitRun, RunGroup
     from sparkdl.training.spec import TrainingSpec
 
 
@@ -66,7 +71,7 @@ def fit_on_rows(
     rows: TrainingRows,
     make_model: Callable[[SavedModel, TrainingSummary], M],
     *,
-    run_options: RunOptions = ALONE,
+    nested: NestedRun | None = None,
     first_input: Callable[[], Mapping[str, Any]] | None = None,
 ) -> M:
     """Run a fit whose Params have been checked, on rows that other fits may share, and return its model.
@@ -76,7 +81,7 @@ def fit_on_rows(
         spark: session.
         rows: training rows.
         make_model: function that makes the model from what was trained.
-        run_options: the MLflow run to which the fit belongs.
+        nested: the place of its MLflow run among those of several Param maps; None for a fit of its own.
         first_input: function that returns the input example for MLflow, columns of shape ``(1, *shape)``; None for the
             first training row.
 
@@ -105,7 +110,7 @@ def fit_on_rows(
             finished = find_finished(inputs.spec, parquet)
             with (
                 tempfile.TemporaryDirectory(prefix="sparkdl-tracking-") as folder,
-                run_of_fit(params, run_options.group, run_options.tags) as run,
+                run_of_fit(params, nested) as run,
             ):
                 run.check_begun()
                 run.log_params(params_to_log(params, parquet))
@@ -227,30 +232,35 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
 
     Several threads may call ``next`` at once, each for another model, as ``CrossValidator`` does with ``parallelism``.
     The rows are written once, with the columns of all maps, and kept until the last model is fitted or the iterator is
-    dropped. In MLflow each fit has its own run, nested under one parent run.
+    dropped. In MLflow each fit has its own run, nested under the active run, or under one that is opened for them.
     """
 
-    def __init__(
-        self, dataset: DataFrame, estimators: Sequence[FittingEstimator[M]], runs: NestedRuns | None = None
-    ) -> None:
+    def __init__(self, dataset: DataFrame, estimators: Sequence[FittingEstimator[M]]) -> None:
         self._df = dataset
         self._estimators = list(estimators)
-        self._runs = runs
-        self._rows = share_rows(dataset, [each.params_of_fit() for each in self._estimators])
-        self._indices = iter(range(len(self._estimators)))
+        params = [estimator.params_of_fit() for estimator in estimators]
+        self._rows = share_rows(dataset, params)
+        self._indices = iter(range(len(params)))
         self._lock = threading.Lock()
+        self._group: RunGroup | None = None
+        if len(params) > 1:
+            name = f"{type(estimators[0]).__name__}, {len(params)} Param maps"
+            self._group = group_of_fits(params[0], name)
+        if self._group is not None:
+            weakref.finalize(self, self._group.close)
         for rows in set(self._rows):
             weakref.finalize(self, rows.release)
 
     def __next__(self) -> tuple[int, M]:
         with self._lock:
             index = next(self._indices)
-        options = ALONE if self._runs is None else self._runs.options(index)
+        nested = None if self._group is None else NestedRun(self._group, index)
         try:
-            return index, self._estimators[index]._fit_rows(self._df, self._rows[index], options)
+            return index, self._estimators[index]._fit_rows(self._df, self._rows[index], nested)
         except BaseException:
-            if self._runs is not None:
-                self._runs.end_as_failed()
+            if self._group is not None:
+                self._group.note_failure()
+                self._group.close()
             raise
 
     def next(self) -> tuple[int, M]:

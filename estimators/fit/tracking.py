@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +18,7 @@ import numpy as np
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.estimators.fit.checkpoints import run_key_of
 from sparkdl.estimators.fit.inputs import column_names
-from sparkdl.estimators.fit.nested_runs import UnsentRuns
+from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from sparkdl.model.saved_model import modules_needed
 from sparkdl.model.served_model import DEFAULT_PARAMS, answer_names
 from sparkdl.tracking import (
@@ -30,6 +30,7 @@ from sparkdl.tracking import (
     RunGroup,
     TrackingMode,
     is_tracking,
+    open_group,
     open_run,
     without_credentials,
 )
@@ -141,10 +142,34 @@ def _kind(kind: str, dtype: str) -> str:
     return kind if kind in ("string", "binary", "timestamp") else "any"
 
 
-def run_of_fit(
-    params: _TorchEstimatorParams, group: RunGroup | None, tags: Mapping[str, str]
-) -> AbstractContextManager[FitRun]:
-    """Open the MLflow run of a fit according to its Params, in a group of runs if there is one.
+@dataclass(frozen=True)
+class NestedRun:
+    """The MLflow run of one of several Param maps.
+
+    Attributes:
+        group: the run under which the runs of all maps are nested.
+        index: index of the Param map.
+    """
+
+    group: RunGroup
+    index: int
+
+
+def group_of_fits(params: _TorchEstimatorParams, name: str) -> RunGroup | None:
+    """Return the run under which the runs of several fits are nested; None if fits are not tracked.
+
+    It is the active run of MLflow on this thread, or a new run with this name.
+    """
+    return open_group(
+        cast("TrackingMode", params.getTracking()),
+        lambda: UnsentRuns(params.getStore()),
+        experiment=params.getExperiment(),
+        name=name,
+    )
+
+
+def run_of_fit(params: _TorchEstimatorParams, nested: NestedRun | None) -> AbstractContextManager[FitRun]:
+    """Open the MLflow run of a fit according to its Params; None for a fit that is not one of several.
 
     A fit that continues from checkpoints continues their run.
     """
@@ -154,8 +179,8 @@ def run_of_fit(
         shelf=lambda: UnsentRuns(params.getStore()),
         experiment=params.getExperiment(),
         run_name=params.getRunName(),
-        tags=tags,
-        group=group,
+        tags={} if nested is None else {"sparkdl.param_map": str(nested.index)},
+        group=None if nested is None else nested.group,
         wait_s=params.getTrackingTimeoutSeconds(),
         key=run_key_of(checkpoints) if checkpoints is not None and is_tracking(mode) else None,
     )

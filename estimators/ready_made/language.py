@@ -30,7 +30,6 @@ from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.fit import check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
 from sparkdl.estimators.fit.inputs import check_named_columns
-from sparkdl.estimators.fit.nested_runs import options_of_single_run
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
 from sparkdl.estimators.params.table import check_entries, check_of, with_arguments
@@ -445,14 +444,13 @@ class LanguageModel(
         with self._jobs(), self._prepared(dataset) as (beginning, packed_rows, tokenizer):
             estimator = self._estimator(beginning.network)
             (rows,) = share_rows(packed_rows, [estimator])
-            with beginning.reachable_weights(self.getStore()) as weights, options_of_single_run() as options:
+            with beginning.reachable_weights(self.getStore()) as weights:
                 estimator._set(initialWeights=weights)
                 return fit_on_rows(
                     estimator,
                     dataset.sparkSession,
                     rows,
                     partial(self._text_model, tokenizer=tokenizer),
-                    run_options=options,
                     first_input=partial(first_text, dataset, self.getFeaturesCols()[0]),
                 )
 

@@ -268,7 +268,7 @@ def send_kept(
     """
     from sparkdl.data import Store
     from sparkdl.data.store.store import as_store
-    from sparkdl.estimators.fit.nested_runs import UnsentRuns
+    from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 
     return send_kept_runs(UnsentRuns(Store.default() if store is None else as_store(store)), tracking_uri)
 

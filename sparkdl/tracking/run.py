@@ -4,8 +4,7 @@ A fit queues messages and continues; a thread (:mod:`sparkdl.tracking.sender`) s
 fit waits until all messages are sent, for a limited time. Messages that are not sent by then are kept
 (:mod:`sparkdl.tracking.kept_runs`).
 
-A :class:`RunGroup` is the run under which the runs of several fits are nested: those of a CrossValidator, or of several
-Param maps.
+A :class:`RunGroup` is the run under which the runs of several Param maps are nested.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def test_a_store_that_goes_away_does_not_lose_the_model(frame, tracked, caplog):
 
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
-def test_search_has_a_run_per_fold_and_param_map_under_one_parent_run(frame, tracked):
+def test_search_has_a_run_per_fold_and_param_map_under_the_active_run(frame, tracked):
     estimator = make_estimator(tracked, tracking="on", epochs=1, numWorkers=1, registeredModelName="found")
     maps = [{estimator.batchSize: 16}, {estimator.batchSize: 64}]
     search = CrossValidator(
@@ -164,27 +164,28 @@ def test_search_has_a_run_per_fold_and_param_map_under_one_parent_run(frame, tra
         numFolds=2,
         parallelism=2,
     )
-    search.fit(frame)
-    runs = {run.info.run_id: run for run in mlflow.search_runs(output_format="list")}
-    (parent,) = [run for run in runs.values() if "mlflow.parentRunId" not in run.data.tags]
-    assert (parent.info.run_name, parent.info.status) == ("CrossValidator", "FINISHED")
-    children = [run for run in runs.values() if run is not parent]
-    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
-    assert {run.info.status for run in children} == {"FINISHED"}
-    places = [
-        (run.data.tags["sparkdl.fold"], run.data.tags["sparkdl.param_map"], run.data.params["batchSize"])
-        for run in children
-        if "sparkdl.best_model" not in run.data.tags
-    ]
-    assert sorted(places) == [("0", "0", "16"), ("0", "1", "64"), ("1", "0", "16"), ("1", "1", "64")]
-    assert len(children) == 5
-
     with mlflow.start_run() as outer:
-        estimator.fit(frame, maps)
-    nested = mlflow.search_runs(
-        filter_string=f"tags.mlflow.parentRunId = '{outer.info.run_id}'", output_format="list"
-    )
-    assert sorted(run.data.tags["sparkdl.param_map"] for run in nested) == ["0", "1"]
+        found = search.fit(frame)
+    assert found.bestModel.summary.run_id == outer.info.run_id, "the last fit is that of the best map"
+    children = children_of(outer.info.run_id)
+    assert {run.info.status for run in children} == {"FINISHED"}
+    places = [(run.data.tags["sparkdl.param_map"], run.data.params["batchSize"]) for run in children]
+    assert sorted(places) == [("0", "16"), ("0", "16"), ("1", "64"), ("1", "64")]
+    digests = {run.inputs.dataset_inputs[0].dataset.digest for run in children}
+    assert len(digests) == 2, "one for each fold"
+
+    estimator.fit(frame, maps)
+    (parent,) = [
+        run
+        for run in mlflow.search_runs(output_format="list")
+        if run.info.run_name == "TorchEstimator, 2 Param maps"
+    ]
+    assert parent.info.status == "FINISHED"
+    assert sorted(run.data.tags["sparkdl.param_map"] for run in children_of(parent.info.run_id)) == ["0", "1"]
+
+
+def children_of(run_id):
+    return mlflow.search_runs(filter_string=f"tags.mlflow.parentRunId = '{run_id}'", output_format="list")
 
 
 @pytest.mark.any_spark_will_do

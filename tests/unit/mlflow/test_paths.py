@@ -14,7 +14,7 @@ import sparkdl.mlflow
 from sparkdl.data import Store
 from sparkdl.errors import SparkdlError
 from sparkdl.estimators import LanguageModelModel, TorchEstimator, TorchModel
-from sparkdl.estimators.fit.nested_runs import UnsentRuns
+from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from sparkdl.estimators.ready_made.language import text_model
 from sparkdl.jobs.output import JobOutput
 from sparkdl.networks.decoder import Decoder, DecoderSizes

@@ -15,8 +15,8 @@ import sparkdl.mlflow
 from sparkdl import tracking
 from sparkdl.data import Store
 from sparkdl.estimators import TorchModel
-from sparkdl.estimators.fit.nested_runs import UnsentRuns
 from sparkdl.estimators.fit.tracking import save_for_mlflow
+from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking.logged_model import Registration, register
 from sparkdl.tracking.mlflow_model import is_mlflow_2

@@ -19,8 +19,8 @@ from sparkdl import tracking
 from sparkdl.data import Column, Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel, TrainingSummary
-from sparkdl.estimators.fit.nested_runs import UnsentRuns
 from sparkdl.estimators.fit.tracking import log_values, save_for_mlflow
+from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking import NoRun
 from sparkdl.tracking.logged_model import pip_requirements
@@ -194,7 +194,7 @@ def test_refused_message_is_named_and_does_not_block_the_others(tracked, open_ru
 def test_runs_of_a_group_are_nested_under_its_own_run_or_the_users_run(tracked, open_run):
     shelf = open_run.keywords["shelf"]
     group = tracking.open_group("on", shelf, experiment="search", name="a search")
-    with open_run("on", group=group, tags={"sparkdl.fold": "1"}, experiment="search") as child:
+    with open_run("on", group=group, tags={"sparkdl.param_map": "1"}, experiment="search") as child:
         child.log_params({"epochs": 1})
     group.close()
     run = mlflow.get_run(child.run_id)

@@ -11,8 +11,8 @@ import pytest
 import sparkdl.mlflow
 from sparkdl import tracking
 from sparkdl.data import Store
-from sparkdl.estimators.fit.nested_runs import UnsentRuns
 from sparkdl.estimators.fit.tracking import save_for_mlflow
+from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from tests.servers.mlflow_servers import tracking_server
 from tests.unit.mlflow.model_examples import many_into_many, rows
 

@@ -7,7 +7,7 @@ import pytest
 
 from sparkdl.data import Store
 from sparkdl.errors import StoreError
-from sparkdl.estimators.fit.nested_runs import UnsentRuns
+from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from sparkdl.tracking.kept_runs import send_kept_runs
 
 

@@ -28,7 +28,7 @@ def plot_history(history: Sequence[EpochRecord], model_epoch: int | None = None)
     """
     names = dict.fromkeys(name.removeprefix(_VAL) for record in history for name in record.metrics)
     metrics = [name for name in names if name != "loss"]
-    is_earlier = model_epoch is not None and model_epoch != history[-1].epoch
+    earlier = None if model_epoch == history[-1].epoch else model_epoch
     num_panels = 3 + bool(metrics)
     figure = ShownFigure(figsize=(5.5 * (num_panels // 2 + num_panels % 2), 7), layout="constrained")
     panels = iter(figure.subplots(2, num_panels // 2 + num_panels % 2).flatten())
@@ -42,10 +42,10 @@ def plot_history(history: Sequence[EpochRecord], model_epoch: int | None = None)
     for panel in figure.axes[:num_panels]:
         panel.set_xlabel("epoch")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if is_earlier:
-            panel.axvline(model_epoch, color="grey", linestyle=":", linewidth=1)
+        if earlier is not None:
+            panel.axvline(earlier, color="grey", linestyle=":", linewidth=1)
     rows_per_s = sum(record.rows for record in history) / sum(record.seconds for record in history)
-    origin = f", model from epoch {model_epoch} (dotted)" if is_earlier else ""
+    origin = "" if earlier is None else f", model from epoch {earlier} (dotted)"
     figure.suptitle(f"{len(history)} epochs, {rows_per_s:,.0f} rows/s{origin}")
     return figure
 

@@ -180,7 +180,7 @@ def _run(options: argparse.Namespace, session_of: Callable[[Job], OpenSession]) 
 
 
 def _require_libraries() -> None:
-    needed = {"yaml": "pyyaml", "pyspark": "pyspark", "torch": "torch", "petastorm": "petastorm"}
+    needed = {"ruamel": "ruamel.yaml", "pyspark": "pyspark", "torch": "torch", "petastorm": "petastorm"}
     missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise JobFileError(

@@ -1,19 +1,21 @@
 """Reads YAML with the position of every key and value, and applies overrides of the command line.
 
-Plain scalars are resolved as in YAML 1.2, not YAML 1.1: ``1e-3`` is a number, and ``off``, ``on``, ``yes``, ``no``,
-``12:30`` and ``2026-01-01`` are strings. Tags and duplicate keys are errors. A file becomes a tree of :class:`Entry`.
-For a mistyped word, :func:`suggestion` names the most similar one. Overrides are written as
-``epochs=3 model.arguments.hidden=64``.
+Scalars are those of YAML 1.2, not YAML 1.1: ``1e-3`` is a number, and ``off``, ``on``, ``yes``, ``no`` and ``12:30``
+are strings. Tags and duplicate keys are errors. A file becomes a tree of :class:`Entry`. For a mistyped word,
+:func:`suggestion` names the most similar one. Overrides are written as ``epochs=3 model.arguments.hidden=64``.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from sparkdl.errors import JobFileError, did_you_mean
 
@@ -62,26 +64,46 @@ class Entry:
         return self.value
 
 
-_NUMBER = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
-_PLAIN = (
-    (re.compile(r"~|null|Null|NULL|"), lambda _: None),
-    (re.compile(r"true|True|TRUE"), lambda _: True),
-    (re.compile(r"false|False|FALSE"), lambda _: False),
-    (re.compile(r"[-+]?[0-9]+"), int),
-    (re.compile(_NUMBER), float),
-    (re.compile(r"[-+]?\.(inf|Inf|INF)"), lambda text: float(text.replace(".", ""))),
-    (re.compile(r"\.(nan|NaN|NAN)"), lambda _: float("nan")),
-)
-"""Patterns and converters of the plain scalars of the core schema of YAML 1.2 (section 10.3.2).
+class _Constructor(SafeConstructor):
+    """Makes dicts and lists of entries; scalars are those of YAML 1.2, but dates are strings."""
 
-All other plain scalars are strings.
-"""
+    def __init__(self, source: Position, **loading: Any) -> None:
+        super().__init__(**loading)
+        self._source = source
+
+    def entry(self, node: Node, key: Node | None = None) -> Entry:
+        position = self._position(key or node)
+        if node in self.recursive_objects:
+            raise JobFileError(f"{position}: an alias is used inside its own anchor.")
+        return Entry(self.construct_object(node, deep=True), position)
+
+    def mapping(self, node: MappingNode) -> dict[str, Entry]:
+        entries: dict[str, Entry] = {}
+        for key, value in node.value:
+            position = self._position(key)
+            if not isinstance(key, ScalarNode):
+                raise JobFileError(f"{position}: a key must be a word, and this is a list or a mapping.")
+            if key.value in entries:
+                before = entries[key.value].position.line
+                raise JobFileError(f"{position}: the key {key.value!r} is already in line {before}.")
+            entries[key.value] = self.entry(value, key)
+        return entries
+
+    def sequence(self, node: SequenceNode) -> list[Entry]:
+        return [self.entry(item) for item in node.value]
+
+    def refuse(self, node: Node) -> Any:
+        tag = str(node.tag).replace("tag:yaml.org,2002:", "!!")
+        raise JobFileError(f"{self._position(node)}: the tag {tag} has no meaning in a job file. Remove it.")
+
+    def _position(self, node: Node) -> Position:
+        return self._source.at(node.start_mark.line)
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no type information
-    """Loader that leaves plain scalars unresolved, for :func:`_scalar`."""
-
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as PyYAML declares it
+_Constructor.add_constructor("tag:yaml.org,2002:map", _Constructor.mapping)
+_Constructor.add_constructor("tag:yaml.org,2002:seq", _Constructor.sequence)
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
+_Constructor.add_constructor(None, _Constructor.refuse)
 
 
 def read_tree(text: str, source: Position) -> Entry:
@@ -95,76 +117,20 @@ def read_tree(text: str, source: Position) -> Entry:
     Raises:
         JobFileError: if the text is not YAML, is empty or has more than one document; names the line.
     """
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = partial(_Constructor, source)
     try:
-        node = yaml.compose(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
+        node = yaml.compose(text)
+        if node is None:
+            raise JobFileError(f"{source}: the file is empty.")
+        return cast("_Constructor", yaml.constructor).entry(node)
+    except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = source.at(mark.line) if mark else source
         what = " ".join(part for part in (error.context, error.problem) if part)
         raise JobFileError(f"{position}: this is not YAML: {what}.") from error
-    except yaml.YAMLError as error:  # characters that YAML does not allow
+    except YAMLError as error:  # characters that YAML does not allow
         raise JobFileError(f"{source}: this is not YAML: {error}".rstrip(".") + ".") from error
-    if node is None:
-        raise JobFileError(f"{source}: the file is empty.")
-    return _Reading(source).entry(node)
-
-
-class _Reading:
-    """Converts nodes to entries; a node that aliases share is converted once."""
-
-    def __init__(self, source: Position) -> None:
-        self._source = source
-        self._made: dict[int, Any] = {}
-        self._in_progress: set[int] = set()
-
-    def entry(self, node: yaml.Node, position: Position | None = None) -> Entry:
-        key, position = id(node), position or self._position(node)
-        if key in self._in_progress:
-            raise JobFileError(f"{position}: an alias is used inside its own anchor.")
-        if key not in self._made:
-            self._in_progress.add(key)
-            self._made[key] = self._value(node)
-            self._in_progress.discard(key)
-        return Entry(self._made[key], position)
-
-    def _position(self, node: yaml.Node) -> Position:
-        return self._source.at(node.start_mark.line)
-
-    def _value(self, node: yaml.Node) -> Any:
-        if isinstance(node, yaml.MappingNode):
-            self._check_tag(node, "map")
-            return self._mapping(node)
-        if isinstance(node, yaml.SequenceNode):
-            self._check_tag(node, "seq")
-            return [self.entry(each) for each in node.value]
-        self._check_tag(node, "str")
-        return _scalar(node) if node.style is None else node.value
-
-    def _check_tag(self, node: yaml.Node, expected: str) -> None:
-        if node.tag not in (f"tag:yaml.org,2002:{expected}", "!"):
-            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-            raise JobFileError(
-                f"{self._position(node)}: the tag {tag} has no meaning in a job file. Remove it."
-            )
-
-    def _mapping(self, node: yaml.MappingNode) -> dict[str, Entry]:
-        entries: dict[str, Entry] = {}
-        for key, value in node.value:
-            position = self._position(key)
-            if not isinstance(key, yaml.ScalarNode):
-                raise JobFileError(f"{position}: a key must be a word, and this is a list or a mapping.")
-            if key.value in entries:
-                before = entries[key.value].position.line
-                raise JobFileError(f"{position}: the key {key.value!r} is already in line {before}.")
-            entries[key.value] = self.entry(value, position)
-        return entries
-
-
-def _scalar(node: yaml.Node) -> Any:
-    for pattern, convert in _PLAIN:
-        if pattern.fullmatch(node.value):
-            return convert(node.value)
-    return node.value
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -71,7 +71,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
 
     @abstractmethod
     def params_of_fit(self) -> _TorchEstimatorParams:
-        """Return the Params of one fit; missing ones are derived from the rows by ``learn``."""
+        """Return the Params of one fit; ``learn`` adds what is learned from the rows."""
 
     def columns_of_fit(self) -> list[str]:
         """Return the columns of a DataFrame that a fit reads."""

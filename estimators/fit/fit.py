@@ -104,7 +104,7 @@ def fit_on_rows(
             store.scratch_folder("weights") as weights,
             checkpoints_of(params, progress.status) as (checkpoints, check_alone),
         ):
-            params.learn(parquet, spark)
+            params = params.learn(parquet, spark)
             inputs = prepare_fit(params, parquet)
             inputs = replace(inputs, spec=with_checkpoints(inputs.spec, params, checkpoints))
             finished = find_finished(inputs.spec, parquet)

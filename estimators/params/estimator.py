@@ -152,8 +152,10 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         dtype = dtype_name(number_dtype(self.getModel()))
         return "float64" if dtype == "float64" else "float32"
 
-    def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> None:
-        """Set the Params that are derived from the written rows; ready-made estimators override it."""
+    def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> _TorchEstimatorParams:
+        """Return the Params of a fit on written rows: these Params, or a copy with what is learned from the rows."""
+        del dataset, spark
+        return self
 
     def further_params(self) -> dict[str, object]:
         """Return values by name that are logged to MLflow besides the Params."""

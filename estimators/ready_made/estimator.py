@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MadeModel:
-    """The model of a ready-made estimator for some rows, with its loss.
+class Recipe:
+    """What a ready-made estimator learns from its rows: the model to train, with its loss.
 
     Attributes:
         network: network to train.
@@ -75,7 +75,7 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any],
     @abstractmethod
     def make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
-    ) -> MadeModel:
+    ) -> Recipe:
         """Make the model for rows that are already written.
 
         Args:
@@ -97,7 +97,7 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any],
         self.params_of_fit().check_values()
 
     def params_of_fit(self) -> TorchEstimator:
-        """Return the estimator that runs the fit; it makes the model once the rows are written."""
+        """Return the estimator that runs the fit; its ``learn`` makes the model once the rows are written."""
         return _LearningEstimator(self)
 
     def path_of_pretrained(self) -> str | None:
@@ -119,7 +119,7 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any],
 
 
 class _LearningEstimator(TorchEstimator):
-    """The estimator of one fit of a ready-made estimator; it makes model and loss once the rows are written."""
+    """The estimator of one fit of a ready-made estimator; :meth:`learn` completes it by model and loss."""
 
     def __init__(self, of: ReadyMadeEstimator[Any]) -> None:
         super().__init__(
@@ -129,10 +129,12 @@ class _LearningEstimator(TorchEstimator):
         self._resetUid(of.uid)
         self._of = of
 
-    def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> None:
+    def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> TorchEstimator:
         training, _ = split_rows(self, dataset)
-        made = self._of.make(dataset, training, spark)
-        self._set(model=made.network, prepareFeatures=made.prepare, loss=made.loss, augment=made.augment)
+        recipe = self._of.make(dataset, training, spark)
+        return self.copy()._set(
+            model=recipe.network, prepareFeatures=recipe.prepare, loss=recipe.loss, augment=recipe.augment
+        )
 
     def check_values(self) -> None:
         self.check_settings()

@@ -24,7 +24,7 @@ from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.params.base import ParamsT, one_of, to_integers
 from sparkdl.estimators.params.estimator import ClassArguments
 from sparkdl.estimators.params.table import Entry, at_least, check_of, optional, param, with_arguments
-from sparkdl.estimators.ready_made.estimator import MadeModel, ReadyMadeEstimator, TorchClassificationModel
+from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, Recipe, TorchClassificationModel
 from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
 from sparkdl.networks.backbones import (
     NO_WEIGHTS,
@@ -397,7 +397,7 @@ class ImageClassifier(
 
     def make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
-    ) -> MadeModel:
+    ) -> Recipe:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
         (name,) = self.getFeaturesCols()
         inputs = image_inputs(
@@ -420,7 +420,7 @@ class ImageClassifier(
             )
         done = self.getAugmentation()
         augment = ImageAugmentation(column=name, flips="flip" in done, crops="crop" in done) if done else None
-        return MadeModel(network, inputs, nn.CrossEntropyLoss(), augment)
+        return Recipe(network, inputs, nn.CrossEntropyLoss(), augment)
 
     def _scales(self, inputs: ImageInputs, dataset: ParquetDataset, training: RowChoice | None) -> Any:
         chosen = self.getNormalization()

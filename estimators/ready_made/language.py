@@ -441,18 +441,20 @@ class LanguageModel(
 
     def _fit(self, dataset: DataFrame) -> LanguageModelModel:
         self.check_values()
-        with self._jobs(), self._prepared(dataset) as (beginning, packed_rows, tokenizer):
-            estimator = self._estimator(beginning.network)
+        with (
+            self._jobs(),
+            self._prepared(dataset) as (beginning, packed_rows, tokenizer),
+            beginning.reachable_weights(self.getStore()) as weights,
+        ):
+            estimator = self._estimator(beginning.network, weights)
             (rows,) = share_rows(packed_rows, [estimator])
-            with beginning.reachable_weights(self.getStore()) as weights:
-                estimator._set(initialWeights=weights)
-                return fit_on_rows(
-                    estimator,
-                    dataset.sparkSession,
-                    rows,
-                    partial(self._text_model, tokenizer=tokenizer),
-                    first_input=partial(first_text, dataset, self.getFeaturesCols()[0]),
-                )
+            return fit_on_rows(
+                estimator,
+                dataset.sparkSession,
+                rows,
+                partial(self._text_model, tokenizer=tokenizer),
+                first_input=partial(first_text, dataset, self.getFeaturesCols()[0]),
+            )
 
     @contextmanager
     def _prepared(
@@ -519,10 +521,11 @@ class LanguageModel(
         )
         return self._make_model(made, summary)
 
-    def _estimator(self, network: nn.Module | None) -> TorchEstimator:
-        """Return the estimator that trains on packed rows."""
+    def _estimator(self, network: nn.Module, weights: str | None = None) -> TorchEstimator:
+        """Return the estimator that trains on packed rows, from initial weights that its ranks can read."""
         estimator = _EstimatorOfRows(
             model=network,
+            initialWeights=weights,
             loss=nn.CrossEntropyLoss(ignore_index=-100),
             optimizer=partial(
                 torch.optim.AdamW, lr=self.getLearningRate(), weight_decay=self.getWeightDecay()

@@ -24,8 +24,8 @@ from sparkdl.estimators.params.base import to_integers, to_strings
 from sparkdl.estimators.params.estimator import ClassArguments, SharedArguments
 from sparkdl.estimators.params.table import at_least, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import (
-    MadeModel,
     ReadyMadeEstimator,
+    Recipe,
     TorchClassificationModel,
     TorchRegressionModel,
 )
@@ -210,7 +210,7 @@ class _TableEstimator(ReadyMadeEstimator[M], HasTable):
             label=label,
         )
 
-    def _network(self, table: Table, *, num_outputs: int) -> MadeModel:
+    def _network(self, table: Table, *, num_outputs: int) -> Recipe:
         labels = table.label_scale
         is_regression = labels.num_rows > 0
         mean = labels.mean.item() if is_regression else 0.0
@@ -227,7 +227,7 @@ class _TableEstimator(ReadyMadeEstimator[M], HasTable):
                 output_deviation=deviation,
             )
         loss = StandardizedMSELoss(deviation) if is_regression else nn.CrossEntropyLoss()
-        return MadeModel(network, None if table.is_plain else table.inputs, loss)
+        return Recipe(network, None if table.is_plain else table.inputs, loss)
 
 
 @with_arguments(ClassArguments, featuresCol=_FEATURES)
@@ -262,7 +262,7 @@ class TorchClassifier(
 
     def make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
-    ) -> MadeModel:
+    ) -> Recipe:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
         num_classes = self._count_classes(dataset)
         return self._network(self._learn_table(dataset, training), num_outputs=num_classes)
@@ -300,7 +300,7 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
 
     def make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
-    ) -> MadeModel:
+    ) -> Recipe:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
         name = self.getLabelCol()
         column = dataset.column(name)

@@ -22,7 +22,7 @@ from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.params.base import one_of
 from sparkdl.estimators.params.estimator import ClassArguments
 from sparkdl.estimators.params.table import Entry, at_least, check_of, optional, param, with_arguments
-from sparkdl.estimators.ready_made.estimator import MadeModel, ReadyMadeEstimator, TorchClassificationModel
+from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, Recipe, TorchClassificationModel
 from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.pretrained import check_folder, fitting_inputs, load_folder
@@ -291,7 +291,7 @@ class TextClassifier(
 
     def make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
-    ) -> MadeModel:
+    ) -> Recipe:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
         (name,) = self.getFeaturesCols()
         column = dataset.column(name)
@@ -320,13 +320,13 @@ class TextClassifier(
                 dropout=self.getDropout(),
                 num_outputs=num_classes,
             )
-        return MadeModel(network, inputs, nn.CrossEntropyLoss())
+        return Recipe(network, inputs, nn.CrossEntropyLoss())
 
     def path_of_pretrained(self) -> str | None:
         """Return the folder of the pretrained model, or None."""
         return self.getPretrained()
 
-    def _make_pretrained(self, folder: str, name: str, num_classes: int) -> MadeModel:
+    def _make_pretrained(self, folder: str, name: str, num_classes: int) -> Recipe:
         with seeded(self.getSeed()):
             tokenizer, network = load_folder(folder, num_outputs=num_classes)
         max_length = self.getMaxLength()
@@ -336,7 +336,7 @@ class TextClassifier(
                 f"Param maxLength is {max_length}, and the model in {folder!r} takes {inputs.max_length} tokens at "
                 f"most. Lower maxLength to {inputs.max_length}."
             )
-        return MadeModel(network, inputs, nn.CrossEntropyLoss())
+        return Recipe(network, inputs, nn.CrossEntropyLoss())
 
     def model_class(self) -> type[TorchClassificationModel]:
         """Return the class of the models that fits return."""

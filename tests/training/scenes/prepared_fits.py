@@ -32,9 +32,7 @@ def prepare(
     folder.mkdir()
     pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=rows_per_group)
     dataset = scan_dataset(str(folder))
-    learning = estimator.params_of_fit()
-    learning.learn(dataset)
-    inputs = prepare_fit(learning, dataset)
+    inputs = prepare_fit(estimator.params_of_fit().learn(dataset), dataset)
     return inputs.spec, dataset, inputs.signature
 
 

@@ -23,10 +23,9 @@ def make_estimator(**changes):
 
 def learn(estimator, dataset):
     """The inputs of the fit of a ready-made estimator that would go to the ranks, and the signature of its model."""
-    learning = estimator.params_of_fit()
-    learning.check_values()
-    learning.learn(dataset)
-    return prepare_fit(learning, dataset)
+    params = estimator.params_of_fit()
+    params.check_values()
+    return prepare_fit(params.learn(dataset), dataset)
 
 
 def fail(batch):

@@ -205,14 +205,15 @@ def test_first_weights_depend_on_the_seed(dataset):
 def test_params_reach_network_and_optimizer(dataset):
     params = {"hiddenSizes": [7], "dropout": 0.25, "learningRate": 0.5, "weightDecay": 0.125}
     learning = TorchRegressor(featuresCol="vector", labelCol="age", **params).params_of_fit()
-    learning.learn(dataset)
-    network = learning.getModel()
+    learned = learning.learn(dataset)
+    assert not learning.isSet(learning.model), "what is learned is in the copy alone"
+    network = learned.getModel()
     sizes = [getattr(layer, "out_features", None) or getattr(layer, "p", None) for layer in network.layers]
     assert sizes == [7, None, 0.25, 1]
-    optimizer = learning.getOptimizer()(network.parameters())
+    optimizer = learned.getOptimizer()(network.parameters())
     assert isinstance(optimizer, torch.optim.AdamW)
     assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.125)
-    assert learning.further_params().keys() == {*params, "categoricalCols"}
+    assert learned.further_params().keys() == {*params, "categoricalCols"}
 
 
 @pytest.mark.parametrize(

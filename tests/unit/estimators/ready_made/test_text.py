@@ -124,13 +124,13 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
     dataset, pretrained, tmp_path
 ):
     estimator = TextClassifier(featuresCol="text", labelCol="name", pretrained=pretrained)
-    learning = estimator.params_of_fit()
-    learning.check_values()
-    learning.learn(dataset)
-    assert learning.getOptimizer().keywords["lr"] == 5e-5
-    assert learning.further_params()["learningRate"] == 5e-5
+    params = estimator.params_of_fit()
+    params.check_values()
+    params = params.learn(dataset)
+    assert params.getOptimizer().keywords["lr"] == 5e-5
+    assert params.further_params()["learningRate"] == 5e-5
     assert estimator.getLearningRate() == 1e-3
-    inputs = prepare_fit(learning, dataset)
+    inputs = prepare_fit(params, dataset)
     network = inputs.spec.model.model
     assert (network.score.out_features, network.score.weight.dtype) == (2, torch.float32)
     prepare = inputs.spec.inputs.prepare

@@ -8,17 +8,19 @@ that begin every text. The positions of all of these change with each token, so 
 from __future__ import annotations
 
 import inspect
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparkdl.networks.decoder import Decoder, attend
+from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.logits import ATTENTION_TYPES, logits_of, takes_positions
 
 
@@ -70,7 +72,7 @@ def continue_texts(
     ]
     found: list[list[int]] = [[] for _ in texts]
     open_rows = list(range(len(texts)))
-    reader = _reader_of(decoder, tokens.shape[1], generation.max_tokens, max_length)
+    reader = _Reader(decoder, tokens.shape[1], max_length) if _keeps_keys(decoder) else None
     for number in range(generation.max_tokens):
         if not open_rows:
             break
@@ -78,13 +80,13 @@ def continue_texts(
         moved = [row for row in open_rows if row not in kept]
         parts = []
         if reader and kept:
-            last = torch.tensor([each[-1] if each else 0 for each in found], device=tokens.device)
+            last = torch.tensor([added[-1] if added else 0 for added in found], device=tokens.device)
             parts.append((reader.following(last) if number else reader.first(tokens, lengths))[kept])
         if moved:
             windows = [last_tokens(texts[row] + found[row], max_length, before) for row in moved]
             parts.append(_last_logits(decoder, windows, tokens.device))
         rows = [*kept, *moved]
-        logits = torch.cat([each.cpu().float()[:, :num_tokens] for each in parts])
+        logits = torch.cat([part.cpu().float()[:, :num_tokens] for part in parts])
         chosen = _choose(logits, [generators[row] for row in rows], generation)
         open_rows = []
         for row, token in zip(rows, chosen, strict=True):
@@ -110,8 +112,8 @@ def _choose(logits: Tensor, generators: Sequence[torch.Generator], generation: G
         logits = logits.masked_fill(logits < least, float("-inf"))
     shares = (logits / generation.temperature).softmax(dim=-1)
     return [
-        int(torch.multinomial(each, 1, generator=generator))
-        for each, generator in zip(shares, generators, strict=True)
+        int(torch.multinomial(row, 1, generator=generator))
+        for row, generator in zip(shares, generators, strict=True)
     ]
 
 
@@ -124,28 +126,10 @@ def _last_logits(decoder: nn.Module, texts: Sequence[Sequence[int]], device: tor
     return logits_of(decoder, tokens.to(device))[torch.arange(len(texts)), lengths - 1]
 
 
-class _Reader(Protocol):
-    """Reads texts, and then one more token of each text at a time; returns logits ``(rows, vocabulary)``."""
-
-    def has_room(self, length: int, added: int) -> bool:
-        """Return whether a text of so many tokens can be read with so many more."""
-
-    def first(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits after each text; texts are padded at their ends."""
-
-    def following(self, tokens: Tensor) -> Tensor:
-        """Return the logits after one more token of each text, ``(rows,)``; meaningless for rows that have ended."""
-
-
-def _reader_of(decoder: nn.Module, longest: int, max_tokens: int, max_length: int) -> _Reader | None:
-    """Return the reader of a decoder; None for a model of transformers that keeps no keys and values."""
-    if isinstance(decoder, Decoder):
-        return _DecoderReader(decoder, min(longest + max_tokens, max_length))
-    return _TransformersReader(decoder, longest, max_length) if _keeps_keys(decoder) else None
-
-
 def _keeps_keys(decoder: Any) -> bool:
-    """Whether all layers of a model of transformers are attention, and the model takes its keys and values again."""
+    """Whether a decoder's layers are all attention, and it takes the keys and values of earlier tokens again."""
+    if isinstance(decoder, Decoder):
+        return True
     model = decoder.get_base_model() if hasattr(decoder, "get_base_model") else decoder
     types = getattr(model.config, "layer_types", None) or ["full_attention"]
     return (
@@ -156,84 +140,32 @@ def _keeps_keys(decoder: Any) -> bool:
     )
 
 
-class _DecoderReader:
-    """Keeps a :class:`Decoder`'s keys and values; those of padding behind a text are overwritten by its next tokens.
+class _Reader:
+    """Reads texts, then one more token of each text at a time, and keeps the keys and values of what it has read.
 
-    Each text is kept at its own positions, from 0.
+    The texts end together, as models of transformers need it: they are padded in front.
+
+    Args:
+        decoder: decoder that takes keys and values of earlier tokens.
+        longest: number of tokens of the longest text.
+        max_length: number of positions with which the decoder was trained.
     """
-
-    def __init__(self, decoder: Decoder, num_positions: int) -> None:
-        self._decoder, self._num_positions = decoder, num_positions
-        self._layers = [_Layer(num_positions) for _ in decoder.blocks]
-        self._lengths = torch.empty(0)
-
-    def has_room(self, length: int, added: int) -> bool:
-        return length + added <= self._num_positions
-
-    def first(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        self._lengths = lengths.clone()
-        states = self._decoder.states(tokens, pasts=[layer.first for layer in self._layers])
-        return self._decoder.head(states[torch.arange(len(states)), lengths - 1])  # type: ignore[no-any-return]  # modules return Any
-
-    def following(self, tokens: Tensor) -> Tensor:
-        at = self._lengths.clamp(max=self._num_positions - 1)  # rows that have ended could go beyond
-        for layer in self._layers:
-            layer.at = at
-        states = self._decoder.states(
-            tokens[:, None], at[:, None], pasts=[layer.following for layer in self._layers]
-        )
-        self._lengths += 1
-        return self._decoder.head(states[:, 0])  # type: ignore[no-any-return]  # modules return Any
-
-
-class _Layer:
-    """Keys and values of one layer, ``(rows, key heads, positions, head size)``.
-
-    Attributes:
-        at: position of the token that is read, in each row.
-    """
-
-    at: Tensor
-
-    def __init__(self, num_positions: int) -> None:
-        self._num_positions = num_positions
-        self._keys = self._values = torch.empty(0)
-
-    def first(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Compute the attention inside of texts, and keep their keys and values."""
-        rows, heads, positions, size = key.shape
-        self._keys, self._values = (key.new_zeros(rows, heads, self._num_positions, size) for _ in range(2))
-        self._keys[:, :, :positions], self._values[:, :, :positions] = key, value
-        return attend(query, key, value, None)
-
-    def following(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Compute the attention of one more position of each text to itself and all earlier positions."""
-        rows = torch.arange(len(key), device=key.device)
-        self._keys[rows, :, self.at], self._values[rows, :, self.at] = key[:, :, 0], value[:, :, 0]
-        seen = torch.arange(self._num_positions, device=key.device) <= self.at[:, None]
-        return F.scaled_dot_product_attention(
-            query,
-            self._keys,
-            self._values,
-            attn_mask=seen[:, None, None],
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-
-
-class _TransformersReader:
-    """Keeps the cache of a model of transformers, which needs texts that end together: they are padded in front."""
 
     def __init__(self, decoder: Any, longest: int, max_length: int) -> None:
         self._decoder, self._longest, self._max_length = decoder, longest, max_length
-        # With the padding, a short text takes as many positions of the cache as the longest one.
-        self._capacity = getattr(decoder.config, "max_position_embeddings", None) or max_length
+        # With the padding, a short text takes as many positions of a cache as the longest one.
+        self._capacity: float = math.inf
+        if not isinstance(decoder, Decoder):
+            self._capacity = getattr(decoder.config, "max_position_embeddings", None) or max_length
         self._past: Any = None
         self._seen = self._positions = torch.empty(0)
 
     def has_room(self, length: int, added: int) -> bool:
+        """Return whether a text of so many tokens can be read with so many more."""
         return length + added <= self._max_length and self._longest + added <= self._capacity
 
     def first(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits after each text, ``(rows, vocabulary)``; texts are padded at their ends."""
         longest = tokens.shape[1]
         positions = torch.arange(longest, device=tokens.device) - (longest - lengths)[:, None]
         self._seen = (positions >= 0).long()
@@ -242,12 +174,19 @@ class _TransformersReader:
         return self._read(tokens.gather(1, positions), positions)
 
     def following(self, tokens: Tensor) -> Tensor:
+        """Return the logits after one more token of each text, ``(rows,)``; meaningless for rows that have ended."""
         self._seen = F.pad(self._seen, (0, 1), value=1)
         # Rows that have ended are read as well, and there may be no embedding for positions beyond the last.
         self._positions = (self._positions + 1).clamp(max=self._max_length - 1)
         return self._read(tokens[:, None], self._positions[:, None])
 
     def _read(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if isinstance(self._decoder, Decoder):
+            self._past = self._past or [_KeysAndValues() for _ in self._decoder.blocks]
+            mask = _causal_mask(self._seen, tokens.shape[1])
+            pasts = [partial(layer.attend, mask) for layer in self._past]
+            last = self._decoder.states(tokens, positions, pasts=pasts)[:, -1]
+            return self._decoder.head(last)  # type: ignore[no-any-return]  # modules return Any
         output = self._decoder(
             input_ids=tokens,
             attention_mask=self._seen,
@@ -258,3 +197,29 @@ class _TransformersReader:
         self._past = output.past_key_values
         logits: Tensor = output.logits[:, -1]
         return logits
+
+
+def _causal_mask(seen: Tensor, num_new: int) -> Tensor:
+    """The mask of the last positions, ``(rows, 1, new, positions)``: True for tokens up to the position itself.
+
+    Padding attends to itself, as attention to nothing is not a number.
+    """
+    places = torch.arange(seen.shape[1], device=seen.device)
+    new = places[-num_new:, None]
+    return ((seen[:, None].bool() & (places <= new)) | (places == new))[:, None]
+
+
+class _KeysAndValues:
+    """Keys and values of one layer of a :class:`Decoder`, ``(rows, key heads, positions, head size)``."""
+
+    _keys: Tensor | None = None
+    _values: Tensor | None = None
+
+    def attend(self, mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Keep the keys and values of further positions, and compute their attention."""
+        if self._keys is not None and self._values is not None:
+            key, value = torch.cat([self._keys, key], dim=2), torch.cat([self._values, value], dim=2)
+        self._keys, self._values = key, value
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, enable_gqa=query.shape[1] != key.shape[1]
+        )

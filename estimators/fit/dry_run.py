@@ -76,7 +76,7 @@ def try_metrics(
             "Param metrics need the model's outputs, and trainStep returns the loss alone. Return a tuple of the loss "
             "and the outputs."
         )
-    trials = [_Trial(name, metric) for name, metric in metrics.items()]
+    trials = [_MetricTrial(name, metric) for name, metric in metrics.items()]
     failing = [trial for trial in trials if trial.failure(first)]
     for trial in failing:
         trial.begin()
@@ -100,7 +100,7 @@ def try_metrics(
         )
 
 
-class _Trial:
+class _MetricTrial:
     """The trial of one metric, separate from others, so that all metrics are tried even if one fails."""
 
     def __init__(self, name: str, metric: Metric) -> None:

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sparkdl.bench.contest import Case, Contest, Measured, hold
+from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.plot import format_size, parse_size
@@ -217,7 +217,7 @@ def choose_contenders(against: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def make_rows(
-    cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measured]], world_size: int
+    cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measurements]], world_size: int
 ) -> list[dict[str, Any]]:
     """Return one row per case and contender, including ``copy``.
 

@@ -60,7 +60,7 @@ class Contest:
 
 
 @dataclass(kw_only=True)
-class Measured:
+class Measurements:
     """The measurements of one contender at one case.
 
     Attributes:
@@ -72,7 +72,7 @@ class Measured:
     results: list[list[dict[str, Any]]] = field(default_factory=list)
 
 
-def hold(contest: Contest, *, announce: Callable[[str], None]) -> dict[str, dict[str, Measured]]:
+def hold(contest: Contest, *, announce: Callable[[str], None]) -> dict[str, dict[str, Measurements]]:
     """Measure all contenders, and return the measurements by name of the case and contender.
 
     Args:
@@ -98,9 +98,9 @@ def hold(contest: Contest, *, announce: Callable[[str], None]) -> dict[str, dict
     return measured
 
 
-def _measure_case(contest: Contest, case: Case, groups: Mapping[str, RankGroup]) -> dict[str, Measured]:
+def _measure_case(contest: Contest, case: Case, groups: Mapping[str, RankGroup]) -> dict[str, Measurements]:
     plans = {contender: _plan(contest, case, contender, groups) for contender in contest.libraries}
-    measured = {contender: Measured() for contender in contest.libraries}
+    measured = {contender: Measurements() for contender in contest.libraries}
     contenders = list(contest.libraries)
     for index in range(contest.num_rounds):
         # No contender always follows the same one.

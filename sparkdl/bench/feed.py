@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl.bench.contenders.feed import BATCH_SIZE, NUM_THREADS, READ_AHEAD_BYTES, TABLES, write_table
-from sparkdl.bench.contest import Case, Contest, Measured, hold
+from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder:
         print("writing the files ...", flush=True)
         cases = make_cases(Path(folder), arguments.scale, names)
-        measured: dict[str, dict[str, Measured]] = {}
+        measured: dict[str, dict[str, Measurements]] = {}
         for case in cases:
             shuffles = bool(case.settings["shuffle_rows"])
             contest = Contest(
@@ -146,7 +146,9 @@ def make_cases(folder: Path, scale: float, names: Sequence[str]) -> list[Case]:
     return cases
 
 
-def make_rows(cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measured]]) -> list[dict[str, Any]]:
+def make_rows(
+    cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measurements]]
+) -> list[dict[str, Any]]:
     """Return one row per case and contender.
 
     ``peak_bytes`` is the peak memory above what the process took before it read. ``bound_bytes`` is the memory that

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.bench.contenders.parallel import ALONE, KINDS, MODELS, takes
-from sparkdl.bench.contest import Case, Contest, Measured, hold
+from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name, library in CONTENDERS.items()
         if name in ALONE or name.partition(" on ")[0] in kinds
     }
-    measured: dict[str, dict[str, Measured]] = {}
+    measured: dict[str, dict[str, Measurements]] = {}
     cases = make_cases(arguments.models, arguments.batches, arguments.ranks)
     for case in cases:
         contest = Contest(
@@ -130,7 +130,7 @@ def make_cases(models: str, batches: str, ranks: int) -> list[Case]:
 
 
 def make_rows(
-    cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measured]], world_size: int
+    cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measurements]], world_size: int
 ) -> list[dict[str, Any]]:
     """Return one row per case and contender.
 

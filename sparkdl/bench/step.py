@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.bench.contenders.step import MODELS
-from sparkdl.bench.contest import Case, Contest, Measured, hold
+from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
@@ -105,7 +105,7 @@ def make_cases(models: str, rows: int) -> list[Case]:
 
 
 def make_rows(
-    cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measured]], world_size: int
+    cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measurements]], world_size: int
 ) -> list[dict[str, Any]]:
     """Return one row per case and contender, including ``alone``.
 
@@ -159,7 +159,7 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     return format_columns((*header, *(f"{contender} is" for contender in OURS)), table)
 
 
-def _check_alike(case: Case, contender: str, found: Measured) -> None:
+def _check_alike(case: Case, contender: str, found: Measurements) -> None:
     for results in found.results:
         if len({result["checksum"] for result in results}) > 1:
             raise CommunicatorError(

@@ -44,7 +44,7 @@ from sparkdl.errors import (
 )
 
 if TYPE_CHECKING:
-    from sparkdl.jobs.job import Job
+    from sparkdl.jobs.job import TrainingJob
     from sparkdl.jobs.run_job import OpenSession
 
 
@@ -120,7 +120,7 @@ def _after_job(options: argparse.Namespace) -> argparse.Namespace:
 def train(options: argparse.Namespace) -> int:
     """Run ``sparkdl train``: train in a Spark session of its own."""
 
-    def own(job: Job) -> OpenSession:
+    def own(job: TrainingJob) -> OpenSession:
         from sparkdl.jobs.run_job import own_session
 
         return lambda num_ranks: own_session(job.spark, name=_name(job), num_ranks=num_ranks)
@@ -134,7 +134,7 @@ def submitted() -> int:
     add_arguments(parser)
     options = parser.parse_args()
 
-    def given(job: Job) -> OpenSession:
+    def given(job: TrainingJob) -> OpenSession:
         from sparkdl.jobs.run_job import given_session
 
         return lambda _: given_session(name=_name(job))
@@ -150,7 +150,7 @@ def print_script_path(_options: argparse.Namespace) -> int:
     return DONE
 
 
-def _run(options: argparse.Namespace, session_of: Callable[[Job], OpenSession]) -> int:
+def _run(options: argparse.Namespace, session_of: Callable[[TrainingJob], OpenSession]) -> int:
     others = _after_job(options)
     try:
         with ends_when_asked():
@@ -188,7 +188,7 @@ def _require_libraries() -> None:
         )
 
 
-def _name(job: Job) -> str:
+def _name(job: TrainingJob) -> str:
     return f"sparkdl {job.file.stem}"
 
 

@@ -16,7 +16,7 @@ from sparkdl.tracking import without_credentials
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdl.jobs.job import Job
+    from sparkdl.jobs.job import TrainingJob
 
 _WITHOUT_EFFECT = ("spark", "output", "code")
 _PARAMS_WITHOUT_EFFECT = (
@@ -73,7 +73,7 @@ class Identity:
         return found if len(found) <= _LONGEST else [*found[:_LONGEST], f"{len(found) - _LONGEST} more"]
 
 
-def identity_of(job: Job, code: Mapping[str, str]) -> Identity:
+def identity_of(job: TrainingJob, code: Mapping[str, str]) -> Identity:
     """Return the identity of a job before its rows are known."""
     said = {key: value for key, value in job.content.items() if key not in _WITHOUT_EFFECT}
     without_effect = {f"params.{name}" for name in _PARAMS_WITHOUT_EFFECT}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import JobFileError
 from sparkdl.jobs.job import Section
-from sparkdl.jobs.yaml_tree import ARGUMENTS, IMPORT, Entry, suggestion
+from sparkdl.jobs.yaml_tree import ARGUMENTS, IMPORT, JobEntry, suggestion
 from sparkdl.spark.session import is_connect
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from sparkdl.jobs.job import Job
+    from sparkdl.jobs.job import TrainingJob
 
 
-def call_named(entry: Entry, path: str, around: AbstractContextManager[None]) -> Any:
+def call_named(entry: JobEntry, path: str, around: AbstractContextManager[None]) -> Any:
     """Call an imported function or class with its arguments and return the result; return other objects as they are.
 
     Args:
@@ -49,7 +49,7 @@ def call_named(entry: Entry, path: str, around: AbstractContextManager[None]) ->
     return _without_arguments(found, arguments)
 
 
-def named_object(entry: Entry, path: str, *, makes_instances: bool = True) -> Any:
+def named_object(entry: JobEntry, path: str, *, makes_instances: bool = True) -> Any:
     """Return the Python object for a value of a Param.
 
     Texts, and mappings with ``import``, are imports. Lists and other mappings contain such values. All other values
@@ -85,7 +85,7 @@ def named_object(entry: Entry, path: str, *, makes_instances: bool = True) -> An
     return functools.partial(found, **given) if given else found
 
 
-def import_paths(entry: Entry) -> list[str]:
+def import_paths(entry: JobEntry) -> list[str]:
     """Return the import paths in a value that :func:`named_object` takes."""
     value = entry.value
     if isinstance(value, list):
@@ -99,8 +99,8 @@ def import_paths(entry: Entry) -> list[str]:
     return [value] if isinstance(value, str) and ":" in value else []
 
 
-def _named(entry: Entry, path: str) -> tuple[Any, Section]:
-    mapping = entry if isinstance(entry.value, dict) else Entry({IMPORT: entry}, entry.position)
+def _named(entry: JobEntry, path: str) -> tuple[Any, Section]:
+    mapping = entry if isinstance(entry.value, dict) else JobEntry({IMPORT: entry}, entry.position)
     section = Section(mapping, path, (IMPORT, ARGUMENTS), entry.position)
     arguments = Section(section.get(ARGUMENTS), f"{path}.{ARGUMENTS}", None, section.position)
     name = section.string(IMPORT) or ""
@@ -171,7 +171,7 @@ def _is_module(found: Any) -> bool:
 _ARCHIVES = (".zip", ".whl", ".egg")
 
 
-def code_files(job: Job) -> list[Path]:
+def code_files(job: TrainingJob) -> list[Path]:
     """Return the files and folders of code: those under ``code``, and the imported ones beside the job file.
 
     Raises:

@@ -17,7 +17,7 @@ from sparkdl.jobs.yaml_tree import (
     SECTIONS,
     SHORT_FORMS,
     SOURCES,
-    Entry,
+    JobEntry,
     Override,
     Position,
     apply_overrides,
@@ -42,7 +42,7 @@ class Section:
     """
 
     def __init__(
-        self, entry: Entry | None, path: str, known: Sequence[str] | None, position: Position
+        self, entry: JobEntry | None, path: str, known: Sequence[str] | None, position: Position
     ) -> None:
         self.path = path
         self.position = entry.position if entry is not None else position
@@ -51,7 +51,9 @@ class Section:
             value = {}
         if not isinstance(value, dict):
             raise self.error(f"takes a mapping of keys to values, got {describe(value)}.")
-        self._entries: dict[str, Entry] = {key: each for key, each in value.items() if each.value is not None}
+        self._entries: dict[str, JobEntry] = {
+            key: each for key, each in value.items() if each.value is not None
+        }
         for key, each in value.items():
             if known is not None and key not in known:
                 where = self.path or "a job"
@@ -60,11 +62,11 @@ class Section:
     def __contains__(self, key: str) -> bool:
         return key in self._entries
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, JobEntry]:
         """Return the entries by key."""
         return dict(self._entries)
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> JobEntry | None:
         """Return the entry of a key; None if it is missing or null."""
         return self._entries.get(key)
 
@@ -161,7 +163,7 @@ class SparkChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """The checked content of a job file.
 
     Attributes:
@@ -179,8 +181,8 @@ class Job:
 
     file: Path
     data: DataSource
-    model: Entry
-    params: dict[str, Entry]
+    model: JobEntry
+    params: dict[str, JobEntry]
     params_position: Position
     spark: SparkChoice
     tracking_uri: str | None
@@ -194,7 +196,7 @@ class Job:
         return self.model.value if isinstance(self.model.value, str) else "TorchEstimator"
 
 
-def read_job(file: Path, overrides: Sequence[Override] = ()) -> Job:
+def read_job(file: Path, overrides: Sequence[Override] = ()) -> TrainingJob:
     """Read a job file, and apply overrides.
 
     Raises:
@@ -213,13 +215,13 @@ def read_job(file: Path, overrides: Sequence[Override] = ()) -> Job:
     return _read(file, apply_overrides(tree, overrides))
 
 
-def _read(file: Path, tree: Entry) -> Job:
+def _read(file: Path, tree: JobEntry) -> TrainingJob:
     job = Section(tree, "", SECTIONS, tree.position)
     data = _section(job, "data", (*SOURCES, "validation"))
     params = _section(job, "params", None)
     tracking = _section(job, "tracking", (*PARAMS_OF_TRACKING, "uri"))
     registry = _section(job, "registry", tuple(PARAMS_OF_REGISTRY))
-    return Job(
+    return TrainingJob(
         file=file,
         data=_source(data),
         model=_model(job),
@@ -236,7 +238,7 @@ def _read(file: Path, tree: Entry) -> Job:
 def _section(job: Section, name: str, known: Sequence[str] | None) -> Section:
     entry = job.get(name)
     if entry is not None and name in SHORT_FORMS and isinstance(entry.value, str):
-        entry = Entry({SHORT_FORMS[name]: entry}, entry.position)
+        entry = JobEntry({SHORT_FORMS[name]: entry}, entry.position)
     return Section(entry, name, known, job.position)
 
 
@@ -260,7 +262,7 @@ def _source(data: Section) -> DataSource:
     return DataSource(kind=kind, value=value, position=entry.position)
 
 
-def _model(job: Section) -> Entry:
+def _model(job: Section) -> JobEntry:
     """Return the entry with ``import`` and ``arguments``, or with the name of an estimator."""
     entry = job.get("model")
     if entry is None:
@@ -284,10 +286,10 @@ def _model(job: Section) -> Entry:
     if ":" not in name:
         hint = f" For the estimator {name} write model: {name}." if name in READY_MADE else ""
         raise section.error(f"takes MODULE:NAME, as my_models:make_net, got {name!r}.{hint}", IMPORT)
-    return Entry(section.entries(), entry.position)
+    return JobEntry(section.entries(), entry.position)
 
 
-def _params(params: Section, data: Section, tracking: Section, registry: Section) -> dict[str, Entry]:
+def _params(params: Section, data: Section, tracking: Section, registry: Section) -> dict[str, JobEntry]:
     """Return the Params, including those that other sections set; each may be set only once."""
     found = params.entries()
     if "model" in found:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from sparkdl.jobs.job import Job
-    from sparkdl.jobs.yaml_tree import Entry
+    from sparkdl.jobs.job import TrainingJob
+    from sparkdl.jobs.yaml_tree import JobEntry
     from sparkdl.training.spec import OptimizerFactory
 
 
@@ -32,7 +32,7 @@ _FACTORIES = ("optimizer", "scheduler")
 """Params that take a function that each rank calls; the function may be a class."""
 
 
-def make_estimator(job: Job) -> Any:
+def make_estimator(job: TrainingJob) -> Any:
     """Return the estimator with all Params of the job, checked as far as possible without rows.
 
     The initial weights of the job's network are drawn from its ``seed``.
@@ -59,7 +59,7 @@ def make_estimator(job: Job) -> Any:
     return estimator
 
 
-def _set(estimator: Any, name: str, entry: Entry) -> None:
+def _set(estimator: Any, name: str, entry: JobEntry) -> None:
     value = entry.plain()
     if not estimator.hasParam(name):
         pass  # setParams() raises, and names the existing Params
@@ -79,7 +79,7 @@ def _try_optimizer(estimator: Any) -> None:
         raise
 
 
-def _position_of(error: ParamError, job: Job) -> Any:
+def _position_of(error: ParamError, job: TrainingJob) -> Any:
     """Return the position of the first Param of an error that the job sets, else that of the section ``params``."""
     given = [job.params[name] for name in error.params if name in job.params]
     return given[0].position if given else job.params_position

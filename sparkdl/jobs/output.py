@@ -24,7 +24,7 @@ from sparkdl.versions import package_versions
 if TYPE_CHECKING:
     from sparkdl.estimators import TorchModel
     from sparkdl.jobs.identity import Identity
-    from sparkdl.jobs.job import Job
+    from sparkdl.jobs.job import TrainingJob
 
 
 RESULT = "result.json"
@@ -143,7 +143,9 @@ def finite(value: Any) -> Any:
 _LIBRARIES = ("torch", "pyspark", "mlflow", "numpy")
 
 
-def make_result(job: Job, identity: Identity, model: TorchModel, *, began: datetime) -> dict[str, Any]:
+def make_result(
+    job: TrainingJob, identity: Identity, model: TorchModel, *, began: datetime
+) -> dict[str, Any]:
     """Return the content of ``result.json`` for a finished job.
 
     Args:

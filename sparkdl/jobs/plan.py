@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkdl.jobs.job import Job
+    from sparkdl.jobs.job import TrainingJob
     from sparkdl.jobs.make_estimator import ModelSize
     from sparkdl.launch import RankContext
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _SAMPLE_ROWS = 256
 
 
-def open_rows(job: Job, spark: SparkSession) -> DataFrame:
+def open_rows(job: TrainingJob, spark: SparkSession) -> DataFrame:
     """Return the DataFrame of a job.
 
     Raises:
@@ -63,7 +63,7 @@ def open_rows(job: Job, spark: SparkSession) -> DataFrame:
     return frame
 
 
-def key_of_rows(job: Job, frame: DataFrame, columns: Sequence[str]) -> str | None:
+def key_of_rows(job: TrainingJob, frame: DataFrame, columns: Sequence[str]) -> str | None:
     """Return a key of a job's rows that is valid in all Spark applications; None if Spark cannot identify the rows."""
     values = [job.data.value] if isinstance(job.data.value, str) else list(job.data.value)
     return lasting_key(frame.select(*map(quoted, columns)), [job.data.kind, *values])
@@ -144,7 +144,7 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class JobPlan:
     """The plan of a fit.
 
     Attributes:
@@ -193,7 +193,7 @@ def make_plan(
     columns: list[str],
     model: ModelSize | None,
     rows: RowCounts | None = None,
-) -> Plan:
+) -> JobPlan:
     """Return the plan of a fit.
 
     Args:
@@ -213,7 +213,7 @@ def make_plan(
     left_out = rows.num_marked or round(rows.num_rows * (fraction or 0.0))
     num_training, num_ranks = rows.num_rows - left_out, params.getNumWorkers()
     steps = steps_per_epoch(num_training, num_ranks, params.getBatchSize())
-    return Plan(
+    return JobPlan(
         rows=rows,
         num_training=num_training,
         is_exact=rows.is_exact and fraction is None,
@@ -285,7 +285,7 @@ def _available_bytes() -> int | None:
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def plan_text(job: Job, plan: Plan, columns: list[str], state: str, *, what: str = "") -> str:
+def plan_text(job: TrainingJob, plan: JobPlan, columns: list[str], state: str, *, what: str = "") -> str:
     """Return the text that ``--dry-run`` prints.
 
     Args:
@@ -323,7 +323,7 @@ def in_bytes(count: float) -> str:
     return f"{count:.1f} {_UNITS[-1]}"
 
 
-def _training(plan: Plan) -> str:
+def _training(plan: JobPlan) -> str:
     validation = plan.rows.num_rows - plan.num_training
     if not validation:
         return "all for training"
@@ -336,14 +336,14 @@ def _span(shards: tuple[int, ...]) -> str:
     return f"{least:,}" if least == most else f"{least:,} or {most:,}"
 
 
-def _steps(plan: Plan) -> str:
+def _steps(plan: JobPlan) -> str:
     about = "" if plan.is_exact else "about "
     updates = "" if plan.updates == plan.steps else f", {plan.updates:,} updates of the weights"
     epochs = f"{plan.epochs:,} epoch{'s' if plan.epochs > 1 else ''}"
     return f"{about}{plan.steps:,} per epoch{updates}; {about}{plan.steps * plan.epochs:,} in {epochs}"
 
 
-def _model(plan: Plan) -> str:
+def _model(plan: JobPlan) -> str:
     size = plan.model
     if size is None:
         return "size not known before the fit, as the rows determine the model"
@@ -354,7 +354,7 @@ def _model(plan: Plan) -> str:
     )
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: JobPlan) -> str:
     model = (
         "the model" if plan.model is None else f"model, gradients and optimizer {in_bytes(plan.model.total)}"
     )
@@ -364,7 +364,7 @@ def _memory(plan: Plan) -> str:
     )
 
 
-def _host(plan: Plan, index: int) -> str:
+def _host(plan: JobPlan, index: int) -> str:
     host = plan.hosts[index]
     num = len(host.ranks)
     free = "" if host.available_bytes is None else f", {in_bytes(host.available_bytes)} of free memory"

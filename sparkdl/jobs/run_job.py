@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkdl.jobs.job import Job, SparkChoice
+    from sparkdl.jobs.job import SparkChoice, TrainingJob
 
 
 _SECRET = re.compile(r"secret|password|token|access.?key|credential", re.IGNORECASE)
@@ -132,7 +132,7 @@ Say = Callable[[str], None]
 class _Checked:
     """A job that was checked as far as possible before Spark starts, and the results of the checks."""
 
-    job: Job
+    job: TrainingJob
     estimator: Any
     code: list[Path]
     identity: Identity
@@ -142,7 +142,7 @@ class _Checked:
 
 
 def run_job(
-    job: Job, open_session: OpenSession, *, say: Say, is_again: bool = False, is_dry_run: bool = False
+    job: TrainingJob, open_session: OpenSession, *, say: Say, is_again: bool = False, is_dry_run: bool = False
 ) -> None:
     """Train the model of a job and write it to the output, unless the output has the result of this job.
 
@@ -187,7 +187,7 @@ def run_job(
             _train(checked, frame, say, is_again=is_again)
 
 
-def _check(job: Job, code: list[Path]) -> _Checked:
+def _check(job: TrainingJob, code: list[Path]) -> _Checked:
     estimator = make_estimator(job)
     output = JobOutput(job.output)
     return _Checked(

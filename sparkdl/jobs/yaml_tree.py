@@ -1,7 +1,7 @@
 """Reads YAML with the position of every key and value, and applies overrides of the command line.
 
 Scalars are those of YAML 1.2, not YAML 1.1: ``1e-3`` is a number, and ``off``, ``on``, ``yes``, ``no`` and ``12:30``
-are strings. Tags and duplicate keys are errors. A file becomes a tree of :class:`Entry`. For a mistyped word,
+are strings. Tags and duplicate keys are errors. A file becomes a tree of :class:`JobEntry`. For a mistyped word,
 :func:`suggestion` names the most similar one. Overrides are written as ``epochs=3 model.arguments.hidden=64``.
 """
 
@@ -44,7 +44,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Entry:
+class JobEntry:
     """A value with its position.
 
     Attributes:
@@ -71,14 +71,14 @@ class _Constructor(SafeConstructor):
         super().__init__(**loading)
         self._source = source
 
-    def entry(self, node: Node, key: Node | None = None) -> Entry:
+    def entry(self, node: Node, key: Node | None = None) -> JobEntry:
         position = self._position(key or node)
         if node in self.recursive_objects:
             raise JobFileError(f"{position}: an alias is used inside its own anchor.")
-        return Entry(self.construct_object(node, deep=True), position)
+        return JobEntry(self.construct_object(node, deep=True), position)
 
-    def mapping(self, node: MappingNode) -> dict[str, Entry]:
-        entries: dict[str, Entry] = {}
+    def mapping(self, node: MappingNode) -> dict[str, JobEntry]:
+        entries: dict[str, JobEntry] = {}
         for key, value in node.value:
             position = self._position(key)
             if not isinstance(key, ScalarNode):
@@ -89,7 +89,7 @@ class _Constructor(SafeConstructor):
             entries[key.value] = self.entry(value, key)
         return entries
 
-    def sequence(self, node: SequenceNode) -> list[Entry]:
+    def sequence(self, node: SequenceNode) -> list[JobEntry]:
         return [self.entry(item) for item in node.value]
 
     def refuse(self, node: Node) -> Any:
@@ -106,7 +106,7 @@ _Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.cons
 _Constructor.add_constructor(None, _Constructor.refuse)
 
 
-def read_tree(text: str, source: Position) -> Entry:
+def read_tree(text: str, source: Position) -> JobEntry:
     """Parse a YAML text.
 
     Args:
@@ -165,7 +165,7 @@ class Override:
     """
 
     path: tuple[str, ...]
-    entry: Entry
+    entry: JobEntry
 
 
 def read_override(argument: str) -> Override:
@@ -188,10 +188,10 @@ def read_override(argument: str) -> Override:
         if len(path) > 1 and path[1] != ARGUMENTS:
             raise JobFileError(f"{position}: a job has no {path[0]!r}. {suggestion(path[0], SECTIONS)}")
         path = ("params", *path)
-    return Override(path, read_tree(text, position) if text.strip() else Entry(None, position))
+    return Override(path, read_tree(text, position) if text.strip() else JobEntry(None, position))
 
 
-def apply_overrides(job: Entry, overrides: Sequence[Override]) -> Entry:
+def apply_overrides(job: JobEntry, overrides: Sequence[Override]) -> JobEntry:
     """Return a job with the overrides applied in order.
 
     A mapping replaces a mapping as a whole, and an empty value removes a key. A source of rows replaces another one.
@@ -201,7 +201,7 @@ def apply_overrides(job: Entry, overrides: Sequence[Override]) -> Entry:
     """
     for override in overrides:
         for other in _replaced(override.path):
-            job = _with(job, other, Override(other, Entry(None, override.entry.position)))
+            job = _with(job, other, Override(other, JobEntry(None, override.entry.position)))
         job = _with(job, override.path, override)
     return job
 
@@ -213,23 +213,23 @@ def _replaced(path: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [("data", kind) for kind in SOURCES if kind != path[1]]
 
 
-def _with(entry: Entry, path: tuple[str, ...], override: Override) -> Entry:
+def _with(entry: JobEntry, path: tuple[str, ...], override: Override) -> JobEntry:
     if not path:
         return override.entry
     key, rest = path[0], path[1:]
     value = _as_mapping(entry.value, override, path)
-    inner = value.get(key, Entry(None, override.entry.position))
+    inner = value.get(key, JobEntry(None, override.entry.position))
     if key in SHORT_FORMS and len(rest) and not isinstance(inner.value, dict | None):
-        inner = Entry({SHORT_FORMS[key]: inner}, inner.position)
-    return Entry({**value, key: _with(inner, rest, override)}, entry.position)
+        inner = JobEntry({SHORT_FORMS[key]: inner}, inner.position)
+    return JobEntry({**value, key: _with(inner, rest, override)}, entry.position)
 
 
-def _as_mapping(value: Any, override: Override, path: tuple[str, ...]) -> dict[str, Entry]:
+def _as_mapping(value: Any, override: Override, path: tuple[str, ...]) -> dict[str, JobEntry]:
     if isinstance(value, dict):
         return value
     if value is None:
         return {}
     if isinstance(value, str) and path[0] == ARGUMENTS:  # the value is an import path
-        return {IMPORT: Entry(value, override.entry.position)}
+        return {IMPORT: JobEntry(value, override.entry.position)}
     above = ".".join(override.path[: len(override.path) - len(path)])
     raise JobFileError(f"{override.entry.position}: {above} is {value!r}, which has no {path[0]!r} below it.")

@@ -21,16 +21,16 @@ from sparkdl.torch.registration import (
     register_rendezvous,
 )
 from sparkdl.torch.replicas import ReplicaCheck
-from sparkdl.torch.sync_batch_norm import SyncBatchNorm, synchronized_batch_norms
+from sparkdl.torch.sync_batch_norm import CrossRankBatchNorm, synchronized_batch_norms
 
 __all__ = [
     "BACKEND_NAME",
+    "CrossRankBatchNorm",
     "DataParallel",
     "RendezvousStore",
     "ReplicaCheck",
     "SparkdlProcessGroup",
     "StoreRendezvous",
-    "SyncBatchNorm",
     "collective_errors",
     "destroy_process_group",
     "init_process_group",

@@ -19,7 +19,7 @@ AddUp: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Returns the sum of a tensor over all ranks."""
 
 
-class SyncBatchNorm(_BatchNorm):
+class CrossRankBatchNorm(_BatchNorm):
     """Replaces ``torch.nn.BatchNorm1d``, ``2d`` and ``3d``, with the same arguments.
 
     The input has shape ``(rows, num_features, ...)``; the number of rows may differ between ranks. The ranks are those
@@ -87,8 +87,8 @@ def synchronized_batch_norms(module: nn.Module) -> Iterator[None]:
             setattr(parent, name, layer)
 
 
-def _synchronized(layer: _BatchNorm) -> SyncBatchNorm:
-    twin = SyncBatchNorm(
+def _synchronized(layer: _BatchNorm) -> CrossRankBatchNorm:
+    twin = CrossRankBatchNorm(
         layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
     )
     # The same tensor objects, so that both layers are trained.

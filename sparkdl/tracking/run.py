@@ -28,7 +28,7 @@ from sparkdl.tracking.sender import (
     MAX_METRICS_PER_MESSAGE,
     Logged,
     Message,
-    RefusedError,
+    MessageRefusedError,
     Sender,
     deliver,
     file_message,
@@ -231,7 +231,7 @@ class MlflowRun:
             if is_refusal(error):
                 if is_worth_keeping(message, error):
                     self._refused.append(message)
-                raise RefusedError from error
+                raise MessageRefusedError from error
             raise
 
     def _keep(self, messages: list[Message]) -> None:

@@ -210,7 +210,7 @@ MAX_WAITING = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
-class RefusedError(Exception):
+class MessageRefusedError(Exception):
     """The server refuses a message; ``__cause__`` is MLflow's exception."""
 
 
@@ -218,8 +218,8 @@ class Sender:
     """Sends messages in order, from a thread.
 
     Args:
-        send: function that sends a message. It raises :class:`RefusedError` if the message is to be dropped with a
-            warning, and any other exception if the message is to be sent again.
+        send: function that sends a message. It raises :class:`MessageRefusedError` if the message is to be dropped with
+            a warning, and any other exception if the message is to be sent again.
         spill: function that is called with the oldest messages if the queue is full, on the thread that calls
             :meth:`put`.
         warn: function that logs a warning, with the arguments of ``logging.Logger.warning``.
@@ -290,7 +290,7 @@ class Sender:
         while (message := self._next()) is not None:
             try:
                 self._send(message)
-            except RefusedError as error:
+            except MessageRefusedError as error:
                 if self._is_closed:  # the message was kept, and its folder may no longer exist
                     return
                 why = without_credentials(str(error.__cause__))

@@ -142,7 +142,7 @@ def single_rows_allowed(module: nn.Module) -> Iterator[None]:
             if (
                 isinstance(layer, _BatchNorm)
                 and not isinstance(layer, nn.SyncBatchNorm)
-                and not hasattr(layer, "counts_rows")  # sparkdl's SyncBatchNorm
+                and not hasattr(layer, "counts_rows")  # sparkdl's CrossRankBatchNorm
                 and layer.track_running_stats
             ):
                 stack.callback(layer.register_forward_pre_hook(freeze_for_one_value).remove)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sparkdl.errors import TrainingError
 from sparkdl.model.losses import LossTerm
-from sparkdl.torch import SyncBatchNorm
+from sparkdl.torch import CrossRankBatchNorm
 from sparkdl.training.checkpoint.state import buffers_kept
 from sparkdl.training.objective import Batch, Objective
 
@@ -269,5 +269,5 @@ def _rows_not_counted(module: nn.Module) -> Iterator[None]:
             layer.counts_rows = True
 
 
-def _synchronized(module: nn.Module) -> list[SyncBatchNorm]:
-    return [layer for layer in module.modules() if isinstance(layer, SyncBatchNorm)]
+def _synchronized(module: nn.Module) -> list[CrossRankBatchNorm]:
+    return [layer for layer in module.modules() if isinstance(layer, CrossRankBatchNorm)]

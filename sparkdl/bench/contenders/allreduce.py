@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.bench.contenders.sessions import Session
+from sparkdl.bench.contenders.sessions import RankSession
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -54,7 +54,13 @@ class AllreduceTrial:
     num_warm_ups = 1
 
     def __init__(
-        self, session: Session, contender: Contender, *, num_bytes: int, num_tensors: int, num_buffers: int
+        self,
+        session: RankSession,
+        contender: Contender,
+        *,
+        num_bytes: int,
+        num_tensors: int,
+        num_buffers: int,
     ) -> None:
         elements = max(1, num_bytes // 4)
         self._rank, self._world_size = session.rank, session.world_size
@@ -108,12 +114,12 @@ class AllreduceTrial:
         return {}
 
 
-def allreduce_trial(session: Session, contender: str, case: Mapping[str, Any]) -> AllreduceTrial:
+def allreduce_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> AllreduceTrial:
     """Make the trial of a turn; ``contender`` is a key of :data:`CONTENDERS`."""
     return AllreduceTrial(session, CONTENDERS[contender](session), **case)
 
 
-def _native(session: Session) -> Contender:
+def _native(session: RankSession) -> Contender:
     """The native core through its communicator."""
     communicator = session.communicator
 
@@ -123,7 +129,7 @@ def _native(session: Session) -> Contender:
     return Contender(allreduce=communicator.allreduce, allreduce_queued=queued)
 
 
-def _arena(session: Session) -> Contender:
+def _arena(session: RankSession) -> Contender:
     """The native core, on buffers that lie in memory shared by the ranks."""
 
     def allocate(num_elements: int) -> FloatArray:
@@ -132,7 +138,7 @@ def _arena(session: Session) -> Contender:
     return dataclasses.replace(_native(session), allocate=allocate)
 
 
-def _torch(_: Session) -> Contender:
+def _torch(_: RankSession) -> Contender:
     """torch.distributed, on its default process group."""
     import torch
     import torch.distributed as dist
@@ -143,7 +149,7 @@ def _torch(_: Session) -> Contender:
     return Contender(allreduce=dist.all_reduce, allreduce_queued=queued, wrap=torch.from_numpy)
 
 
-def _mpi(_: Session) -> Contender:
+def _mpi(_: RankSession) -> Contender:
     """The MPI library itself, through mpi4py."""
     from sparkdl.collective.mpi.library import load_mpi
 
@@ -161,7 +167,7 @@ def _mpi(_: Session) -> Contender:
     return Contender(allreduce=allreduce, allreduce_queued=queued, after_timing=world.Barrier)
 
 
-def _horovod(_: Session) -> Contender:
+def _horovod(_: RankSession) -> Contender:
     """Horovod itself. Tensors keep their names, as Horovod caches the negotiation of the ranks by name."""
     from importlib import import_module
 
@@ -183,7 +189,7 @@ def _horovod(_: Session) -> Contender:
     return Contender(allreduce=allreduce, allreduce_queued=queued, wrap=torch.from_numpy)
 
 
-def _copy(_: Session) -> Contender:
+def _copy(_: RankSession) -> Contender:
     """The yardstick, not a contender: every rank copies a buffer of the same size, at the same time."""
 
     def copy(pair: tuple[FloatArray, FloatArray]) -> None:
@@ -206,7 +212,7 @@ def _wait_for(operations: Iterable[Any]) -> None:
         operation.wait()
 
 
-CONTENDERS: dict[str, Callable[[Session], Contender]] = {
+CONTENDERS: dict[str, Callable[[RankSession], Contender]] = {
     "copy": _copy,
     "native": _native,
     "arena": _arena,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.bench.contenders.fit_task import WIDTH, make_model, make_optimizer
 
 if TYPE_CHECKING:
-    from sparkdl.bench.contenders.sessions import Session
+    from sparkdl.bench.contenders.sessions import RankSession
 
 _NUM_BATCHES = 64
 
@@ -64,6 +64,6 @@ class ArithmeticTrial:
 
 
 # The signature is that of all trials.
-def arithmetic_trial(session: Session, contender: str, case: Mapping[str, Any]) -> ArithmeticTrial:  # noqa: ARG001
+def arithmetic_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> ArithmeticTrial:  # noqa: ARG001
     """Make the trial of a turn."""
     return ArithmeticTrial(case, session.rank)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from sparkdl.bench.contenders.sessions import Session
+    from sparkdl.bench.contenders.sessions import RankSession
 
 
 BATCH_SIZE = 256
@@ -164,7 +164,7 @@ NUM_FILES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class RandomTable:
     """A folder of Parquet files with random numbers.
 
     Attributes:
@@ -186,14 +186,14 @@ class Table:
 
 
 TABLES = {
-    "28 floats": Table(num_rows=1_000_000, num_floats=28, rows_per_group=62_500),
-    "list of 784 floats": Table(num_rows=100_000, list_length=784, rows_per_group=5_000),
-    "digits": Table(num_rows=5_120, list_length=64, rows_per_group=1_280),
+    "28 floats": RandomTable(num_rows=1_000_000, num_floats=28, rows_per_group=62_500),
+    "list of 784 floats": RandomTable(num_rows=100_000, list_length=784, rows_per_group=5_000),
+    "digits": RandomTable(num_rows=5_120, list_length=64, rows_per_group=1_280),
 }
 """The tables, by name."""
 
 
-def write_table(folder: Path, table: Table, scale: float) -> dict[str, Any]:
+def write_table(folder: Path, table: RandomTable, scale: float) -> dict[str, Any]:
     """Write a table with ``scale`` times its rows, and return its settings for the readers, as JSON can hold them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -300,7 +300,7 @@ class FeedTrial:
 
 
 # The signature is that of all trials.
-def feed_trial(session: Session, contender: str, case: Mapping[str, Any]) -> FeedTrial:  # noqa: ARG001
+def feed_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> FeedTrial:  # noqa: ARG001
     """Make the trial of a turn."""
     return FeedTrial(contender, case)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contenders.sessions import Session
+from sparkdl.bench.contenders.sessions import RankSession
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ class ParallelTrial:
 
     num_warm_ups = 1
 
-    def __init__(self, session: Session, contender: str, case: Mapping[str, Any]) -> None:
+    def __init__(self, session: RankSession, contender: str, case: Mapping[str, Any]) -> None:
         import torch
 
         self._is_idle = contender in ALONE and session.rank != 0
@@ -226,6 +226,6 @@ def takes(contender: str, rows: int) -> bool:
     return not contender.startswith("PP") or rows % _MICROBATCHES == 0
 
 
-def parallel_trial(session: Session, contender: str, case: Mapping[str, Any]) -> ParallelTrial:
+def parallel_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> ParallelTrial:
     """Make the trial of a turn."""
     return ParallelTrial(session, contender, case)

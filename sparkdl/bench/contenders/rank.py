@@ -23,7 +23,7 @@ from sparkdl.bench.contenders.allreduce import allreduce_trial
 from sparkdl.bench.contenders.arithmetic import arithmetic_trial
 from sparkdl.bench.contenders.feed import feed_trial
 from sparkdl.bench.contenders.parallel import parallel_trial
-from sparkdl.bench.contenders.sessions import Session, open_session
+from sparkdl.bench.contenders.sessions import RankSession, open_session
 from sparkdl.bench.contenders.step import step_trial
 from sparkdl.collective import Address, RendezvousClient
 
@@ -50,7 +50,7 @@ class Trial(Protocol):
         """Return further results of the turn, as JSON can hold them."""
 
 
-def take_turn(session: Session, trial: Trial, repetitions: int, operations: int) -> list[float]:
+def take_turn(session: RankSession, trial: Trial, repetitions: int, operations: int) -> list[float]:
     """Return the average seconds per operation on this rank, for each repetition.
 
     Raises:
@@ -72,7 +72,7 @@ def take_turn(session: Session, trial: Trial, repetitions: int, operations: int)
 _CONNECT_TIMEOUT_S = 60.0
 _PR_SET_PDEATHSIG = 1
 
-TRIALS: dict[str, Callable[[Session, str, dict[str, Any]], Trial]] = {
+TRIALS: dict[str, Callable[[RankSession, str, dict[str, Any]], Trial]] = {
     "allreduce": allreduce_trial,
     "feed": feed_trial,
     "fit": arithmetic_trial,

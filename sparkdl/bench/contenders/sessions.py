@@ -20,7 +20,7 @@ _TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
+class RankSession:
     """One rank of a library.
 
     Attributes:
@@ -44,13 +44,13 @@ class Session:
 @contextmanager
 def open_session(
     library: str, rendezvous: RendezvousClient, secret: bytes, rank: int, world_size: int
-) -> Iterator[Session]:
+) -> Iterator[RankSession]:
     """Open a library; called on all ranks. ``library`` is a key of :data:`sparkdl.bench.libraries.LIBRARIES`."""
     with open_communicator(
         rendezvous=rendezvous, rank=rank, world_size=world_size, secret=secret, timeout_s=_TIMEOUT_S
     ) as communicator:
         close = _OPENERS[library](communicator, rendezvous)
-        yield Session(communicator=communicator)
+        yield RankSession(communicator=communicator)
         close()
 
 

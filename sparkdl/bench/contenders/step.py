@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contenders.sessions import Session
+from sparkdl.bench.contenders.sessions import RankSession
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,7 @@ _LEARNING_RATE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSize:
+class EncoderSize:
     """Width, number of layers and number of heads of a Transformer encoder."""
 
     width: int
@@ -26,8 +26,8 @@ class ModelSize:
 
 
 MODELS = {
-    "25M": ModelSize(width=512, num_layers=8, num_heads=8),
-    "100M": ModelSize(width=768, num_layers=14, num_heads=12),
+    "25M": EncoderSize(width=512, num_layers=8, num_heads=8),
+    "100M": EncoderSize(width=768, num_layers=14, num_heads=12),
 }
 """Models by their number of parameters."""
 
@@ -47,7 +47,7 @@ class Trainee:
     keeps_gradients: bool = False
 
 
-Wrap = Callable[[Trainee, Session], Trainee]
+Wrap = Callable[[Trainee, RankSession], Trainee]
 
 
 class StepTrial:
@@ -57,7 +57,7 @@ class StepTrial:
     # buckets by that order.
     num_warm_ups = 2
 
-    def __init__(self, session: Session, wrap: Wrap, case: Mapping[str, Any]) -> None:
+    def __init__(self, session: RankSession, wrap: Wrap, case: Mapping[str, Any]) -> None:
         import torch
 
         self._shape = (case["rows"], _SEQUENCE, MODELS[case["model"]].width)
@@ -104,7 +104,7 @@ class StepTrial:
         }
 
 
-def make_model(size: ModelSize) -> torch.nn.Module:
+def make_model(size: EncoderSize) -> torch.nn.Module:
     """Make a Transformer encoder without dropout; its output has the shape of its input."""
     import torch
 
@@ -114,7 +114,7 @@ def make_model(size: ModelSize) -> torch.nn.Module:
     return torch.nn.TransformerEncoder(layer, size.num_layers, enable_nested_tensor=False)
 
 
-def step_trial(session: Session, contender: str, case: Mapping[str, Any]) -> StepTrial:
+def step_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> StepTrial:
     """Make the trial of a turn; ``contender`` is a key of :data:`WRAPPERS`."""
     return StepTrial(session, WRAPPERS[contender], case)
 
@@ -122,12 +122,12 @@ def step_trial(session: Session, contender: str, case: Mapping[str, Any]) -> Ste
 # All wrappers have the same signature; most do not use the session.
 
 
-def _alone(trainee: Trainee, _: Session) -> Trainee:
+def _alone(trainee: Trainee, _: RankSession) -> Trainee:
     """Return the trainee as it is: the reference, in which every rank trains a model of its own, at the same time."""
     return trainee
 
 
-def _gradient_arena(trainee: Trainee, session: Session) -> Trainee:
+def _gradient_arena(trainee: Trainee, session: RankSession) -> Trainee:
     """Wrap the model in ``DataParallel`` of sparkdl, with gradients in memory that the ranks share."""
     from sparkdl.torch import DataParallel
 
@@ -135,7 +135,7 @@ def _gradient_arena(trainee: Trainee, session: Session) -> Trainee:
     return Trainee(model=model, optimizer=trainee.optimizer, keeps_gradients=True)
 
 
-def _distributed_data_parallel(trainee: Trainee, _: Session) -> Trainee:
+def _distributed_data_parallel(trainee: Trainee, _: RankSession) -> Trainee:
     """Wrap the model in torch's ``DistributedDataParallel``, on the initialized backend of torch.distributed."""
     import torch
 
@@ -146,7 +146,7 @@ def _distributed_data_parallel(trainee: Trainee, _: Session) -> Trainee:
 def _horovod_optimizer(module: str) -> Wrap:
     """Return a function that wraps the optimizer in ``DistributedOptimizer`` of Horovod or of its drop-in."""
 
-    def wrap(trainee: Trainee, _: Session) -> Trainee:
+    def wrap(trainee: Trainee, _: RankSession) -> Trainee:
         hvd: Any = import_module(module)
         hvd.broadcast_parameters(trainee.model.state_dict(), root_rank=0)
         named = trainee.model.named_parameters()

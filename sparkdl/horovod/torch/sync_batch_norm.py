@@ -10,10 +10,10 @@ import torch
 from sparkdl.horovod.torch.basics import size
 from sparkdl.horovod.torch.names import Sum
 from sparkdl.horovod.torch.operations.allreduce import allreduce
-from sparkdl.torch.sync_batch_norm import SyncBatchNorm as _SyncBatchNorm
+from sparkdl.torch.sync_batch_norm import CrossRankBatchNorm
 
 
-class SyncBatchNorm(_SyncBatchNorm):
+class SyncBatchNorm(CrossRankBatchNorm):
     """Replaces ``torch.nn.BatchNorm1d``, ``2d`` and ``3d``, with the same arguments.
 
     The input has shape ``(rows, num_features, ...)``; the number of rows may differ between ranks.

@@ -11,7 +11,7 @@ import pytest
 from sparkdl.bench import allreduce, step
 from sparkdl.bench.allreduce import bytes_moved
 from sparkdl.bench.contenders.allreduce import AllreduceTrial, Contender
-from sparkdl.bench.contest import Case, Measured
+from sparkdl.bench.contest import Case, Measurements
 from sparkdl.bench.plot import format_size, parse_size, plot_bandwidth, plot_steps
 from sparkdl.bench.report import format_time, percentile, write_report
 from sparkdl.collective.telemetry.report import format_columns
@@ -25,17 +25,17 @@ TIMES = {
     "gloo": ([3e-4, 3e-4], [2e-3, 2e-3]),
 }
 MEASURED = {
-    case.name: {contender: Measured(times=times[index]) for contender, times in TIMES.items()}
+    case.name: {contender: Measurements(times=times[index]) for contender, times in TIMES.items()}
     for index, case in enumerate(CASES)
 }
 
 STEP = Case(name="step of 25M", settings={"model": "25M", "rows": 2})
 
 
-def steps(**times: list[float]) -> dict[str, dict[str, Measured]]:
+def steps(**times: list[float]) -> dict[str, dict[str, Measurements]]:
     """Steps of contenders whose ranks all ended with the same parameters."""
     result = {"checksum": 1.5, "bytes": 100, "tensors": 3}
-    measured = {name: Measured(times=found, results=[[result, result]]) for name, found in times.items()}
+    measured = {name: Measurements(times=found, results=[[result, result]]) for name, found in times.items()}
     return {STEP.name: measured}
 
 

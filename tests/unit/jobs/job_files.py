@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sparkdl.jobs.job import Job, read_job
+from sparkdl.jobs.job import TrainingJob, read_job
 from sparkdl.jobs.yaml_tree import read_override
 
 NETS = """\
@@ -58,6 +58,6 @@ def write_job(folder: Path, text: str = JOB) -> Path:
     return file
 
 
-def read(folder: Path, *arguments: str, text: str = JOB) -> Job:
+def read(folder: Path, *arguments: str, text: str = JOB) -> TrainingJob:
     """Write a job, and read it with arguments that change it."""
     return read_job(write_job(folder, text), [read_override(each) for each in arguments])

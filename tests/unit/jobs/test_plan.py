@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sparkdl.jobs.make_estimator import model_size
-from sparkdl.jobs.plan import Host, Plan, RowCounts, in_bytes, plan_text
+from sparkdl.jobs.plan import Host, JobPlan, RowCounts, in_bytes, plan_text
 from tests.unit.jobs.job_files import read
 
 MIB = 1 << 20
@@ -54,7 +54,7 @@ def test_optimizer_that_reads_numbers_has_no_known_size():
     assert model_size(nn.Linear(2, 2), Curious).optimizer is None
 
 
-def make_plan(**changes) -> Plan:
+def make_plan(**changes) -> JobPlan:
     values = {
         "rows": RowCounts(num_rows=1000, num_marked=None, bytes_per_row=4096.0),
         "num_training": 803,
@@ -70,7 +70,7 @@ def make_plan(**changes) -> Plan:
             Host(name="beta", ranks=(1,), available_bytes=None, num_cores=8, num_threads=2),
         ),
     }
-    return Plan(**{**values, **changes})
+    return JobPlan(**{**values, **changes})
 
 
 def test_plan_has_rows_shards_steps_memory_and_ranks_per_host(tmp_path):

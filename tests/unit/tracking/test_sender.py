@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdl.tracking.sender import Message, RefusedError, Sender
+from sparkdl.tracking.sender import Message, MessageRefusedError, Sender
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
@@ -24,7 +24,7 @@ def test_message_that_fails_after_close_is_kept_without_a_warning(tmp_path: Path
             list(message.folder.iterdir())
         except OSError as error:
             if is_refused:
-                raise RefusedError from error
+                raise MessageRefusedError from error
             raise
 
     before = threading.enumerate()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from sparkdl.tracking.kept_runs import SentRun, Shelf, send_kept_runs
 from sparkdl.tracking.logged_model import LoggedColumn, LoggedDataset, LoggedModelSpec, Registration
 from sparkdl.tracking.model_code import models_with_code
-from sparkdl.tracking.run import FitRun, NoRun, RunGroup, TrackingMode, is_tracking, open_group, open_run
+from sparkdl.tracking.run import FitRun, RunGroup, TrackingMode, is_tracking, open_group, open_run
 from sparkdl.tracking.start import use_tracking_uri, without_credentials
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "LoggedColumn",
     "LoggedDataset",
     "LoggedModelSpec",
-    "NoRun",
     "Registration",
     "RunGroup",
     "SentRun",

@@ -17,7 +17,7 @@ import time
 import uuid
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.errors import ParamError
 from sparkdl.tracking.kept_runs import KeptRun, Shelf, keep_run
@@ -67,8 +67,48 @@ _making_database = threading.Lock()
 _logger = logging.getLogger(__name__)
 
 
-class MlflowRun:
-    """A run of MLflow, with the thread that sends its messages; see :class:`FitRun`."""
+class FitRun:
+    """The run of a fit that is not tracked: nothing is logged. :class:`MlflowRun` is the run of one that is.
+
+    Attributes:
+        is_tracked: whether anything is logged.
+        switches: options of :func:`sparkdl.autolog`.
+        run_id: MLflow's id of the run; None without tracking, or as long as the run is not opened on the server.
+        model_uri: URI of the logged model; None if the server has not accepted one.
+    """
+
+    is_tracked = False
+    switches = Switches()
+    run_id: str | None = None
+    model_uri: str | None = None
+
+    def check_begun(self) -> None:
+        """Raise a ParamError if MLflow refuses to open the run; wait a few seconds if a run of the user is active."""
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Log Params, with values cut to MLflow's maximal length."""
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log metrics, except those that are not finite."""
+
+    def log_file(self, path: str, content: bytes) -> None:
+        """Write a small file into the artifacts of the run."""
+
+    def log_folder(self, path: str, folder: Path) -> None:
+        """Copy a local folder into the artifacts of the run; it must exist until the run is closed."""
+
+    def log_dataset(self, dataset: LoggedDataset) -> None:
+        """Log the dataset of the fit as an input of the run."""
+
+    def log_model(self, model: LoggedModelSpec, folder: Path, registration: Registration | None) -> None:
+        """Log a saved model; files are written below a local folder, which must exist until the run is closed."""
+
+    def flush(self) -> None:
+        """Wait until all messages are sent, for at most the time that a fit waits; nothing else waits for the server."""
+
+
+class MlflowRun(FitRun):
+    """A run of MLflow, with the thread that sends its messages."""
 
     is_tracked = True
 
@@ -86,8 +126,6 @@ class MlflowRun:
         import mlflow
 
         self.switches = current_switches()
-        self.run_id: str | None = None
-        self.model_uri: str | None = None
         self._shelf, self._group = shelf, group
         self._warn: Callable[..., None] = _logger.debug if self.switches.silent else _logger.warning
         self._tracking_uri = mlflow.get_tracking_uri()
@@ -281,81 +319,6 @@ WAIT_S = 30.0
 """Seconds that a fit waits at its end until all messages are sent, in addition to the time for its model."""
 
 
-class FitRun(Protocol):
-    """The run to which a fit is logged; only :meth:`flush` waits for the server."""
-
-    switches: Switches
-
-    @property
-    def is_tracked(self) -> bool:
-        """Whether anything is logged."""
-
-    @property
-    def run_id(self) -> str | None:
-        """MLflow's id of the run; None without tracking, or as long as the run is not opened on the server."""
-
-    @property
-    def model_uri(self) -> str | None:
-        """URI of the logged model; None if the server has not accepted one."""
-
-    def check_begun(self) -> None:
-        """Raise a ParamError if MLflow refuses to open the run; wait a few seconds if a run of the user is active."""
-
-    def log_params(self, params: Mapping[str, object]) -> None:
-        """Log Params, with values cut to MLflow's maximal length."""
-
-    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log metrics, except those that are not finite."""
-
-    def log_file(self, path: str, content: bytes) -> None:
-        """Write a small file into the artifacts of the run."""
-
-    def log_folder(self, path: str, folder: Path) -> None:
-        """Copy a local folder into the artifacts of the run; it must exist until the run is closed."""
-
-    def log_dataset(self, dataset: LoggedDataset) -> None:
-        """Log the dataset of the fit as an input of the run."""
-
-    def log_model(self, model: LoggedModelSpec, folder: Path, registration: Registration | None) -> None:
-        """Log a saved model; files are written below a local folder, which must exist until the run is closed."""
-
-    def flush(self) -> None:
-        """Wait until all messages are sent, for at most the time that a fit waits."""
-
-
-class NoRun:
-    """The run of a fit that is not tracked."""
-
-    switches = Switches()
-    is_tracked = False
-    run_id: str | None = None
-    model_uri: str | None = None
-
-    def check_begun(self) -> None:
-        """Do nothing."""
-
-    def log_params(self, params: Mapping[str, object]) -> None:
-        """Do nothing."""
-
-    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Do nothing."""
-
-    def log_file(self, path: str, content: bytes) -> None:
-        """Do nothing."""
-
-    def log_folder(self, path: str, folder: Path) -> None:
-        """Do nothing."""
-
-    def log_dataset(self, dataset: LoggedDataset) -> None:
-        """Do nothing."""
-
-    def log_model(self, model: LoggedModelSpec, folder: Path, registration: Registration | None) -> None:
-        """Do nothing."""
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-
 def is_tracking(mode: TrackingMode) -> bool:
     """Return whether fits are tracked: with ``"auto"`` if mlflow is installed and autolog is not disabled.
 
@@ -406,7 +369,7 @@ def open_run(
         ParamError: if the mode is ``"on"`` and mlflow is not installed.
     """
     if not is_tracking(mode):
-        yield NoRun()
+        yield FitRun()
         return
     choose_store()
     run = MlflowRun(

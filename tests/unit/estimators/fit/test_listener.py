@@ -10,12 +10,12 @@ import pytest
 
 from sparkdl.errors import CheckpointsInUseError
 from sparkdl.estimators.fit.progress import FitListener, ProgressLine, StepSampler
-from sparkdl.tracking import NoRun
+from sparkdl.tracking import FitRun
 from sparkdl.tracking.start import Switches
 from sparkdl.training.history import EpochRecord, ProgressReporter
 
 
-class NotedRun(NoRun):
+class NotedRun(FitRun):
     """A run that keeps what is logged to it."""
 
     def __init__(self):

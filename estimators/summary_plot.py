@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
@@ -54,17 +55,12 @@ def _draw_values(axes: Axes, history: Sequence[EpochRecord], names: Sequence[str
     epochs = [record.epoch for record in history]
     for number, name in enumerate(names):
         for prefix, style in (("", "-"), (_VAL, "--")):
-            values = [_value(record, prefix + name) for record in history]
-            if any(value is not None for value in values):
-                drawn = [float("nan") if value is None else value for value in values]
-                axes.plot(epochs, drawn, style, color=f"C{number}", marker=".", label=prefix + name)
+            values = [record.values.get(prefix + name, math.nan) for record in history]
+            if not all(map(math.isnan, values)):
+                axes.plot(epochs, values, style, color=f"C{number}", marker=".", label=prefix + name)
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend()
-
-
-def _value(record: EpochRecord, name: str) -> float | None:
-    return record.loss if name == "loss" else record.metrics.get(name)
 
 
 def _draw_rate(axes: Axes, history: Sequence[EpochRecord]) -> None:

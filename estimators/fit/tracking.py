@@ -278,7 +278,9 @@ def log_outcome(
         log_picture(run, model)
         if params.getLogCheckpoints() and checkpoints is not None:
             run.log_folder("checkpoints", _fetched(checkpoints, folder / "checkpoints"))
-        run.log_model(save_for_mlflow(model, folder, _made(example)), folder, _registration(params))
+        name, alias = params.getRegisteredModelName(), params.getRegisteredModelAlias()
+        registration = None if name is None else Registration(name=name, alias=alias)
+        run.log_model(save_for_mlflow(model, folder, _made(example)), folder, registration)
         run.flush()
     except Exception as error:
         _logger.log(
@@ -288,11 +290,6 @@ def log_outcome(
             type(error).__name__,
             without_credentials(str(error)),
         )
-
-
-def _registration(params: _TorchEstimatorParams) -> Registration | None:
-    name = params.getRegisteredModelName()
-    return None if name is None else Registration(name=name, alias=params.getRegisteredModelAlias())
 
 
 def _fetched(url: str, folder: Path) -> Path:

@@ -521,7 +521,7 @@ class LanguageModel(
         )
         return self._make_model(made, summary)
 
-    def _estimator(self, network: nn.Module, weights: str | None = None) -> TorchEstimator:
+    def _estimator(self, network: nn.Module | None, weights: str | None = None) -> TorchEstimator:
         """Return the estimator that trains on packed rows, from initial weights that its ranks can read."""
         estimator = _EstimatorOfRows(
             model=network,

@@ -61,11 +61,6 @@ def _shared_memory(num_bytes: int, world_size: int) -> float:
     return copied_in + added + pushed + copied_out
 
 
-def _shared_arena(num_bytes: int, _: int) -> float:
-    """Bytes moved by allreduce in the arena: a rank reads its slice of all buffers, and writes the sum to all."""
-    return 2 * num_bytes
-
-
 def _ring_over_loopback(num_bytes: int, world_size: int) -> float:
     """Bytes moved by Gloo: a ring reduce-scatter and a ring allgather. Each sends all blocks but one."""
     sent_per_pass = num_bytes * (world_size - 1) / world_size
@@ -76,7 +71,9 @@ def _ring_over_loopback(num_bytes: int, world_size: int) -> float:
 _FORMULAS: dict[str, Callable[[int, int], float]] = {
     "copy": _copy,
     "native": _shared_memory,
-    "arena": _shared_arena,
+    "arena": lambda num_bytes, _: (
+        2 * num_bytes
+    ),  # a rank reads its slice of all buffers, and writes the sum to all
     "torch": _shared_memory,
     "gloo": _ring_over_loopback,
     "gloo tuned": _ring_over_loopback,

@@ -52,7 +52,7 @@ def examine(
     report = on_step or _report_nothing
     report("Looking at this machine")
     here = look_around(timeout_s=timeout_s / 3)
-    on_driver = _num_ranks_here(spark, num_ranks)
+    on_driver = (num_ranks or _RANKS_UNLESS_KNOWN) if spark is None else 0
     needs_java = True if spark is None or not is_connect(spark) else None
     threads = threads_of_local_rank(max(1, on_driver))
     findings = judge_machine(
@@ -84,10 +84,6 @@ def _examine_cluster(
     report("Measuring the network")
     with jobs_of("measuring the network"):
         return findings + _survey_cluster(spark, slots, timeout_s)
-
-
-def _num_ranks_here(spark: SparkSession | None, num_ranks: int | None) -> int:
-    return (num_ranks or _RANKS_UNLESS_KNOWN) if spark is None else 0
 
 
 def _survey_here(num_ranks: int, timeout_s: float) -> list[Finding]:
@@ -173,7 +169,7 @@ def _executors(spark: SparkSession, slots: int, here: MachineFacts, timeout_s: f
     chosen, cpus = threads_by_settings(spark), task_cpus(spark)
     for number, executor in enumerate(executors):
         where = _name(number, executors)
-        num_ranks = _ranks_of_host(executor, executors)
+        num_ranks = sum(other.num_tasks for other in executors if other.facts.host == executor.facts.host)
         findings += judge_machine(
             executor.facts,
             where=where,
@@ -189,10 +185,6 @@ def _name(number: int, executors: list[ExecutorFacts]) -> str:
     hosts = [executor.facts.host for executor in executors]
     host = hosts[number]
     return host if hosts.count(host) == 1 else f"{host} #{hosts[:number].count(host) + 1}"
-
-
-def _ranks_of_host(executor: ExecutorFacts, executors: list[ExecutorFacts]) -> int:
-    return sum(other.num_tasks for other in executors if other.facts.host == executor.facts.host)
 
 
 def _survey_cluster(spark: SparkSession, slots: int, timeout_s: float) -> list[Finding]:

@@ -190,7 +190,9 @@ def code_files(job: TrainingJob) -> list[Path]:
         for name in import_paths(entry):
             top = name.split(":")[0].split(".")[0]
             found += [
-                path for path in (folder / f"{top}.py", folder / top) if path.is_file() or _is_package(path)
+                path
+                for path in (folder / f"{top}.py", folder / top)
+                if path.is_file() or (path / "__init__.py").is_file()
             ]
     return list(dict.fromkeys(path.resolve() for path in found))
 
@@ -228,10 +230,6 @@ def loggable(files: list[Path]) -> list[Path]:
 def digests(files: list[Path]) -> dict[str, str]:
     """Return a hash of the content of each file and folder, by name."""
     return {path.name: _digest(path) for path in files}
-
-
-def _is_package(path: Path) -> bool:
-    return (path / "__init__.py").is_file()
 
 
 def _add(path: str, spark: SparkSession) -> None:

@@ -296,6 +296,7 @@ def plan_text(job: TrainingJob, plan: JobPlan, columns: list[str], state: str, *
         what: word for rows that the fit makes from the rows of the job, such as ``packed``; empty if it makes none.
     """
     about = "" if plan.rows.is_exact else "about "
+    shards = sorted({min(plan.shards), max(plan.shards)})
     lines = [
         ("job", f"{job.file.name}: {job.estimator}"),
         (
@@ -304,7 +305,7 @@ def plan_text(job: TrainingJob, plan: JobPlan, columns: list[str], state: str, *
         ),
         ("columns", f"{', '.join(columns)}: {about}{in_bytes(plan.rows_bytes)} when decoded"),
         ("ranks", f"{len(plan.shards)}, with {plan.batch_size} rows each per step"),
-        ("shards", f"{about}{_span(plan.shards)} rows per rank and epoch"),
+        ("shards", f"{about}{' or '.join(f'{size:,}' for size in shards)} rows per rank and epoch"),
         ("steps", _steps(plan)),
         ("model", _model(plan)),
         ("memory", _memory(plan)),
@@ -329,11 +330,6 @@ def _training(plan: JobPlan) -> str:
         return "all for training"
     about = "" if plan.is_exact else "about "
     return f"{about}{plan.num_training:,} for training, {about}{validation:,} for validation"
-
-
-def _span(shards: tuple[int, ...]) -> str:
-    least, most = min(shards), max(shards)
-    return f"{least:,}" if least == most else f"{least:,} or {most:,}"
 
 
 def _steps(plan: JobPlan) -> str:

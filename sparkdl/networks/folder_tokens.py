@@ -6,8 +6,9 @@ Control tokens come only from the :class:`Template`, the tokens that the tokeniz
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -41,7 +42,9 @@ class TextEncoder:
     @cached_property
     def template(self) -> Template:
         """The tokens around every text; found with an example."""
-        for example in self._examples():
+        for example in itertools.chain(
+            "a", self.tokenizer.get_vocab()
+        ):  # some vocabularies lack the letter a
             (tokens,) = self.encode([example])
             if tokens:
                 break
@@ -54,10 +57,6 @@ class TextEncoder:
             after=tuple(numbers[at + size :]),
             types=(*types[: at + 1], *types[at + size :]),
         )
-
-    def _examples(self) -> Iterator[str]:
-        yield "a"
-        yield from self.tokenizer.get_vocab()  # a vocabulary without the letter a
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of texts, without those of the template and without control tokens."""

@@ -305,17 +305,14 @@ def _check_tokens(tokenizer: Any, model: Any, folder: str) -> None:
 def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
     """Check that only layers after the body of a model are newly initialized: the body's weights must be loaded."""
     # transformers 5 lists both shapes with each name, 4.57 the name alone.
-    mismatched = (each if isinstance(each, str) else each[0] for each in loading["mismatched_keys"])
+    mismatched = (key if isinstance(key, str) else key[0] for key in loading["mismatched_keys"])
     names = {*loading["missing_keys"], *mismatched}
-    lacking = sorted(name for name in names if _is_of_body(name, model.base_model_prefix))
+    body = f"{model.base_model_prefix}."
+    # Models that were trained to predict words have no pooler, the body's last layer, which precedes the classifier.
+    lacking = sorted(name for name in names if name.startswith(body) and ".pooler." not in name)
     if lacking:
         raise ParamError(
             f"Param pretrained is {folder!r}, whose weights are not those of the model in its config.json: "
             f"missing or of another shape are {', '.join(lacking[:3])}{' and more' if len(lacking) > 3 else ''}. Save "
             "it again with model.save_pretrained(folder)."
         )
-
-
-def _is_of_body(name: str, body: str) -> bool:
-    # Models that were trained to predict words have no pooler, the body's last layer, which precedes the classifier.
-    return name.startswith(f"{body}.") and ".pooler." not in name

@@ -104,7 +104,7 @@ class FitRun:
         """Log a saved model; files are written below a local folder, which must exist until the run is closed."""
 
     def flush(self) -> None:
-        """Wait until all messages are sent, for at most the time that a fit waits; nothing else waits for the server."""
+        """Wait until all messages are sent, for at most the time that a fit waits; only this waits for the server."""
 
 
 class MlflowRun(FitRun):

@@ -333,9 +333,5 @@ class Sender:
                 "Logging %s to MLflow failed: %s: %s. The fit continues; what could not be sent is sent again later.",
                 self._name,
                 type(error).__name__,
-                _first_line(error),
+                without_credentials(str(error)).partition("\n")[0][:300],
             )
-
-
-def _first_line(error: Exception) -> str:
-    return (without_credentials(str(error)).splitlines() or [""])[0][:300]

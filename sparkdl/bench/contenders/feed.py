@@ -250,7 +250,7 @@ class FeedTrial:
         self._case = case
         self._train = _make_training() if case["trains"] else None
         self._start_bytes = _start_bytes.setdefault(contender, _memory("VmRSS"))  # before anything is read
-        _reset_peak()
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak of memory
         self._read = CONTENDERS[contender](case)
         self._reading = (contender, str(case["folder"]))
         # A warm-up pass, once per process, which sums the values that are read and does all imports.
@@ -340,7 +340,3 @@ def _memory(name: str) -> int:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10
     raise AssertionError(f"Linux reports {name} of every process")
-
-
-def _reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")

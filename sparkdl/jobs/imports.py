@@ -9,7 +9,6 @@ The shipped code is the files and folders under ``code``, and the modules beside
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import shutil
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import JobFileError
+from sparkdl.identity import checksum
 from sparkdl.jobs.job import Section
 from sparkdl.jobs.yaml_tree import ARGUMENTS, IMPORT, JobEntry, suggestion
 from sparkdl.spark.session import is_connect
@@ -227,9 +227,9 @@ def loggable(files: list[Path]) -> list[Path]:
     return [path for path in files if path.suffix not in _ARCHIVES]
 
 
-def digests(files: list[Path]) -> dict[str, str]:
-    """Return a hash of the content of each file and folder, by name."""
-    return {path.name: _digest(path) for path in files}
+def checksums(files: list[Path]) -> dict[str, str]:
+    """Return the checksum of each file and folder, by name."""
+    return {path.name: checksum(b"".join(_content(path))) for path in files}
 
 
 def _add(path: str, spark: SparkSession) -> None:
@@ -240,12 +240,10 @@ def _add(path: str, spark: SparkSession) -> None:
         spark.sparkContext.addPyFile(path)
 
 
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+def _content(path: Path) -> Iterator[bytes]:
+    """Yield names and contents of all files of a folder, or of a file."""
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     for file in files:
-        if "__pycache__" in file.parts:
-            continue
-        digest.update(f"{file.relative_to(path)}\0".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+        if "__pycache__" not in file.parts:
+            yield f"{file.relative_to(path)}\0".encode()
+            yield file.read_bytes()

@@ -22,8 +22,9 @@ from sparkdl.meanings import store_error
 from sparkdl.versions import package_versions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sparkdl.estimators import TorchModel
-    from sparkdl.jobs.identity import Identity
     from sparkdl.jobs.job import TrainingJob
 
 
@@ -144,7 +145,7 @@ _LIBRARIES = ("torch", "pyspark", "mlflow", "numpy")
 
 
 def make_result(
-    job: TrainingJob, identity: Identity, model: TorchModel, *, began: datetime
+    job: TrainingJob, identity: Mapping[str, Any], model: TorchModel, *, began: datetime
 ) -> dict[str, Any]:
     """Return the content of ``result.json`` for a finished job.
 
@@ -159,7 +160,7 @@ def make_result(
     last, of_model = summary.history[-1], summary.model_record
     assert of_model is not None, "a fit has an epoch"
     return {
-        "job": {"hash": identity.digest, **asdict(identity)},
+        "job": dict(identity),
         "file": job.file.name,
         "model": MODEL,
         "model_class": f"{type(model).__module__}.{type(model).__qualname__}",

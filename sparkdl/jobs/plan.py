@@ -64,9 +64,10 @@ def open_rows(job: TrainingJob, spark: SparkSession) -> DataFrame:
 
 
 def key_of_rows(job: TrainingJob, frame: DataFrame, columns: Sequence[str]) -> str | None:
-    """Return a key of a job's rows that is valid in all Spark applications; None if Spark cannot identify the rows."""
+    """Return a checksum of a job's rows that is valid in all Spark applications; None if Spark cannot identify them."""
     values = [job.data.value] if isinstance(job.data.value, str) else list(job.data.value)
-    return lasting_key(frame.select(*map(quoted, columns)), [job.data.kind, *values])
+    key = lasting_key(frame.select(*map(quoted, columns)), [job.data.kind, *values])
+    return None if key is None else f"#{key}"
 
 
 def count_rows(frame: DataFrame, columns: Sequence[str], indicator: str | None) -> RowCounts:

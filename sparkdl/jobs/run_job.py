@@ -21,8 +21,9 @@ from sparkdl.errors import ClusterLostError, ParamError
 from sparkdl.estimators.fit.checkpoint_lease import held_alone
 from sparkdl.estimators.fit.inputs import column_names
 from sparkdl.estimators.summary import describe_values
-from sparkdl.jobs.identity import Identity, identity_of
-from sparkdl.jobs.imports import code_files, digests, importable, loggable, ship
+from sparkdl.identity import differences
+from sparkdl.jobs.identity import ROWS, identity_of
+from sparkdl.jobs.imports import checksums, code_files, importable, loggable, ship
 from sparkdl.jobs.make_estimator import make_estimator, model_size
 from sparkdl.jobs.output import JobOutput, make_result
 from sparkdl.jobs.plan import key_of_rows, make_plan, open_rows, plan_text
@@ -135,7 +136,7 @@ class _Checked:
     job: TrainingJob
     estimator: Any
     code: list[Path]
-    identity: Identity
+    identity: dict[str, Any]
     output: JobOutput
     before: dict[str, Any] | None
     columns: list[str]
@@ -163,7 +164,7 @@ def run_job(
         checked = _check(job, code)
         if not is_dry_run:
             if not is_again:
-                _refuse_another(checked, checked.identity)
+                _refuse_another(checked)
             checked.output.check_writable()
         if job.tracking_uri is not None:
             use_tracking_uri(job.tracking_uri)
@@ -172,15 +173,13 @@ def run_job(
             with jobs_of(f"train {job.file.stem}"):
                 frame = open_rows(job, spark)
                 checked.estimator.check_columns_of_fit(frame.columns)
-                checked = replace(
-                    checked,
-                    identity=replace(checked.identity, rows=key_of_rows(checked.job, frame, checked.columns)),
-                )
+                rows = key_of_rows(job, frame, checked.columns)
+                checked = replace(checked, identity={**checked.identity, ROWS: rows})
                 if is_dry_run:
                     say(_plan(checked, frame, is_again=is_again))
                     return
             if not is_again:
-                _refuse_another(checked, checked.identity)
+                _refuse_another(checked)
                 if checked.before is not None:
                     say(_done_before(checked))
                     return
@@ -194,7 +193,7 @@ def _check(job: TrainingJob, code: list[Path]) -> _Checked:
         job=job,
         estimator=estimator,
         code=code,
-        identity=identity_of(job, digests(code)),
+        identity=identity_of(job, checksums(code)),
         output=output,
         before=output.result(),
         columns=estimator.columns_of_fit(),
@@ -231,11 +230,10 @@ def _state(checked: _Checked, *, is_again: bool) -> str:
     """Return the state of the output, as text."""
     url = checked.output.url
     if checked.before is not None:
-        differences = checked.identity.differences(checked.before["job"])
         if is_again:
             return f"{url} has a result, which will be replaced"
-        if differences:
-            return f"{url} has the result of another job: {'; '.join(differences)}. The job needs --again to replace it"
+        if found := differences(checked.before["job"], checked.identity):
+            return f"{url} has the result of another job: {'; '.join(found)}. The job needs --again to replace it"
         return f"{url} has the result of this job: nothing will be trained"
     checkpoints = checked.estimator.getCheckpointDir()
     if checkpoints is not None and not is_again and CheckpointFolder(checkpoints).names():
@@ -243,21 +241,21 @@ def _state(checked: _Checked, *, is_again: bool) -> str:
     return f"{url} is empty"
 
 
-def _refuse_another(checked: _Checked, identity: Identity) -> None:
+def _refuse_another(checked: _Checked) -> None:
     """Raise a :class:`ParamError` if the output has the result of a different job."""
     if checked.before is None:
         return
-    differences = identity.differences(checked.before["job"])
-    if differences:
+    found = differences(checked.before["job"], checked.identity)
+    if found:
         raise ParamError(
-            f"The output {checked.output.url} has the result of another job: {'; '.join(differences)}. Choose another "
+            f"The output {checked.output.url} has the result of another job: {'; '.join(found)}. Choose another "
             "output, or replace it with --again."
         )
 
 
 def _done_before(checked: _Checked) -> str:
     assert checked.before is not None
-    unknown = " Spark cannot tell whether its rows are the same." if checked.identity.rows is None else ""
+    unknown = " Spark cannot tell whether its rows are the same." if checked.identity[ROWS] is None else ""
     return (
         f"Already done at {checked.before.get('ended')}: {checked.output.url} has the result of this job.{unknown} "
         "Use --again to train it again."

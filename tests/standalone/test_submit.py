@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from sparkdl.estimators import TorchModel
+from sparkdl.jobs.identity import ROWS
 from tests.processes import with_descendants
 from tests.standalone.cluster import StandaloneCluster
 from tests.standalone.submitting import (
@@ -59,7 +60,7 @@ def test_submitted_job_equals_sparkdl_train_to_the_bit(cluster, rows, undisturbe
     assert_equal_weights(weights_of(tmp_path), weights_of(undisturbed))
     here, there = result_of(tmp_path), result_of(undisturbed)
     assert (here["loss"], here["metrics"], here["ranks"]) == (there["loss"], there["metrics"], 2)
-    assert here["job"]["rows"] == there["job"]["rows"]
+    assert here["job"][ROWS] == there["job"][ROWS]
     assert TorchModel.load(str(tmp_path / "out" / "model")).getEpochs() == 5
     # The ranks ran in the executors of both workers.
     assert len(list(cluster.folder.glob("worker-*/*/*/stderr"))) >= 2

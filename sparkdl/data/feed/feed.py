@@ -28,7 +28,7 @@ from sparkdl.data.feed.epoch_reader import EpochReader, ReadingOptions
 from sparkdl.data.feed.row_stream import not_indexable_error
 from sparkdl.data.feed.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.data.feed.sources import find_dataset
-from sparkdl.data.feed.state import EpochSchedule, Identity, from_json, to_json
+from sparkdl.data.feed.state import EpochSchedule, from_json, identity_of_feed, to_json
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.errors import ParamError
 
@@ -245,7 +245,7 @@ class ParquetFeed:
         self._row_counts = self._reader.count_rows(communicator)
         self._num_rows = sum(self._row_counts)
         rows_per_rank(self._num_rows, world_size)  # likewise after the filter
-        self._identity = Identity.of(self.dataset, self._row_counts, seed=seed, shuffle=shuffle)
+        self._identity = identity_of_feed(self.dataset, self._row_counts, seed=seed, shuffle=shuffle)
         self._schedule = EpochSchedule(
             self._row_counts, world_size=world_size, buffer_rows=buffer_rows, seed=seed, shuffle=shuffle
         )

@@ -7,8 +7,6 @@ epochs that resume where another feed stopped; it uses row counts only.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.data.checks import StateKind
 from sparkdl.data.feed.epoch_plan import EpochPlan, Stretch, Taken, taken_by
 from sparkdl.errors import DataError
+from sparkdl.identity import checksum, differences
 
 if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import ParquetDataset
@@ -40,86 +39,42 @@ class Progress:
     later: Mapping[int, tuple[Stretch, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """What two feeds must have in common for one to continue where the other stopped.
+def identity_of_feed(
+    dataset: ParquetDataset, row_counts: Sequence[int], *, seed: int, shuffle: bool
+) -> dict[str, Any]:
+    """Return what two feeds must have in common for one to continue where the other stopped.
 
-    Attributes:
-        num_files: number of files of the dataset.
-        num_row_groups: number of row groups of the dataset.
-        num_rows: number of rows that are fed, which are those that pass the row filter.
-        digest: digest of the names of the files and of the number of rows that each row group feeds.
-        versions: digest of the versions of the files; empty if the filesystem does not report any.
+    Args:
+        dataset: dataset of the feed.
+        row_counts: number of rows that each row group feeds, which are those that pass the row filter.
         seed: seed of the order.
         shuffle: whether rows are shuffled.
     """
-
-    num_files: int
-    num_row_groups: int
-    num_rows: int
-    digest: str
-    versions: str
-    seed: int
-    shuffle: bool
-
-    @classmethod
-    def of(cls, dataset: ParquetDataset, row_counts: Sequence[int], *, seed: int, shuffle: bool) -> Identity:
-        """Return the identity of a feed of a dataset, where ``row_counts`` has the rows that each row group feeds."""
-        digest = hashlib.sha256()
-        for row_group, count in zip(dataset.row_groups, row_counts, strict=True):
-            digest.update(f"{row_group.path}\0{row_group.index}\0{row_group.num_rows}\0{count}\n".encode())
-        return cls(
-            num_files=len({row_group.path for row_group in dataset.row_groups}),
-            num_row_groups=len(dataset.row_groups),
-            num_rows=sum(row_counts),
-            digest=digest.hexdigest()[:32],
-            versions=_digest_of(dataset.versions),
-            seed=seed,
-            shuffle=shuffle,
-        )
-
-    def check(self, other: Mapping[str, Any]) -> None:
-        """Check that another identity, as stored in a state, equals this one.
-
-        Raises:
-            DataError: if it does not; the message names the differences.
-        """
-        differences = [
-            f"{what} was {other.get(name)!r} and is now {mine!r}"
-            for name, what, mine in (
-                ("num_files", "the number of files", self.num_files),
-                ("num_row_groups", "the number of row groups", self.num_row_groups),
-                ("num_rows", "the number of selected rows", self.num_rows),
-                ("seed", "seed", self.seed),
-                ("shuffle", "shuffle", self.shuffle),
-            )
-            if other.get(name) != mine
-        ]
-        if not differences and other.get("digest") != self.digest:
-            differences = ["files have other names, or row groups feed other numbers of rows"]
-        then = other.get("versions")
-        if not differences and then and self.versions and then != self.versions:
-            differences = ["files were written again, or copied, under the same names"]
-        if differences:
-            raise DataError(
-                "The feed cannot continue from this state, as it was taken on something else: "
-                f"{'; '.join(differences)}. Give the feed the dataset and the options that it had."
-            )
+    row_groups = [
+        (group.path, group.index, group.num_rows, count)
+        for group, count in zip(dataset.row_groups, row_counts, strict=True)
+    ]
+    versions = sorted(dataset.versions.items())  # empty if the filesystem does not report any
+    return {
+        "the number of files": len({group.path for group in dataset.row_groups}),
+        "the number of row groups": len(row_groups),
+        "the number of selected rows": sum(row_counts),
+        "seed": seed,
+        "shuffle": shuffle,
+        "the names of the files, or the rows that their row groups feed": checksum(repr(row_groups).encode()),
+        "the files, which were written again or copied": checksum(repr(versions).encode())
+        if versions
+        else None,
+    }
 
 
-def _digest_of(versions: Mapping[str, str]) -> str:
-    if not versions:
-        return ""
-    return hashlib.sha256(json.dumps(sorted(versions.items())).encode()).hexdigest()[:32]
-
-
-def to_json(progress: Progress, identity: Identity) -> dict[str, Any]:
+def to_json(progress: Progress, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state as a dict that :func:`json.dumps` takes."""
     state = {
         "version": _KIND.version,
         "epoch": progress.epoch,
         "stretches": _stretches_to_json(progress.stretches),
-        "of": vars(identity).copy(),
+        "of": dict(identity),
     }
     if progress.later:
         state["later"] = [
@@ -128,7 +83,7 @@ def to_json(progress: Progress, identity: Identity) -> dict[str, Any]:
     return state
 
 
-def from_json(state: Mapping[str, Any], identity: Identity) -> Progress:
+def from_json(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Progress:
     """Return the position in a state.
 
     Raises:
@@ -136,7 +91,11 @@ def from_json(state: Mapping[str, Any], identity: Identity) -> Progress:
         DataError: if it has another version, or belongs to another dataset or other options than ``identity``.
     """
     _KIND.check(state)
-    identity.check(state["of"])
+    if found := differences(state["of"], identity):
+        raise DataError(
+            f"The feed cannot continue from this state, as it was taken on something else: {'; '.join(found)}. Give "
+            "the feed the dataset and the options that it had."
+        )
     return Progress(
         epoch=state["epoch"],
         stretches=_stretches_from_json(state["stretches"]),

@@ -8,8 +8,6 @@ it has already been done.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import threading
 import uuid
@@ -18,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from sparkdl.data.spark.input_files import input_files
 from sparkdl.data.spark.plans import UnknownRowsError, leaves_of
+from sparkdl.identity import digest
 from sparkdl.spark.jobs import spark_job
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def shared_key(df: DataFrame, options: Mapping[str, Any]) -> str | None:
         _, files = _repeatable(df)
         with _naming:
             token = _tokens.setdefault(df, uuid.uuid4().hex)
-        return _digest(token=token, files=files, settings=_settings(df), options=dict(options))
+        return digest({"token": token, "files": files, "settings": _settings(df), "options": dict(options)})
     except Exception as error:  # sharing rows only saves work; without a key they are written for this fit
         logger.info("The rows are written for this fit alone: %s.", _why(error))
         return None
@@ -76,7 +75,8 @@ def lasting_key(df: DataFrame, source: Sequence[str]) -> str | None:
             for name, value in _settings(df).items()
             if name.startswith("spark.sql.") and name != "spark.sql.warehouse.dir"
         }
-        return _digest(source=list(source), schema=df.schema.jsonValue(), files=files, settings=settings)
+        schema = df.schema.jsonValue()
+        return digest({"source": list(source), "schema": schema, "files": files, "settings": settings})
     except Exception as error:  # doing work again is better than not doing it
         logger.info("It is not known whether the rows have changed: %s.", _why(error))
         return None
@@ -98,10 +98,6 @@ def _settings(df: DataFrame) -> dict[str, str]:
     """Return all settings of a session; Spark leaves out the values of secret ones."""
     with spark_job(df.sparkSession, "reading settings"):
         return {row[0]: row[1] for row in df.sparkSession.sql("SET").collect()}
-
-
-def _digest(**content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _why(error: Exception) -> str:

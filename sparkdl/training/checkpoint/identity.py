@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from sparkdl import data
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import CheckpointError
+from sparkdl.identity import checksum, differences
 from sparkdl.meanings import store_error
 from sparkdl.training.spec import DRAWN
 from sparkdl.training.update import make_optimizer
@@ -81,11 +82,6 @@ def described_optimizer(optimizer: Optimizer, module: nn.Module) -> dict[str, st
         "optimizer": f"{type(optimizer).__name__}({'; '.join(groups)})",
         "parameters of the optimizer": checksum(repr(members).encode()),
     }
-
-
-def checksum(content: bytes) -> str:
-    """Return the first 16 hexadecimal digits of the SHA-256."""
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def is_plain(value: object) -> bool:
@@ -175,12 +171,12 @@ def dataset_identity(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s
     names = tuple(dict.fromkeys((*spec.columns(), *marks)))
     chosen = None if spec.training_rows is None else spec.training_rows.counts
     return {
-        "number of rows": dataset.num_rows,
-        **{f"column {name!r}": _column(dataset, name) for name in names},
-        "row groups": counts_digest(dataset.row_counts),
-        "training rows": counts_digest(chosen or dataset.row_counts),
-        "first rows": _first_rows(dataset, names, read_timeout_s),
-        "rows": _all_rows(dataset, names, read_timeout_s),
+        "the dataset's number of rows": dataset.num_rows,
+        **{f"the dataset's column {name!r}": _column(dataset, name) for name in names},
+        "the dataset's row groups": counts_digest(dataset.row_counts),
+        "the dataset's training rows": counts_digest(chosen or dataset.row_counts),
+        "the dataset's first rows": _first_rows(dataset, names, read_timeout_s),
+        "the dataset's rows": _all_rows(dataset, names, read_timeout_s),
     }
 
 
@@ -217,7 +213,7 @@ def _first_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s:
                 digest.update("".join(map(str, values.tolist())).encode())
             else:
                 digest.update(np.ascontiguousarray(values).tobytes())
-    return digest.hexdigest()[:16]
+    return f"#{digest.hexdigest()[:16]}"
 
 
 def _all_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s: float) -> str | None:
@@ -235,7 +231,7 @@ def _all_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s: f
                 for words in _words(batch[name]):
                     hashes = _mixed(hashes ^ words)
             total = np.add.reduce(hashes, initial=total)
-    return f"{int(total):016x}"
+    return f"#{int(total):016x}"
 
 
 def _words(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
@@ -343,45 +339,42 @@ def fit_identity(
         dataset: dataset of the fit.
         read_timeout_s: seconds to wait for a row group.
     """
-    return {
-        "tensors": _tensors(spec.model),
-        "modules": described_modules(spec.model),
-        "dataset": dataset_identity(dataset, spec, read_timeout_s),
-        "initial weights": _initial_weights(spec),
-        "settings": {
-            "loss": "trainStep"
-            if spec.user_step is not None
-            else ", ".join(str(described(head.loss)) for head in spec.heads),
-            "lossWeights": [head.weight for head in spec.heads],
-            "labelCol": list(spec.label_names),
-            **{f"labels {head.label.name!r}": described(head.label) for head in spec.heads},
-            "trainStep": described(spec.user_step),
-            "featuresCol": list(spec.inputs.names),
-            "passFeaturesBy": spec.inputs.given_by,
-            "paddingValue": described(spec.inputs.padding_value),
-            "prepareFeatures": described(spec.inputs.prepare),
-            "inputs of the model": [f"{each.name} as {each.dtype}" for each in spec.inputs.inputs],
-            "augment": described(spec.augment),
-            **described_optimizer(make_optimizer(spec.optimizer, spec.model), spec.model),
-            # A schedule is made for a number of epochs.
-            "scheduler": None
-            if spec.scheduler is None
-            else f"{described(spec.scheduler)} for {spec.epochs} epochs",
-            "rows to train on": _rows(spec.training_rows),
-            **_goals(spec),
-            **_plain_fields(spec),
-        },
+    settings = {
+        "loss": "trainStep"
+        if spec.user_step is not None
+        else ", ".join(str(described(head.loss)) for head in spec.heads),
+        "lossWeights": [head.weight for head in spec.heads],
+        "labelCol": list(spec.label_names),
+        **{f"labels {head.label.name!r}": described(head.label) for head in spec.heads},
+        "trainStep": described(spec.user_step),
+        "featuresCol": list(spec.inputs.names),
+        "passFeaturesBy": spec.inputs.given_by,
+        "paddingValue": described(spec.inputs.padding_value),
+        "prepareFeatures": described(spec.inputs.prepare),
+        "inputs of the model": [f"{each.name} as {each.dtype}" for each in spec.inputs.inputs],
+        "augment": described(spec.augment),
+        **described_optimizer(make_optimizer(spec.optimizer, spec.model), spec.model),
+        # A schedule is made for a number of epochs.
+        "scheduler": None
+        if spec.scheduler is None
+        else f"{described(spec.scheduler)} for {spec.epochs} epochs",
+        "rows to train on": _rows(spec.training_rows),
+        **_goals(spec),
+        **_plain_fields(spec),
     }
-
-
-_DRAWN_WEIGHTS = {"": DRAWN}
-
-
-def _initial_weights(spec: TrainingSpec) -> dict[str, str]:
-    """Return the files of the initial weights; empty for a module's own weights, which are not compared."""
-    if spec.initial_files is not None:
-        return dict(spec.initial_files)
-    return _DRAWN_WEIGHTS if spec.initial_weights == DRAWN else {}
+    drawn = DRAWN if spec.initial_weights == DRAWN else None
+    return {
+        **{f"the model's {name}": text for name, text in _tensors(spec.model).items()},
+        **{
+            f"the model's {name}".removesuffix("'s "): text
+            for name, text in described_modules(spec.model).items()
+        },
+        **dataset_identity(dataset, spec, read_timeout_s),
+        # The weights of the module itself are not compared: a checkpoint replaces them.
+        "the initial weights": drawn if spec.initial_files is None else dict(spec.initial_files),
+        # A setting that is not there has its default.
+        **{name: value for name, value in settings.items() if value is not None},
+    }
 
 
 def _tensors(module: nn.Module) -> dict[str, str]:
@@ -436,10 +429,6 @@ def _param_name(field: dataclasses.Field[Any]) -> str:
     return str(field.metadata.get("param", first + "".join(map(str.capitalize, others))))
 
 
-_UNREADABLE = frozenset({"row groups", "training rows", "first rows", "rows", "parameters of the optimizer"})
-"""Entries that are checksums, which an error message does not quote."""
-
-
 def check_identity(then: Mapping[str, Any], now: Mapping[str, Any], url: str) -> None:
     """Check that a fit may resume from the checkpoints at a URL.
 
@@ -451,15 +440,10 @@ def check_identity(then: Mapping[str, Any], now: Mapping[str, Any], url: str) ->
     Raises:
         CheckpointError: if the identities differ; the message names the differences.
     """
-    differences = [
-        *_differing_model(then, now),
-        *_differing_dataset(then.get("dataset", {}), now["dataset"]),
-        *_differing_weights(then.get("initial weights", {}), now["initial weights"]),
-        *_differing("", then.get("settings", {}), now["settings"]),
-    ]
-    if differences:
+    found = differences(then, now)
+    if found:
         raise CheckpointError(
-            f"checkpointDir {url} holds checkpoints of another fit: {'; '.join(differences)}. Choose another "
+            f"checkpointDir {url} holds checkpoints of another fit: {'; '.join(found)}. Choose another "
             "checkpointDir, make these as they were, or remove the checkpoints."
         )
 
@@ -483,56 +467,3 @@ def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epoch
             "rows differently and cannot continue it. Finish the fit with the older version, or choose another "
             "checkpointDir."
         )
-
-
-def _differing_model(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return only the first difference: in another model nearly everything differs."""
-    for what in ("tensors", "modules"):
-        was, is_ = then.get(what, {}), now.get(what, {})
-        for name in {**was, **is_}:
-            if was.get(name) != is_.get(name):
-                of = f"the model's {name}" if name else "the model"
-                return [f"{of} was {was.get(name, 'not there')} and is {is_.get(name, 'not there')}"]
-    return []
-
-
-def _differing_dataset(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    # Older checkpoints and large datasets have no checksum of all rows; if the first rows differ, it adds nothing.
-    if not (then.get("rows") and now["rows"] and then.get("first rows") == now["first rows"]):
-        then, now = {**then, "rows": None}, {**now, "rows": None}
-    return _differing("the dataset's ", then, now)
-
-
-def _differing_weights(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    # Older checkpoints do not name the files, and a module's own weights are not compared.
-    if then == now or not then or not now:
-        return []
-    kinds = ["drawn" if each == _DRAWN_WEIGHTS else "those of a folder" for each in (then, now)]
-    if kinds[0] != kinds[1]:
-        return [f"the initial weights were {kinds[0]} and are {kinds[1]}"]
-    found = [
-        f"{name} was {'not there' if name not in then else 'another' if name in now else 'there and is missing'}"
-        for name in sorted({**then, **now})
-        if then.get(name) != now.get(name)
-    ]
-    more = f" and {len(found) - _MOST_FILES} more" if len(found) > _MOST_FILES else ""
-    return [f"among the files of the initial weights, {', '.join(found[:_MOST_FILES])}{more}"]
-
-
-_MOST_FILES = 4
-"""Maximum number of files that an error message names."""
-
-
-def _differing(what: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    differences = []
-    for name in {**then, **now}:
-        # A missing entry counts as None, the default.
-        was, is_ = then.get(name), now.get(name)
-        if was == is_:
-            continue
-        if name.startswith("column ") and (was is None or is_ is None):
-            differences.append(f"{what}{name} {'was' if was is None else 'is'} not there")
-        else:
-            values = "were others" if name in _UNREADABLE else f"was {was!r} and is {is_!r}"
-            differences.append(f"{what}{name} {values}")
-    return differences

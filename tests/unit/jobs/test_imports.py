@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from sparkdl.errors import JobFileError
-from sparkdl.jobs.imports import code_files, digests, importable, loggable
+from sparkdl.jobs.imports import checksums, code_files, importable, loggable
 from tests.unit.jobs.job_files import JOB, read
 
 
@@ -43,20 +43,20 @@ def test_another_version_of_the_code_has_another_digest(tmp_path):
     folder.mkdir()
     (folder / "a.py").write_text("x = 1\n")
     files = [*code_files(job), folder]
-    before = digests(files)
-    assert digests(files) == before
+    before = checksums(files)
+    assert checksums(files) == before
     (folder / "a.py").write_text("x = 2\n")
-    after = digests(files)
+    after = checksums(files)
     assert after["my_nets.py"] == before["my_nets.py"]
     assert after["losses"] != before["losses"]
     (folder / "a.py").rename(folder / "b.py")
-    moved = digests(files)
+    moved = checksums(files)
     assert moved["losses"] not in (before["losses"], after["losses"])
     (folder / "__pycache__").mkdir()
     (folder / "__pycache__" / "b.pyc").write_bytes(b"compiled")
-    assert digests(files) == moved
+    assert checksums(files) == moved
     (folder / "names.json").write_text("[1]")
-    assert digests(files)["losses"] != moved["losses"]
+    assert checksums(files)["losses"] != moved["losses"]
 
 
 def test_code_of_the_job_precedes_installed_packages_only_inside_the_block(tmp_path):

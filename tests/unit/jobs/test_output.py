@@ -16,7 +16,7 @@ from sparkdl.training.history import EpochRecord
 from tests.unit.estimators.public_classes import MODELS
 from tests.unit.jobs.job_files import write_job
 
-RESULT = {"job": {"hash": "1"}, "loss": 0.5}
+RESULT = {"job": {"params.epochs": 1}, "loss": 0.5}
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ def test_state_of_a_blend_with_another_seed_is_refused_and_the_blend_keeps_its_p
         list(islice(first, 3))
         expected = [batch["id"].tolist() for batch in islice(whole, 4)]
         assert [batch["id"].tolist() for batch in islice(other, 2)] == expected[:2]
-        with pytest.raises(DataError, match="feed 'b' .*seed was 0 and is now 1"):
+        with pytest.raises(DataError, match="feed 'b' .*seed was 0 and is 1"):
             other.resume(first.state())
         assert [batch["id"].tolist() for batch in islice(other, 2)] == expected[2:]
 

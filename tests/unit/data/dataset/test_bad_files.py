@@ -224,12 +224,13 @@ def test_file_replaced_by_an_equal_one_before_it_was_opened_is_detected(dataset:
         read(dataset)
     with (
         ParquetFeed(dataset.url, batch_size=64) as feed,
-        pytest.raises(DataError, match="files were written again, or copied"),
+        pytest.raises(DataError, match="changed: the files, which were written again or copied"),
     ):
         feed.resume(state)
     with ParquetFeed(without_versions(dataset), batch_size=64) as feed:
         feed.resume(state)  # without versions the change cannot be detected
-        assert feed.state() == {**state, "of": {**state["of"], "versions": ""}}
+        unversioned = {**state["of"], "the files, which were written again or copied": None}
+        assert feed.state() == {**state, "of": unversioned}
 
 
 def test_version_of_a_file_is_the_same_from_a_listing_and_from_the_file() -> None:

@@ -78,16 +78,16 @@ def accuracy(threshold: float) -> dict[str, Any]:
 STOPPING = {"patience": Patience(epochs=2), "watched": BY_LOSS}
 
 CHANGES = [
-    ({}, {"model": make_model(5)}, "2.weight was float32 .3, 8. and is float32 .5, 8."),
+    ({}, {"model": make_model(5)}, "2.weight was 'float32 .3, 8.' and is 'float32 .5, 8.'"),
     (
         {},
         {"model": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))},
-        r"1 was Tanh\(\) and is ReLU",
+        r"1 was 'Tanh\(\)' and is 'ReLU",
     ),
     (
         {"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.1))},
         {"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2))},
-        r"1 was Dropout\(inplace=False, p=0.1\) and is Dropout\(inplace=False, p=0.2\)",
+        r"1 was 'Dropout\(inplace=False, p=0.1\)' and is 'Dropout\(inplace=False, p=0.2\)",
     ),
     ({}, {"batch_size": 4}, "batchSize was 8 and is 4"),
     (
@@ -101,7 +101,7 @@ CHANGES = [
         {"optimizer": in_two_groups(0.2)},
         r"optimizer was .*lr=0.1.*; .*lr=0.1.* and is .*lr=0.2.*; .*lr=0.1",
     ),
-    ({}, {"optimizer": reversed_parameters}, "parameters of the optimizer were others"),
+    ({}, {"optimizer": reversed_parameters}, "changed: parameters of the optimizer"),
     ({}, {"loss": nn.MultiMarginLoss()}, "loss was .CrossEntropyLoss.* and is .MultiMarginLoss"),
     ({"loss": nn.HuberLoss()}, {"loss": nn.HuberLoss(delta=2.0)}, "loss was .*=1.0.* and is .*delta=2.0"),
     (
@@ -116,16 +116,16 @@ CHANGES = [
     ),
     ({}, {"seed": 8}, "seed was 7 and is 8"),
     ({}, {"accumulated_batches": 2}, "gradientAccumulationSteps was 1 and is 2"),
-    ({}, {"weight": "w"}, "weightCol was None and is 'w'"),
-    ({}, {"max_grad_norm": 1.0}, "maxGradNorm was None and is 1.0"),
-    ({}, {"scheduler": stepwise(0.1)}, "scheduler was None and is 'scheduler_of"),
+    ({}, {"weight": "w"}, "weightCol was not there and is 'w'"),
+    ({}, {"max_grad_norm": 1.0}, "maxGradNorm was not there and is 1.0"),
+    ({}, {"scheduler": stepwise(0.1)}, "scheduler was not there and is 'scheduler_of"),
     ({"scheduler": stepwise(0.1)}, {"scheduler": stepwise(0.2)}, "scheduler was .*=0.1.* and is .*gamma=0.2"),
     (
         {"scheduler": stepwise(0.1)},
         {"scheduler": stepwise(0.1), "epochs": 3},
         "scheduler was .* 2 epochs. .* 3 epochs",
     ),
-    ({}, with_inputs(prepare=halve), "prepareFeatures was None and is 'halve'"),
+    ({}, with_inputs(prepare=halve), "prepareFeatures was not there and is 'halve'"),
     ({}, with_inputs(given_by="name"), "passFeaturesBy was 'position' and is 'name'"),
     (with_inputs(padding_value=0.0), with_inputs(padding_value=-1.0), "paddingValue was '0.0' and is '-1.0'"),
     (
@@ -134,9 +134,9 @@ CHANGES = [
         "inputs .* was .*float32.* and is .*float64",
     ),
     (with_classes("a", "b", "c"), with_classes("a", "b", "d"), "labels 'y' was .*'a', 'b', 'c'"),
-    ({}, {"augment": halve}, "augment was None and is 'halve'"),
+    ({}, {"augment": halve}, "augment was not there and is 'halve'"),
     ({"augment": halve}, {"augment": right}, "augment was 'halve' and is 'right'"),
-    ({}, {"user_step": halve}, "trainStep was None and is 'halve'"),
+    ({}, {"user_step": halve}, "trainStep was not there and is 'halve'"),
     ({"user_step": halve}, {"user_step": right}, "trainStep was 'halve' and is 'right'"),
     ({"best": BY_LOSS}, RIGHTLY, "bestMetric was 'val_loss' and is 'val_right'; bestMode was 'min' and is"),
     (RIGHTLY, {**RIGHTLY, "best": replace(BY_RIGHT, mode="min")}, "bestMode was 'max' and is 'min'"),
@@ -199,9 +199,8 @@ def test_settings_that_do_not_affect_the_numbers_may_differ(dataset):
 
 def test_every_field_of_a_fit_is_compared_or_known_to_change_nothing(dataset):
     """A new field whose value is not plain raises an AssertionError, so that it cannot be forgotten."""
-    settings = fit_identity(make_spec(), dataset)["settings"]
     names = {"deterministic", "precision", "shuffle", "syncBatchNorm", "learningRateScaling"}
-    assert names <= settings.keys()
+    assert names <= fit_identity(make_spec(), dataset).keys()
     with pytest.raises(AssertionError, match="batch_size has to be described"):
         fit_identity(make_spec(batch_size=object()), dataset)
 
@@ -222,15 +221,15 @@ def test_checkpoints_of_a_fit_that_began_with_other_files_are_an_error(dataset, 
     moved = folder_of(tmp_path / "moved", **{"README.md": b"notes", "log.json": b"{}"})
     check_identity(then, fit_identity(make_spec(**moved), dataset), "/there")
     changes = {
-        "files of the initial weights, model.safetensors was another. Choose": {
+        "the initial weights: model.safetensors was '7 bytes #.*' and is '7 bytes #.*'. Choose": {
             "model.safetensors": b"WEIGHTS"
         },
-        "config.json was there .* merges.txt was not there, tokenizer.json was another": {
+        "config.json was .* and is not there; .*tokenizer.json was .*; .*merges.txt was not there": {
             "config.json": None,
             "merges.txt": b"",
             "tokenizer.json": b"",
         },
-        "config.json was another, model-1.safetensors was not .*, model-2.* not there, mod.* and 2 m": {
+        "config.json was .*model.safetensors was .*tokenizer.json was .*model-1.*model-2.*; 1 more": {
             "config.json": b"",
             "model.safetensors": None,
             "tokenizer.json": None,
@@ -242,18 +241,17 @@ def test_checkpoints_of_a_fit_that_began_with_other_files_are_an_error(dataset, 
         with pytest.raises(CheckpointError, match=f"/there holds checkpoints of another fit: .*{said}"):
             check_identity(stored(then), now, "/there")
     drawn = fit_identity(make_spec(initial_weights=DRAWN), dataset)
-    with pytest.raises(CheckpointError, match="those of a folder and are drawn"):
+    with pytest.raises(CheckpointError, match="the initial weights was {.*} and is 'drawn'"):
         check_identity(then, drawn, "/there")
-    with pytest.raises(CheckpointError, match="drawn and are those of a folder"):
+    with pytest.raises(CheckpointError, match="the initial weights was 'drawn' and is {"):
         check_identity(drawn, then, "/there")
 
 
-def test_checkpoints_that_name_no_initial_weights_are_resumed_from_with_any(dataset, tmp_path):
+def test_own_weights_of_a_module_are_not_compared(dataset, tmp_path):
     of_folder = fit_identity(make_spec(**folder_of(tmp_path / "first")), dataset)
     drawn = fit_identity(make_spec(initial_weights=DRAWN), dataset)
     own = fit_identity(make_spec(), dataset)
-    older = {name: each for name, each in own.items() if name != "initial weights"}
-    for then, now in ((older, of_folder), (older, drawn), (own, of_folder), (of_folder, own), (drawn, own)):
+    for then, now in ((own, of_folder), (of_folder, own), (drawn, own)):
         check_identity(then, now, "/there")
 
 
@@ -293,14 +291,14 @@ def test_missing_folder_of_initial_weights_is_an_error(tmp_path):
 def test_checkpoints_of_another_dataset_are_an_error(dataset, tmp_path):
     then = fit_identity(make_spec(), dataset)
     others = {"number of rows was 33 and is 34": write_dataset(tmp_path / "longer", 34)}
-    others["row groups were others"] = write_dataset(tmp_path / "cut", 33, rows_per_group=7)
+    others["row groups; "] = write_dataset(tmp_path / "cut", 33, rows_per_group=7)
     for said, other in others.items():
         with pytest.raises(CheckpointError, match=f"the dataset's {said}"):
             check_identity(then, fit_identity(make_spec(), other), "/there")
     same = write_dataset(tmp_path / "copied", 33)
     os.rename(tmp_path / "copied" / "part-0.parquet", tmp_path / "copied" / "part-1.parquet")
     check_identity(then, fit_identity(make_spec(), scan_dataset(same.url)), "/there")
-    with pytest.raises(CheckpointError, match="column 'y' is not there"):
+    with pytest.raises(CheckpointError, match="column 'y' was .* and is not there"):
         check_identity(then, fit_identity(make_spec(label="target"), dataset), "/there")
 
 
@@ -329,18 +327,15 @@ def test_rows_after_the_first_ones_are_compared_in_any_order(tmp_path):
     then = fit_identity(spec, dataset)
     turned = written(table.take([*range(64), *reversed(range(64, 100))]), tmp_path / "turned")
     check_identity(then, fit_identity(spec, turned), "/there")
-    older = {**then, "dataset": {**then["dataset"]}}
-    del older["dataset"]["rows"]
     for name in ("x", "y", "text"):
         now = fit_identity(spec, written(exchanged(table, name), tmp_path / name))
-        with pytest.raises(CheckpointError, match="another fit: the dataset's rows were others. Choose"):
+        with pytest.raises(CheckpointError, match="another fit: changed: the dataset's rows. Choose"):
             check_identity(then, now, "/there")
-        check_identity(older, now, "/there")
 
 
 def test_only_the_first_rows_of_a_large_dataset_are_compared(tmp_path):
     dataset = write_dataset(tmp_path, 100)
     unread = RowGroup(path="nowhere.parquet", index=0, num_rows=(64 << 20) // (4 * 4 + 8))
     large = replace(dataset, row_groups=(*dataset.row_groups, unread))
-    assert fit_identity(make_spec(), dataset)["dataset"]["rows"] is not None
-    assert fit_identity(make_spec(), large)["dataset"]["rows"] is None
+    assert fit_identity(make_spec(), dataset)["the dataset's rows"] is not None
+    assert fit_identity(make_spec(), large)["the dataset's rows"] is None

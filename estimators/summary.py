@@ -65,9 +65,9 @@ class TrainingSummary:
         ranks = zip_longest(*(record.rank_seconds for record in self.history), fillvalue=_NO_SECONDS)
         return tuple(
             RankSeconds(
-                reading=sum(each.reading for each in epochs),
-                communicating=sum(each.communicating for each in epochs),
-                computing=sum(each.computing for each in epochs),
+                reading=sum(spent.reading for spent in epochs),
+                communicating=sum(spent.communicating for spent in epochs),
+                computing=sum(spent.computing for spent in epochs),
             )
             for epochs in ranks
         )

@@ -127,7 +127,7 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
                 return None
             # In these cases rank 0 loads the model, without further training: the best weights are in another part of
             # the checkpoint, and of large weights the driver would hold copies.
-            is_on_meta = any(each.is_meta for each in spec.model.parameters())
+            is_on_meta = any(parameter.is_meta for parameter in spec.model.parameters())
             if spec.best is not None or is_on_meta or _num_bytes(spec.model) > MAX_BYTES_ON_DRIVER:
                 return None
             try:
@@ -176,7 +176,7 @@ def newest_position(spec: TrainingSpec) -> str:
 
 
 def _num_bytes(module: nn.Module) -> int:
-    return sum(each.nbytes for each in (*module.parameters(), *module.buffers()) if not each.is_sparse)
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()) if not tensor.is_sparse)
 
 
 def _load(folder: CheckpointFolder, name: str, spec: TrainingSpec, *, is_divided: bool) -> FinishedFit:

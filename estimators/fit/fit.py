@@ -339,7 +339,7 @@ def check_maps(maps: Any) -> None:
     Raises:
         ParamTypeError: if it is not.
     """
-    if not isinstance(maps, (list, tuple)) or not all(isinstance(each, dict) for each in maps):
+    if not isinstance(maps, (list, tuple)) or not all(isinstance(param_map, dict) for param_map in maps):
         raise ParamTypeError(
             f"fitMultiple takes a list of Param maps, got {type(maps).__name__}. Write [{{estimator.epochs: 3}}]."
         )

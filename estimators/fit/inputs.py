@@ -79,7 +79,7 @@ def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> Model
     columns = tuple(dataset.column(name) for name in params.getFeaturesCols())
     if params.getPaddingValue() is not None:
         columns = tuple(
-            _as_ragged(each) if each.shape and each.kind == "number" else each for each in columns
+            _as_ragged(column) if column.shape and column.kind == "number" else column for column in columns
         )
     prepare = params.getPrepareFeatures()
     if prepare is None:
@@ -276,7 +276,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         weighted=weight is not None,
         pair=_different_rows({name: rows[name] for name in inputs.names}),
     )
-    check_names((each.name for each in found.inputs.inputs), params)
+    check_names((entry.name for entry in found.inputs.inputs), params)
     _try_scheduler(params, found, num_training_rows(training, dataset))
     _check_precision(params)
     heads = with_classes(found.heads, found.num_classes, dataset, named)
@@ -328,7 +328,7 @@ def _check_precision(params: _TorchEstimatorParams) -> None:
             "Param precision is 'float8', which CPUs do not have: it takes GPUs of compute capability 8.9 or newer. "
             "Set gpusPerWorker to 1, or use 'bfloat16'."
         )
-    trained = (each for each in params.getModel().parameters() if each.requires_grad)
+    trained = (parameter for parameter in params.getModel().parameters() if parameter.requires_grad)
     others = {dtype_name(parameter.dtype) for parameter in trained} - {"float32"}
     if precision != "float32" and others:
         raise ParamError(

@@ -157,15 +157,15 @@ class TrainingRows:
 
 def share_rows(dataset: DataFrame, fits: Iterable[_TorchEstimatorParams]) -> list[TrainingRows]:
     """Return the rows for each of several fits; fits with compatible needs share one object, with all their columns."""
-    each = [rows_needed(params) for params in fits]
+    needs = [rows_needed(params) for params in fits]
     alike: dict[RowsNeeded, list[RowsNeeded]] = {}
-    for needed in each:
+    for needed in needs:
         alike.setdefault(_kind(needed), []).append(needed)
     rows = {
         kind: TrainingRows(dataset, _union(kind, members), num_fits=len(members))
         for kind, members in alike.items()
     }
-    return [rows[_kind(needed)] for needed in each]
+    return [rows[_kind(needed)] for needed in needs]
 
 
 def _kind(needed: RowsNeeded) -> RowsNeeded:

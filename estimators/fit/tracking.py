@@ -114,7 +114,7 @@ def _with_zone(value: Any, column: Column) -> Any:
     if not column.is_utc:
         return value
     if isinstance(value, list):
-        return [_with_zone(each, column) for each in value]
+        return [_with_zone(item, column) for item in value]
     return value.astype(np.int64)
 
 
@@ -229,7 +229,7 @@ def log_reports(run: FitRun, history: Sequence[EpochRecord], communication: Worl
             "seconds": record.seconds,
             "rows_per_s": record.rows_per_s,
             "data_wait_share": record.data_wait_share,
-            "reading_s_of_ranks": [each.reading for each in record.rank_seconds],
+            "reading_s_of_ranks": [spent.reading for spent in record.rank_seconds],
         }
         for record in history
     ]

@@ -86,10 +86,12 @@ class CheckedParams(Params):
             ParamTypeError: if the constructor does not take one of the arguments; the message suggests similar names.
         """
         accepted = inspect.signature(cls.__init__).parameters
-        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in accepted.values()):
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
             for name in kwargs:
                 if name not in accepted and not isinstance(getattr(cls, name, None), Param):
-                    raise ParamTypeError(_unknown(cls, name, [each for each in accepted if each != "self"]))
+                    raise ParamTypeError(
+                        _unknown(cls, name, [known for known in accepted if known != "self"])
+                    )
         return super().__new__(cls)
 
     _own_defaults: ClassVar[Mapping[str, Any]] = {}

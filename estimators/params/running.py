@@ -40,7 +40,7 @@ def _to_parallelism(value: Any) -> dict[str, Any]:
             f"it takes a sparkdl.parallel.Parallelism, or a dict such as {{'shard': 4}}, not a {type(value).__name__}"
         )
     made, plain = _parallelism(given), _parallelism({})
-    return {name: each for name, each in asdict(made).items() if each != getattr(plain, name)}
+    return {name: value for name, value in asdict(made).items() if value != getattr(plain, name)}
 
 
 def _parallelism(given: Mapping[str, Any]) -> Parallelism:

@@ -175,8 +175,8 @@ def optional(
 
 def entries_of(owner: type | Params) -> list[Entry[Any]]:
     """Return the entries of a class or an instance, sorted by name."""
-    each = (getattr(owner, name, None) for name in dir(owner if isinstance(owner, type) else type(owner)))
-    return [entry for entry in each if isinstance(entry, Entry)]
+    values = (getattr(owner, name, None) for name in dir(owner if isinstance(owner, type) else type(owner)))
+    return [entry for entry in values if isinstance(entry, Entry)]
 
 
 def default_values(owner: type) -> dict[str, Any]:

@@ -248,7 +248,7 @@ def _numbers(value: Any, column: Column) -> npt.NDArray[Any]:
     if (
         element == "number"
         and row.dtype == object
-        and all(isinstance(each, Decimal | Real) for each in row.flat)
+        and all(isinstance(item, Decimal | Real) for item in row.flat)
     ):
         row = row.astype(np.float64)
     if element == "number" and row.dtype.kind not in "biuf":

@@ -293,7 +293,7 @@ def known_scales(
             f"Param normalization is 'imagenet', which has 3 channels, and the images in column {inputs.column!r} have "
             f"{inputs.num_channels}. Take 'learned'."
         )
-    mean, deviation = (np.array(each, np.float64) for each in scales)
+    mean, deviation = (np.array(scale, np.float64) for scale in scales)
     if inputs.num_channels == 1:
         mean, deviation = mean.mean(keepdims=True), deviation.mean(keepdims=True)
     is_float = inputs.kind == "number" and "float" in dataset.column(inputs.column).dtype

@@ -123,7 +123,7 @@ class LanguageModelModel(TorchModel, HasGeneration):
             ParamError: if the text is a string and the model has no tokenizer, or several texts are given.
         """
         takes_tokens = not isinstance(text, str)
-        if takes_tokens and any(isinstance(each, str) for each in text):
+        if takes_tokens and any(isinstance(token, str) for token in text):
             raise ParamError(
                 "generate() continues one text. For several, use transform() on a DataFrame of them."
             )

@@ -122,7 +122,7 @@ def learn_table(
     return Table(
         inputs=TabularInputs(
             numeric=numeric,
-            categories={name: tuple(sorted(each)) for name, each in found.items()},
+            categories={name: tuple(sorted(values)) for name, values in found.items()},
             origins=tuple(origins.items()),
         ),
         scales=scales,

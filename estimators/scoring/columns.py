@@ -54,7 +54,7 @@ PREDICTION = (ScoredColumn(name="prediction"),)
 def answering(column: ScoredColumn, outputs: Sequence[ModelOutput]) -> tuple[ModelOutput, ...]:
     """Return the outputs of a model that a column contains: scores and probabilities exist only for classes."""
     has_answer = {"probability": has_probabilities, "rawPrediction": has_scores}.get(column.answer)
-    return tuple(each for each in outputs if has_answer is None or has_answer(each))
+    return tuple(output for output in outputs if has_answer is None or has_answer(output))
 
 
 def check_scored_columns(columns: Sequence[ScoredColumn], outputs: Sequence[ModelOutput]) -> None:
@@ -113,10 +113,12 @@ def result_type(columns: Sequence[ScoredColumn], outputs: Sequence[ModelOutput])
     output that the column contains. Vectors are returned as arrays of doubles, which :func:`of_spark` converts.
     """
     types = [
-        _struct([(each.name, _type_of(column, each)) for each in answering(column, outputs)], len(outputs))
+        _struct(
+            [(output.name, _type_of(column, output)) for output in answering(column, outputs)], len(outputs)
+        )
         for column in columns
     ]
-    fields = [(column.answer, each) for column, each in zip(columns, types, strict=True)]
+    fields = [(column.answer, type_) for column, type_ in zip(columns, types, strict=True)]
     return _struct(fields, len(columns))
 
 
@@ -229,7 +231,7 @@ def of_spark(column: ScoredColumn, outputs: Sequence[ModelOutput], scored: Colum
         return _vector(scored)
     from pyspark.sql import functions as F
 
-    names = [each.name for each in answering(column, outputs)]
+    names = [output.name for output in answering(column, outputs)]
     fields = F.struct(*[_vector(scored.getField(name)).alias(name) for name in names])
     return F.when(scored.isNotNull(), fields)
 

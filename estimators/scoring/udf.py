@@ -88,7 +88,7 @@ def udf_on_pandas(
 
     make_udf: Any = pandas_udf
     is_struct = returned.startswith("struct<")
-    types = None if packing is not None else {name: to_arrow_type(each) for name, each in features.items()}
+    types = None if packing is not None else {name: to_arrow_type(type_) for name, type_ in features.items()}
 
     def score(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
         for predictions in score_arrays(_to_arrow(columns, types) for columns in batches):
@@ -136,8 +136,8 @@ def _without_null(column: SparkColumn, type_: DataType, flag: SparkColumn) -> Sp
         return F.coalesce(column, F.lit(0).cast(type_))
     if isinstance(type_, StructType):  # an image
         fields = [
-            F.coalesce(column.getField(each.name), F.lit("0").cast(each.dataType)).alias(each.name)
-            for each in type_
+            F.coalesce(column.getField(field.name), F.lit("0").cast(field.dataType)).alias(field.name)
+            for field in type_
         ]
         return F.struct(*fields)
     return F.when(flag == _PRESENT, column)
@@ -173,7 +173,7 @@ def _column(column: pd.Series | pd.DataFrame, absent: npt.NDArray[np.bool_], typ
     """Return a column as an Arrow array with null in absent rows; Spark passes a struct as a pandas DataFrame."""
     if isinstance(column, pd.Series):
         return pa.array(column.to_numpy(), type=type_, mask=absent, from_pandas=False)
-    fields = [pa.array(column[each.name].to_numpy(), type=each.type) for each in type_]
+    fields = [pa.array(column[field.name].to_numpy(), type=field.type) for field in type_]
     return pa.StructArray.from_arrays(fields, fields=list(type_), mask=pa.array(absent))
 
 
@@ -250,10 +250,10 @@ def packing_of(types: Sequence[DataType], inputs: ModelInputs) -> Packing | None
     """
     if len(types) < 2 or not inputs.come_as_numbers or not all(map(_is_plain_number, types)):
         return None
-    given = {each.dtype for each in inputs.inputs}
+    given = {entry.dtype for entry in inputs.inputs}
     if inputs.prepare is None and len(given) == 1 and given <= set(_DIRECTLY):
         return Packing(_DIRECTLY[given.pop()])
-    return Packing(types[0].simpleString()) if all(each == types[0] for each in types) else None
+    return Packing(types[0].simpleString()) if all(type_ == types[0] for type_ in types) else None
 
 
 def _is_plain_number(type_: DataType) -> bool:

@@ -48,11 +48,11 @@ def look_at_executors(spark: SparkSession, num_tasks: int, *, timeout_s: float) 
     with named_jobs(spark, "looking at the executors"):
         rows = collect_within(spark, tasks, timeout_s)
     facts = [json.loads(row["facts"]) for row in rows]
-    nums = [each["executor"] for each in facts]
+    nums = [fact["executor"] for fact in facts]
     return [
-        ExecutorFacts(facts=MachineFacts.from_fields(each["facts"]), num_tasks=nums.count(each["executor"]))
-        for each in facts
-        if each["facts"] is not None
+        ExecutorFacts(facts=MachineFacts.from_fields(fact["facts"]), num_tasks=nums.count(fact["executor"]))
+        for fact in facts
+        if fact["facts"] is not None
     ]
 
 

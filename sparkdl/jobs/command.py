@@ -158,7 +158,7 @@ def _run(options: argparse.Namespace, session_of: Callable[[TrainingJob], OpenSe
             from sparkdl.jobs.job import read_job
             from sparkdl.jobs.yaml_tree import read_override
 
-            job = read_job(options.job, [read_override(each) for each in others.overrides])
+            job = read_job(options.job, [read_override(argument) for argument in others.overrides])
             from sparkdl.jobs.run_job import run_job
 
             run_job(

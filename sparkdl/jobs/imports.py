@@ -66,13 +66,13 @@ def named_object(entry: JobEntry, path: str, *, makes_instances: bool = True) ->
     value = entry.value
     if isinstance(value, list):
         return [
-            named_object(each, f"{path}[{index}]", makes_instances=makes_instances)
-            for index, each in enumerate(value)
+            named_object(item, f"{path}[{index}]", makes_instances=makes_instances)
+            for index, item in enumerate(value)
         ]
     if isinstance(value, dict) and IMPORT not in value:
         return {
-            key: named_object(each, f"{path}.{key}", makes_instances=makes_instances)
-            for key, each in value.items()
+            key: named_object(item, f"{path}.{key}", makes_instances=makes_instances)
+            for key, item in value.items()
         }
     if not isinstance(value, dict | str):
         return value
@@ -89,7 +89,7 @@ def import_paths(entry: JobEntry) -> list[str]:
     """Return the import paths in a value that :func:`named_object` takes."""
     value = entry.value
     if isinstance(value, list):
-        return [path for each in value for path in import_paths(each)]
+        return [path for entry in value for path in import_paths(entry)]
     if isinstance(value, dict):
         return (
             import_paths(value[IMPORT])
@@ -124,7 +124,7 @@ def _named(entry: JobEntry, path: str) -> tuple[Any, Section]:
     for part in inner.split("."):
         if not hasattr(found, part):
             names = (
-                [each for each in vars(found) if not each.startswith("_")]
+                [name for name in vars(found) if not name.startswith("_")]
                 if hasattr(found, "__dict__")
                 else []
             )

@@ -52,12 +52,12 @@ class Section:
         if not isinstance(value, dict):
             raise self.error(f"takes a mapping of keys to values, got {describe(value)}.")
         self._entries: dict[str, JobEntry] = {
-            key: each for key, each in value.items() if each.value is not None
+            key: inner for key, inner in value.items() if inner.value is not None
         }
-        for key, each in value.items():
+        for key, inner in value.items():
             if known is not None and key not in known:
                 where = self.path or "a job"
-                raise JobFileError(f"{each.position}: {where} has no key {key!r}. {suggestion(key, known)}")
+                raise JobFileError(f"{inner.position}: {where} has no key {key!r}. {suggestion(key, known)}")
 
     def __contains__(self, key: str) -> bool:
         return key in self._entries
@@ -72,7 +72,7 @@ class Section:
 
     def plain(self) -> dict[str, Any]:
         """Return the values without positions."""
-        return {key: each.plain() for key, each in self._entries.items()}
+        return {key: entry.plain() for key, entry in self._entries.items()}
 
     def string(self, key: str) -> str | None:
         """Return the text of a key; None if it is missing."""
@@ -86,8 +86,8 @@ class Section:
 
         def fits(value: Any) -> bool:
             return isinstance(value, str | list) and all(
-                isinstance(each, str) and each.strip()
-                for each in ([value] if isinstance(value, str) else value)
+                isinstance(text, str) and text.strip()
+                for text in ([value] if isinstance(value, str) else value)
             )
 
         found: Any = self._typed(key, fits, "a text or a list of texts")
@@ -230,7 +230,7 @@ def _read(file: Path, tree: JobEntry) -> TrainingJob:
         spark=_spark(_section(job, "spark", ("master", "config"))),
         tracking_uri=tracking.string("uri"),
         output=_required(job.string("output"), job, "output", "give a path or URL for model and result"),
-        code=tuple(file.parent / each for each in job.strings("code")),
+        code=tuple(file.parent / path for path in job.strings("code")),
         content={key: value for key, value in job.plain().items() if key != "spark"},
     )
 

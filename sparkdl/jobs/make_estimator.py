@@ -111,9 +111,9 @@ def model_size(module: nn.Module, optimizer: OptimizerFactory) -> ModelSize:
     """Return the size of a model with an optimizer."""
     parameters = list(module.parameters())
     return ModelSize(
-        num_parameters=sum(each.numel() for each in parameters),
+        num_parameters=sum(parameter.numel() for parameter in parameters),
         weights=_num_bytes((*parameters, *module.buffers())),
-        gradients=_num_bytes(each for each in parameters if each.requires_grad),
+        gradients=_num_bytes(parameter for parameter in parameters if parameter.requires_grad),
         optimizer=_optimizer_bytes(module, optimizer),
     )
 
@@ -148,4 +148,4 @@ def _without_memory(module: nn.Module) -> dict[int, object]:
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(each.nbytes for each in tensors if not each.is_sparse)
+    return sum(tensor.nbytes for tensor in tensors if not tensor.is_sparse)

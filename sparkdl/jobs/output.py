@@ -101,7 +101,7 @@ class JobOutput:
     def _check_unfinished(self) -> None:
         """Check a folder without a result: it may be empty, or on an object store interrupted."""
         filesystem, path = self._location.filesystem, self._location.path
-        names = [str(each).rstrip("/").rpartition("/")[2] for each in filesystem.ls(path, detail=False)]
+        names = [str(child).rstrip("/").rpartition("/")[2] for child in filesystem.ls(path, detail=False)]
         names = [name for name in names if self._location.can_rename or not name.startswith(".")]
         if names and (self._location.can_rename or names != [MODEL]):
             shown = ", ".join(sorted(names)[:3])

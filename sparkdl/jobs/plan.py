@@ -111,10 +111,10 @@ def _bytes_per_row(frame: DataFrame, columns: Sequence[str]) -> float:
         for name in columns
     ]
     # Renamed to numbers, as mapInArrow of classic Spark fails on dots in names.
-    sample = frame.limit(_SAMPLE_ROWS).select(*[each.alias(f"c{index}") for index, each in enumerate(plain)])
+    sample = frame.limit(_SAMPLE_ROWS).select(*[column.alias(f"c{index}") for index, column in enumerate(plain)])
     with reading_job(frame.sparkSession, "measuring rows"):
         sizes: Any = sample.mapInArrow(_measure, "num_rows long, num_bytes long").collect()
-    return float(sum(each["num_bytes"] for each in sizes) / sum(each["num_rows"] for each in sizes))
+    return float(sum(row["num_bytes"] for row in sizes) / sum(row["num_rows"] for row in sizes))
 
 
 def _measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -240,8 +240,8 @@ def _start_ranks(params: Any, frame: DataFrame) -> tuple[Host, ...]:
             threads_per_rank=params.getThreadsPerWorker(),
         )
     hosts = []
-    for index in sorted({each["host"] for each in descriptions}):
-        ranks = tuple(rank for rank, each in enumerate(descriptions) if each["host"] == index)
+    for index in sorted({description["host"] for description in descriptions}):
+        ranks = tuple(rank for rank, description in enumerate(descriptions) if description["host"] == index)
         first = descriptions[ranks[0]]
         sizes = [descriptions[rank]["available_bytes"] for rank in ranks]
         known = [size for size in sizes if size is not None]

@@ -109,8 +109,8 @@ def check_has_values(module: nn.Module, what: str) -> None:
     names = [
         name
         for named in (module.named_parameters(), module.named_buffers())
-        for name, each in named
-        if each.is_meta
+        for name, tensor in named
+        if tensor.is_meta
     ]
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -105,14 +105,14 @@ def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
     if isinstance(outputs, Mapping):
         found = {name: outputs[name] for name in names if name in outputs}
         if not found and len(names) == 1:
-            tensors = {name: each for name, each in outputs.items() if isinstance(each, Tensor)}
+            tensors = {name: tensor for name, tensor in outputs.items() if isinstance(tensor, Tensor)}
             only = next(iter(tensors.values())) if len(tensors) == 1 else None
             found = {names[0]: outputs.get("logits", only)}
     elif isinstance(outputs, tuple | list):
         found = dict(zip(names, outputs, strict=False)) if len(outputs) == len(names) else {}
     else:
         found = {}
-    if len(found) != len(names) or not all(isinstance(each, Tensor) for each in found.values()):
+    if len(found) != len(names) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         hint = ""
         if isinstance(outputs, Mapping | tuple | list) and len(names) == 1:
             hint = (
@@ -128,12 +128,12 @@ def first_output(outputs: Any) -> dict[str, Tensor]:
     Raises:
         ParamError: if the model returned no tensor.
     """
-    each: Iterable[Any] = ()
+    tensors: Iterable[Any] = ()
     if isinstance(outputs, Mapping):
-        each = outputs.values()
+        tensors = outputs.values()
     elif isinstance(outputs, tuple | list | Tensor):
-        each = [outputs] if isinstance(outputs, Tensor) else outputs
-    for found in each:
+        tensors = [outputs] if isinstance(outputs, Tensor) else outputs
+    for found in tensors:
         if isinstance(found, Tensor):
             return {NO_LABEL: found}
     raise ParamError(

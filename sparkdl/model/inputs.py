@@ -189,7 +189,8 @@ class ModelInputs:
     def tensors(self, arrays: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
         """Return prepared inputs, arrays or tensors, as the tensors that a module takes."""
         return {
-            each.name: to_features(arrays[each.name], dtype_named(each.dtype), device) for each in self.inputs
+            entry.name: to_features(arrays[entry.name], dtype_named(entry.dtype), device)
+            for entry in self.inputs
         }
 
     def call(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> Any:
@@ -231,7 +232,7 @@ def rectangular_array(value: Any) -> npt.NDArray[Any]:
         ValueError: if lists differ in length; NumPy before 1.24 would make an array of lists of them.
     """
     array = np.asarray(value)
-    if array.dtype == object and any(isinstance(each, list | tuple | np.ndarray) for each in array.flat):
+    if array.dtype == object and any(isinstance(item, list | tuple | np.ndarray) for item in array.flat):
         raise ValueError("lists of one level differ in length")
     return array
 

@@ -66,7 +66,7 @@ def _check_value(value: float, dtype: np.dtype[Any], name: str) -> None:
 
 def _numbers(row: Any, name: str) -> npt.NDArray[Any]:
     array = np.asarray(row)
-    if array.dtype == object and array.ndim == 1 and all(isinstance(each, np.ndarray) for each in array):
+    if array.dtype == object and array.ndim == 1 and all(isinstance(item, np.ndarray) for item in array):
         # Arrays of inner arrays that differ in length are not padded.
         raise DataError(
             f"Column {name!r} has arrays inside arrays that differ in length. Bring them to one shape with "

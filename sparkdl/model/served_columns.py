@@ -141,7 +141,7 @@ def _array(value: Any, column: Column, index: int, allow_nan: bool = False) -> n
     except ValueError as error:
         raise DataError(f"Row {index} of column {column.name!r} has lists that differ in length.") from error
     if row.dtype == object:
-        is_null = np.array([_is_null(each) for each in row.flat], bool).reshape(row.shape)
+        is_null = np.array([_is_null(item) for item in row.flat], bool).reshape(row.shape)
         if is_null.any():
             if not allow_nan:
                 raise _MissingValueError
@@ -210,7 +210,7 @@ def _parse(text: str) -> Any:
 
 def _cast(values: npt.NDArray[Any], dtype: str, column: Column, row: int | None = None) -> npt.NDArray[Any]:
     """Cast numbers to a dtype that must hold each of them; ``row`` is the index of their row, None for all rows."""
-    if values.dtype == object and not any(isinstance(each, str | bytes) for each in values.flat):
+    if values.dtype == object and not any(isinstance(item, str | bytes) for item in values.flat):
         values = _numbers_of(values, column)
     if not values.size:
         return values.astype(dtype)
@@ -272,5 +272,5 @@ def _has_missing(value: Any, allow_nan: bool) -> bool:
     if isinstance(value, np.ndarray):
         value = list(value.flat)
     if isinstance(value, list | tuple):
-        return any(_has_missing(each, allow_nan) for each in value)
+        return any(_has_missing(item, allow_nan) for item in value)
     return _is_null(value) and not (allow_nan and isinstance(value, float | np.floating))

@@ -60,7 +60,7 @@ class ModelSignature:
                 {name: value for name, value in column.items() if name not in _FROM_FOOTERS}
                 for column in columns
             ],
-            "inputs": [asdict(each) for each in inputs.inputs],
+            "inputs": [asdict(entry) for entry in inputs.inputs],
             "given_by": inputs.given_by,
             "padding_value": inputs.padding_value,
             "outputs": [asdict(output) for output in self.outputs],
@@ -76,7 +76,7 @@ class ModelSignature:
         return cls(
             inputs=ModelInputs(
                 columns=tuple(Column(**_with_tuples(column)) for column in content["columns"]),
-                inputs=tuple(ModelInput(**each) for each in content["inputs"]),
+                inputs=tuple(ModelInput(**entry) for entry in content["inputs"]),
                 given_by=_given_by(content),
                 padding_value=content["padding_value"],
             ),

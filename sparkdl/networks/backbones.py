@@ -46,7 +46,7 @@ def read_backbone_weights(path: str) -> dict[str, Tensor]:
     for name in _WRAPPED:
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
             found = found[name]
-    if not isinstance(found, Mapping) or not all(isinstance(each, Tensor) for each in found.values()):
+    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise ParamError(
             f"Param backboneWeights is {path!r}, which does not hold tensors by name. Write it with "
             "torch.save(model.state_dict(), path)."

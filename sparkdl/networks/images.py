@@ -72,8 +72,8 @@ class ResidualNetwork(nn.Module):
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-        for each in blocks:
-            nn.init.zeros_(each.last_norm.weight)
+        for block in blocks:
+            nn.init.zeros_(block.last_norm.weight)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return ``(rows, outputs)``."""

@@ -430,10 +430,10 @@ def _prompts(
         texts = [last_tokens(list(text), max_length, before) for text in texts]
     elif max_length is not None:
         texts = [text[:max_length] for text in texts]
-    lengths = np.array([len(each) for each in texts], np.int64)
+    lengths = np.array([len(text) for text in texts], np.int64)
     padded = np.zeros((len(texts), int(lengths.max(initial=1))), np.int64)
-    for row, each in zip(padded, texts, strict=True):
-        row[: len(each)] = each
+    for row, text in zip(padded, texts, strict=True):
+        row[: len(text)] = text
     return {"tokens": padded, "lengths": lengths}
 
 
@@ -487,8 +487,8 @@ class TextModel(nn.Module):
             return self._embedding(tokens, lengths)
         found = self.continuations(tokens, lengths)
         if self.in_tokens:
-            return _in_rows([np.array(each, np.int64) for each in found], np.int64)
-        return as_bytes([self.decode(each) for each in found])
+            return _in_rows([np.array(tokens, np.int64) for tokens in found], np.int64)
+        return as_bytes([self.decode(tokens) for tokens in found])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; the model must have a tokenizer."""
@@ -550,6 +550,6 @@ def as_bytes(texts: Sequence[str]) -> Tensor:
 def _in_rows(values: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> Tensor:
     """Return rows of non-negative numbers as one tensor, ``(rows, longest)``, padded with -1."""
     rows = np.full((len(values), max(map(len, values), default=0)), -1, dtype)
-    for row, each in zip(rows, values, strict=True):
-        row[: len(each)] = each
+    for row, value in zip(rows, values, strict=True):
+        row[: len(value)] = value
     return torch.from_numpy(rows)

@@ -86,12 +86,12 @@ def load_language_folder(
             f"The model in {folder!r} is a {type(model).__name__}, which takes no position_ids, so that texts in a "
             "packed row would not be counted from 0 each. Choose another model."
         )
-    if any(getattr(each, "is_decoder", None) is False for each in model.modules()):
+    if any(getattr(layer, "is_decoder", None) is False for layer in model.modules()):
         raise ParamError(
             f"The model in {folder!r} is a {type(model).__name__} that sees later tokens as well: its config.json has "
             "is_decoder false. Choose a model that was trained to continue texts."
         )
-    if any(hasattr(each, "create_position_ids_from_input_ids") for each in model.modules()):
+    if any(hasattr(layer, "create_position_ids_from_input_ids") for layer in model.modules()):
         raise ParamError(
             f"The model in {folder!r} is a {type(model).__name__}, whose positions begin behind its padding token, so "
             "that texts in a packed row cannot be counted from 0 each. Choose another model."
@@ -141,8 +141,10 @@ def why_converted(folder: str) -> str | None:
     except ImportError:  # transformers 4, which converts no tensors
         return None
     kinds = [config.model_type, *(config.architectures or [])]
-    conversions = [each for kind in kinds for each in get_checkpoint_conversion_mapping(kind) or []]
-    if any(isinstance(each, WeightConverter) for each in conversions):
+    conversions = [
+        conversion for kind in kinds for conversion in get_checkpoint_conversion_mapping(kind) or []
+    ]
+    if any(isinstance(conversion, WeightConverter) for conversion in conversions):
         return f"transformers joins or divides weights of a {config.model_type}"
     return None
 

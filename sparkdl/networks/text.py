@@ -116,7 +116,9 @@ def _word() -> re.Pattern[str]:
 
 
 def _marks(places: Iterable[int]) -> str:
-    return "".join(each for each in map(chr, places) if unicodedata.category(each).startswith("M"))
+    return "".join(
+        character for character in map(chr, places) if unicodedata.category(character).startswith("M")
+    )
 
 
 class TextNetwork(nn.Module):

@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return (value.astype(np.float64) if value.dtype.kind == "f" else value).tolist()
     if isinstance(value, np.ndarray | list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -284,7 +284,7 @@ def register(client: MlflowClient, model_uri: str, registration: Registration) -
 def _version_of(client: MlflowClient, model_uri: str, name: str) -> str | None:
     quote = '"' if "'" in name else "'"
     found = client.search_model_versions(f"name = {quote}{name}{quote}")
-    return next((str(each.version) for each in found if each.tags.get(MODEL_TAG) == model_uri), None)
+    return next((str(version.version) for version in found if version.tags.get(MODEL_TAG) == model_uri), None)
 
 
 def _point(client: MlflowClient, name: str, alias: str, version: str) -> None:

@@ -247,7 +247,9 @@ def _log_values(client: MlflowClient, run_id: str, model_id: str, values: Mappin
     metrics = []
     for key, value in values["metrics"].items():
         history = client.get_metric_history(run_id, key)
-        times = [each.timestamp for each in history if (each.step, each.value) == (values["epoch"], value)]
+        times = [
+            metric.timestamp for metric in history if (metric.step, metric.value) == (values["epoch"], value)
+        ]
         metrics.append(
             Metric(
                 key,

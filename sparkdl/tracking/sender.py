@@ -183,10 +183,10 @@ def _log_metrics(
     from mlflow.entities import Metric
 
     if logged is not None:
-        for name in {each[0] for each in metrics} - logged.keys():
-            logged[name] = {(each.step, each.value) for each in client.get_metric_history(run_id, name)}
-        metrics = [each for each in metrics if (each[3], each[1]) not in logged[each[0]]]
-    client.log_batch(run_id, metrics=[Metric(*each) for each in metrics])
+        for name in {metric[0] for metric in metrics} - logged.keys():
+            logged[name] = {(metric.step, metric.value) for metric in client.get_metric_history(run_id, name)}
+        metrics = [metric for metric in metrics if (metric[3], metric[1]) not in logged[metric[0]]]
+    client.log_batch(run_id, metrics=[Metric(*metric) for metric in metrics])
 
 
 def _log_dataset(client: MlflowClient, run_id: str, content: Mapping[str, Any]) -> None:

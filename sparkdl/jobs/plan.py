@@ -111,7 +111,9 @@ def _bytes_per_row(frame: DataFrame, columns: Sequence[str]) -> float:
         for name in columns
     ]
     # Renamed to numbers, as mapInArrow of classic Spark fails on dots in names.
-    sample = frame.limit(_SAMPLE_ROWS).select(*[column.alias(f"c{index}") for index, column in enumerate(plain)])
+    sample = frame.limit(_SAMPLE_ROWS).select(
+        *[column.alias(f"c{index}") for index, column in enumerate(plain)]
+    )
     with reading_job(frame.sparkSession, "measuring rows"):
         sizes: Any = sample.mapInArrow(_measure, "num_rows long, num_bytes long").collect()
     return float(sum(row["num_bytes"] for row in sizes) / sum(row["num_rows"] for row in sizes))

@@ -63,8 +63,8 @@ class ResidualNetwork(nn.Module):
         self.stem = _large_stem(num_channels, width) if min(size) >= _LARGE else _stem(num_channels, width)
         blocks: list[_Block] = []
         for stage, stage_width in enumerate(stage_widths):
-            for block in range(blocks_per_stage):
-                blocks.append(_Block(width, stage_width, stride=2 if stage and not block else 1))
+            for number in range(blocks_per_stage):
+                blocks.append(_Block(width, stage_width, stride=2 if stage and not number else 1))
                 width = stage_width
         self.blocks = nn.Sequential(*blocks)
         self.dropout = nn.Dropout(dropout)

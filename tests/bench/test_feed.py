@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sparkdl.bench import feed
-from sparkdl.bench.contenders.feed import CONTENDERS, FeedTrial, Table, write_table
-from sparkdl.bench.contest import Case, Measured
+from sparkdl.bench.contenders.feed import CONTENDERS, FeedTrial, RandomTable, write_table
+from sparkdl.bench.contest import Case, Measurements
 from tests.bench.parsed import parsed
 
 
@@ -41,13 +41,13 @@ def test_run_measures_every_contender_at_every_case(
 @pytest.mark.parametrize(
     "table",
     [
-        Table(num_rows=100, num_floats=3, rows_per_group=20),
-        Table(num_rows=100, list_length=4, rows_per_group=20),
+        RandomTable(num_rows=100, num_floats=3, rows_per_group=20),
+        RandomTable(num_rows=100, list_length=4, rows_per_group=20),
     ],
 )
 @pytest.mark.parametrize("shuffle_rows", [0, 30])
 def test_every_contender_reads_every_row(
-    tmp_path: Path, contender: str, table: Table, shuffle_rows: int
+    tmp_path: Path, contender: str, table: RandomTable, shuffle_rows: int
 ) -> None:
     settings = write_table(tmp_path / "files", table, 1.0)
     trial = FeedTrial(contender, {**settings, "shuffle_rows": shuffle_rows, "trains": False})
@@ -59,7 +59,9 @@ def test_every_contender_reads_every_row(
 
 
 def test_check_of_a_trial_detects_missing_and_changed_rows(tmp_path: Path) -> None:
-    settings = write_table(tmp_path / "files", Table(num_rows=100, num_floats=3, rows_per_group=20), 1.0)
+    settings = write_table(
+        tmp_path / "files", RandomTable(num_rows=100, num_floats=3, rows_per_group=20), 1.0
+    )
     case = {**settings, "shuffle_rows": 0, "trains": False}
     trial = FeedTrial("arrow", {**case, "num_rows": 101})
     trial.run(1)
@@ -77,10 +79,10 @@ def test_rows_hold_shares_memory_and_ratios() -> None:
         settings={"num_rows": 100, "num_floats": 28, "list_length": 0, "shuffle_rows": 10},
     )
     found = {
-        "sparkdl": Measured(
+        "sparkdl": Measurements(
             times=[1.0, 3.0, 2.0], results=[[{"peak_bytes": 7, "waited_s": [0.5, 0.3, 0.2]}]]
         ),
-        "arrow": Measured(times=[4.0], results=[[{"peak_bytes": 9, "waited_s": [4.0]}]]),
+        "arrow": Measurements(times=[4.0], results=[[{"peak_bytes": 9, "waited_s": [4.0]}]]),
     }
     ours, other = feed.make_rows([case], {"28 floats": found})
     assert (ours["median_s"], ours["rows_per_s"], ours["peak_bytes"]) == (2.0, 50.0, 7)

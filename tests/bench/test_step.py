@@ -14,7 +14,7 @@ from tests.bench.parsed import parsed
 SMALL_MODEL = """
 import runpy
 from sparkdl.bench.contenders import step
-step.MODELS["25M"] = step.ModelSize(width=16, num_layers=2, num_heads=2)
+step.MODELS["25M"] = step.EncoderSize(width=16, num_layers=2, num_heads=2)
 runpy.run_module("sparkdl.bench.contenders.rank", run_name="__main__")
 """
 

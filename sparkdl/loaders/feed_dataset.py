@@ -6,8 +6,6 @@ it needs no workers.
 
 from __future__ import annotations
 
-import logging
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sparkdl.errors import ParamError
+from sparkdl.patches.collate import set_collate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sparkdl.data import BlendedFeed, ParquetFeed
-
-logger = logging.getLogger(__name__)
 
 
 class FeedBatch(dict[str, Any]):
@@ -39,23 +36,11 @@ def _refuse_to_join(batch: list[FeedBatch], **_: Any) -> NoReturn:
     )
 
 
-def _refuse_joining() -> None:
-    """Make torch's ``default_collate`` refuse to join batches, by its map for custom types, which torch documents.
-
-    The map is in a private module of torch; if a release has moved it, batches are joined, and a warning is logged.
-    """
-    try:
-        functions = import_module("torch.utils.data._utils.collate").default_collate_fn_map
-        functions[FeedBatch] = _refuse_to_join
-    except (ImportError, AttributeError, TypeError) as error:
-        logger.warning(
-            "This release of torch cannot be told that a FeedDataset gives whole batches (%s): a DataLoader without "
-            "batch_size=None will make batches of batches.",
-            error,
-        )
-
-
-_refuse_joining()
+set_collate(
+    FeedBatch,
+    _refuse_to_join,
+    otherwise="a DataLoader around a FeedDataset without batch_size=None will make batches of batches",
+)
 
 
 class FeedDataset(IterableDataset[dict[str, Any]]):

@@ -166,7 +166,7 @@ class ReplicaCheck:
             ReplicasDifferError: on all ranks, if a parameter differs by more than rounding.
         """
         tensors = self._tensors()
-        digests = _digests(tensors)
+        digests = digests_of(tensors)
         summary = hashlib.blake2b(repr(digests).encode(), digest_size=8).digest()
         all_summaries = np.empty(self._communicator.world_size, np.int64)
         self._communicator.allgather(
@@ -245,7 +245,8 @@ _Digests = dict[str, tuple[str, list[int]]]
 """For each tensor its dtype and shape, and the digests of its parts."""
 
 
-def _digests(tensors: dict[str, Tensor]) -> _Digests:
+def digests_of(tensors: dict[str, Tensor]) -> _Digests:
+    """The digests of tensors by name, which are equal on ranks with the same bits."""
     parts = {name: plain_parts(tensor) for name, tensor in tensors.items()}
     numbers = [digest(part) for each in parts.values() for part in each]
     # One wait for a GPU, not one for each parameter.

@@ -30,6 +30,7 @@ SMALL_FOR_A_REASON = {
     "sparkdl.cli.__main__": "python -m sparkdl.cli",
     "sparkdl.horovod.torch.mpi_ops": "Horovod's own module name",
     "sparkdl.horovod.torch.sync_batch_norm": "Horovod's own module name",
+    "sparkdl.patches.collate": "changes to other libraries' insides stand in one folder",
     "sparkdl.runner.training_state": "sparkdl.runner imports it on first use: it needs torch",
     "sparkdl.tracking.carried_native": "copied into every logged model",
     "sparkdl.tracking.model_loader": "copied into every logged model",

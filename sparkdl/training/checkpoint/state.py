@@ -7,7 +7,6 @@ checkpoint is written, not when it is read. Each rank sends its own state to ran
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from collections import Counter, OrderedDict
@@ -336,17 +335,10 @@ def _buffers_unlike_rank_0(module: nn.Module, communicator: Communicator) -> dic
     buffers = dict(module.named_buffers())
     if communicator.world_size == 1:
         return {}
-    digests = {name: _digest(buffer) for name, buffer in buffers.items()}
-    message = json.dumps(digests).encode()
-    of_rank_0 = json.loads(broadcast_bytes(communicator, message, root=0, name="digests of the buffers"))
-    return {name: buffers[name] for name, digest in digests.items() if digest != of_rank_0.get(name)}
+    from sparkdl.torch.replicas import digests_of  # on ranks only: the driver does without the c10d backend
 
-
-def _digest(tensor: Tensor) -> str:
-    from sparkdl.torch.buffers import (  # on ranks only: the driver does without the c10d backend
-        as_bytes,
-        plain_parts,
-    )
-
-    content = b"".join(as_bytes(part.cpu()).numpy().tobytes() for part in plain_parts(tensor))
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    digests = json.dumps(digests_of(buffers)).encode()
+    of_rank_0 = json.loads(broadcast_bytes(communicator, digests, root=0, name="digests of the buffers"))
+    return {
+        name: buffers[name] for name, digest in json.loads(digests).items() if digest != of_rank_0.get(name)
+    }

@@ -161,7 +161,7 @@ def _narrowed(window: int | None, length: int, is_causal: bool) -> int | None:
         return None
     if not is_causal or window < 1:
         raise ParamError(
-            f"Sliding windows need causal attention and one position at least, got window={window}, "
+            f"Sliding windows need causal attention and at least one position, got window={window}, "
             f"is_causal={is_causal}."
         )
     return window if window < length else None

@@ -310,7 +310,7 @@ class _Replaced:
 
 
 def name_of_positions(module: nn.Module) -> str:
-    """Name of the argument by which a module takes the numbers of positions.
+    """Name of a module's argument for the numbers of positions.
 
     Raises:
         ParamError: if the module has no such argument.

@@ -53,13 +53,13 @@ class Parallelism:
     One size may be -1: it becomes the number of ranks divided by the product of the other sizes.
 
     Attributes:
-        data: number of replicas of the model, each of which trains on different rows. None for the number of ranks
+        data: number of replicas of the model, which train on different rows. None for the number of ranks
             divided by the product of the other sizes, or 1 if another size is -1.
         shard: number of ranks that divide weights, gradients and optimizer state among them; they too train on
             different rows.
         tensor: number of ranks among which the weights and the arithmetic of each layer are divided.
         context: number of ranks that share the positions of each sequence.
-        pipeline: number of ranks of a pipeline, each of which has some of the layers.
+        pipeline: number of ranks of a pipeline; each has some of the layers.
         sharding_stage: ZeRO stage of ``shard``; see :func:`sparkdl.parallel.shard`.
         sequence: whether tensor ranks also divide the activations between the divided layers.
         attention: method of ``context``; see :func:`sparkdl.parallel.share_sequences`.

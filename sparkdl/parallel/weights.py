@@ -74,7 +74,7 @@ def _parameter_on_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) 
 
 
 def draw_weights(module: nn.Module | Sequence[nn.Module], *, seed: int, device: str = "cpu") -> None:
-    """Draw the initial weights of a model, of which each rank keeps its part. No communication.
+    """Draw the initial weights of a model; each rank keeps its part. No communication.
 
     The weights depend only on the seed and on their names: they are the same in every layout, and in one process. Only
     one layer at a time is in memory as a whole. A model with a method ``draw_weight(name, tensor)`` draws its weights
@@ -310,7 +310,7 @@ class _Writer:
         dist.barrier()
 
     def add(self, name: str, tensor: Tensor, file_bytes: int) -> None:
-        """Add a tensor of which each rank of the stage has a part. Collective among these ranks."""
+        """Add a tensor that is divided among the ranks of the stage. Collective among these ranks."""
         num_bytes = tensor.numel() * tensor.element_size()
         if self._filled and self._filled + num_bytes > file_bytes:
             self._write_file()

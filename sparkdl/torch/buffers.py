@@ -51,7 +51,7 @@ class Reduction:
 
     Attributes:
         op: communicator's name of the operation; None if the operation is bitwise.
-        prescale: factor by which every rank multiplies its input first (``PREMUL_SUM``).
+        prescale: factor of every rank's input, applied first (``PREMUL_SUM``).
         bitwise: element-wise function of a bitwise operation, or None.
     """
 

@@ -67,7 +67,7 @@ class Movements(Submission):
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
-        """:meth:`all_gather_single` for several pairs at once, none of which may read what another writes."""
+        """:meth:`all_gather_single` for several pairs at once; none may read what another writes."""
         if inputs and (other := self.accelerator_of(inputs[0])) is not None:
             return with_options(other.allgather_into_tensor_coalesced, list(outputs), list(inputs), opts)
         return self._allgather_pairs(outputs, inputs, opts)

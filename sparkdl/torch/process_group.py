@@ -56,7 +56,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     Args:
         communicator: open communicator of the group's ranks, in the group's order.
         store: c10d store of the group.
-        rendezvous: rendezvous by which process sets open communicators; the same store, or the one below it.
+        rendezvous: rendezvous where process sets open communicators; the same store, or the one below it.
         timeout_s: default deadline of a collective, in seconds.
         owns_communicator: whether ``shutdown`` closes the communicator.
         base_store: store below ``store``, which is kept alive as long as the group, or None.
@@ -173,7 +173,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     # c10d keeps a group's name in its backends, and this group is its own backend.
     @property
     def group_name(self) -> str:  # type: ignore[override]  # C++ looks for this spelling
-        """The name by which functional collectives find the group."""
+        """The name that functional collectives find the group under."""
         return self._group_name
 
     def _set_group_name(self, name: str) -> None:

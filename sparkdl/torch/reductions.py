@@ -241,7 +241,7 @@ class Reductions(Submission):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
-        """:meth:`reduce_scatter_single` for several pairs at once, none of which may read what another writes."""
+        """:meth:`reduce_scatter_single` for several pairs at once; none may read what another writes."""
         if inputs and (other := self.accelerator_of(inputs[0])) is not None:
             return with_options(other.reduce_scatter_tensor_coalesced, list(outputs), list(inputs), opts)
         return self._reduce_scatter_pairs(outputs, inputs, opts)

@@ -389,8 +389,8 @@ def init_process_group(
     host memory if ranks share one. :func:`destroy_process_group` leaves the communicator open; the caller closes it.
 
     Args:
-        communicator: communicator of the world, every rank of which makes this call. None for the communicator of the
-            job of which this process is a rank, as started by ``sparkdl run``, ``mpiexec`` or ``torchrun``.
+        communicator: communicator of the world; every rank makes this call. None for the communicator of the
+            job that this process is a rank of, as started by ``sparkdl run``, ``mpiexec`` or ``torchrun``.
         timeout_s: default deadline of a collective, in seconds; None for 300 s.
         cuda: backend of CUDA tensors: ``"auto"`` or True, ``"torch"``, ``"sparkdl"``, ``"hierarchical"`` or ``"host"``;
             see :mod:`sparkdl.torch.gpu.accelerator`. False to refuse CUDA tensors and leave the GPUs alone: identifying

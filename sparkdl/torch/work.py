@@ -343,7 +343,7 @@ def joined(works: Sequence[CollectiveWork], *, completer: FutureCompleter) -> Co
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """A c10d timeout in seconds; None if it is zero or negative, by which c10d means "the default"."""
+    """A c10d timeout in seconds; None if it is zero or negative, c10d's "default"."""
     if timeout is None or timeout <= _NO_TIMEOUT:
         return None
     return to_seconds(timeout)

@@ -43,7 +43,7 @@ def cut(
         module: the whole model, the same on all ranks or on the meta device. It is taken apart: do not use it again.
         group: process group of the ranks of the pipeline, such as ``layout.group("pipeline")``.
         schedule: name of a schedule in :data:`SCHEDULES`.
-        costs: cost of each block, by which the stages are balanced; :func:`costs_by_memory` if None.
+        costs: cost of each block, for balanced stages; :func:`costs_by_memory` if None.
         stage_blocks: number of blocks of each stage, in place of balanced stages.
         parts: parts of the model; :func:`parts_of` if None.
 
@@ -159,8 +159,8 @@ def check_trainable(
         if not trained.intersection(own):
             blocks = ", ".join(f"{firsts[stage]} to {firsts[stage + 1] - 1}" for stage in own)
             raise ParamError(
-                f"Rank {rank} of the pipeline would have the blocks {blocks}, of which no parameter is trained. Use "
-                "fewer pipeline ranks, or join such layers with others into one block."
+                f"Rank {rank} of the pipeline would have the blocks {blocks}, and none of their parameters is trained. "
+                "Use fewer pipeline ranks, or join such layers with others into one block."
             )
 
 

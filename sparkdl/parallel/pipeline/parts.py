@@ -1,4 +1,4 @@
-"""The parts of a model between which it can be cut into stages, and their costs, by which stages are balanced."""
+"""The parts between which a model can be cut into stages, and the costs that balance the stages."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ def costs_by_time(
 
     Args:
         module: the whole model, not on the meta device.
-        args: positional arguments with which the model is called.
+        args: positional arguments of the model.
         group: process group of the ranks that cut the model; all get the same costs.
         parts: parts of the model; :func:`parts_of` if None.
         repeats: number of calls; the fastest time of each block counts.
-        kwargs: keyword arguments with which the model is called.
+        kwargs: keyword arguments of the model.
 
     Raises:
         ParamError: on all ranks, if the call fails.

@@ -90,7 +90,7 @@ class TiedGradients:
         return {number: each for number, each in found.items() if each.requires_grad}
 
     def _with_gradients(self, copies: Mapping[str, Mapping[int, nn.Parameter]]) -> list[TiedParameter]:
-        """The parameters of which any stage has a gradient; FSDP2 has none while it accumulates them."""
+        """The parameters that have a gradient in any stage; FSDP2 has none while it accumulates them."""
         counts = torch.tensor(
             [any(each.grad is not None for each in copies[tie.name].values()) for tie in self._ties],
             dtype=torch.uint8,

@@ -127,7 +127,7 @@ def _sorted_plan(
     """The entries of a plan that name layers, and the parameters that other entries name, with their styles.
 
     Entries without effect are left out, and those of a plan that the model carries for another variant of it: in
-    transformers one plan names, for example, both ``q_proj`` and ``q_b_proj``, of which an attention has one.
+    transformers one plan names, for example, both ``q_proj`` and ``q_b_proj``, and an attention has one of them.
 
     Raises:
         ParamError: if the plan divides packed layers.
@@ -302,7 +302,7 @@ def shared_key_features(module: nn.Module, name: str) -> int:
             outputs = cast("nn.Linear", module.get_submodule(name)).out_features
             if not 0 < features < outputs:
                 raise ParamError(
-                    f"{name!r} has {outputs} output features, of which qk_rope_head_dim = {features} would be a key "
+                    f"{name!r} has {outputs} output features, and qk_rope_head_dim = {features} of them would be a key "
                     "that all heads share. The style 'mla_kv_a_proj' needs features before it; leave the layer out of "
                     "the plan."
                 )

@@ -260,7 +260,7 @@ class StagedAccelerator:
         host_group: process group of the same ranks for CPU tensors, used for nothing else: its collectives run in the
             order of the calls here, independently of other communication of the ranks.
         lane: lane on which the copies run.
-        name: name by which the thread is distinguished.
+        name: name of the thread.
 
     Attributes:
         failure: first error of the communicator below, or None.

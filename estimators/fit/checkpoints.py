@@ -1,6 +1,6 @@
 """Checks, before the ranks start, whether a fit resumes from its checkpoints or is already finished.
 
-Fits that run at the same time must not use the same ``checkpointDir``: :mod:`.checkpoint_lease` locks it.
+Fits that run at the same time must not use the same ``checkpointDir``: a fit holds a lease of it alone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import CheckpointError, SparkdlError, StoreError
-from sparkdl.estimators.fit.checkpoint_lease import held_alone
 from sparkdl.meanings import store_error
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.training.checkpoint.files import FIT, MODEL, DamagedFileError, Manifest, load_file
@@ -83,8 +83,8 @@ def checkpoints_of(
         store.check_writable()
     except StoreError as error:
         raise StoreError(f"Param checkpointDir cannot be used. {error}") from error
-    with held_alone(store.url, on_wait) as check_alone:
-        yield store.url, check_alone
+    with hold_alone(store.url, on_wait) as lease:
+        yield store.url, lease.check
 
 
 def _do_nothing() -> None:

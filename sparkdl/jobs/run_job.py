@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.cli.local_session import quiet_libraries, quiet_spark_options
+from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import ClusterLostError, ParamError
-from sparkdl.estimators.fit.checkpoint_lease import held_alone
 from sparkdl.estimators.fit.inputs import column_names
 from sparkdl.estimators.summary import describe_values
 from sparkdl.identity import differences
@@ -266,7 +266,7 @@ def _remove_checkpoints(url: str, say: Say) -> None:
     """Remove the checkpoints, so that the fit does not continue from them."""
     folder = CheckpointFolder(url)
     if names := folder.names():
-        with held_alone(folder.url, say):
+        with hold_alone(folder.url, say):
             for name in names:
                 folder.remove(name)
         say(f"Removed {len(names)} checkpoints in {folder.url}, to train from the beginning.")

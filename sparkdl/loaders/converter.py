@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from sparkdl.data.dataset.dataset import ParquetDataset
-    from sparkdl.data.store.housekeeping import FolderUse
+    from sparkdl.data.files.lease import Lease
 
 PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
 """Petastorm's Spark setting for the folder that converters write to; it applies here, too."""
@@ -98,7 +98,7 @@ class SparkDatasetConverter:
 
     dataset: ParquetDataset
     is_written: bool = False
-    use: FolderUse | None = dataclasses.field(default=None, repr=False, compare=False)
+    use: Lease | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SparkDatasetConverter, (self.dataset, self.is_written)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField
 
     from sparkdl.data.dataset.dataset import ParquetDataset
-    from sparkdl.data.store.housekeeping import FolderUse
+    from sparkdl.data.files.lease import Lease
     from sparkdl.data.store.store import StagedDataset, Store
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Obtained:
     """
 
     dataset: ParquetDataset
-    use: FolderUse | None
+    use: Lease | None
     is_written: bool = True
     is_shared: bool = True
 

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.dataset.dataset import MANIFEST_NAME, Column, ParquetDataset, RowGroup
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
+from sparkdl.data.files.lease import Lease, store_time
 from sparkdl.data.store.housekeeping import (
-    FolderUse,
+    LAST_USE,
+    USE,
     Marks,
     list_folders,
     remove_folder,
     remove_old_folders,
-    store_time,
 )
 from sparkdl.errors import ParamError, StoreError
 from sparkdl.meanings import describe_lasting_failure, reading_from, store_error
@@ -249,7 +250,7 @@ class Store:
         with self.stage_dataset(name) as staged:
             yield staged.url
 
-    def find_dataset(self, name: str, key: str) -> tuple[ParquetDataset, FolderUse] | None:
+    def find_dataset(self, name: str, key: str) -> tuple[ParquetDataset, Lease] | None:
         """Return a complete dataset with that name and key, and a use of it that the caller ends; None without one.
 
         Raises:
@@ -330,7 +331,7 @@ class StagedDataset:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._use: FolderUse | None = use_dataset(url)
+        self._use: Lease | None = use_dataset(url)
         self._committed = False
 
     def commit(self, dataset: ParquetDataset) -> ParquetDataset:
@@ -347,7 +348,7 @@ class StagedDataset:
         self._committed = True
         return final
 
-    def hand_over_use(self) -> FolderUse:
+    def hand_over_use(self) -> Lease:
         """Return the use under which the dataset was written; the caller ends it."""
         use, self._use = self._use, None
         assert use is not None, "a use is handed over once"
@@ -365,19 +366,19 @@ class StagedDataset:
             logger.warning("The unfinished dataset %s could not be removed: %s", self.url, error)
 
 
-def use_dataset(url: str) -> FolderUse:
+def use_dataset(url: str) -> Lease:
     """Protect a folder of a Store from cleanup until the returned use ends.
 
     Raises:
         StoreError: if the Store cannot be written.
     """
     try:
-        return FolderUse(open_location(url))
+        return Lease(open_location(url), USE, last_use=LAST_USE)
     except Exception as error:
         raise store_error(f"{url} cannot be written", error) from error
 
 
-def use_if_removable(url: str) -> FolderUse | None:
+def use_if_removable(url: str) -> Lease | None:
     """Protect a folder as :func:`use_dataset` does if it is a dataset of a Store; return None for other folders.
 
     Raises:

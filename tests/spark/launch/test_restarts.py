@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import (
     CheckpointError,
     CheckpointsInUseError,
@@ -21,7 +22,6 @@ from sparkdl.errors import (
     StoreError,
     TrainingError,
 )
-from sparkdl.estimators.fit.checkpoint_lease import held_alone
 from sparkdl.launch import Restarts, run_with_restarts
 from sparkdl.training.checkpoint.folder import CheckpointFolder
 from tests.spark.estimators.estimator_examples import (
@@ -182,7 +182,7 @@ def test_checkpoints_of_another_model_dataset_or_setting_are_refused_before_rank
             make_estimator(tmp_path, **{**same, **changes}).fit(rows)
     assert "Starting" not in capfd.readouterr().err
     assert CheckpointFolder(str(folder)).names() == names
-    with held_alone(str(folder), print), pytest.raises(CheckpointsInUseError):
+    with hold_alone(str(folder), print), pytest.raises(CheckpointsInUseError):
         make_estimator(tmp_path, **same).fit(frame)
     file = tmp_path / "a file"
     file.touch()

@@ -244,7 +244,7 @@ class CheckpointError(SparkdlError, ValueError):
 
 
 class CheckpointsInUseError(CheckpointError):
-    """Another fit that runs uses the checkpointDir. Wait until it has ended, or choose another checkpointDir."""
+    """Another fit or run uses the folder of checkpoints. Wait until it has ended, or choose another folder."""
 
 
 class TransportUnavailableError(SparkdlError, ImportError):

@@ -11,16 +11,16 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sparkdl.checkpoint.folder import Checkpoint, DamagedCheckpointError
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.files.lease import hold_alone
-from sparkdl.errors import CheckpointError, SparkdlError, StoreError
+from sparkdl.errors import SparkdlError, StoreError
 from sparkdl.meanings import store_error
 from sparkdl.model.architecture import join_module, split_module
-from sparkdl.training.checkpoint.files import FIT, MODEL, DamagedFileError, Manifest, load_file
-from sparkdl.training.checkpoint.folder import CheckpointFolder
+from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 from sparkdl.training.checkpoint.identity import check_progress, fit_identity, model_files_identity
-from sparkdl.training.checkpoint.state import load_module_state
+from sparkdl.training.checkpoint.state import set_buffers
 from sparkdl.training.history import EpochRecord
 from sparkdl.training.spec import CheckpointPlan
 
@@ -119,9 +119,10 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
     """
     if spec.checkpoints is None:
         return None
-    folder = CheckpointFolder(spec.checkpoints.url)
-    for name, manifest in folder.newest_first():
-        if isinstance(manifest, Manifest):
+    folder = fit_folder(spec.checkpoints.url)
+    for _, checkpoint in folder.newest_first():
+        if isinstance(checkpoint, Checkpoint):
+            manifest = FitManifest(**checkpoint.manifest.about)
             check_progress(folder.url, manifest, fit_identity(spec, dataset), spec.epochs)
             if not manifest.finished or manifest.epoch < spec.epochs:
                 return None
@@ -131,10 +132,10 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
             if spec.best is not None or is_on_meta or _num_bytes(spec.model) > MAX_BYTES_ON_DRIVER:
                 return None
             try:
-                folder.check(name, manifest)
-                return _load(folder, name, spec, is_divided=manifest.is_divided)
-            except DamagedFileError:
-                return None  # rank 0 will log this, and continue from the checkpoint before
+                checkpoint.check()
+                return _load(checkpoint, spec)
+            except DamagedCheckpointError:
+                return None  # the ranks will log this, and continue from the checkpoint before
     return None
 
 
@@ -146,7 +147,7 @@ def run_key_of(url: str) -> str:
     Raises:
         StoreError: if the folder cannot be read or written.
     """
-    folder = CheckpointFolder(url)
+    folder = fit_folder(url)
     location = open_location(folder.url)
     try:
         if folder.names():
@@ -169,9 +170,9 @@ def run_key_of(url: str) -> str:
 def newest_position(spec: TrainingSpec) -> str:
     """Return a text that says from where a fit continues when its ranks are started again."""
     if spec.checkpoints is not None:
-        for _, manifest in CheckpointFolder(spec.checkpoints.url).newest_first():
-            if isinstance(manifest, Manifest):
-                return f"its checkpoint at {manifest.position}"
+        for _, checkpoint in fit_folder(spec.checkpoints.url).newest_first():
+            if isinstance(checkpoint, Checkpoint):
+                return f"its checkpoint at {FitManifest(**checkpoint.manifest.about).position}"
     return "the beginning, as no checkpoint was taken yet"
 
 
@@ -179,18 +180,15 @@ def _num_bytes(module: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()) if not tensor.is_sparse)
 
 
-def _load(folder: CheckpointFolder, name: str, spec: TrainingSpec, *, is_divided: bool) -> FinishedFit:
-    location = folder.location(name)
-    structure, tensors = split_module(spec.model)
-    module = join_module(structure, {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()})
-    if is_divided:
-        from sparkdl.parallel import load_whole  # the driver needs parallelism only here
+def _load(checkpoint: Checkpoint, spec: TrainingSpec) -> FinishedFit:
+    from sparkdl.checkpoint.tensors import TrainingTensors  # only a finished fit needs it on the driver
 
-        try:
-            load_whole(f"{folder.url}/{name}", module)
-        except CheckpointError as error:
-            raise DamagedFileError(str(error)) from error
-    else:
-        load_module_state(module, load_file(location, MODEL))
-    history = tuple(EpochRecord.from_dict(record) for record in load_file(location, FIT)["history"])
+    structure, parts = split_module(spec.model)
+    module = join_module(structure, {name: tensor.to("cpu", copy=True) for name, tensor in parts.items()})
+    state = checkpoint.load_state()
+    tensors = TrainingTensors(module, is_divided=False)
+    tensors.check(checkpoint, None)
+    tensors.load(checkpoint, state["training"], None)
+    set_buffers(dict(module.named_buffers()), state["fit"]["buffers"])
+    history = tuple(EpochRecord.from_dict(record) for record in state["fit"]["history"])
     return FinishedFit(module.eval(), history, history[-1].epoch)

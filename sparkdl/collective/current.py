@@ -1,12 +1,14 @@
 """The job and the communicator of this process, provided by a launcher or found from the environment.
 
-For code to which neither is passed as an argument. Ranks that ``mpiexec`` started find each other through MPI,
+For code to which neither is passed as an argument. A launcher may also provide a log on the driver, and says when the
+program has ended. Ranks that ``mpiexec`` started find each other through MPI,
 regardless of the transport that carries their data afterwards. If no launcher has provided a job, the process finds its
 job by its environment variables.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -179,6 +181,50 @@ def provide_communicator(open_once: Callable[[], Communicator], is_open: Callabl
 def set_current_communicator(communicator: Communicator | None) -> None:
     """Set the communicator of this process; None after it was closed."""
     _sources[:] = [] if communicator is None else [(lambda: communicator, lambda: True)]
+
+
+_ends: list[Callable[[], object]] = []
+"""What is called when the program of this rank has ended."""
+
+
+def at_end(function: Callable[[], object]) -> None:
+    """Call a function when the program of this rank has ended, at the latest when the process exits.
+
+    Functions are called in reverse order, and each only once. After an exception a launcher's ranks are ended without
+    them.
+    """
+    if function not in _ends:
+        _ends.append(function)
+    atexit.unregister(end_program)
+    atexit.register(end_program)  # anew: before what was registered in the meantime
+
+
+def cancel_at_end(function: Callable[[], object]) -> None:
+    """Undo :func:`at_end`."""
+    if function in _ends:
+        _ends.remove(function)
+
+
+def end_program() -> None:
+    """Call the functions given to :func:`at_end`. For launchers of ranks, before they close the communicator."""
+    while _ends:
+        _ends.pop()()
+
+
+os.register_at_fork(after_in_child=_ends.clear)  # what was begun is the parent's
+
+_driver_log: list[Callable[[str], None]] = [print]
+"""The function that carries a message to the driver, as the only entry; ``print`` until another one is provided."""
+
+
+def log_on_driver(message: str) -> None:
+    """Print a message on the driver, even if other output of the ranks is not shown there."""
+    _driver_log[0](message)
+
+
+def provide_driver_log(write: Callable[[str], None]) -> None:
+    """Set the function that carries messages of this process to the driver. For launchers of ranks."""
+    _driver_log[:] = [write]
 
 
 def current_job() -> Job | None:

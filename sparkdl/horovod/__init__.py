@@ -6,14 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from sparkdl.collective.current import log_on_driver
 
-__all__ = ["log_to_driver", "provide_driver_log"]
+__all__ = ["log_to_driver"]
 
 _MAX_CHARS = 4000
-
-_write: list[Callable[[str], None]] = [print]
-"""The function that carries a message to the driver, as the only entry; ``print`` until another one is provided."""
 
 
 def log_to_driver(message: str) -> None:
@@ -22,9 +19,4 @@ def log_to_driver(message: str) -> None:
     Args:
         message: message to print; it is cut off after 4000 characters.
     """
-    _write[0](str(message)[:_MAX_CHARS])
-
-
-def provide_driver_log(write: Callable[[str], None]) -> None:
-    """Set the function that carries messages of this process to the driver. For launchers of ranks."""
-    _write[:] = [write]
+    log_on_driver(str(message)[:_MAX_CHARS])

@@ -31,7 +31,7 @@ from sparkdl.spark.failures import mentions_stopped_context, spark_words
 from sparkdl.spark.jobs import jobs_of
 from sparkdl.spark.session import is_connect, is_context_stopped
 from sparkdl.tracking import models_with_code, use_tracking_uri
-from sparkdl.training.checkpoint.folder import CheckpointFolder
+from sparkdl.training.checkpoint.fit_manifest import fit_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -236,7 +236,7 @@ def _state(checked: _Checked, *, is_again: bool) -> str:
             return f"{url} has the result of another job: {'; '.join(found)}. The job needs --again to replace it"
         return f"{url} has the result of this job: nothing will be trained"
     checkpoints = checked.estimator.getCheckpointDir()
-    if checkpoints is not None and not is_again and CheckpointFolder(checkpoints).names():
+    if checkpoints is not None and not is_again and fit_folder(checkpoints).names():
         return f"{url} is empty; the fit will continue from the checkpoints in {checkpoints}"
     return f"{url} is empty"
 
@@ -264,7 +264,7 @@ def _done_before(checked: _Checked) -> str:
 
 def _remove_checkpoints(url: str, say: Say) -> None:
     """Remove the checkpoints, so that the fit does not continue from them."""
-    folder = CheckpointFolder(url)
+    folder = fit_folder(url)
     if names := folder.names():
         with hold_alone(folder.url, say):
             for name in names:

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from sparkdl.errors import SavedModelError, SerializationError
 
@@ -85,6 +86,19 @@ _DTYPES = {
     for dtype, name in _NAMES.items()
     if hasattr(torch, dtype)  # older versions of torch lack some
 }
+
+
+def can_be_written(value: object) -> bool:
+    """Whether a value is a tensor that a file of weights can hold: dense, of a dtype that the format has.
+
+    A DTensor counts, as each rank writes its own part. Of other tensors in wrappers, the file would lack the wrapper.
+    """
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and str(value.dtype).removeprefix("torch.") in _NAMES
+        and (not is_traceable_wrapper_subclass(value) or hasattr(value, "full_tensor"))
+    )
 
 
 def write_weights(tensors: Mapping[str, Tensor], file: IO[bytes]) -> dict[str, Any]:

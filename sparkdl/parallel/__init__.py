@@ -10,7 +10,7 @@ first. :class:`ShardedCheckpoints` saves and loads the result.
 from __future__ import annotations
 
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention
-from sparkdl.parallel.checkpoint import ShardedCheckpoints, load_whole
+from sparkdl.parallel.checkpoint import ShardedCheckpoints
 from sparkdl.parallel.context import WholeSequences, share_sequences
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.parallelize import parallelize
@@ -51,7 +51,6 @@ __all__ = [
     "draw_weights",
     "evaluate_stages",
     "load_weights",
-    "load_whole",
     "num_microbatches",
     "on_meta",
     "parallelize",

@@ -335,22 +335,6 @@ def copies_of_tied(module: nn.Module) -> set[Tensor]:
     }
 
 
-def part_like(whole: Tensor, like: DTensor) -> DTensor:
-    """Return this rank's part of a tensor, with the placements of another tensor. No communication.
-
-    Args:
-        whole: whole tensor, the same on all ranks.
-        like: parameter of the same shape that :func:`shard` or :func:`~sparkdl.parallel.divide` has placed.
-    """
-    part = whole
-    for along, (first, end) in enumerate(local_ranges(like)):
-        part = part.narrow(along, first, end - first)
-    local = torch.empty_like(like.to_local()).copy_(part)
-    return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
-
-
 def local_ranges(parameter: Tensor) -> list[tuple[int, int]]:
     """The place of this rank's part in a whole tensor: for each dimension, the first index and the one after the last.
 

@@ -3,7 +3,7 @@
 The *driver* makes a :class:`Runner`, or a :class:`HorovodRunner` with the signature of Databricks' class. On the
 *ranks* torch.distributed, the communicator, the Horovod API and MPI are ready, and a :class:`TrainingState` survives
 the loss of ranks. Does not depend on DataFrames and estimators. Begin with :mod:`~sparkdl.runner.runner` on the driver;
-the ranks run ``on_rank`` and, with it, ``rank_logging`` and ``training_state``.
+the ranks run ``on_rank`` and, with it, ``rank_logging``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparkdl.runner.rank_logging import progress
 from sparkdl.runner.runner import Runner
 
 if TYPE_CHECKING:
-    from sparkdl.runner.training_state import TrainingState
+    from sparkdl.checkpoint.training_state import TrainingState
 
 __all__ = ["HorovodRunner", "Runner", "TrainingState", "progress"]
 
@@ -23,7 +23,7 @@ __all__ = ["HorovodRunner", "Runner", "TrainingState", "progress"]
 def __getattr__(name: str) -> Any:
     # Needs torch, which may not be installed on the driver.
     if name == "TrainingState":
-        from sparkdl.runner.training_state import TrainingState
+        from sparkdl.checkpoint.training_state import TrainingState
 
         return TrainingState
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import all_gather_bytes
+from sparkdl.collective.current import end_program
 from sparkdl.collective.torchrun_variables import export_torchrun_variables
 from sparkdl.errors import ParamError
 from sparkdl.patches.accelerate import teach_accelerate
 from sparkdl.runner.rank_logging import provide_progress, set_up_logging
 
 if TYPE_CHECKING:
+    from sparkdl.checkpoint.commits import Commits
     from sparkdl.launch import RankContext
-    from sparkdl.runner.commit_folder import CommitFolder
     from sparkdl.runner.packed_call import Call
     from sparkdl.runner.script import Script
 
@@ -64,7 +65,7 @@ def joined(visible: Sequence[str]) -> str | None:
     return ",".join(visible)
 
 
-IMPORTED_FIRST = (__name__, "sparkdl.torch", "sparkdl.horovod.torch", "torch._dynamo")
+IMPORTED_FIRST = (__name__, "sparkdl.torch", "torch._dynamo")
 """Modules that every function needs; the last one is imported when a process makes its first optimizer."""
 
 
@@ -78,7 +79,7 @@ class RankSetup:
         sees_gpus_of_host: whether the rank also sees the GPUs of the host's other ranks, in the order of local ranks.
         log_level: level of the root logger; None does not set it.
         operation_timeout_s: default deadline of the collectives of torch.distributed, in seconds.
-        commits: folder in which the state's commits are kept; None to keep them in memory.
+        commits: place in which commits of states are kept; None to keep them in memory.
         init_torch: whether torch.distributed is to be initialized before the call.
         restart_count: number of times that the ranks have been restarted.
         max_restarts: maximum number of restarts, for any reason.
@@ -89,7 +90,7 @@ class RankSetup:
     sees_gpus_of_host: bool
     log_level: int | None
     operation_timeout_s: float
-    commits: CommitFolder | None
+    commits: Commits | None
     init_torch: bool
     restart_count: int
     max_restarts: int
@@ -141,8 +142,7 @@ def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> 
 
 @contextmanager
 def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
-    import sparkdl.horovod.torch as hvd
-    from sparkdl.horovod.torch.elastic import provide_commit_keeper
+    from sparkdl.checkpoint.commits import provide_commits
     from sparkdl.torch import destroy_process_group, init_process_group
 
     set_up_logging(setup.log_level)
@@ -158,7 +158,7 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
     )
     provide_progress(context)
     if setup.commits is not None:
-        provide_commit_keeper(setup.commits)
+        provide_commits(setup.commits)
     teach_accelerate()
     if setup.init_torch:
         # A process that initializes CUDA takes hundreds of MiB of GPU memory.
@@ -166,8 +166,7 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
         _warn_without_gpu(context.rank, setup.gpus)
     yield
     # After an exception the communicator is aborted, which ends the other ranks.
-    if hvd.is_initialized():
-        hvd.shutdown()
+    end_program()
     destroy_process_group()
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sparkdl.collective.current import provide_driver_log
 from sparkdl.errors import ParamError
-from sparkdl.horovod import provide_driver_log
 from sparkdl.launch.wire.messages import FOR_DRIVER, mark_lines, split_mark
 
 if TYPE_CHECKING:

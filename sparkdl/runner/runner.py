@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.checkpoint.commits import SETTING, USER, Commits
+from sparkdl.data import Store
+from sparkdl.data.files.filesystems import absolute_url
+from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_ranks, run_with_restarts
-from sparkdl.runner.commit_folder import commit_folder
 from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_rank
 from sparkdl.runner.packed_call import pack
 from sparkdl.runner.rank_logging import LineReader, OnLine, level_number
@@ -20,6 +25,8 @@ from sparkdl.spark.jobs import jobs_of, name_of
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
+
+    from sparkdl.data.files.lease import SoleLease
 
 logger = logging.getLogger(__name__)
 
@@ -161,19 +168,14 @@ class Runner:
         log_level = level_number(self.log_level)
         call = pack(train, args, kwargs)
         session = self._session()
-        folder = commit_folder(
-            self.checkpoint_dir,
-            is_wanted=self.max_restarts > 0 or self.max_retries > 0,
-            is_local=session is None,
-        )
-        with folder as commits:
+        with self._hold_commits(is_local=session is None) as lease:
             setup = RankSetup(
                 returns_all=returns_all,
                 gpus=self.gpus_per_worker,
                 sees_gpus_of_host=sees_gpus_of_host,
                 log_level=log_level,
                 operation_timeout_s=self.operation_timeout_s,
-                commits=commits,
+                commits=None if lease is None else Commits(lease.url, lease.name),
                 init_torch=self.init_torch,
                 restart_count=0,
                 max_restarts=self.max_restarts + self.max_retries,
@@ -183,14 +185,14 @@ class Runner:
                 on_log=LineReader(self.on_log, only_for_driver),
                 silence_timeout_s=silence_timeout_s,
             )
-            attempts = _attempts_of(setup)
+            attempts = _attempts_of(setup, lease)
             with jobs_of(f"run {name_of(train)}"):
                 returned: list[Returned] = run_with_restarts(
                     lambda num_ranks: start(run_on_rank, next(attempts), call, num_ranks=num_ranks),
                     self._restarts(),
                     spark=session,
                     num_ranks=self.num_workers,
-                    where=lambda: "the beginning" if commits is None else commits.position(),
+                    where=lambda: "the beginning" if setup.commits is None else setup.commits.position(),
                     resources=self.resources,
                 )
         if len(returned) > 1 and not any(each.has_met for each in returned):
@@ -202,6 +204,33 @@ class Runner:
                 len(returned),
             )
         return [each.value for each in returned]
+
+    @contextmanager
+    def _hold_commits(self, *, is_local: bool) -> Iterator[SoleLease | None]:
+        """Hold the folder for the commits of this run alone: ``checkpoint_dir``, or one that is removed at the end.
+
+        Without ``checkpoint_dir``, and if ranks are not restarted, there is none.
+
+        Args:
+            is_local: whether all ranks run on this machine; otherwise the removed folder is in the default Store.
+
+        Raises:
+            StoreError: if the folder cannot be written.
+            CheckpointsInUseError: if another run uses the folder.
+        """
+        with ExitStack() as resources:
+            if self.checkpoint_dir is not None:
+                url = absolute_url(self.checkpoint_dir)
+            elif not (self.max_restarts or self.max_retries):
+                yield None
+                return
+            elif is_local:
+                url = resources.enter_context(
+                    TemporaryDirectory(prefix="sparkdl-commits-", ignore_cleanup_errors=True)
+                )
+            else:
+                url = resources.enter_context(Store.default().scratch_folder("commits"))
+            yield resources.enter_context(hold_alone(url, logger.warning, user=USER, setting=SETTING))
 
     def _starter(self, session: SparkSession | None) -> Callable[..., list[Any]]:
         """The function that starts ranks."""
@@ -257,10 +286,10 @@ class Runner:
             )
 
 
-def _attempts_of(setup: RankSetup) -> Iterator[RankSetup]:
+def _attempts_of(setup: RankSetup, lease: SoleLease | None) -> Iterator[RankSetup]:
     """Yield the setups of the successive starts of the ranks."""
     while True:
         yield setup
         setup = replace(setup, restart_count=setup.restart_count + 1)
-        if setup.commits is not None:
-            setup = replace(setup, commits=setup.commits.reclaimed())
+        if lease is not None:  # ranks that were wrongly considered lost cannot write any more
+            setup = replace(setup, commits=Commits(lease.url, lease.change_name()))

@@ -191,7 +191,7 @@ class DataParallel(nn.Module):
         self._bucket_bytes = bucket_bytes
         self._live = LiveParameters(module)
         check_trainable(module)
-        _broadcast([*self._live.parameters, *self._live.buffers()], communicator)
+        broadcast_tensors([*self._live.parameters, *self._live.buffers()], communicator)
         self._sent = set(self._live.parameters)
         # The garbage collector does not see the hooks that autograd holds: a hook with a permanent reference to this
         # object would keep it and the parameters alive for ever. So hooks refer to it only from a forward pass to the
@@ -209,7 +209,7 @@ class DataParallel(nn.Module):
             self._held[:] = [self]
             self.take_up_changes()
         if self._broadcasts_buffers and self._averages and self.training:
-            _broadcast(self._live.buffers(), self._communicator)
+            broadcast_tensors(self._live.buffers(), self._communicator)
         output = self.module(*args, **kwargs)
         if with_gradients:
             self.take_up_changes()  # that the module itself has made
@@ -223,7 +223,7 @@ class DataParallel(nn.Module):
         if not self._live.look():
             return
         new = [parameter for parameter in self._live.parameters if parameter not in self._sent]
-        _broadcast(new, self._communicator, name="new parameters of the module")
+        broadcast_tensors(new, self._communicator, name="new parameters of the module")
         self._sent = set(self._live.parameters)
         if any(each.requires_grad and each not in self._hooks for each in self._live.parameters):
             check_trainable(self.module)
@@ -401,7 +401,8 @@ def check_trainable(module: nn.Module) -> None:
             )
 
 
-def _broadcast(tensors: Iterable[Tensor], communicator: Communicator, name: str = "") -> None:
+def broadcast_tensors(tensors: Iterable[Tensor], communicator: Communicator, name: str = "") -> None:
+    """Overwrite tensors in place with rank 0's values. Collective."""
     parts = [part for tensor in tensors for part in plain_parts(tensor)]
     with torch.no_grad():
         sent = [(part, movable(part)) for part in parts]

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import TrainingError
-from sparkdl.training.checkpoint.state import is_part, load_module_state, module_state, part_of
+from sparkdl.model.weights_file import can_be_written
+from sparkdl.training.checkpoint.state import load_module_state, module_state
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -187,14 +188,13 @@ class BestWeights:
         module: module whose state is kept.
         is_keeper: whether this rank keeps the weights, or its part of them; other ranks only record which epoch is the
             best.
-        is_divided: whether the module is divided among ranks.
 
     Attributes:
         epoch: number of the best epoch; None before the first.
     """
 
-    def __init__(self, goal: Goal, module: nn.Module, *, is_keeper: bool, is_divided: bool = False) -> None:
-        self._goal, self._module, self._is_keeper, self._is_divided = goal, module, is_keeper, is_divided
+    def __init__(self, goal: Goal, module: nn.Module, *, is_keeper: bool) -> None:
+        self._goal, self._module, self._is_keeper = goal, module, is_keeper
         self._kept: dict[str, dict[str, Any]] = {}
         """Copy of what :func:`~sparkdl.training.checkpoint.state.module_state` returned."""
         self._best: float | None = None
@@ -229,38 +229,41 @@ class BestWeights:
         return self.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, its epoch, and the weights, if this rank keeps all of them."""
-        weights = {} if self._is_divided else self._kept
-        return {"best": self._best, "epoch": self.epoch, "weights": weights}
+        """Return the best value, its epoch, and what this rank keeps of the weights besides :meth:`tensors`."""
+        others = {
+            kind: {name: part for name, part in parts.items() if not can_be_written(part)}
+            for kind, parts in self._kept.items()
+        }
+        return {"best": self._best, "epoch": self.epoch, "others": others}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned on the rank that keeps the weights.
-
-        If it left out the weights, the caller has to copy them into :meth:`tensors`.
-        """
+        """Continue from what :meth:`state_dict` returned on rank 0; the caller has to overwrite :meth:`tensors`."""
         self._best, self.epoch = state["best"], state["epoch"]
         self._kept = {}
         if self._is_keeper and self.epoch is not None:
-            own, saved = module_state(self._module), state["weights"]
             self._kept = {
-                kind: {
-                    name: part_of(saved[kind][name], part) if saved else _kept(part, None)
-                    for name, part in parts.items()
-                    if not saved or name in saved[kind]
-                }
-                for kind, parts in own.items()
+                kind: {name: _kept(part, None) for name, part in parts.items()}
+                | state["others"].get(kind, {})
+                for kind, parts in module_state(self._module).items()
             }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are kept, by unique names."""
-        return {f"{kind}/{name}": part for kind, parts in self._kept.items() for name, part in parts.items()}
+        """Return the tensors that are kept and that a checkpoint stores as such, by unique names."""
+        return {
+            f"{kind}/{name}": part
+            for kind, parts in self._kept.items()
+            for name, part in parts.items()
+            if can_be_written(part)
+        }
 
 
 def _kept(part: Any, before: Any) -> Any:
     """Copy an entry of a state to the host, into the memory of the previous copy if that fits."""
     if not isinstance(part, Tensor):
         return copy.deepcopy(part)  # the extra state of a module
-    if is_part(part):  # stays on its device, where it can be gathered for a checkpoint
+    if hasattr(
+        part, "full_tensor"
+    ):  # a DTensor stays on its device, where it can be gathered for a checkpoint
         return part.detach().clone()
     if isinstance(before, Tensor) and before.shape == part.shape and before.dtype == part.dtype:
         return before.copy_(part)
@@ -353,9 +356,7 @@ class FitControl:
         )
         self._best: BestWeights | None = None
         if spec.best is not None:
-            self._best = BestWeights(
-                spec.best, module, is_keeper=communicator.rank == 0 or is_divided, is_divided=is_divided
-            )
+            self._best = BestWeights(spec.best, module, is_keeper=communicator.rank == 0 or is_divided)
         self._stopping: EarlyStopping | None = None
         if spec.patience is not None:
             assert spec.watched is not None, "patience needs a watched metric"

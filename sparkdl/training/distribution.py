@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from sparkdl.collective import Communicator
-    from sparkdl.parallel import RankLayout, ShardedCheckpoints
+    from sparkdl.parallel import RankLayout
     from sparkdl.training.objective import Batch, Objective
     from sparkdl.training.spec import TrainingSpec
 
@@ -123,11 +123,6 @@ class ModelDistribution(ABC):
     def parts(self) -> nn.Module | list[nn.Module]:
         """This rank's part of the module; with a pipeline, the stages of this rank."""
         return self.module
-
-    def open_checkpoints(self, url: str) -> ShardedCheckpoints | None:
-        """Open the checkpoints of a divided module; None for replicas. Collective."""
-        del url
-        return None
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients so that their joint norm is at most ``max_norm``."""
@@ -356,12 +351,6 @@ class DividedModel(ModelDistribution):
             return None
         communicator = self._layout.communicator("data")
         return ReplicaCheck(self.module, optimizer=optimizer, communicator=communicator)
-
-    def open_checkpoints(self, url: str) -> ShardedCheckpoints | None:
-        """Open the checkpoints of the divided module. Collective."""
-        from sparkdl.parallel import ShardedCheckpoints
-
-        return ShardedCheckpoints(url, self._layout)
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients so that their joint norm over all ranks is at most ``max_norm``. Collective."""

@@ -281,8 +281,6 @@ _MOST_PIPELINES = 16
 class _Layers(nn.Module):
     """The stages of a rank as one module; its tensors have their names in the whole module."""
 
-    has_some_layers = True
-
     def __init__(self, stages: Sequence[nn.Module]) -> None:
         super().__init__()
         self.stages = nn.ModuleList(stages)

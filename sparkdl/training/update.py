@@ -331,17 +331,3 @@ def _fuses(parameter: nn.Parameter) -> bool:
         and parameter.dtype in (torch.float32, torch.float64)
         and parameter.is_contiguous()
     )
-
-
-def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a state without changing the implementation that :func:`fuse` chose.
-
-    The state may come from another device or another version of torch.
-    """
-    state = dict(state)
-    if type(optimizer) in _WITH_FUSED_FORM and len(state["param_groups"]) == len(optimizer.param_groups):
-        state["param_groups"] = [
-            {**group, "fused": own["fused"], "foreach": own["foreach"]}
-            for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
-        ]
-    optimizer.load_state_dict(state)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sparkdl.data.dataset.row_choice import draw_rows
-from sparkdl.training.checkpoint.folder import CheckpointFolder
+from sparkdl.training.checkpoint.fit_manifest import fit_folder
 from tests.run_ranks import run_ranks
 from tests.training.scenes.checkpoint_scenes import (
     VALIDATION_ROWS,
@@ -23,6 +23,7 @@ from tests.training.scenes.checkpoint_scenes import (
     estimated_specs,
     interrupted_spec,
     note_rows,
+    place_of,
     scheduled_spec,
     train_and_note,
     train_each,
@@ -60,7 +61,7 @@ def undisturbed(dataset):
 def test_fit_resumed_after_a_killed_rank_ends_with_the_same_bits(dataset, undisturbed, tmp_path, dying, call):
     killed = interrupted_spec(dataset, tmp_path, ends_at=call)
     run_ranks(2, train_through_death, killed, dataset, dying, may_die=[dying])
-    assert CheckpointFolder(str(tmp_path)).names()
+    assert fit_folder(str(tmp_path)).names()
     again = run_ranks(2, train_through_death, interrupted_spec(dataset, tmp_path), dataset)
     for one, other in zip(undisturbed, again, strict=True):
         assert_same_fit(one, other)
@@ -98,11 +99,9 @@ def test_fits_with_a_train_step_and_of_a_ready_made_network_can_be_resumed(datas
 
 def copy_of(folder: Path, place: tuple[int, int], name: str) -> Path:
     """Copy only the checkpoint of an epoch and step to a folder of this name."""
-    source = CheckpointFolder(str(folder))
-    (found,) = [
-        each for each in source.names() if (source.manifest(each).epoch, source.manifest(each).step) == place
-    ]
-    shutil.copytree(folder / found, folder.with_name(name) / found)
+    source = fit_folder(str(folder))
+    (checkpoint,) = [each for each in source.names() if place_of(source, each) == place]
+    shutil.copytree(folder / checkpoint, folder.with_name(name) / checkpoint)
     return folder.with_name(name)
 
 

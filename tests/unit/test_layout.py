@@ -31,7 +31,6 @@ SMALL_FOR_A_REASON = {
     "sparkdl.horovod.torch.mpi_ops": "Horovod's own module name",
     "sparkdl.horovod.torch.sync_batch_norm": "Horovod's own module name",
     "sparkdl.patches.collate": "changes to other libraries' insides stand in one folder",
-    "sparkdl.runner.training_state": "sparkdl.runner imports it on first use: it needs torch",
     "sparkdl.tracking.carried_native": "copied into every logged model",
     "sparkdl.tracking.model_loader": "copied into every logged model",
 }
@@ -43,10 +42,11 @@ LAYERS = {
     "addresses | deadline | protocol",
     "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "
     "nccl | telemetry, buffers | byte_exchange | operation_queue | error_origin",
-    "torch": "registration, gpu, process_group, movements | reductions, submission | data_parallel, "
+    "torch": "registration, gpu, process_group, movements | reductions | objects, submission | data_parallel, "
     "replicas, buffers | sync_batch_norm | futures, work",
     "data": "blend | petastorm, feed, megatron | spark, store, dataset, checks | files",
-    "parallel": "checkpoint, checkpoint_files | parallelize | weights, context, attention | pipeline, "
+    "checkpoint": "training_state | writer, tensors | commits | parts, folder | values",
+    "parallel": "checkpoint | parallelize | weights, context, attention | pipeline, "
     "sequence | tensor, sharding, verify, parallelism | collectives, replaced_parameters",
     "training": "remote, trainer, callbacks | stages, step | validation, checkpoint, history | "
     "distribution, objective | probe, device_batches | learning_rate | metrics | spec | update",
@@ -62,7 +62,7 @@ LAYERS = {
     "tracking": "run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | carried_native | "
     "start",
     "mlflow": "flavor | pyfunc",
-    "runner": "horovod_runner, runner, on_rank | packed_call, commit_folder | rank_logging | script | training_state",
+    "runner": "horovod_runner, runner, on_rank | packed_call, rank_logging | script",
     "jobs": "command, run_job, make_estimator, imports, job, identity | output | plan | yaml_tree",
     "doctor": "command, examination, network, cluster_facts | machine_checks, finding | machine_facts",
     "cli": "demo, __main__ | local_session | run",

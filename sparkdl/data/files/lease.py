@@ -25,9 +25,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.meanings import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import CheckpointsInUseError, SparkdlError, StoreError
+from sparkdl.meanings import store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -219,10 +219,14 @@ class SoleLease:
         url: URL of the folder.
         user: what uses the folder, such as ``"fit"``.
         setting: name of the user's setting of the folder.
+
+    Attributes:
+        url: URL of the folder.
     """
 
     def __init__(self, lease: Lease, url: str, user: str, setting: str) -> None:
-        self._lease, self._url, self._user, self._setting = lease, url, user, setting
+        self.url = url
+        self._lease, self._user, self._setting = lease, user, setting
 
     @property
     def name(self) -> str:
@@ -237,7 +241,7 @@ class SoleLease:
         """
         if self._lease.is_lost:
             raise CheckpointsInUseError(
-                f"Another {self._user} may use the {self._setting} {self._url}: this one was suspended, or cut off "
+                f"Another {self._user} may use the {self._setting} {self.url}: this one was suspended, or cut off "
                 f"from it, for more than {LEASE_S:g} s, so others assume that it has ended. Wait until the other "
                 f"{self._user} has ended and start again, which continues from its checkpoints, or choose another "
                 f"{self._setting}."
@@ -250,11 +254,11 @@ class SoleLease:
             CheckpointsInUseError: if the lease is lost.
             StoreError: if the folder cannot be written.
         """
-        check_lease(self._url, self.name, user=self._user, setting=self._setting)
+        check_lease(self.url, self.name, user=self._user, setting=self._setting)
         try:
             self._lease.change_name()
         except Exception as error:
-            raise store_error(f"The folder {self._url} cannot be written", error) from error
+            raise store_error(f"The folder {self.url} cannot be written", error) from error
         return self.name
 
 

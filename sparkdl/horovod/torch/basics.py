@@ -7,14 +7,12 @@ parts of sparkdl.
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import json
 import logging
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ import torch
 import sparkdl.torch  # noqa: F401  # makes current_communicator understand torchrun's variables
 from sparkdl.collective import Communicator, StallCheck, current_communicator
 from sparkdl.collective.byte_exchange import allgather_bytes, broadcast_bytes
+from sparkdl.collective.current import at_end, cancel_at_end
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.horovod.torch.current_session import begin_session, end_session, has_session, session
 from sparkdl.horovod.torch.handles import forget_handles
@@ -121,12 +120,9 @@ def shutdown() -> None:
     Process sets other than the global one cannot be used until they are given to ``init`` or ``add_process_set`` again.
     """
     _static_sets.clear()
-    atexit.unregister(shutdown)
+    cancel_at_end(shutdown)
     end_session()
     forget_handles()
-
-
-os.register_at_fork(after_in_child=partial(atexit.unregister, shutdown))  # the session is the parent's
 
 
 def begin_again() -> None:
@@ -223,7 +219,7 @@ def _begin(
         end_session()
         world.close()
         raise
-    atexit.register(shutdown)
+    at_end(shutdown)
     _members = members
     global_process_set.ranks = list(session().ranks_of[0])
 

@@ -6,7 +6,6 @@ only between ranks that have proved that they know the job's secret.
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,13 +14,13 @@ from typing import Any
 import cloudpickle
 import torch
 
-from sparkdl.errors import ParamError
 from sparkdl.horovod.torch.basics import rank
 from sparkdl.horovod.torch.handles import synchronize
 from sparkdl.horovod.torch.operations.allgather import allgather
 from sparkdl.horovod.torch.operations.broadcast import broadcast_, broadcast_async_
 from sparkdl.horovod.torch.operations.preparation import refuse_subclasses
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
+from sparkdl.torch.objects import pickle_for_others, put_in_tensors, take_out_tensors
 
 
 def broadcast_object(
@@ -95,38 +94,6 @@ def _unpicklable(number: int, text: torch.Tensor) -> pickle.PicklingError:
     return pickle.PicklingError(f"Rank {number} could not pickle its object: {said}")
 
 
-def pickle_for_others(obj: Any) -> bytes:
-    """Pickle an object for other ranks.
-
-    Raises:
-        ParamError: if it holds DTensors: their pickle has this rank's part alone, and another rank would take it for
-            its own part.
-    """
-    file = io.BytesIO()
-    _Pickler(file, protocol=cloudpickle.DEFAULT_PROTOCOL).dump(obj)
-    return file.getvalue()
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-    def reducer_override(self, obj: Any) -> Any:
-        refuse_shards(obj)
-        return super().reducer_override(obj)
-
-
-def refuse_shards(value: Any) -> None:
-    """Refuse a tensor that is divided among ranks: a sharded DTensor, or a ShardedTensor of FSDP1.
-
-    Raises:
-        ParamError: if it is one.
-    """
-    if isinstance(value, torch.Tensor) and type(value).__name__ in ("DTensor", "ShardedTensor"):
-        raise ParamError(
-            f"A {type(value).__name__} of shape {tuple(value.shape)} cannot be sent to other ranks as an object: each "
-            "rank has another part of it. Send value.full_tensor(), or keep the module and the optimizer themselves in "
-            "a state, not their state_dict()."
-        )
-
-
 def broadcast_parameters(params: Any, root_rank: int) -> None:
     """Overwrite tensors in place with the root's values.
 
@@ -187,10 +154,10 @@ def broadcast_optimizer_state(
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
     tensors: list[torch.Tensor] = []
-    outline = broadcast_object(_take_out_tensors(own, tensors) if rank() == root_rank else None, root_rank)
+    outline = broadcast_object(take_out_tensors(own, tensors) if rank() == root_rank else None, root_rank)
     if rank() != root_rank:
         tensors = []
-        own = _put_in_tensors(outline, tensors)
+        own = put_in_tensors(outline, tensors)
     broadcast_parameters(tensors, root_rank)
     if rank() != root_rank:
         with kept_containers(optimizer):
@@ -213,40 +180,6 @@ def kept_containers(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         state.clear()
         state.update(optimizer.state)
         optimizer.state = state
-
-
-class _TensorOutline:
-    """Placeholder for a tensor whose values are sent separately."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape = tuple(tensor.shape)
-        self.dtype = tensor.dtype
-
-
-def _take_out_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Copy nested dicts, lists and tuples with outlines in place of tensors; append the tensors to ``tensors``."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _TensorOutline(value)
-    return _map_nested(value, lambda entry: _take_out_tensors(entry, tensors))
-
-
-def _put_in_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Undo :func:`_take_out_tensors` with new, uninitialized tensors; append them to ``tensors``."""
-    if isinstance(value, _TensorOutline):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype, device="cpu"))
-        return tensors[-1]
-    return _map_nested(value, lambda entry: _put_in_tensors(entry, tensors))
-
-
-def _map_nested(value: Any, function: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: function(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        entries = [function(entry) for entry in value]
-        # A named tuple takes its entries one by one.
-        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-    return value
 
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]

@@ -1,8 +1,8 @@
 """Takes checkpoints during a fit, and resumes a fit from one.
 
-Rank 0 writes; if the module is divided among ranks, each rank writes its part, and rank 0 the state that all ranks
-share. A fit resumes from the newest complete checkpoint, if it is of the same fit, whether the module was divided or
-not when it was written.
+:mod:`sparkdl.checkpoint` writes and reads them. Rank 0 writes; if the module is divided among ranks, each rank writes
+its part, and rank 0 the state that all ranks share. A fit resumes from the newest complete checkpoint, if it is of the
+same fit, whether the module was divided or not when it was written.
 """
 
 from __future__ import annotations
@@ -10,27 +10,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective.byte_exchange import broadcast_bytes
+from sparkdl.checkpoint.folder import DamagedCheckpointError
 from sparkdl.errors import CheckpointError
 from sparkdl.random_state import random_numbers_apart, seed_rank, set_random_state
 from sparkdl.training.checkpoint.choice import Choice
-from sparkdl.training.checkpoint.files import (
-    DIVIDED_VERSION,
-    FIT,
-    MODEL,
-    OPTIMIZER,
-    RANKS,
-    WHOLE_VERSION,
-    Content,
-    DamagedFileError,
-    Manifest,
-    load_file,
-)
-from sparkdl.training.checkpoint.folder import CheckpointFolder, CheckpointWriter
+from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 from sparkdl.training.checkpoint.state import (
     FitState,
     gather_rank_states,
-    load_module_state,
     loss_buffers,
     read_rank_state,
     set_buffers,
@@ -42,15 +29,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    from sparkdl.checkpoint.folder import Checkpoint
+    from sparkdl.checkpoint.tensors import TrainingTensors
+    from sparkdl.checkpoint.writer import CheckpointWriter
     from sparkdl.collective import Communicator
     from sparkdl.data import PlannedFeed
-    from sparkdl.parallel import ShardedCheckpoints
     from sparkdl.training.callbacks import FitControl
     from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.history import EpochMeter
     from sparkdl.training.spec import TrainingSpec
     from sparkdl.training.step import TrainingStep
     from sparkdl.training.update import UpdatePlan
+
+
+_EARLIER_TIMEOUT_S = 240.0
+"""How long a checkpoint of replicas waits for the previous one: less than other ranks wait for rank 0."""
+
+_LAST_TIMEOUT_S = 1800.0
+"""How long the end of a fit waits for its last checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,6 @@ class Checkpoints:
         self._updates, self._feed, self._communicator = updates, feed, communicator
         self._distribution = distribution
         self._writer: CheckpointWriter | None = None
-        self._parts: ShardedCheckpoints | None = None
         self._num_updates = 0
         self._position = ResumePoint()
 
@@ -117,12 +112,10 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            if self._parts is not None:
-                self._parts.__exit__(kind, error, traceback)
-        finally:
-            if self._writer is not None:
-                self._writer.close(failed=kind is not None)
+        if self._writer is not None and kind is None:
+            self._writer.close(_LAST_TIMEOUT_S)
+        elif self._writer is not None:
+            self._writer.__exit__(kind, error, traceback)
 
     def resume(self) -> ResumePoint:
         """Load the chosen checkpoint, if there is one. Collective; call it last before training.
@@ -133,19 +126,24 @@ class Checkpoints:
         """
         if self._plan is None:
             return self._position
-        folder, name = CheckpointFolder(self._plan.url), self._choice.name
-        self._parts = self._distribution.open_checkpoints(folder.url)
-        if self._communicator.rank == 0:
+        is_divided = self._distribution.is_divided
+        folder = fit_folder(self._plan.url, num_kept=self._plan.num_kept)
+        if is_divided or self._communicator.rank == 0:
+            from sparkdl.checkpoint.writer import CheckpointWriter  # only fits with checkpoints need it
+
             self._writer = CheckpointWriter(
-                folder, num_kept=self._plan.num_kept, damaged=self._choice.damaged
+                folder,
+                is_divided=is_divided,
+                timeout_s=None if is_divided else _EARLIER_TIMEOUT_S,
+                advice="Choose a checkpointDir on a faster store, or a larger checkpointEverySteps.",
             )
-        if name:
+        if self._choice.name:
             try:
-                self._position = self._restore(folder, name)
-            except DamagedFileError as error:
+                self._position = self._restore(folder.open(self._choice.name))
+            except DamagedCheckpointError as error:
                 raise CheckpointError(
-                    f"The checkpoint {folder.url}/{name} was intact when rank 0 checked it, but rank "
-                    f"{self._communicator.rank} cannot read it: {error}. Check that every executor can read it."
+                    f"The checkpoint {folder.url}/{self._choice.name} was intact when the ranks checked it, but rank "
+                    f"{self._communicator.rank} cannot read it: {error} Check that every executor can read it."
                 ) from error
         return self._position
 
@@ -199,77 +197,72 @@ class Checkpoints:
         module = self._state.module
         own = {**own, "wants_to_stop": self._control.wants_to_stop}
         ranks = gather_rank_states(module, self._spec.losses, self._step.device, own, self._communicator)
-        if self._writer is None and self._parts is None:
-            return
-        manifest = Manifest(
-            **where,
-            epochs=self._spec.epochs,
-            world_size=self._communicator.world_size,
-            num_ranks_at_start=self._choice.num_ranks_at_start,
-            identity=self._choice.identity,
-            format_version=WHOLE_VERSION if self._parts is None else DIVIDED_VERSION,
-        )
-        name = manifest.new_name()
-        written = None
-        if self._parts is not None:
-            assert self._plan is not None, "which has a folder"
-            name = broadcast_bytes(self._communicator, name.encode(), root=0, name="new checkpoint").decode()
-            written = self._parts.save(
-                where["step"],
-                self._distribution.parts,
-                self._state.optimizer,
-                tensors=self._control.best_tensors,
-                folder=f"{self._plan.url}/{name}",
-            )
         if self._writer is None:
             return
-        given = where["step"] - self._updates.steps_before
-        states = self._state.capture(
-            whole=self._parts is None,
-            history=[asdict(record) for record in history],
-            feed=self._feed.state(given, where["epoch"] - 1),
-            num_updates=self._num_updates,
+        from sparkdl.checkpoint.tensors import Content
+
+        self._writer.wait()
+        tensors = self._tensors()
+        copies = tensors.copy()
+        manifest = FitManifest(
+            **where,
+            epochs=self._spec.epochs,
             layout=self._distribution.name,
+            num_ranks_at_start=self._choice.num_ranks_at_start,
+            identity=self._choice.identity,
         )
+        state: dict[str, Any] = {}
+        if self._communicator.rank == 0:
+            fit = self._state.capture(
+                history=[asdict(record) for record in history],
+                feed=self._feed.state(where["step"] - self._updates.steps_before, where["epoch"] - 1),
+                num_updates=self._num_updates,
+            )
+            state = {"training": copies.values, "fit": fit, "ranks": ranks}
         self._writer.write(
-            Content(manifest=manifest, states={**states, RANKS: ranks}, name=name, parts=written),
-            is_best=is_best,
+            Content(
+                label=manifest.label,
+                tensors=copies.tensors,
+                state=state,
+                groups=tensors.groups(),
+                about=asdict(manifest),
+                is_best=is_best,
+                damaged=self._choice.damaged,
+            )
         )
 
-    def _restore(self, folder: CheckpointFolder, name: str) -> ResumePoint:
-        location, manifest = folder.location(name), folder.manifest(name)
-        fit = load_file(location, FIT)
+    def _tensors(self) -> TrainingTensors:
+        """The tensors of module and optimizer, and the best weights so far, on this rank."""
+        from sparkdl.checkpoint.tensors import TrainingTensors
+
+        return TrainingTensors(
+            self._distribution.parts,
+            self._state.optimizer,
+            self._control.best_tensors,
+            is_divided=self._distribution.is_divided,
+        )
+
+    def _restore(self, checkpoint: Checkpoint) -> ResumePoint:
+        manifest = FitManifest(**checkpoint.manifest.about)
+        state = checkpoint.load_state()
+        fit = state["fit"]
         epoch, step = (manifest.epoch + 1, 0) if manifest.ends_epoch else (manifest.epoch, manifest.step)
         # The rows may have been rewritten to files of other names; by the identity they are the same rows.
         self._feed.resume({**fit["feed"], "of": self._feed.state()["of"]})
         self._updates.begin(epoch, step)
         self._num_updates = fit["num_updates"]
         self._state.restore_parts(fit)  # makes room for the best weights
-        if manifest.is_divided:
-            self._load_parts(f"{folder.url}/{name}")
-            set_buffers(dict(self._state.module.named_buffers()), fit["buffers"])
-        else:
-            load_module_state(self._state.module, load_file(location, MODEL))
-            self._state.restore_optimizer(load_file(location, OPTIMIZER), fit)
+        tensors, group = self._tensors(), None if self._writer is None else self._writer.group
+        tensors.check(checkpoint, group)
+        tensors.check_optimizer(state["training"], checkpoint.url)
+        tensors.load(checkpoint, state["training"], group)
+        set_buffers(dict(self._state.module.named_buffers()), fit["buffers"])
         self._state.restore_learning_rate(fit)
-        is_alike = (
-            manifest.world_size == self._communicator.world_size
-            and self._distribution.name == fit.get("layout", self._distribution.name)
-        )
-        meter = self._restore_rank(load_file(location, RANKS), (epoch, step), is_alike=is_alike)
+        is_alike = manifest.layout == self._distribution.name
+        meter = self._restore_rank(state["ranks"], (epoch, step), is_alike=is_alike)
         return ResumePoint(
             epoch, step, tuple(EpochRecord.from_dict(record) for record in fit["history"]), meter
         )
-
-    def _load_parts(self, url: str) -> None:
-        """Load module, optimizer and best weights from the checkpoint of a divided module."""
-        optimizer, best = self._state.optimizer, self._control.best_tensors
-        if self._parts is not None:
-            self._parts.load(self._distribution.parts, optimizer, tensors=best, folder=url)
-        else:
-            from sparkdl.parallel import load_whole
-
-            load_whole(url, self._state.module, optimizer, tensors=best)
 
     def _restore_rank(
         self, ranks: Sequence[bytes], position: tuple[int, int], *, is_alike: bool

@@ -1,6 +1,6 @@
 """The choice of the checkpoint from which a fit resumes: the newest one that is intact and of the same fit.
 
-Runs on every *rank*: rank 0 chooses, and the ranks check the files of a divided module together.
+Runs on every *rank*: rank 0 chooses, and the ranks check the files together.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl.checkpoint.folder import DamagedCheckpointError
 from sparkdl.collective.byte_exchange import broadcast_bytes
-from sparkdl.errors import CheckpointError
-from sparkdl.training.checkpoint.files import DamagedFileError, Manifest
-from sparkdl.training.checkpoint.folder import CheckpointFolder
+from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 from sparkdl.training.checkpoint.identity import check_progress, fit_identity
 from sparkdl.training.device_batches import read_timeout_s
 from sparkdl.training.distribution import num_readers
@@ -23,6 +22,7 @@ from sparkdl.training.distribution import num_readers
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from sparkdl.checkpoint.folder import CheckpointFolder
     from sparkdl.collective import Communicator
     from sparkdl.data import ParquetDataset
     from sparkdl.training.spec import TrainingSpec
@@ -57,59 +57,53 @@ def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicato
     choice = Choice(None, num_readers(spec, communicator.world_size))
     if spec.checkpoints is None:
         return choice
-    folder = CheckpointFolder(spec.checkpoints.url)
+    folder = fit_folder(spec.checkpoints.url)
     identity: dict[str, Any] = {}
     if communicator.rank == 0:
         identity = fit_identity(spec, dataset, read_timeout_s=read_timeout_s(communicator))
     damaged: tuple[str, ...] = ()
     while True:
-        is_divided = False
         if communicator.rank == 0:
             name, manifest, damaged = choose_checkpoint(folder, identity, spec.epochs, known_damaged=damaged)
             planned = num_readers(spec, spec.checkpoints.num_ranks or communicator.world_size)
             num_ranks = planned if manifest is None else manifest.num_ranks_at_start
             choice = Choice(name, num_ranks, damaged, identity)
-            is_divided = manifest is not None and manifest.is_divided
         if communicator.world_size > 1:
-            message = json.dumps([choice.name, choice.num_ranks_at_start, is_divided]).encode()
-            name, num_ranks, is_divided = json.loads(
-                broadcast_bytes(communicator, message, root=0, name="checkpoint")
-            )
+            message = json.dumps([choice.name, choice.num_ranks_at_start]).encode()
+            name, num_ranks = json.loads(broadcast_bytes(communicator, message, root=0, name="checkpoint"))
             choice = Choice(name, num_ranks, choice.damaged, choice.identity)
-        if not is_divided or _parts_are_whole(folder, str(choice.name), communicator):
+        if choice.name is None or _is_intact(folder, choice.name, communicator):
             return choice
-        damaged = (*damaged, str(choice.name))
+        damaged = (*damaged, choice.name)
 
 
-def _parts_are_whole(folder: CheckpointFolder, name: str, communicator: Communicator) -> bool:
-    """Whether all files of a divided module's parts are intact; each rank checks its share of them. Collective.
+def _is_intact(folder: CheckpointFolder, name: str, communicator: Communicator) -> bool:
+    """Whether all files of a checkpoint are intact; each rank checks its share of them. Collective.
 
     Raises:
         StoreError: if the files cannot be read.
     """
-    from sparkdl.parallel.checkpoint_files import (  # needed only for divided modules
-        check_files,
-        newest_checkpoint,
-    )
-
     is_damaged = np.zeros(1, np.int64)
     try:
-        location, manifest = newest_checkpoint(f"{folder.url}/{name}")
-        check_files(location, manifest, communicator.rank, communicator.world_size)
-    except CheckpointError as error:
-        logger.warning(
-            "The checkpoint %s/%s is skipped, and an earlier one is tried: %s", folder.url, name, error
-        )
+        folder.open(name).check(communicator.rank, communicator.world_size)
+    except DamagedCheckpointError as error:
+        _warn_of_damage(error)
         is_damaged[0] = 1
     if communicator.world_size > 1:
-        communicator.allreduce(is_damaged, op="max")
+        communicator.allreduce(is_damaged, op="max", name="damage of the checkpoint")
     return not is_damaged[0]
+
+
+def _warn_of_damage(error: DamagedCheckpointError) -> None:
+    logger.warning(
+        "A checkpoint is skipped, and an earlier one is tried: in %s, %s.", error.url, error.reason
+    )
 
 
 def choose_checkpoint(
     folder: CheckpointFolder, identity: dict[str, Any], epochs: int, *, known_damaged: Collection[str] = ()
-) -> tuple[str | None, Manifest | None, tuple[str, ...]]:
-    """Return name and manifest of the newest intact checkpoint, and the names of later ones, which are damaged.
+) -> tuple[str | None, FitManifest | None, tuple[str, ...]]:
+    """Return name and manifest of the newest complete checkpoint, and the names of later ones, which are damaged.
 
     Args:
         folder: folder of the checkpoints.
@@ -123,22 +117,16 @@ def choose_checkpoint(
         StoreError: if the folder cannot be read.
     """
     damaged: list[str] = []
-    for name, manifest in folder.newest_first():
+    for name, checkpoint in folder.newest_first():
         if name in known_damaged:
             damaged.append(name)
-            continue
-        try:
-            if isinstance(manifest, DamagedFileError):
-                raise manifest
-            check_progress(folder.url, manifest, identity, epochs)
-            folder.check(name, manifest)
-        except DamagedFileError as error:
-            logger.warning(
-                "The checkpoint %s/%s is skipped, and an earlier one is tried: %s.", folder.url, name, error
-            )
+        elif isinstance(checkpoint, DamagedCheckpointError):
+            _warn_of_damage(checkpoint)
             damaged.append(name)
-            continue
-        return name, manifest, tuple(damaged)
+        else:
+            manifest = FitManifest(**checkpoint.manifest.about)
+            check_progress(folder.url, manifest, identity, epochs)
+            return name, manifest, tuple(damaged)
     if damaged:
         logger.warning("%s holds no other checkpoint: the fit starts from the beginning.", folder.url)
     return None, None, tuple(damaged)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data import ParquetDataset
     from sparkdl.data.dataset.row_choice import RowChoice
-    from sparkdl.training.checkpoint.files import Manifest
+    from sparkdl.training.checkpoint.fit_manifest import FitManifest
     from sparkdl.training.spec import TrainingSpec
 
 
@@ -448,7 +448,7 @@ def check_identity(then: Mapping[str, Any], now: Mapping[str, Any], url: str) ->
         )
 
 
-def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epochs: int) -> None:
+def check_progress(url: str, manifest: FitManifest, identity: dict[str, Any], epochs: int) -> None:
     """Check that a fit of ``epochs`` epochs may resume from a checkpoint.
 
     Raises:
@@ -459,11 +459,4 @@ def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epoch
         raise CheckpointError(
             f"checkpointDir {url} holds a fit that has reached {manifest.position}, and epochs is {epochs}. Raise "
             "epochs, or choose another checkpointDir."
-        )
-    if not manifest.keeps_plan:
-        raise CheckpointError(
-            f"checkpointDir {url} holds a fit at {manifest.position} that an older version of sparkdl began on "
-            f"{manifest.num_ranks_at_start} ranks and continued on {manifest.world_size}. This version divides the "
-            "rows differently and cannot continue it. Finish the fit with the older version, or choose another "
-            "checkpointDir."
         )

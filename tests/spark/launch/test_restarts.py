@@ -23,7 +23,7 @@ from sparkdl.errors import (
     TrainingError,
 )
 from sparkdl.launch import Restarts, run_with_restarts
-from sparkdl.training.checkpoint.folder import CheckpointFolder
+from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 from tests.spark.estimators.estimator_examples import (
     LossThatHangsRankOneOnce,
     LossThatKillsRankOneOnce,
@@ -153,9 +153,11 @@ def test_fit_resumed_with_another_number_of_workers_ends_with_the_same_weights(f
         )
 
     whole = estimator(tmp_path / "two").fit(frame)
-    checkpoints = CheckpointFolder(str(tmp_path / "two"))
+    checkpoints = fit_folder(str(tmp_path / "two"))
     (name,) = (
-        name for name in checkpoints.names() if checkpoints.manifest(name).position == "epoch 2, step 3"
+        name
+        for name in checkpoints.names()
+        if FitManifest(**checkpoints.open(name).manifest.about).position == "epoch 2, step 3"
     )
     shutil.copytree(tmp_path / "two" / name, tmp_path / "one" / name)
     resumed = estimator(tmp_path / "one", numWorkers=1).fit(frame)
@@ -170,7 +172,7 @@ def test_checkpoints_of_another_model_dataset_or_setting_are_refused_before_rank
     frame, undisturbed, tmp_path, capfd
 ):
     _, folder = undisturbed
-    names = CheckpointFolder(str(folder)).names()
+    names = fit_folder(str(folder)).names()
     same = {"model": make_model(), "epochs": EPOCHS, "checkpointDir": str(folder), "showProgress": True}
     capfd.readouterr()
     for changes, rows, said in (
@@ -181,7 +183,7 @@ def test_checkpoints_of_another_model_dataset_or_setting_are_refused_before_rank
         with pytest.raises(CheckpointError, match=said):
             make_estimator(tmp_path, **{**same, **changes}).fit(rows)
     assert "Starting" not in capfd.readouterr().err
-    assert CheckpointFolder(str(folder)).names() == names
+    assert fit_folder(str(folder)).names() == names
     with hold_alone(str(folder), print), pytest.raises(CheckpointsInUseError):
         make_estimator(tmp_path, **same).fit(frame)
     file = tmp_path / "a file"

@@ -24,13 +24,13 @@ from sparkdl.estimators import TorchClassifier, TorchEstimator
 from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.training.callbacks import Callback, Patience
-from sparkdl.training.checkpoint.files import MANIFEST, manifest_from_json
-from sparkdl.training.checkpoint.folder import CheckpointFolder
+from sparkdl.training.checkpoint.fit_manifest import fit_folder
 from sparkdl.training.spec import CheckpointPlan, Goal
 from sparkdl.training.trainer import train
 from tests.training.scenes.training_scenes import Outcome, assert_same_weights, make_spec
 
 if TYPE_CHECKING:
+    from sparkdl.checkpoint.folder import CheckpointFolder
     from sparkdl.data import ParquetDataset
     from sparkdl.training.callbacks import FitContext
     from sparkdl.training.spec import TrainingSpec
@@ -258,6 +258,12 @@ def train_and_note(
     return outcomes
 
 
+def place_of(folder: CheckpointFolder, name: str) -> tuple[int, int]:
+    """Epoch and step of a checkpoint."""
+    about = folder.open(name).manifest.about
+    return about["epoch"], about["step"]
+
+
 def train_from_every_checkpoint(
     environment: RankEnvironment, specs: list[TrainingSpec], dataset: ParquetDataset
 ) -> list[tuple[Outcome, dict[tuple[int, int], Outcome]]]:
@@ -268,14 +274,14 @@ def train_from_every_checkpoint(
         whole = _train(environment, spec, dataset, f"{number}-whole")
         environment.meet(f"{number}-written")  # rank 0 gets here when the last checkpoint is written
         resumed = {}
-        for name in CheckpointFolder(plan.url).names():
+        folder = fit_folder(plan.url)
+        for name in folder.names():
             url = f"{plan.url}-{name}"
             if environment.rank == 0:
                 shutil.copytree(f"{plan.url}/{name}", f"{url}/{name}")
             spec_again = replace(spec, model=copy.deepcopy(untrained), checkpoints=replace(plan, url=url))
             outcome = _train(environment, spec_again, dataset, f"{number}-{name}")
-            place = manifest_from_json(Path(plan.url, name, MANIFEST).read_text(), url)
-            resumed[place.epoch, place.step] = outcome
+            resumed[place_of(folder, name)] = outcome
         outcomes.append((whole, resumed))
     return outcomes
 

@@ -11,7 +11,9 @@ import s3fs
 import torch
 
 import sparkdl.mlflow
+from sparkdl.checkpoint.commits import Commits
 from sparkdl.data import Store
+from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import SparkdlError
 from sparkdl.estimators import LanguageModelModel, TorchEstimator, TorchModel
 from sparkdl.estimators.fit.unsent_runs import UnsentRuns
@@ -20,13 +22,12 @@ from sparkdl.jobs.output import JobOutput
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.generation import Generation
 from sparkdl.networks.language import TokenNumbers
-from sparkdl.runner.commit_folder import CommitFolder
-from sparkdl.training.checkpoint.folder import CheckpointFolder
+from sparkdl.training.checkpoint.fit_manifest import fit_folder
 from tests.servers.s3_server import S3, s3, s3_endpoint
+from tests.unit.checkpoint.test_commits import keep, read
+from tests.unit.checkpoint.test_folder import epochs_in, write
 from tests.unit.estimators.public_classes import ESTIMATORS, MODELS
 from tests.unit.mlflow.model_examples import many_into_many
-from tests.unit.runner.test_commit_folder import contents_of
-from tests.unit.training.checkpoint.test_folder import make_content
 
 __all__ = ["s3", "s3_endpoint"]
 
@@ -97,15 +98,14 @@ def use_store(url):
 
 
 def use_checkpoints(url):
-    name = CheckpointFolder(url).write(make_content(2))
-    assert CheckpointFolder(url).manifest(name).epoch == 2
+    write(fit_folder(url), 2)
+    assert epochs_in(fit_folder(url)) == [2]
 
 
 def use_commits(url):
-    folder = CommitFolder(url, "mine")
-    folder.claim()
-    folder.keep(0, contents_of(1))
-    assert CommitFolder(url, "mine").last(0)["objects"] == {"epoch": 1}
+    with hold_alone(url, print, user="run", setting="checkpoint_dir") as lease:
+        keep(Commits(url, lease.name), 1)
+    assert read(Commits(url, lease.name)) == 1
 
 
 FUNCTIONS = {

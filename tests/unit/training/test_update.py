@@ -12,7 +12,6 @@ from sparkdl.errors import ParamError
 from sparkdl.training.checkpoint.identity import described_optimizer
 from sparkdl.training.update import (
     fuse,
-    load_optimizer_state,
     make_optimizer,
     warn_of_untrained_parameters,
 )
@@ -108,25 +107,6 @@ def test_other_optimizers_and_parameters_keep_their_kernel(factory: Any, paramet
     before = [dict(group) for group in optimizer.param_groups]
     fuse(optimizer)
     assert [group["fused"] for group in optimizer.param_groups] == [group["fused"] for group in before]
-
-
-@pytest.mark.parametrize("kind", ADAMS)
-@pytest.mark.parametrize("was_fused", [None, True])
-def test_loaded_state_keeps_the_kernel_of_the_optimizer(kind: Any, was_fused: bool | None) -> None:
-    def trained(model: torch.nn.Module, fused: bool | None) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = kind(model.parameters(), fused=fused)
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-        return optimizer
-
-    model = torch.nn.Linear(2, 1)
-    state = trained(model, was_fused).state_dict()
-    own = None if was_fused else True
-    optimizer = kind(model.parameters(), fused=own)
-    load_optimizer_state(optimizer, state)
-    assert optimizer.param_groups[0]["fused"] is own
-    optimizer.step()
-    assert [int(each["step"]) for each in optimizer.state.values()] == [2, 2]
 
 
 def test_identity_of_a_fit_has_the_optimizer_as_the_program_made_it() -> None:

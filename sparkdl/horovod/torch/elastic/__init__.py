@@ -7,17 +7,14 @@ the same ranks. If a rank dies, all ranks end; :class:`sparkdl.Runner` then star
 
 from __future__ import annotations
 
-from sparkdl.horovod.torch.elastic.commits import CommitKeeper, ObjectState, State, provide_commit_keeper
 from sparkdl.horovod.torch.elastic.run import run
 from sparkdl.horovod.torch.elastic.sampler import ElasticSampler
-from sparkdl.horovod.torch.elastic.state import TorchState
+from sparkdl.horovod.torch.elastic.state import ObjectState, State, TorchState
 
 __all__ = [
-    "CommitKeeper",
     "ElasticSampler",
     "ObjectState",
     "State",
     "TorchState",
-    "provide_commit_keeper",
     "run",
 ]

@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from sparkdl.collective.error_origin import Origin, origin_of
 from sparkdl.horovod.torch.basics import begin_again
-from sparkdl.horovod.torch.elastic.commits import State, take_up_commit
+from sparkdl.horovod.torch.elastic.state import State
 from sparkdl.horovod.torch.names import HorovodInternalError, HostsUpdatedInterrupt
 
 P = ParamSpec("P")
@@ -43,7 +43,7 @@ def run(
     def wrapper(state: AnyState, *args: P.args, **kwargs: P.kwargs) -> R:
         skip_sync = False
         before: tuple[str, int] | None = None
-        take_up_commit(state)
+        state.take_up_commit()
         while True:
             try:
                 if not skip_sync:

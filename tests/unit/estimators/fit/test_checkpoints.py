@@ -9,7 +9,7 @@ def test_run_of_checkpoints_is_that_of_their_fit_as_long_as_there_are_any(tmp_pa
     first = run_key_of(url)
     assert run_key_of(url) != first, "a fit without checkpoints begins anew"
     second = run_key_of(url)
-    checkpoint = tmp_path / "checkpoints" / "epoch-00001-step-00000005-0123abcd"
+    checkpoint = tmp_path / "checkpoints" / "fit-00000001-epoch-00001-step-00000005-0123abcd"
     checkpoint.mkdir()
     assert run_key_of(url) == run_key_of(url) == second
     (tmp_path / "checkpoints" / "mlflow_run.json").write_text("{")

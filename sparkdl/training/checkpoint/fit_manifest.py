@@ -1,0 +1,51 @@
+"""The description of a fit in the manifests of its checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl.checkpoint.folder import CheckpointFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitManifest:
+    """Position and identity of a fit; the manifest of a checkpoint holds them.
+
+    Attributes:
+        epoch: number of the epoch, from 1.
+        step: number of completed steps of the epoch.
+        ends_epoch: whether the epoch is completed, with its validation and callbacks.
+        finished: whether the fit is completed.
+        epochs: total number of epochs of the fit.
+        layout: name of the layout of the ranks.
+        num_ranks_at_start: number of ranks that read rows of their own when the fit began; the rows stay planned for
+            this number, on any number of ranks.
+        identity: identity of the fit, see :mod:`sparkdl.training.checkpoint.identity`.
+    """
+
+    epoch: int
+    step: int
+    ends_epoch: bool
+    finished: bool
+    epochs: int
+    layout: str
+    num_ranks_at_start: int
+    identity: dict[str, Any]
+
+    @property
+    def position(self) -> str:
+        """Text that names epoch and step."""
+        return (
+            f"the end of epoch {self.epoch}" if self.ends_epoch else f"epoch {self.epoch}, step {self.step}"
+        )
+
+    @property
+    def label(self) -> str:
+        """Part of the checkpoint's name that tells people where the fit was."""
+        return f"epoch-{self.epoch:05d}-step-{self.step:08d}"
+
+
+def fit_folder(url: str, *, num_kept: int = 1) -> CheckpointFolder:
+    """Return the folder of the checkpoints of a fit."""
+    return CheckpointFolder(url, "fit", num_kept=num_kept)

@@ -53,7 +53,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
 
     A row with a null among its features gets null in all added columns, and so does a row with NaN among its features
     for which the module returns NaN. NaN for any other row is an error. Rows keep their order and all their columns.
-    The module runs once per row, in Spark's Python workers, each of which loads it once. No job runs before the
+    The module runs once per row, in Spark's Python workers. Each worker loads it once. No job runs before the
     DataFrame is used. A streaming DataFrame stays a streaming DataFrame.
 
     Made by :meth:`sparkdl.estimators.TorchEstimator.fit` and by :meth:`load`.

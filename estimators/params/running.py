@@ -219,13 +219,13 @@ class HasCheckpoints(Params):
     )
 
     def getMinWorkers(self) -> int:
-        """Return the minimum number of ranks with which a fit restarts."""
+        """Return the minimum number of ranks of a restarted fit."""
         if self.isSet(self.minWorkers):
             return self.getOrDefault(self.minWorkers)
         return int(self.getOrDefault("numWorkers"))
 
     def setMinWorkers(self: ParamsT, value: int | None) -> ParamsT:
-        """Set the minimum number of ranks with which a fit restarts."""
+        """Set the minimum number of ranks of a restarted fit."""
         return self._set(minWorkers=value)
 
 

@@ -201,7 +201,7 @@ def _count_parts(
 
 
 PRETRAINED_LEARNING_RATE = 5e-5
-"""Default learning rate of a pretrained model, with which Devlin et al. (2019) fine-tuned BERT.
+"""Default learning rate of a pretrained model: that of Devlin et al. (2019) for BERT.
 
 With the learning rate of new weights, a pretrained model loses what it has learned.
 """

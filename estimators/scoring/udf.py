@@ -295,7 +295,7 @@ class ScoringModel:
         module: the module as bytes.
         signature: inputs and outputs of the model.
         batch_size: number of rows per forward pass.
-        key: unique key, by which a worker process caches loaded models.
+        key: unique key of the model in a worker process's cache of loaded models.
         weights_file: name of the Spark file that holds the weights; None if ``module`` holds them.
         num_threads: number of threads of each task that the user chose; None for the cores of a task.
     """

@@ -1,4 +1,4 @@
-"""The identity of a job, by which a finished job is recognized and not repeated.
+"""The identity of a job. A finished job with the same identity is not repeated.
 
 Two jobs are equal if they differ only in ``spark``, ``output`` and some Params, and have the same code and, as far as
 Spark can tell, the same rows. Versions of libraries may differ.

@@ -136,7 +136,7 @@ def _optimizer_bytes(module: nn.Module, factory: OptimizerFactory) -> int | None
 
 
 def _without_memory(module: nn.Module) -> dict[int, object]:
-    """Return a memo with which ``deepcopy`` replaces the tensors of a module by tensors without memory."""
+    """Return a memo for ``deepcopy`` that replaces the tensors of a module by tensors without memory."""
     memo: dict[int, object] = {}
     for parameter in module.parameters():
         memo[id(parameter)] = torch.nn.Parameter(

@@ -328,7 +328,7 @@ def autolog(
 
 
 def _integrated() -> Callable[..., None]:
-    """Return the function by which MLflow stores the arguments, and applies those that concern MLflow itself."""
+    """Return the function that stores the arguments in MLflow, and applies those that concern MLflow itself."""
     from mlflow.utils.autologging_utils import autologging_integration
 
     integrated: Callable[..., None] = autologging_integration(INTEGRATION)(_note)

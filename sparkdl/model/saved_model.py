@@ -1,4 +1,4 @@
-"""A trained model as a folder of a few files, none of which holds weights in a pickle.
+"""A trained model as a folder of a few files. No pickle holds weights.
 
 =======================  ============================================================================
 ``sparkdl_model.json``   format version, versions of sparkdl and torch, the feature columns with shapes and

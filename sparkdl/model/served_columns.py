@@ -1,4 +1,4 @@
-"""Converts the pandas columns of a served request to the dtypes with which the model was trained.
+"""Converts the pandas columns of a served request to the dtypes of the model's training data.
 
 Runs wherever a model is served; imports neither mlflow nor Spark nor Arrow. Values that the dtype of the training
 cannot hold raise an error, and so do timestamps without a time zone if the training had instants. As such Spark's

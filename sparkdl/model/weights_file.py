@@ -230,7 +230,7 @@ def _place(item: tuple[str, Tensor]) -> tuple[bool, int, str]:
 
 
 def _bytes_of(tensor: Tensor) -> Any:
-    # A tensor of one element or none may have any stride, with which it cannot be viewed as bytes.
+    # A tensor of one element or none may have any stride, and then cannot be viewed as bytes.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 

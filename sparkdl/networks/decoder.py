@@ -1,7 +1,7 @@
 """A decoder for language models: RMSNorm, rotary positions, grouped queries, SwiGLU.
 
 The network has the attributes that :mod:`sparkdl.parallel` needs: ``tensor_plan`` says how its layers are divided among
-ranks, and ``blocks`` is the list of its layers, by which it is sharded and cut into pipeline stages.
+ranks, and ``blocks`` is the list of its layers, for sharding and for cutting it into pipeline stages.
 
 Sources: H. Touvron et al., "LLaMA" (2023), for the architecture; J. Su et al., "RoFormer" (2021), for rotary positions;
 J. Ainslie et al., "GQA" (2023), for grouped queries; N. Shazeer, "GLU Variants Improve Transformer" (2020), for SwiGLU.
@@ -33,7 +33,7 @@ class DecoderSizes:
         width: number of features of a position between the layers.
         layers: number of layers.
         heads: number of attention heads of a layer; each has ``width / heads`` features, an even number.
-        key_heads: number of heads of keys and values, each of which serves ``heads / key_heads`` heads; ``heads`` if
+        key_heads: number of heads of keys and values; each serves ``heads / key_heads`` heads; ``heads`` if
             None.
         hidden: number of features inside of a feed-forward part; 8/3 of the width, rounded up to a multiple of 32, if
             None.
@@ -176,7 +176,7 @@ class Decoder(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """One layer: attention and a feed-forward part, each of which adds to its input."""
+    """One layer: attention and a feed-forward part. Each adds to its input."""
 
     def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Continuations of texts, token by token, from the keys and values of earlier tokens. Runs wherever a model predicts.
 
 Each token costs the decoder one position, as the keys and values of earlier positions are kept. A text that has grown
-beyond the positions with which the decoder was trained is continued from its last ``max_length`` tokens, behind those
+beyond the positions that the decoder was trained on is continued from its last ``max_length`` tokens, behind those
 that begin every text. The positions of all of these change with each token, so their keys are computed anew.
 """
 
@@ -62,8 +62,8 @@ def continue_texts(
         generation: options of the continuation.
         num_tokens: number of tokens to choose from; a decoder may compute logits for a few more.
         end: number of the token that ends a text; None if there is none.
-        max_length: number of positions with which the decoder was trained.
-        before: tokens with which every text begins; they stay before the last tokens of a text that has grown too long.
+        max_length: number of positions that the decoder was trained on.
+        before: tokens at the beginning of every text; they stay before the last tokens of a text that grew too long.
     """
     texts = [row[: int(length)].tolist() for row, length in zip(tokens, lengths, strict=True)]
     generators = [
@@ -148,7 +148,7 @@ class _Reader:
     Args:
         decoder: decoder that takes keys and values of earlier tokens.
         longest: number of tokens of the longest text.
-        max_length: number of positions with which the decoder was trained.
+        max_length: number of positions that the decoder was trained on.
     """
 
     def __init__(self, decoder: Any, longest: int, max_length: int) -> None:

@@ -445,7 +445,7 @@ class TextModel(nn.Module):
         tokenizer: tokenizer of the decoder, or its token numbers if it has none.
         answer: output to compute, one of :data:`ANSWERS`.
         generation: options of the continuation of texts.
-        max_length: number of positions with which the decoder was trained.
+        max_length: number of positions that the decoder was trained on.
         in_tokens: whether a continuation is returned as tokens instead of a text.
     """
 

@@ -161,7 +161,7 @@ def save_language_folder(
         decoder: a decoder of sparkdl or a model of transformers.
         tokenizer: tokenizer of the model's tokens.
         folder: path of a local folder.
-        max_length: number of positions with which a decoder of sparkdl was trained.
+        max_length: number of positions that a decoder of sparkdl was trained on.
     """
     transformers = _transformers("save_pretrained")
     model: Any = decoder

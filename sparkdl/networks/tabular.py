@@ -29,7 +29,7 @@ class TabularNetwork(nn.Module):
         dropout: share of the outputs of hidden layers that are dropped in training.
         num_outputs: number of outputs per row.
         output_mean: number that is added to the outputs.
-        output_deviation: factor by which the outputs are multiplied before that.
+        output_deviation: factor of the outputs, applied before that.
     """
 
     mean: Tensor

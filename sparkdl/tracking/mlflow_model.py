@@ -181,7 +181,7 @@ def log_saved_flavor(
         client: client of the MLflow server.
         folder: local folder of the MLflow model.
         run_id: id of the run.
-        key: key of the logged model, by which the model is found if the server logged it and the response was lost.
+        key: key of the logged model, to find the model if the server logged it and the response was lost.
         values: what :func:`values_of` returned; None if it is not known.
 
     Raises:

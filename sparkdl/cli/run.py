@@ -10,7 +10,7 @@ import threading
 
 from sparkdl.collective import TRANSPORTS, WIRES
 from sparkdl.collective.job import TIMEOUT_S, TRANSPORT, WIRE
-from sparkdl.launch.local_launch import LocalRanks
+from sparkdl.launch.programs import LocalRanks
 
 _DESCRIPTION = """\
 Starts COMMAND once for each rank on this machine and prefixes its output with the number of the rank. Scripts for

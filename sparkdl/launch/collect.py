@@ -1,4 +1,4 @@
-"""Converts the rows of the barrier stage to the ranks' values; :mod:`.failures` raises if a rank failed."""
+"""Converts the outcomes of the tasks to the ranks' values; :mod:`.failures` raises if a rank failed."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from typing import IO, Any
 
 from sparkdl.errors import ExecutorsLostError, LaunchError, SparkdlError
 from sparkdl.launch.failures import raise_for_failures, were_ranks_lost
-from sparkdl.launch.hangs.watch import HangLimits
-from sparkdl.launch.spark_job import SparkJob
+from sparkdl.launch.stage import Stage
 from sparkdl.launch.wire.outcome import Failure
+from sparkdl.launch.wire.spec import HangLimits
 
 RESULTS_BYTES = 64 << 20
 """Results up to this size are assembled in memory, larger ones in a temporary file."""
 
 
 def collect(
-    job: SparkJob,
+    stage: Stage,
     received: list[Failure],
-    num_ranks: int,
     on_log: Callable[[int, str], None],
     limits: HangLimits,
 ) -> list[Any]:
     """Fetch the values of all ranks, in order of rank.
 
     Args:
-        job: a job that has ended, or was cancelled.
-        received: failures that the driver received while the job ran.
-        num_ranks: number of ranks, each of which has to return a value.
+        stage: tasks that have ended, or were cancelled.
+        received: failures that the driver received while the tasks ran.
         on_log: called with rank and line for each line that could not reach the driver before.
         limits: times after which a rank counts as hanging.
 
@@ -41,8 +39,9 @@ def collect(
         RankError: if a rank failed; ``__cause__`` is the rank's exception, with the causes of that exception.
         HangError: if the tasks found that a rank hangs.
     """
+    num_ranks = stage.num_ranks
     try:
-        rows = _Rows(job)
+        rows = _Rows(stage)
         for rank in rows.ranks("log"):
             for line in rows.read("log", rank).decode("utf-8", "replace").splitlines():
                 on_log(rank, line)
@@ -59,7 +58,9 @@ def collect(
             Failure.from_json(rows.read("failure", rank), pickled=rows.read("error", rank))
             for rank in rows.ranks("failure")
         ]
-        raise_for_failures(failures, job.error, job, limits, were_ranks_lost(failures, returned, num_ranks))
+        raise_for_failures(
+            failures, stage.error, stage, limits, were_ranks_lost(failures, returned, num_ranks)
+        )
         raise ExecutorsLostError(
             f"Ranks {missing} were lost with their executors. Look at the executors' logs, then run again."
         )
@@ -67,7 +68,7 @@ def collect(
         raise
     except Exception as error:
         if _is_spark_error(error):
-            raise_for_failures(received, error, job, limits, were_ranks_lost(received, (), num_ranks))
+            raise_for_failures(received, error, stage, limits, were_ranks_lost(received, (), num_ranks))
         raise
 
 
@@ -78,9 +79,9 @@ def _is_spark_error(error: Exception) -> bool:
 class _Rows:
     """The rows that the tasks yielded, by kind and rank."""
 
-    def __init__(self, job: SparkJob) -> None:
-        self._job = job
-        self._num_chunks = {(kind, rank): num_chunks for rank, kind, num_chunks in job.outcomes()}
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._num_chunks = {(kind, rank): num_chunks for rank, kind, num_chunks in stage.outcomes()}
 
     def ranks(self, kind: str) -> list[int]:
         return sorted(rank for other, rank in self._num_chunks if other == kind)
@@ -91,11 +92,11 @@ class _Rows:
 
     def load(self, rank: int) -> Any:
         with self._fetched("result", rank) as file:
-            return pickle.load(file)  # noqa: S301 - came through Spark's own authenticated channels
+            return pickle.load(file)  # noqa: S301 - came through Spark's own authenticated channels, or from our process
 
     @contextmanager
     def _fetched(self, kind: str, rank: int) -> Iterator[IO[bytes]]:
         with tempfile.SpooledTemporaryFile(max_size=RESULTS_BYTES) as file:
-            self._job.fetch(rank, kind, self._num_chunks.get((kind, rank), 0), file)
+            self._stage.fetch(rank, kind, self._num_chunks.get((kind, rank), 0), file)
             file.seek(0)
             yield file

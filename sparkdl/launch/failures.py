@@ -22,9 +22,9 @@ from sparkdl.errors import (
     RankError,
 )
 from sparkdl.launch.hangs.report import raise_hang
-from sparkdl.launch.hangs.watch import HangLimits
-from sparkdl.launch.spark_job import SparkJob
+from sparkdl.launch.stage import Stage
 from sparkdl.launch.wire.outcome import Failure
+from sparkdl.launch.wire.spec import HangLimits
 from sparkdl.spark.failures import (
     executor_python_problem,
     has_application_ended,
@@ -36,7 +36,7 @@ from sparkdl.spark.failures import (
 def raise_for_failures(
     failures: list[Failure],
     spark_error: Exception | None,
-    job: SparkJob,
+    job: Stage,
     limits: HangLimits,
     were_lost: bool,
 ) -> None:

@@ -10,16 +10,18 @@ this process.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkdl.collective import Deadline
-from sparkdl.errors import LaunchError
+from sparkdl.errors import LaunchError, SlotsMissingError
 from sparkdl.launch.wire.spec import LaunchSpec
 from sparkdl.rendezvous.addresses import (
     LISTEN,
@@ -31,6 +33,7 @@ from sparkdl.rendezvous.addresses import (
     route_host,
 )
 from sparkdl.spark.failures import was_cancelled
+from sparkdl.spark.jobs import named_jobs
 from sparkdl.spark.session import is_connect, setting
 
 if TYPE_CHECKING:
@@ -172,22 +175,33 @@ def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], I
         import pyarrow as pa
         from pyspark import BarrierTaskContext
 
-        from sparkdl.launch.task.barrier_task import run_barrier_task  # not needed on the driver
+        from sparkdl.launch.task.barrier_task import run_barrier_task, spark_task  # not needed on the driver
 
         for _ in batches:
             pass  # each row only makes Spark start a task
-        context = BarrierTaskContext.get()
         types = (pa.int32(), pa.string(), pa.int32(), pa.binary())
-        for row in run_barrier_task(spec, context):
-            values = (context.partitionId(), *row)
+        task = spark_task(BarrierTaskContext.get())
+        for row in run_barrier_task(spec, task):
+            values = (task.rank, *row)
             columns = [pa.array([value], type_) for value, type_ in zip(values, types, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, names=["rank", "kind", "chunk", "body"])
 
     return run
 
 
+_slot_holders: set[SparkJob] = set()
+"""The jobs of this process whose ranks have all started, and which occupy slots that other jobs wait for."""
+
+_slot_holders_lock = threading.Lock()
+
+
 class SparkJob:
-    """One barrier stage, run by a thread so that the caller can watch it and be interrupted."""
+    """One barrier stage, run by a thread so that the caller can watch it and be interrupted.
+
+    It is a :class:`~sparkdl.launch.stage.Stage`. Spark queues a barrier stage until slots for all of its tasks are
+    free. If another launch of this process holds the slots, as when ``CrossValidator`` fits models in parallel,
+    :meth:`check_start` waits without limit.
+    """
 
     def __init__(
         self, spark: SparkSession, spec: LaunchSpec, resources: ResourceProfile | None = None
@@ -199,7 +213,10 @@ class SparkJob:
         self._is_small = False
         self._fetched: list[Row] | None = None
         self._tasks_seen = threading.Event()
-        self._call = TaggedCall(spark, spec.job, self._run)
+        self._start_by = time.monotonic() + spec.start_timeout_s
+        self._ranks = f"{spec.num_ranks} rank{'' if spec.num_ranks == 1 else 's'}"
+        with named_jobs(spark, self._ranks):
+            self._call = TaggedCall(spark, spec.job, self._run)
 
     @property
     def spark(self) -> SparkSession:
@@ -234,7 +251,37 @@ class SparkJob:
     @property
     def error(self) -> Exception | None:
         """The exception that Spark raised, once the job has ended; None without one."""
-        return self._call.error
+        return None if self.running else self._call.error
+
+    def check_start(self, num_started: int) -> None:
+        """Check whether the ranks start in time, unless another launch of this process holds their slots.
+
+        Raises:
+            SlotsMissingError: if Spark has not started the tasks in time.
+        """
+        if num_started == self._spec.num_ranks:
+            with _slot_holders_lock:
+                _slot_holders.add(self)
+            return
+        if time.monotonic() < self._start_by:
+            return
+        with _slot_holders_lock:
+            do_others_hold_slots = bool(_slot_holders - {self})
+        if do_others_hold_slots:
+            _logger.info("%s wait for slots that another launch of this process holds.", self._ranks)
+            self._start_by = time.monotonic() + self._spec.start_timeout_s
+        # Tasks may run without reaching the driver; Spark reports them.
+        elif self.tasks_run:
+            self._start_by = math.inf
+        elif self.running and time.monotonic() > self._start_by + STATUS_LAG_S:
+            raise SlotsMissingError(
+                f"{num_started} of {self._ranks} had started after {self._spec.start_timeout_s:g} s. "
+                "Other jobs hold the free slots, or executors are missing: wait for them or start fewer ranks."
+            )
+
+    def _release_slots(self) -> None:
+        with _slot_holders_lock:
+            _slot_holders.discard(self)
 
     def was_cancelled_elsewhere(self, error: Exception | None) -> bool:
         """Whether ``error`` says that the stage was cancelled, and not by :meth:`cancel`."""
@@ -242,6 +289,7 @@ class SparkJob:
 
     def cancel(self, *, timeout_s: float) -> None:
         """Cancel the stage in Spark until it has ended or the time is over."""
+        self._release_slots()
         self._call.cancel(timeout_s=timeout_s)
 
     def cancel_in_background(self, finish: Callable[[], None]) -> None:
@@ -254,7 +302,9 @@ class SparkJob:
         if rows is None:
             return []
         # Counted here: in Spark it would be a shuffle, which takes longer than fetching some thousand names.
-        found = Counter((row["rank"], row["kind"]) for row in rows.select("rank", "kind", "chunk").collect())
+        found = Counter(
+            (row["rank"], row["kind"]) for row in self._collect(rows.select("rank", "kind", "chunk"))
+        )
         self._is_small = found.total() <= FETCH_CHUNKS
         return sorted((rank, kind, num_chunks) for (rank, kind), num_chunks in found.items())
 
@@ -264,7 +314,7 @@ class SparkJob:
         assert rows is not None
         if self._is_small:
             if self._fetched is None:
-                self._fetched = _in_order(rows.collect())
+                self._fetched = _in_order(self._collect(rows))
             for row in self._fetched:
                 if (row["rank"], row["kind"]) == (rank, kind):
                     into.write(row["body"])
@@ -272,8 +322,12 @@ class SparkJob:
         mine = rows.filter((rows["rank"] == rank) & (rows["kind"] == kind))
         for start in range(0, num_chunks, FETCH_CHUNKS):
             window = mine.filter(mine["chunk"].between(start, start + FETCH_CHUNKS - 1))
-            for row in _in_order(window.collect()):
+            for row in _in_order(self._collect(window)):
                 into.write(row["body"])
+
+    def _collect(self, frame: DataFrame) -> list[Row]:
+        with named_jobs(self._spark, f"fetching results of {self._ranks}"):
+            return frame.collect()
 
     def close(self) -> None:
         """Release the rows, which Spark keeps as long as their DataFrame is referenced.
@@ -281,6 +335,7 @@ class SparkJob:
         On Spark Connect, releasing the last reference sends a request to the server. The request blocks for ever if the
         interpreter is exiting, as when an uncaught exception references this job.
         """
+        self._release_slots()
         self._fetched = None
         self._call.value = None
 

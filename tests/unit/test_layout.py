@@ -50,8 +50,8 @@ LAYERS = {
     "sequence | tensor, sharding, verify, parallelism | collectives, replaced_parameters",
     "training": "remote, trainer, callbacks | stages, step | validation, checkpoint, history | "
     "distribution, objective | probe, device_batches | learning_rate | metrics | spec | update",
-    "launch": "local_launch, run, collect, failures, spark_job, task, forkserver | hangs, rank | restarts, slots | "
-    "wire",
+    "launch": "programs, run | local_launch, spark_job | supervision, collect, failures, stage, task, forkserver | "
+    "hangs, rank | restarts, slots | wire",
     "loaders": "converter, feed_dataset",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from sparkdl.errors import HangError
-from sparkdl.launch.hangs.watch import Hang, HangLimits, find_hang
+from sparkdl.launch.hangs.watch import Hang, find_hang
 from sparkdl.launch.wire.outcome import Failure, RankHealth
+from sparkdl.launch.wire.spec import HangLimits
 from sparkdl.topology import name_ranks
 
 logger = logging.getLogger(__name__)

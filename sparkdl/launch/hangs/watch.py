@@ -13,6 +13,7 @@ from sparkdl.collective.telemetry.stalls import Wait
 from sparkdl.errors import ParamError
 from sparkdl.launch.wire.messages import HEARTBEAT_S
 from sparkdl.launch.wire.outcome import HealthReport, RankHealth
+from sparkdl.launch.wire.spec import HangLimits
 from sparkdl.topology import name_ranks
 
 _SHARE_OF_DEADLINE = 0.8
@@ -42,22 +43,6 @@ class Hang:
     culprits: tuple[int, ...]
     why: str
     is_in_code: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class HangLimits:
-    """Times after which a rank counts as hanging.
-
-    Attributes:
-        hang_timeout_s: seconds without progress, or in an operation.
-        operation_timeout_s: default deadline of operations, in seconds; an operation with a longer deadline of its own
-            may take as long as that deadline.
-        silence_timeout_s: seconds without a heartbeat.
-    """
-
-    hang_timeout_s: float
-    operation_timeout_s: float
-    silence_timeout_s: float
 
 
 def hang_limits(

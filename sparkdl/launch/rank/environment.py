@@ -9,16 +9,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from sparkdl.collective.job import JOB_VARIABLES
 from sparkdl.collective.torchrun_variables import TORCHRUN_VARIABLES
 from sparkdl.cores import thread_variables
 from sparkdl.errors import LaunchError
-
-if TYPE_CHECKING:
-    from pyspark import BarrierTaskContext
-
 
 ARROW_VARIABLES = {"ARROW_DEFAULT_MEMORY_POOL": "jemalloc"}
 """Defaults of environment variables; values that the user has set take precedence.
@@ -74,8 +69,8 @@ def rank_environment(
     }
     # Inherited numbers of threads need not be the user's: Spark and scoring tasks set them in Python workers.
     variables = {**ARROW_VARIABLES, **kept, **thread_variables(num_threads)}
-    # Spark adds the files of --py-files only to sys.path.
-    variables["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    # Spark adds the files of --py-files only to sys.path. An empty entry, as in a notebook, stands for the folder.
+    variables["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     # Output reaches the driver line by line, not when a buffer is full.
     variables["PYTHONUNBUFFERED"] = "1"
     if gpus is not None:
@@ -90,28 +85,26 @@ def _may_be_secret(name: str, value: str) -> bool:
     return name.startswith(_OF_DRIVER_ONLY)
 
 
-def are_gpus_assigned(context: BarrierTaskContext) -> bool:
-    """Whether Spark assigns GPUs to this task, so that its position on the host does not matter."""
-    return "gpu" in context.resources()
+def gpus_of_rank(
+    assigned: Sequence[str] | None, gpus_per_rank: int, position_on_host: int
+) -> Sequence[str] | None:
+    """Addresses of the GPUs that a rank sees; None leaves the choice unchanged.
 
-
-def assigned_gpus(context: BarrierTaskContext, gpus_per_rank: int, position_on_host: int) -> list[str] | None:
-    """Addresses of the GPUs that belong to this task.
-
-    Spark's own assignment is used where the cluster has one (``spark.task.resource.gpu.amount``). Without it, as in
-    local mode, the ranks of a host take its GPUs in turn.
+    Args:
+        assigned: GPUs that Spark assigned to the task (``spark.task.resource.gpu.amount``); None if it assigns none, as
+            in local mode, so that the ranks of a host take its GPUs in turn.
+        gpus_per_rank: number of GPUs that the user asked for.
+        position_on_host: number of earlier ranks on the host.
 
     Raises:
         LaunchError: if Spark assigned fewer GPUs than were asked for.
     """
-    resource = context.resources().get("gpu")
-    if resource is None:
+    if assigned is None:
         first = position_on_host * gpus_per_rank
         return [str(gpu) for gpu in range(first, first + gpus_per_rank)] if gpus_per_rank else None
-    addresses = list(resource.addresses)
-    if len(addresses) < gpus_per_rank:
+    if len(assigned) < gpus_per_rank:
         raise LaunchError(
-            f"Spark assigned {len(addresses)} GPUs to a task, but each rank was to have {gpus_per_rank}. "
+            f"Spark assigned {len(assigned)} GPUs to a task, but each rank was to have {gpus_per_rank}. "
             f"Set spark.task.resource.gpu.amount to {gpus_per_rank}."
         )
-    return addresses
+    return assigned

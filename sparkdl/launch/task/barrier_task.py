@@ -13,13 +13,12 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.collective import Coordinator, RendezvousClient, uses_mpi
 from sparkdl.cores import threads_of_task
-from sparkdl.launch.hangs.watch import HangLimits
-from sparkdl.launch.rank.environment import are_gpus_assigned, assigned_gpus, rank_environment
+from sparkdl.launch.rank.environment import gpus_of_rank, rank_environment
 from sparkdl.launch.task.heartbeat import Heartbeat
 from sparkdl.launch.task.meeting import FailureBoard, Meeting, Peer
 from sparkdl.launch.task.supervisor import RankSupervisor
@@ -51,33 +50,65 @@ Row = tuple[str, int, bytes]
 """Kind (``result``, ``failure``, ``error``, ``refused``, ``log``), number of the chunk, body."""
 
 
-def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[Row]:
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One of the tasks of a launch, whatever runs it.
+
+    Attributes:
+        rank: number of the task and of its rank.
+        hosts: the hosts of all tasks, as Spark names them; this task's host is the first.
+        gpus: addresses of the GPUs assigned to this task; None if the ranks of a host take its GPUs in turn.
+        cpus: number of cores reserved for the task.
+        all_gather: exchanges a text with all tasks, for which each of them has to call it.
+    """
+
+    rank: int
+    hosts: Sequence[str]
+    gpus: Sequence[str] | None
+    cpus: int
+    all_gather: Callable[[str], list[str]]
+
+
+def spark_task(context: BarrierTaskContext) -> Task:
+    """Describe this task of a barrier stage of Spark."""
+    # Each address is host:port; an IPv6 address is in brackets.
+    hosts = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
+    rank, gpus = context.partitionId(), context.resources().get("gpu")
+    return Task(
+        rank=rank,
+        hosts=[hosts.pop(rank), *hosts],
+        gpus=None if gpus is None else list(gpus.addresses),
+        cpus=context.cpus(),
+        all_gather=context.allGather,
+    )
+
+
+def run_barrier_task(spec: LaunchSpec, task: Task) -> Iterator[Row]:
     """Run the rank of this task, and yield how it ended."""
-    rank, host = context.partitionId(), socket.gethostname()
+    rank, host = task.rank, socket.gethostname()
     with ExitStack() as stack:
-        task_addresses = task_hosts(context)
-        coordinator = _coordinator(spec, hosts_for_tasks(task_addresses), stack) if rank == 0 else None
+        coordinator = _coordinator(spec, hosts_for_tasks(task.hosts), stack) if rank == 0 else None
         mark = stack.enter_context(Mark())
         link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
         pmi_sockets = _socket_pair(stack) if spec.mpi or uses_mpi(spec.transport) else None
         supervisor: RankSupervisor | None = None
         # Heartbeats begin before the meeting: if a task hung in it, the others would wait for ever.
         stack.enter_context(_heartbeat(spec, rank, link, lambda: supervisor))
-        if spec.gpus_per_rank == 0 or are_gpus_assigned(context):
-            supervisor = _start_rank(spec, context, 0, link, pmi_sockets, stack)
+        if spec.gpus_per_rank == 0 or task.gpus is not None:
+            supervisor = _start_rank(spec, task, 0, link, pmi_sockets, stack)
         mine = Peer(
             host=host,
             conflicts=version_conflicts(spec.versions, installed_versions()),
             mark=mark.name,
             coordinator=_text_of(coordinator),
         )
-        meeting = stack.enter_context(Meeting(context, link, mine))
+        meeting = stack.enter_context(Meeting(task.all_gather, link, mine))
         link.watch(meeting.abandon)
         peers = meeting.peers(max(spec.start_timeout_s, LEAST_MEETING_S))
         if any(peer.conflicts for peer in peers):
             yield "refused", 0, "; ".join(_conflicts(peers)).encode()
             return
-        if are_on_one_host(task_addresses) and not all(is_marked(peer.mark) for peer in peers):
+        if are_on_one_host(task.hosts) and not all(is_marked(peer.mark) for peer in peers):
             # Containers for which Spark has the same address have separate loopbacks. All tasks decide the same here:
             # if task A does not see the mark of task B, then B does not see the mark of A.
             coordinator = _coordinator(spec, reachable_hosts(), stack) if rank == 0 else None
@@ -97,12 +128,12 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
                 rank,
                 len(hosts),
                 host_of_rank=hosts,
-                timeout_s=spec.operation_timeout_s,
+                timeout_s=spec.limits.operation_timeout_s,
             )
             stack.enter_context(pmi)
         if supervisor is None:
             position = hosts[:rank].count(hosts[rank])
-            supervisor = _start_rank(spec, context, position, link, pmi_sockets, stack)
+            supervisor = _start_rank(spec, task, position, link, pmi_sockets, stack)
         link.watch(supervisor.stop)
         board.watch(supervisor.stop)
         supervisor.begin(_assignment(spec, rank, address))
@@ -119,14 +150,6 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         board.finish()
         if rank == 0:
             board.wait_until_finished(spec.num_ranks)
-
-
-def task_hosts(context: BarrierTaskContext) -> list[str]:
-    """The hosts of all tasks' executors, as Spark names them; this task's host is the first."""
-    # Each is host:port; an IPv6 address is in brackets.
-    hosts = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
-    own = hosts.pop(context.partitionId())
-    return [own, *hosts]
 
 
 def are_on_one_host(hosts: Sequence[str]) -> bool:
@@ -171,12 +194,7 @@ def _heartbeat(
         assert started is not None, "only a started rank can hang"
         started.stop(StopReason(why, is_hang=True))
 
-    limits = HangLimits(
-        hang_timeout_s=spec.hang_timeout_s,
-        operation_timeout_s=spec.operation_timeout_s,
-        silence_timeout_s=spec.silence_timeout_s,
-    )
-    return Heartbeat(link, rank=rank, health=health, limits=limits, on_hang=end)
+    return Heartbeat(link, rank=rank, health=health, limits=spec.limits, on_hang=end)
 
 
 def _conflicts(peers: list[Peer]) -> list[str]:
@@ -191,7 +209,7 @@ def _assignment(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, 
         "coordinator": coordinator.to_bytes().decode(),
         "transport": spec.transport,
         "wire": spec.wire,
-        "operation_timeout_s": spec.operation_timeout_s,
+        "operation_timeout_s": spec.limits.operation_timeout_s,
     }
 
 
@@ -202,24 +220,23 @@ def _socket_pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
 
 def _start_rank(
     spec: LaunchSpec,
-    context: BarrierTaskContext,
+    task: Task,
     position_on_host: int,
     link: DriverLink,
     pmi_sockets: tuple[socket.socket, socket.socket] | None,
     stack: ExitStack,
 ) -> RankSupervisor:
     """Start this task's rank, with its end of MPICH's bootstrap connection; the rank waits for its assignment."""
-    rank = context.partitionId()
-    gpus = assigned_gpus(context, spec.gpus_per_rank, position_on_host)
-    num_threads = threads_of_task(spec.num_threads, context.cpus())
+    gpus = gpus_of_rank(task.gpus, spec.gpus_per_rank, position_on_host)
+    num_threads = threads_of_task(spec.num_threads, task.cpus)
     environment = rank_environment(dict(spec.environment), gpus=gpus, num_threads=num_threads)
     inherited = {}
     of_launch = {}
     if pmi_sockets is not None:
         inherited["PMI_FD"] = pmi_sockets[1].fileno()
-        of_launch = pmi_environment(inherited["PMI_FD"], rank, spec.num_ranks)
+        of_launch = pmi_environment(inherited["PMI_FD"], task.rank, spec.num_ranks)
     supervisor = RankSupervisor(
-        rank=rank,
+        rank=task.rank,
         payload=spec.payload,
         environment=environment,
         more_variables=of_launch,

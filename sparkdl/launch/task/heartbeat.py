@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from sparkdl.launch.hangs.watch import HangLimits, HangWatch
+from sparkdl.launch.hangs.watch import HangWatch
 from sparkdl.launch.wire.channel import DriverLink
 from sparkdl.launch.wire.outcome import HealthReport, RankHealth
+from sparkdl.launch.wire.spec import HangLimits
 
 _LONGEST_S = 5.0
 _SHORTEST_S = 0.1

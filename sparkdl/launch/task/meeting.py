@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict, dataclass
@@ -28,8 +29,6 @@ from sparkdl.launch.wire.outcome import Failure, OnStop, StopReason
 from sparkdl.rendezvous.deadline import Deadline
 
 if TYPE_CHECKING:
-    from pyspark import BarrierTaskContext
-
     from sparkdl.launch.wire.channel import DriverLink
 
 
@@ -54,13 +53,19 @@ class Peer:
 
 
 class Meeting:
-    """The exchange of the tasks' data; a context manager that waits at its end for a running ``allGather``."""
+    """The exchange of the tasks' data; a context manager that waits at its end for a running ``all_gather``.
 
-    def __init__(self, context: BarrierTaskContext, link: DriverLink, mine: Peer) -> None:
-        self._context = context
+    Args:
+        all_gather: ``allGather`` of Spark's barrier, or what stands for it in another kind of task.
+        link: connection to the driver.
+        mine: data of this task.
+    """
+
+    def __init__(self, all_gather: Callable[[str], list[str]], link: DriverLink, mine: Peer) -> None:
+        self._all_gather = all_gather
         self._peers: Future[list[Peer]] = Future()
         self._thread = threading.Thread(
-            target=self._gather, args=(context, mine), name="sparkdl-meeting", daemon=True
+            target=self._gather, args=(mine,), name="sparkdl-meeting", daemon=True
         )
         self._lock = threading.Lock()
         self._is_by_spark = False
@@ -90,7 +95,7 @@ class Meeting:
             self._thread.join(_END_TIMEOUT_S)
         if self._thread.is_alive():
             raise LaunchError(f"allGather of Spark did not return within {_END_TIMEOUT_S:g} s")
-        gathered = self._context.allGather(json.dumps(asdict(mine)))
+        gathered = self._all_gather(json.dumps(asdict(mine)))
         return [Peer(**json.loads(text)) for text in gathered]
 
     def abandon(self, reason: str) -> None:
@@ -121,9 +126,9 @@ class Meeting:
             self._is_by_spark = True
             self._thread.start()
 
-    def _gather(self, context: BarrierTaskContext, mine: Peer) -> None:
+    def _gather(self, mine: Peer) -> None:
         try:
-            gathered = context.allGather(json.dumps(asdict(mine)))
+            gathered = self._all_gather(json.dumps(asdict(mine)))
             self._set_peers([json.loads(text) for text in gathered])
         except Exception as error:
             self._fail(error)

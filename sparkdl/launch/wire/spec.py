@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,10 +15,26 @@ COMPARED_PACKAGES = ("sparkdl", "torch", "numpy", "cloudpickle")
 
 
 @dataclass(frozen=True, kw_only=True)
+class HangLimits:
+    """Times after which a rank counts as hanging.
+
+    Attributes:
+        hang_timeout_s: seconds without progress, or in an operation; infinite for never.
+        operation_timeout_s: default deadline of operations, in seconds; an operation with a longer deadline of its own
+            may take as long as that deadline.
+        silence_timeout_s: seconds without a heartbeat of a rank or its task.
+    """
+
+    hang_timeout_s: float
+    operation_timeout_s: float
+    silence_timeout_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
     """Everything a barrier task needs to start its rank."""
 
-    job: str
+    job: str = field(default_factory=lambda: f"sparkdl-{secrets.token_hex(8)}")
     """Name of this launch; also the Spark tag by which it is cancelled."""
 
     num_ranks: int
@@ -57,14 +74,7 @@ class LaunchSpec:
     start_timeout_s: float
     """How long tasks wait for tasks that have not started."""
 
-    operation_timeout_s: float
-    """Default deadline of a collective."""
-
-    hang_timeout_s: float
-    """How long a rank may make no progress or wait in an operation; for ever when infinite."""
-
-    silence_timeout_s: float
-    """How long a rank or a task may send no heartbeat."""
+    limits: HangLimits
 
 
 def installed_versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdl.errors import HangError, LaunchError, ProcessesLostError, RankError, SlotsMissingError
-from sparkdl.launch import run, run_on_ranks, slots, wait_for_slots
+from sparkdl.launch import run, run_on_ranks, slots, supervision, wait_for_slots
 from tests.collective.eventually import eventually
 from tests.processes import wait_until_gone
 from tests.spark.launch import rank_functions as functions
@@ -72,7 +72,7 @@ def test_hang_is_found_also_where_executors_cannot_reach_the_driver(
 def test_python_worker_that_is_stopped_is_named_and_ended(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "END_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(supervision, "END_TIMEOUT_S", 0.5)
     with pytest.raises(HangError, match="no message from the task of rank 1") as caught:
         launch(functions.stop_own_worker_on, 1, str(tmp_path), hang_timeout_s=HANG_S)
     assert caught.value.rank == 1
@@ -84,7 +84,7 @@ def test_python_worker_that_is_stopped_is_named_and_ended(
 def test_failure_is_raised_and_the_stage_ended_even_if_the_task_of_another_rank_hangs(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "END_AFTER_FAILURE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(supervision, "END_AFTER_FAILURE_TIMEOUT_S", 0.5)
     with pytest.raises(RankError, match="Rank 0 on .* failed .*rank 0 failed") as caught:
         launch(functions.fail_while_the_worker_of_another_is_stopped, str(tmp_path))
     assert not isinstance(caught.value, ProcessesLostError)

@@ -306,7 +306,9 @@ def test_ranks_that_find_no_free_slot_are_reported(
     monkeypatch: pytest.MonkeyPatch,
     launch: Launch,
 ) -> None:
-    monkeypatch.setattr(run, "STATUS_LAG_S", 0.5)  # no task of the launch starts, so Spark reports none late
+    monkeypatch.setattr(
+        spark_job, "STATUS_LAG_S", 0.5
+    )  # no task of the launch starts, so Spark reports none late
     # As many tasks as there are ranks; they must not be mistaken for those of the launch.
     other_job = spark.range(0, 2, 1, 2).mapInArrow(hold, "id long")
     blocker = threading.Thread(target=other_job.collect)
@@ -335,14 +337,14 @@ class Toucher(logging.Handler):
 def test_ranks_wait_without_limit_for_the_slots_of_another_launch(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, launch: Launch
 ) -> None:
-    caplog.set_level(logging.INFO, "sparkdl.launch.run")
+    caplog.set_level(logging.INFO, "sparkdl.launch.spark_job")
     release, running = tmp_path / "release", threading.Event()
     first = threading.Thread(
         target=run_on_ranks,
         args=(functions.wait_for_file, str(release)),
         kwargs={"num_ranks": 1, "spark": spark, "on_event": lambda rank, event: running.set()},
     )
-    logger, toucher = logging.getLogger("sparkdl.launch.run"), Toucher("another launch", release)
+    logger, toucher = logging.getLogger("sparkdl.launch.spark_job"), Toucher("another launch", release)
     first.start()
     try:
         assert running.wait(60)
@@ -393,7 +395,7 @@ def test_worker_killed_before_the_tasks_meet_does_not_end_other_executors(
             with DriverLink(address, secret, rank=rank, host="here") as link:
                 mine = Peer(host="here", conflicts=[], mark="", coordinator="")
                 if rank == 0:
-                    with Meeting(context, link, mine) as meeting:
+                    with Meeting(context.allGather, link, mine) as meeting:
                         Path(folder, "0").write_text(str(os.getpid()))
                         meeting.peers(120)
                 Path(folder, "1").write_text(str(os.getpid()))

@@ -8,8 +8,9 @@ import pytest
 
 from sparkdl.collective import Coordinator
 from sparkdl.errors import HangError, LaunchError, ParamError
-from sparkdl.launch import RankContext, local_launch, run_on_local_ranks
+from sparkdl.launch import RankContext, run_on_local_ranks
 from sparkdl.launch.local_launch import gpus_of
+from sparkdl.launch.task import barrier_task
 from tests.flood import flooded
 from tests.processes import listens_on, wait_until_gone, with_descendants
 
@@ -111,7 +112,7 @@ def sum_of_ranks(context: RankContext) -> float:
 
 
 def test_ranks_start_while_the_coordinators_port_is_flooded(monkeypatch):
-    monkeypatch.setattr(local_launch, "Coordinator", FloodedCoordinator)
+    monkeypatch.setattr(barrier_task, "Coordinator", FloodedCoordinator)
     assert run_on_local_ranks(sum_of_ranks, num_ranks=3) == [6.0] * 3
 
 

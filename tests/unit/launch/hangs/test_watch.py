@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from sparkdl.collective.telemetry.stalls import Wait
 from sparkdl.errors import ParamError
-from sparkdl.launch.hangs.watch import Hang, HangLimits, HangWatch, check_hang_timeout, find_hang
+from sparkdl.launch.hangs.watch import Hang, HangWatch, check_hang_timeout, find_hang
 from sparkdl.launch.wire.outcome import HealthReport, RankHealth
+from sparkdl.launch.wire.spec import HangLimits
 
 LIMITS = HangLimits(hang_timeout_s=10.0, operation_timeout_s=60.0, silence_timeout_s=10.0)
 NEVER = HangLimits(hang_timeout_s=math.inf, operation_timeout_s=60.0, silence_timeout_s=math.inf)

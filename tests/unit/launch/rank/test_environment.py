@@ -1,17 +1,9 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from sparkdl.errors import LaunchError
-from sparkdl.launch.rank.environment import assigned_gpus, rank_environment
-
-
-def task(addresses: list[str] | None) -> Any:
-    resources = {} if addresses is None else {"gpu": SimpleNamespace(addresses=addresses)}
-    return SimpleNamespace(resources=lambda: resources)
+from sparkdl.launch.rank.environment import gpus_of_rank, rank_environment
 
 
 @pytest.mark.parametrize(
@@ -26,12 +18,12 @@ def task(addresses: list[str] | None) -> Any:
 def test_ranks_take_the_gpus_that_spark_assigned_or_those_of_their_host_in_turn(
     addresses: list[str] | None, num_gpus: int, position: int, assigned: list[str] | None
 ) -> None:
-    assert assigned_gpus(task(addresses), num_gpus, position) == assigned
+    assert gpus_of_rank(addresses, num_gpus, position) == assigned
 
 
 def test_too_few_assigned_gpus_name_the_setting() -> None:
     with pytest.raises(LaunchError, match=r"spark\.task\.resource\.gpu\.amount to 2"):
-        assigned_gpus(task(["3"]), 2, 0)
+        gpus_of_rank(["3"], 2, 0)
 
 
 def test_visible_gpus_are_left_alone_when_none_are_asked_for() -> None:

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from sparkdl.launch.task.barrier_task import hosts_for_tasks, task_hosts
+from sparkdl.launch.task.barrier_task import hosts_for_tasks, spark_task
 from sparkdl.rendezvous.addresses import reachable_hosts
 
 
 def context_of(rank: int, addresses: list[str]) -> Any:
     infos = [SimpleNamespace(address=address) for address in addresses]
-    return SimpleNamespace(partitionId=lambda: rank, getTaskInfos=lambda: infos)
+    return SimpleNamespace(
+        partitionId=lambda: rank, getTaskInfos=lambda: infos, resources=dict, cpus=lambda: 1, allGather=None
+    )
 
 
 @pytest.mark.parametrize(
@@ -26,13 +28,13 @@ def context_of(rank: int, addresses: list[str]) -> Any:
     ],
 )
 def test_coordinator_of_tasks_on_one_host_listens_on_loopback(addresses: list[str]) -> None:
-    assert hosts_for_tasks(task_hosts(context_of(0, addresses))) == ["127.0.0.1"]
+    assert hosts_for_tasks(spark_task(context_of(0, addresses)).hosts) == ["127.0.0.1"]
 
 
 def test_coordinator_of_several_hosts_listens_where_spark_knows_its_executor() -> None:
     own = reachable_hosts()[0]
     text = f"[{own}]" if ":" in own else own
-    hosts = task_hosts(context_of(1, ["198.51.100.7:1", f"{text}:2"]))
+    hosts = spark_task(context_of(1, ["198.51.100.7:1", f"{text}:2"])).hosts
     assert hosts == [own, "198.51.100.7"]
     assert hosts_for_tasks(hosts) == (own,)
 
@@ -40,7 +42,7 @@ def test_coordinator_of_several_hosts_listens_where_spark_knows_its_executor() -
 def test_coordinator_behind_a_foreign_spark_address_logs_where_it_listens(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    hosts = task_hosts(context_of(0, ["198.51.100.7:1", "198.51.100.8:1"]))
+    hosts = spark_task(context_of(0, ["198.51.100.7:1", "198.51.100.8:1"])).hosts
     chosen = hosts_for_tasks(hosts)
     assert chosen == reachable_hosts()
     assert f"the other ranks connect to {', '.join(chosen)}" in caplog.text

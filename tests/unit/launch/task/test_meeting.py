@@ -73,7 +73,7 @@ def unreachable() -> Address:
 def task(rank: int, driver: Address, spark: Any) -> Iterator[Meeting]:
     with (
         DriverLink(driver, SECRET, rank=rank, host="ab"[rank]) as link,
-        Meeting(spark, link, PEERS[rank]) as meeting,
+        Meeting(spark.allGather, link, PEERS[rank]) as meeting,
     ):
         yield meeting
 
@@ -123,7 +123,7 @@ def test_meeting_fails_if_the_driver_cancels_or_ends(
         pytest.raises(
             LaunchError, match="did not meet: the driver is gone" if is_gone else "did not meet: enough"
         ),
-        Meeting(spark, link, PEERS[0]) as meeting,
+        Meeting(spark.allGather, link, PEERS[0]) as meeting,
     ):
         link.watch(meeting.abandon)
         if is_gone:

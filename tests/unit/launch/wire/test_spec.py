@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from sparkdl.launch.wire.spec import LaunchSpec, installed_versions, version_conflicts
+from sparkdl.launch.wire.spec import HangLimits, LaunchSpec, installed_versions, version_conflicts
 from sparkdl.rendezvous.addresses import Address
 
 DRIVER = {
@@ -55,10 +55,8 @@ def test_secret_and_payload_stay_out_of_the_specs_text() -> None:
         environment=(),
         modules=(),
         versions=DRIVER,
-        operation_timeout_s=1.0,
         start_timeout_s=1.0,
-        hang_timeout_s=1.0,
-        silence_timeout_s=1.0,
+        limits=HangLimits(hang_timeout_s=1.0, operation_timeout_s=1.0, silence_timeout_s=1.0),
     )
     assert "secret" not in repr(spec)
     assert "function" not in repr(spec)

@@ -1,0 +1,55 @@
+"""What supervises ranks on the driver sees of the tasks that run them, whether Spark or this process runs these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import IO, Any, Protocol
+
+
+class Stage(Protocol):
+    """The tasks of a launch, one for each rank, from their start on.
+
+    :class:`~sparkdl.launch.spark_job.SparkJob` is a barrier stage of Spark,
+    :class:`~sparkdl.launch.local_launch.LocalStage` runs the tasks as threads of this process.
+    """
+
+    @property
+    def running(self) -> bool:
+        """Whether a task may still run or start."""
+
+    @property
+    def error(self) -> Exception | None:
+        """The exception that ended the tasks; None without one. A rank's failure is an outcome, and not an error."""
+
+    @property
+    def spark(self) -> Any:
+        """The session that runs the stage; None without Spark."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks of the launch."""
+
+    def check_start(self, num_started: int) -> None:
+        """Check whether the ranks start in time; to be called often, with the number of ranks that have started.
+
+        Raises:
+            SlotsMissingError: if Spark has not started the tasks in time.
+        """
+
+    def was_cancelled_elsewhere(self, error: Exception | None) -> bool:
+        """Whether ``error`` says that the stage was cancelled, and not by :meth:`cancel`."""
+
+    def cancel(self, *, timeout_s: float) -> None:
+        """Cancel the tasks until they have ended or the time is over."""
+
+    def cancel_in_background(self, finish: Callable[[], None]) -> None:
+        """Continue to cancel the tasks without waiting for them; then call ``finish``, from a thread."""
+
+    def outcomes(self) -> list[tuple[int, str, int]]:
+        """Rank, kind and number of chunks of everything that the tasks yielded."""
+
+    def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:
+        """Write the body of one outcome into a file."""
+
+    def close(self) -> None:
+        """Release the outcomes."""

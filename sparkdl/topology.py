@@ -78,6 +78,10 @@ class Topology:
         """The ranks on one host, in ascending order."""
         return tuple(rank for rank, other in enumerate(self.host_of_rank) if other == host)
 
+    def hosts_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The host indices of some ranks, renumbered by first appearance."""
+        return number_hosts([self.host_of_rank[rank] for rank in ranks])
+
 
 def number_hosts(labels: Sequence[object]) -> tuple[int, ...]:
     """Turn one label per rank into host indices by first appearance: ``["b", "a", "b"]`` gives ``(0, 1, 0)``."""

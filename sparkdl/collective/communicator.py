@@ -30,18 +30,38 @@ communicator cannot be used any more. All ranks must call the same operations in
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from functools import update_wrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 
 import numpy as np
 
-from sparkdl.collective.process_sets import Splittable
+from sparkdl.collective.process_sets import ProcessSets
+from sparkdl.collective.telemetry.report import (
+    CommunicationReport,
+    WorldReport,
+    gather_world_report,
+    make_report,
+)
+from sparkdl.collective.telemetry.timeline import Timeline
+from sparkdl.errors import ParamError, SparkdlError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    from sparkdl.collective.process_sets import Opening
+    from sparkdl.collective.telemetry.monitor import Monitor
+    from sparkdl.collective.telemetry.stalls import StallCheck
+    from sparkdl.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+_LAST_TIMELINE_S = 10.0
+"""How long a closing rank waits for the other ranks, which may not be closing."""
 
 P = ParamSpec("P")
 
@@ -67,12 +87,51 @@ def _blocking(start: Callable[Concatenate[Any, P], Handle]) -> Callable[Concaten
     return run
 
 
-class Communicator(Splittable, ABC):
+class Communicator(ABC):
     """The open group of ranks. A context manager: closes on success, aborts on exception.
 
     Every operation has two forms with the same arguments: ``x`` blocks until the result is available, ``x_async``
     returns a handle at once. The operations of a rank run in the order of its calls.
+
+    Attributes:
+        is_member: True; False in a :class:`~sparkdl.collective.process_sets.NonMember`.
+        rank: number of this rank in the communicator.
+        world_size: number of ranks of the communicator.
+        topology: which ranks share a host, regardless of the transport.
+        name: name of the communicator in messages.
+        rendezvous: store over which the communicator was opened.
+        secret: the job's secret.
+        requested_transport: ``transport`` with which the communicator was opened, also to be used for process sets.
+        open_other: function that opens another communicator, with the arguments of
+            :func:`~sparkdl.collective.opening.open_communicator`.
+        timeout_s: default deadline of every operation, in seconds.
+        wire: format in which sums and averages of float32 travel between hosts.
+        stall_check: when operations that some ranks do not join are reported.
+        monitor: monitor of this communicator's operations.
+        telemetry: the monitors of this communicator and of its process sets.
+        world_ranks: world rank of each rank, its number in the communicator from which all others of the family were
+            split. Reports and timelines use these numbers.
     """
+
+    is_member = True
+    monitor: Monitor
+
+    def __init__(self, opening: Opening, topology: Topology) -> None:
+        self.topology = topology
+        self.rank, self.world_size = topology.rank, topology.world_size
+        self.name = opening.name
+        self.rendezvous = opening.rendezvous
+        self.secret = opening.secret
+        self.requested_transport = opening.transport
+        self.open_other = opening.open
+        self.timeout_s = opening.timeout_s
+        self.wire = opening.wire
+        self.stall_check = opening.stall_check
+        self.telemetry = opening.telemetry
+        self.world_ranks = opening.world_ranks
+        self._own_rendezvous = opening.own_rendezvous
+        self._process_sets = ProcessSets(opening, topology)
+        self._timeline: Timeline | None = None
 
     @property
     @abstractmethod
@@ -350,6 +409,100 @@ class Communicator(Splittable, ABC):
             CommunicatorError: if the memory cannot be allocated; the message says how much is available.
         """
         return np.zeros(num_bytes, np.uint8)
+
+    def split(
+        self, ranks: Sequence[int], name: str, *, stall_check: StallCheck | None = None
+    ) -> Communicator:
+        """Open a process set: a communicator of some ranks of this one. Only these ranks need to call it.
+
+        Args:
+            ranks: the members; their order gives their ranks in the process set.
+            name: distinguishes process sets of the same ranks that are opened at the same time.
+            stall_check: when operations that some ranks do not join are reported; this communicator's when None.
+
+        Returns:
+            The process set, to be closed by the caller. On a rank that is not a member, its ``is_member`` is False, and
+            every operation but ``close`` raises a :class:`~sparkdl.errors.ParamError` that names the members.
+
+        Raises:
+            ParamError: if ``ranks`` is empty, has duplicates, or names a rank that does not exist.
+        """
+        return self._process_sets.split(ranks, name, stall_check)
+
+    def report(self, *, reset: bool = False) -> CommunicationReport:
+        """Return the report of this rank on this communicator and its process sets.
+
+        Operations are always counted; the report needs no communication. :meth:`gather_report` returns the reports of
+        all ranks.
+
+        Args:
+            reset: whether to set the counts to zero afterwards.
+        """
+        return make_report(self.world_ranks[self.rank], *self.telemetry.measure(reset=reset))
+
+    def gather_report(self) -> WorldReport | None:
+        """Return the reports of all ranks on rank 0, with the ranks that came last; None elsewhere. Collective."""
+        with self._process_sets.duplicate("report") as duplicate:
+            return gather_world_report(self, duplicate)
+
+    @property
+    def has_timeline(self) -> bool:
+        """Whether a timeline that was started on this communicator is running."""
+        return self._timeline is not None
+
+    def start_timeline(
+        self, path: str | os.PathLike[str], *, max_events: int = 65536, is_live: bool = False
+    ) -> None:
+        """Begin to record the operations of this communicator and of its process sets.
+
+        All ranks must call it. :meth:`stop_timeline`, or closing the communicator, writes one file for all ranks in the
+        Trace Event Format, which https://ui.perfetto.dev opens.
+
+        Args:
+            path: path of the file, on rank 0's machine; an existing file is replaced.
+            max_events: number of operations that every rank keeps for each communicator, the latest ones.
+            is_live: whether rank 0 writes its own operations to the file many times a second while the timeline runs.
+
+        Raises:
+            ParamError: if a timeline is already running, or rank 0 cannot write the file.
+        """
+        if self._timeline is not None:
+            raise ParamError(f"a timeline of {self.name!r} runs already; stop it first")
+        if max_events < 1:
+            raise ParamError(f"max_events must be positive, got {max_events}")
+        duplicate = self._process_sets.duplicate("timeline")
+        try:
+            self._timeline = Timeline(
+                duplicate, self.telemetry, Path(path), max_events=max_events, is_live=is_live
+            )
+        except BaseException:
+            duplicate.close()
+            raise
+
+    def stop_timeline(self, *, timeout_s: float | None = None) -> None:
+        """End the timeline and write its file. All ranks must call it.
+
+        If ranks were lost meanwhile, the file has the records of the others, and a warning is logged.
+
+        Args:
+            timeout_s: seconds for each step; the communicator's deadline when None.
+
+        Raises:
+            ParamError: if no timeline is running, or rank 0 cannot write the file.
+        """
+        timeline, self._timeline = self._timeline, None
+        if timeline is None:
+            raise ParamError(f"no timeline of {self.name!r} runs; start one first")
+        timeline.stop(timeout_s=timeout_s)
+
+    def _end_timeline(self) -> None:
+        """End a running timeline; transports call this first when they close."""
+        if self._timeline is None:
+            return
+        try:
+            self.stop_timeline(timeout_s=_LAST_TIMELINE_S)
+        except SparkdlError as error:
+            logger.warning("The timeline that was running could not be written: %s", error)
 
     @abstractmethod
     def abort(self, reason: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparkdl.collective.job import Job, enter_job, find_all, host_job, join_job
+from sparkdl.collective.job import RankJob, enter_job, find_all, host_job, join_job
 from sparkdl.collective.mpi.library import library_name, load_mpi
 from sparkdl.collective.torchrun_variables import is_torchruns
 from sparkdl.errors import CommunicatorTimeoutError, LaunchError
@@ -117,7 +117,7 @@ def find_job(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
     return None
 
 
-def find_own_job(environ: Mapping[str, str]) -> Job | None:
+def find_own_job(environ: Mapping[str, str]) -> RankJob | None:
     """Return the job of ``sparkdl run`` in which this process is a rank; None if there is none.
 
     Raises:
@@ -125,7 +125,7 @@ def find_own_job(environ: Mapping[str, str]) -> Job | None:
     """
     if is_torchruns(environ):
         return None  # a rank of sparkdl ran torchrun, whose ranks inherit the variables of sparkdl
-    return Job.from_variables(environ)
+    return RankJob.from_variables(environ)
 
 
 def _find_own(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
@@ -140,7 +140,7 @@ def _find_own(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
 _sources: list[tuple[Callable[[], Communicator], Callable[[], bool]]] = []
 """At most one entry: functions that return the communicator of this process, and whether it is open."""
 
-_jobs: list[tuple[Job, Rendezvous]] = []
+_jobs: list[tuple[RankJob, Rendezvous]] = []
 """At most one entry: the job that a launcher has provided, and its rendezvous."""
 
 _lock = threading.RLock()
@@ -227,7 +227,7 @@ def provide_driver_log(write: Callable[[str], None]) -> None:
     _driver_log[:] = [write]
 
 
-def current_job() -> Job | None:
+def current_job() -> RankJob | None:
     """Return the job in which sparkdl started this process as a rank; None elsewhere, also in a rank of ``torchrun``.
 
     Raises:
@@ -236,7 +236,7 @@ def current_job() -> Job | None:
     return _jobs[0][0] if _jobs else find_own_job(os.environ)
 
 
-def job_rendezvous(job: Job) -> Rendezvous:
+def job_rendezvous(job: RankJob) -> Rendezvous:
     """Return the rendezvous of the current job, connected at the first call. Other ranks need not make this call.
 
     Raises:
@@ -248,6 +248,6 @@ def job_rendezvous(job: Job) -> Rendezvous:
     return enter_job(job)
 
 
-def provide_job(job: Job, rendezvous: Rendezvous) -> None:
+def provide_job(job: RankJob, rendezvous: Rendezvous) -> None:
     """Set the job of this process, and the rendezvous that is connected to its coordinator."""
     _jobs[:] = [(job, rendezvous)]

@@ -53,7 +53,7 @@ TRANSPORT, WIRE, TIMEOUT_S = "SPARKDL_TRANSPORT", "SPARKDL_WIRE", "SPARKDL_TIMEO
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RankJob:
     """Everything that a rank needs to find the other ranks of its job.
 
     Attributes:
@@ -92,7 +92,7 @@ class Job:
         return str(port) == str(self.coordinator.port) and host in hosts
 
     @classmethod
-    def from_variables(cls, environ: Mapping[str, str]) -> Job | None:
+    def from_variables(cls, environ: Mapping[str, str]) -> RankJob | None:
         """Decode the variables of :meth:`to_variables`; None if none of them is set.
 
         Raises:
@@ -113,7 +113,7 @@ class Job:
             raise LaunchError(f"{', '.join(JOB_VARIABLES)} do not describe a job: {error}") from error
         return job.with_choices_of(environ)
 
-    def with_choices_of(self, environ: Mapping[str, str]) -> Job:
+    def with_choices_of(self, environ: Mapping[str, str]) -> RankJob:
         """Return this job with the user's transport, wire format and timeout, where ``environ`` sets them.
 
         Raises:
@@ -158,7 +158,7 @@ _SHORT_FAREWELL_S = 5.0
 """How long a failed rank with the coordinator waits for the other ranks, which it has aborted, to leave the job."""
 
 
-def enter_job(job: Job, coordinator: Coordinator | None = None) -> RendezvousClient:
+def enter_job(job: RankJob, coordinator: Coordinator | None = None) -> RendezvousClient:
     """Connect to the coordinator of a job once per process, and leave the job when the process ends.
 
     Does not wait for other ranks.
@@ -175,7 +175,7 @@ def enter_job(job: Job, coordinator: Coordinator | None = None) -> RendezvousCli
     return _enter(job, coordinator).client
 
 
-def join_job(job: Job, coordinator: Coordinator | None = None) -> Communicator:
+def join_job(job: RankJob, coordinator: Coordinator | None = None) -> Communicator:
     """Enter a job and open the communicator of all its ranks.
 
     Args:
@@ -224,7 +224,7 @@ def host_job(
         invitation = json.dumps([coordinator.address.to_bytes().decode(), secret.hex()]).encode()
     try:
         address, secret_text = json.loads(broadcast(invitation))
-        job = Job(
+        job = RankJob(
             rank=rank,
             world_size=world_size,
             coordinator=Address.from_bytes(address),
@@ -237,7 +237,7 @@ def host_job(
         raise
 
 
-def _enter(job: Job, coordinator: Coordinator | None) -> _Membership:
+def _enter(job: RankJob, coordinator: Coordinator | None) -> _Membership:
     with _entering:
         if job not in _memberships:
             client = RendezvousClient.connect(
@@ -261,7 +261,7 @@ class _Membership:
         communicator: communicator of all ranks; None until it is opened.
     """
 
-    def __init__(self, job: Job, client: RendezvousClient, coordinator: Coordinator | None) -> None:
+    def __init__(self, job: RankJob, client: RendezvousClient, coordinator: Coordinator | None) -> None:
         self.client = client
         self.communicator: Communicator | None = None
         self._job, self._coordinator = job, coordinator
@@ -312,7 +312,7 @@ class _Membership:
             )
 
 
-_memberships: dict[Job, _Membership] = {}
+_memberships: dict[RankJob, _Membership] = {}
 _entering = threading.Lock()
 
 # A forked child does not have the threads of the clients.

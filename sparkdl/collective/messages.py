@@ -7,17 +7,15 @@ the communicator to which it belongs. Monitors count and record messages, in add
 
 from __future__ import annotations
 
-import itertools
 import threading
-import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.collective.buffers import DTYPES
-from sparkdl.collective.operation_queue import MessageHandle
-from sparkdl.collective.telemetry.monitor import Arrival, OperationMonitor, OperationRecord
+from sparkdl.collective.buffers import DTYPES, item_bytes
+from sparkdl.collective.operation_queue import MessageFuture
+from sparkdl.collective.telemetry.monitor import OperationRecord
 from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer, numbered, warn_of_stall
 from sparkdl.errors import (
     CommunicatorAbortedError,
@@ -35,8 +33,7 @@ if TYPE_CHECKING:
     from sparkdl.collective.buffers import FlatBuffer
     from sparkdl.collective.communicator import Array, Communicator
     from sparkdl.collective.mpi.messages import DeviceBuffer
-    from sparkdl.collective.telemetry.monitor import Monitor
-    from sparkdl.collective.telemetry.stalls import StallCheck
+    from sparkdl.collective.telemetry.monitor import Monitor, OperationMonitor
 
 
 class PendingMessage:
@@ -45,41 +42,45 @@ class PendingMessage:
     Its timeout begins when no earlier message with the same peer, direction and tag is pending.
 
     Args:
-        what: description of the call, for messages.
         kind: ``"send"`` or ``"recv"``.
-        peer: rank of the other end; -1 for any rank, until :meth:`comes_from` sets it.
+        peer: rank of the other end; None for any rank.
         tag: tag of the message.
         array: array that is sent, or into which the message is received.
-        envelope: dtype and size at this end.
-        dtype: dtype of the elements.
-        num_bytes: size of the array in bytes.
+        buffer: its elements.
         timeout_s: seconds until the message fails.
         monitor: monitor that records the message.
 
     Attributes:
+        what: description of the call, for messages.
+        peer: rank of the other end; -1 for any rank, until :meth:`comes_from` sets it.
+        envelope: dtype and size at this end.
         handle: handle for the caller.
     """
 
     def __init__(
         self,
         *,
-        what: str,
         kind: str,
-        peer: int,
+        peer: int | None,
         tag: int,
         array: Array,
-        envelope: Envelope,
-        dtype: str,
-        num_bytes: int,
+        buffer: FlatBuffer | DeviceBuffer,
         timeout_s: float,
-        monitor: MessageMonitor,
+        monitor: OperationMonitor,
     ) -> None:
-        self.what, self.kind, self.peer, self.tag = what, kind, peer, tag
-        self.array, self.envelope = array, envelope
+        size, dtype = buffer.data.size, buffer.dtype
+        whom = "any rank" if peer is None else f"rank {peer}"
+        self.what = f"{kind} of {size} {dtype} {'to' if kind == 'send' else 'from'} {whom} with tag {tag}"
+        self.kind, self.tag = kind, tag
+        self.peer = -1 if peer is None else peer
+        self.array = array
+        self.envelope: Envelope = np.array([DTYPES.index(dtype), size], np.int64)
         self.timeout_s = timeout_s
-        self._timing = monitor.begin(kind, tag=tag, num_bytes=num_bytes, dtype=dtype)
+        self._timing = monitor.begin(
+            kind, name=f"tag {tag}", num_bytes=size * item_bytes(dtype), dtype=dtype, is_blocking=False
+        )
         self._future: Future[None] = Future()
-        self.handle = MessageHandle(self._future, monitor.blocked, peer)
+        self.handle = MessageFuture(self._future, monitor.blocked, self.peer)
         self._deadline: Deadline | None = None
         self._stall: StallTimer | None = None
         self._wait: NotedWait | None = None
@@ -90,7 +91,7 @@ class PendingMessage:
 
     def matched(self) -> None:
         """Note that the other end has made its call as well."""
-        self._timing.both_here()
+        self._timing.all_here()
         self._end_wait()
 
     def complete(self) -> None:
@@ -123,62 +124,42 @@ class PendingMessage:
             ranks = range(parent.world_size) if self.peer < 0 else (parent.rank, self.peer)
             both = [parent.world_ranks[rank] for rank in ranks]
             self._wait = NotedWait(parent.name, both, self.what, self.timeout_s)
-            if self._timing.is_ready or self._future.done():
+            if self._timing.ready_ns or self._future.done():
                 self._wait.end()  # another thread has matched or completed it meanwhile
         if self._deadline.expired:
             raise self.late(parent.name)
-        if self._timing.is_ready:
+        if self._timing.ready_ns:
             return  # both ends have called
+        missing = "no rank had sent one" if self.peer < 0 else f"rank {self.peer} had not joined"
         called = numbered(parent.name, parent.world_ranks)
-        check_stall(self._stall, parent.stall_check, called, self.what, rank=parent.rank, peer=self.peer)
+        if self._stall.is_over:
+            raise CommunicatorTimeoutError(
+                f"{self.what} on {called} stalled for {parent.stall_check.abort_after_s:g} s: {missing}"
+            )
+        if self._stall.warning_is_due:
+            warn_of_stall(called, parent.rank, self.what, self._stall.waited_s, missing)
 
     def _end_wait(self) -> None:
         if self._wait is not None:
             self._wait.end()
 
 
-def check_stall(
-    stall: StallTimer, check: StallCheck, communicator: str, what: str, *, rank: int, peer: int
-) -> None:
-    """Warn of a message whose other end does not join, if a warning is due.
-
-    Args:
-        stall: timer of the message.
-        check: when to warn, and when to give up.
-        communicator: name of the communicator in the warning.
-        what: description of the call.
-        rank: rank of this end.
-        peer: rank of the other end; -1 for any rank.
-
-    Raises:
-        CommunicatorTimeoutError: if the message has stalled for too long.
-    """
-    missing = "no rank had sent one" if peer < 0 else f"rank {peer} had not joined"
-    if stall.is_over:
-        raise CommunicatorTimeoutError(
-            f"{what} on {communicator} stalled for {check.abort_after_s:g} s: {missing}"
-        )
-    if stall.warning_is_due:
-        warn_of_stall(communicator, rank, what, stall.waited_s, missing)
-
-
 Envelope = np.ndarray[Any, np.dtype[np.int64]]
 """Two numbers: the dtype's index in :data:`DTYPES`, and the number of elements."""
 
 
-def envelope_of(buffer: FlatBuffer | DeviceBuffer) -> Envelope:
-    """Return the envelope of an array that is sent or received into."""
-    return np.array([DTYPES.index(buffer.dtype), buffer.data.size], np.int64)
-
-
-def check_peer(peer: int, rank: int, world_size: int) -> None:
-    """Check that a rank can exchange messages with another.
+def check_message(peer: int | None, tag: int, *, rank: int, world_size: int, max_tag: int) -> None:
+    """Check the peer (None for any rank) and the tag of a message of a rank.
 
     Raises:
-        ParamError: if ``peer`` does not exist, or is ``rank`` itself.
+        ParamError: if ``peer`` does not exist or is ``rank`` itself, or the tag is out of range.
     """
-    if not 0 <= peer < world_size or peer == rank:
+    if world_size == 1 and peer is None:
+        raise ParamError("a world of one rank has no other to receive a message from")
+    if peer is not None and (not 0 <= peer < world_size or peer == rank):
         raise ParamError(f"rank {rank} of {world_size} cannot exchange messages with rank {peer}")
+    if not 0 <= tag <= max_tag:
+        raise ParamError(f"tag {tag} is outside 0 to {max_tag}, the tags that this transport has")
 
 
 def compare(sent: Envelope, expected: Envelope, *, source: int, to: int, tag: int) -> None:
@@ -244,81 +225,10 @@ def _failed_by_itself(communicator: Communicator, timeout_s: float) -> bool:
     return communicator.failure is not None
 
 
-class MessageMonitor(OperationMonitor):
-    """Counts and records messages, many of which may be under way at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._numbers = itertools.count()
-
-    def begin(self, kind: str, *, tag: int, num_bytes: int, dtype: str) -> MessageTiming:
-        """Begin to time a message.
-
-        Args:
-            kind: ``"send"`` or ``"recv"``.
-            tag: tag of the message.
-            num_bytes: size of the message in bytes.
-            dtype: dtype of the elements.
-        """
-        return MessageTiming(self, kind, f"tag {tag}", num_bytes, dtype)
-
-    def arrivals(self) -> Sequence[Arrival]:
-        """Empty: a message is not an operation of all ranks."""
-        return []
-
-    def exposed_ns(self, now_ns: int) -> int:
-        """Return for how long some thread has waited for messages, up to ``now_ns``."""
-        return self._blocked_until(now_ns)
-
-    def take(self, record: OperationRecord, exposed_ns: int) -> None:
-        """Count a message that has ended, and give its record a number."""
-        self._note(record._replace(sequence=next(self._numbers)), exposed_ns)
-
-
-class MessageTiming:
-    """Times of one message under way."""
-
-    def __init__(self, monitor: MessageMonitor, kind: str, name: str, num_bytes: int, dtype: str) -> None:
-        self._monitor = monitor
-        self._kind, self._name, self._num_bytes, self._dtype = kind, name, num_bytes, dtype
-        self._begun_ns = time.monotonic_ns()
-        self._blocked_ns = monitor.exposed_ns(self._begun_ns)
-        self._ready_ns = 0
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether both ends have called."""
-        return self._ready_ns > 0
-
-    def both_here(self) -> None:
-        """Note that the other end has called."""
-        self._ready_ns = time.monotonic_ns()
-
-    def end(self, *, is_ok: bool) -> None:
-        """Note that the message has ended."""
-        done_ns = time.monotonic_ns()
-        record = OperationRecord(
-            sequence=0,
-            kind=self._kind,
-            name=self._name,
-            bytes=self._num_bytes,
-            dtype=self._dtype,
-            is_ok=is_ok,
-            queued_ns=0,
-            begun_ns=self._begun_ns,
-            arrived_ns=self._begun_ns if self._ready_ns else 0,
-            ready_ns=self._ready_ns,
-            done_ns=done_ns,
-            last=-1,
-        )
-        exposed_ns = self._monitor.exposed_ns(done_ns) - self._blocked_ns
-        self._monitor.take(record, min(exposed_ns, done_ns - self._begun_ns))
-
-
 class CombinedMonitor:
     """The monitor of a communicator's operations and messages together."""
 
-    def __init__(self, operations: Monitor, messages: MessageMonitor) -> None:
+    def __init__(self, operations: Monitor, messages: OperationMonitor) -> None:
         self._operations, self._messages = operations, messages
 
     def totals(self) -> Sequence[tuple[str, int, int, int, int, int, int, int]]:

@@ -46,7 +46,7 @@ class FutureHandle:
         self._future.add_done_callback(lambda _: pending.pop()())
 
 
-class MessageHandle(FutureHandle):
+class MessageFuture(FutureHandle):
     """Handle of a message.
 
     Attributes:

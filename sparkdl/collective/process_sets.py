@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkdl.collective.telemetry.monitor import Telemetry
-from sparkdl.collective.telemetry.observation import Observed
 from sparkdl.collective.telemetry.stalls import StallCheck
 from sparkdl.errors import ParamError
 from sparkdl.rendezvous.hosts import find_hosts
 from sparkdl.rendezvous.store import PrefixRendezvous
-from sparkdl.topology import Topology, name_ranks, number_hosts
+from sparkdl.topology import Topology, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,102 +112,54 @@ class NonMember:
         raise ParamError(f"{self._who}: {attribute!r} is for its members. Ask is_member before.")
 
 
-class Splittable(Observed):
-    """The part of a :class:`~sparkdl.collective.communicator.Communicator` that opens process sets.
+class ProcessSets:
+    """Opens the process sets of a communicator.
 
-    Attributes:
-        is_member: True; False in a :class:`NonMember`.
-        topology: which ranks share a host, regardless of the transport.
-        name: name of the communicator in messages.
-        rendezvous: store over which the communicator was opened.
-        secret: the job's secret.
-        requested_transport: ``transport`` with which the communicator was opened, also to be used for process sets.
-        open_other: function that opens another communicator, with the arguments of
-            :func:`~sparkdl.collective.opening.open_communicator`.
-        timeout_s: default deadline of every operation, in seconds.
-        wire: format in which sums and averages of float32 travel between hosts.
-        stall_check: when operations that some ranks do not join are reported.
+    Args:
+        opening: arguments that the communicator was opened with.
+        topology: which of its ranks share a host.
     """
 
-    is_member = True
-
     def __init__(self, opening: Opening, topology: Topology) -> None:
-        self.topology = topology
-        self.name = opening.name
-        self.rendezvous = opening.rendezvous
-        self.secret = opening.secret
-        self.requested_transport = opening.transport
-        self.open_other = opening.open
-        self.timeout_s = opening.timeout_s
-        self._own_rendezvous = opening.own_rendezvous
-        self._num_splits: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        self.wire = opening.wire
-        self.stall_check = opening.stall_check
-        Observed.__init__(self, opening.telemetry, opening.world_ranks)
+        self._opening, self._topology = opening, topology
+        self._num_opened: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
-    @property
-    def rank(self) -> int:
-        """Number of this rank in the communicator."""
-        return self.topology.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the communicator."""
-        return self.topology.world_size
-
-    def split(
-        self, ranks: Sequence[int], name: str, *, stall_check: StallCheck | None = None
-    ) -> Communicator:
-        """Open a process set: a communicator of some ranks of this one. Only these ranks need to call it.
-
-        Args:
-            ranks: the members; their order gives their ranks in the process set.
-            name: distinguishes process sets of the same ranks that are opened at the same time.
-            stall_check: when operations that some ranks do not join are reported; this communicator's when None.
-
-        Returns:
-            The process set, to be closed by the caller. On a rank that is not a member, its ``is_member`` is False, and
-            every operation but ``close`` raises a :class:`~sparkdl.errors.ParamError` that names the members.
-
-        Raises:
-            ParamError: if ``ranks`` is empty, has duplicates, or names a rank that does not exist.
-        """
-        members = list(ranks)
-        outside = [rank for rank in members if not 0 <= rank < self.world_size]
+    def split(self, ranks: Sequence[int], name: str, stall_check: StallCheck | None) -> Communicator:
+        """Open a process set; see :meth:`sparkdl.collective.Communicator.split`."""
+        members, world_size = list(ranks), self._opening.world_size
+        outside = [rank for rank in members if not 0 <= rank < world_size]
         if not members or outside or len(set(members)) != len(members):
             raise ParamError(
                 f"process set {name!r} has ranks {members}: they must be distinct and within"
-                f" 0 to {self.world_size - 1}, and there must be one at least"
+                f" 0 to {world_size - 1}, and there must be one at least"
             )
-        if self.rank not in members:
-            return cast("Communicator", NonMember(rank=self.rank, name=name, members=members))
-        return self._open_subset(members, name, stall_check=stall_check, telemetry=self.telemetry)
+        rank = self._opening.rank
+        if rank not in members:
+            return cast("Communicator", NonMember(rank=rank, name=name, members=members))
+        return self._open(members, name, stall_check=stall_check, telemetry=self._opening.telemetry)
 
-    def _open_subset(
+    def duplicate(self, name: str) -> Communicator:
+        """Open a communicator of the same ranks that is not observed; collective."""
+        return self._open(list(range(self._opening.world_size)), name, stall_check=None, telemetry=None)
+
+    def _open(
         self, members: list[int], name: str, *, stall_check: StallCheck | None, telemetry: Telemetry | None
     ) -> Communicator:
-        self._num_splits[name, tuple(members)] += 1
-        number = self._num_splits[name, tuple(members)]
-        return self.open_other(
-            rendezvous=self.rendezvous,
-            rank=members.index(self.rank),
+        opening = self._opening
+        self._num_opened[name, tuple(members)] += 1
+        number = self._num_opened[name, tuple(members)]
+        return opening.open(
+            rendezvous=opening.rendezvous,
+            rank=members.index(opening.rank),
             world_size=len(members),
-            secret=self.secret,
-            transport=self.requested_transport,
-            timeout_s=self.timeout_s,
-            name=f"{self.name}/{name}",
-            host_of_rank=self.hosts_of(members),
-            own_rendezvous=PrefixRendezvous(self._own_rendezvous, f"set/{name}/{members}/{number}"),
-            wire=self.wire,
-            stall_check=stall_check or self.stall_check,
+            secret=opening.secret,
+            transport=opening.transport,
+            timeout_s=opening.timeout_s,
+            name=f"{opening.name}/{name}",
+            host_of_rank=self._topology.hosts_of(members),
+            own_rendezvous=PrefixRendezvous(opening.own_rendezvous, f"set/{name}/{members}/{number}"),
+            wire=opening.wire,
+            stall_check=stall_check or opening.stall_check,
             telemetry=telemetry,
-            world_ranks=[self.world_ranks[rank] for rank in members],
+            world_ranks=[opening.world_ranks[rank] for rank in members],
         )
-
-    def _open_duplicate(self, name: str) -> Communicator:
-        all_ranks = list(range(self.world_size))
-        return self._open_subset(all_ranks, name, stall_check=None, telemetry=None)
-
-    def hosts_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return the host indices of some ranks of this communicator, renumbered by first appearance."""
-        return number_hosts([self.topology.host_of_rank[rank] for rank in ranks])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdl.collective.job import Job
+    from sparkdl.collective.job import RankJob
     from sparkdl.topology import Topology
 
 TORCHRUN_RUN_ID = "TORCHELASTIC_RUN_ID"
@@ -45,7 +45,7 @@ _OWN_RUN = re.compile(r"sparkdl:\d+")
 
 
 def torchrun_variables(
-    job: Job, topology: Topology, *, is_alone: bool = False, restart_count: int = 0, max_restarts: int = 0
+    job: RankJob, topology: Topology, *, is_alone: bool = False, restart_count: int = 0, max_restarts: int = 0
 ) -> dict[str, str]:
     """Return the environment variables of a rank of a job as ``torchrun`` sets them.
 
@@ -82,7 +82,7 @@ def torchrun_variables(
 
 
 def export_torchrun_variables(
-    job: Job, topology: Topology, *, is_alone: bool = False, restart_count: int = 0, max_restarts: int = 0
+    job: RankJob, topology: Topology, *, is_alone: bool = False, restart_count: int = 0, max_restarts: int = 0
 ) -> None:
     """Set the variables of :func:`torchrun_variables` in this process; the arguments are the same.
 
@@ -140,7 +140,7 @@ def as_single_rank() -> Iterator[None]:
         _trials.end()
 
 
-def names_job(environ: Mapping[str, str], job: Job) -> bool:
+def names_job(environ: Mapping[str, str], job: RankJob) -> bool:
     """Whether ``MASTER_ADDR`` and ``MASTER_PORT`` are the address of a job's coordinator."""
     return job.is_at(environ.get("MASTER_ADDR"), environ.get("MASTER_PORT"))
 

@@ -20,7 +20,7 @@ from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.forkserver.reuse import end_idle_forkservers
 from sparkdl.launch.hangs.watch import hang_limits
 from sparkdl.launch.supervision import Listener, OnEvent, OnLog, supervise
-from sparkdl.launch.task.barrier_task import Task, run_barrier_task
+from sparkdl.launch.task.barrier_task import RankTask, run_barrier_task
 from sparkdl.launch.wire.channel import DriverChannel
 from sparkdl.launch.wire.messages import pickle_call
 from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
@@ -208,7 +208,7 @@ class LocalStage:
         self._bodies.clear()
 
     def _run_task(self, rank: int, gpus: Sequence[str] | None) -> None:
-        task = Task(
+        task = RankTask(
             rank=rank,
             hosts=[LOOPBACK] * self.num_ranks,
             gpus=gpus,

@@ -31,7 +31,7 @@ from sparkdl.collective import (
     pmi_environment,
     uses_mpi,
 )
-from sparkdl.collective.job import FAILURE_KEY, Job
+from sparkdl.collective.job import FAILURE_KEY, RankJob
 from sparkdl.collective.torchrun_variables import torchrun_variables
 from sparkdl.cores import THREADS, check_threads, thread_variables, threads_of_local_rank
 from sparkdl.errors import LaunchError, ParamError
@@ -135,7 +135,7 @@ class LocalRanks:
             stack.enter_context(self._client)
             stack.callback(self._end, is_patient=False)
             for rank in range(self._num_ranks):
-                job = Job(
+                job = RankJob(
                     rank=rank,
                     world_size=self._num_ranks,
                     coordinator=self._coordinator.address,
@@ -182,7 +182,7 @@ class LocalRanks:
         # One of the connections is this launcher's own.
         return self._coordinator.num_admitted > 1 or any(server.has_begun for server in self._pmi_servers)
 
-    def _start(self, job: Job, stack: ExitStack) -> None:
+    def _start(self, job: RankJob, stack: ExitStack) -> None:
         variables = {
             **thread_variables(self._num_threads),
             **ARROW_VARIABLES,
@@ -221,7 +221,7 @@ class LocalRanks:
             )
             self._relays.append((job.rank, relay))
 
-    def _serve_pmi(self, job: Job, stack: ExitStack, inherited: ExitStack) -> int:
+    def _serve_pmi(self, job: RankJob, stack: ExitStack, inherited: ExitStack) -> int:
         ours, theirs = socket.socketpair()
         inherited.enter_context(theirs)
         server = PmiServer(

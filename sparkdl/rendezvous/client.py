@@ -119,7 +119,7 @@ class RendezvousClient:
     def exchange(
         self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
     ) -> list[bytes] | frozenset[int]:
-        """See :class:`~sparkdl.rendezvous.store.Exchanges`."""
+        """See :class:`~sparkdl.rendezvous.store.ExchangingRendezvous`."""
         if len(value) * world_size > MAX_VALUE_BYTES:
             raise CommunicatorError(
                 f"rank {rank}'s value of {key!r} has {len(value)} bytes; {world_size} ranks may exchange"

@@ -52,7 +52,7 @@ In the first version of the handshake the listener spoke first: a client of that
 """
 
 
-class RefusedError(AuthenticationError):
+class ClientRefusedError(AuthenticationError):
     """A listener refuses a client.
 
     Attributes:
@@ -156,17 +156,17 @@ class ServerHandshake:
         """Take at most :attr:`missing` bytes from the client, and return the bytes to send to it.
 
         Raises:
-            RefusedError: if the client cannot prove itself; the message begins with a verb.
+            ClientRefusedError: if the client cannot prove itself; the message begins with a verb.
         """
         self._received += data
         self.missing -= len(data)
         if not self.has_knocked and not self._received.startswith(_MAGIC[: len(self._received)]):
             if not self._received.startswith(_NAME[: len(self._received)]):
-                raise RefusedError("sent something else than a handshake of sparkdl")
+                raise ClientRefusedError("sent something else than a handshake of sparkdl")
             try:
                 _check_version(self._received)
             except AuthenticationError as error:
-                raise RefusedError(str(error), VERSION_NOTICE) from None
+                raise ClientRefusedError(str(error), VERSION_NOTICE) from None
         if self.missing:
             return b""
         message = bytes(self._received)
@@ -176,9 +176,9 @@ class ServerHandshake:
     def _check_knock(self, knock: bytes) -> bytes:
         nonce, code = knock[len(_MAGIC) : -_PROOF_BYTES], knock[-_PROOF_BYTES:]
         if not hmac.compare_digest(code, _prove(self._secret, _KNOCK_LABEL, self._purpose, nonce)):
-            raise RefusedError("does not know the job's secret", VERSION_NOTICE)
+            raise ClientRefusedError("does not know the job's secret", VERSION_NOTICE)
         if not self._is_new(nonce):
-            raise RefusedError("repeated what another client had sent")
+            raise ClientRefusedError("repeated what another client had sent")
         self.has_knocked = True
         self._client_nonce, self._nonce = nonce, secrets.token_bytes(_NONCE_BYTES)
         self.missing = _PROOF_BYTES
@@ -187,7 +187,7 @@ class ServerHandshake:
     def _check_proof(self, proof: bytes) -> bytes:
         nonces = self._nonce, self._client_nonce
         if not hmac.compare_digest(proof, _prove(self._secret, _CLIENT_LABEL, self._purpose, *nonces)):
-            raise RefusedError("does not know the job's secret", _REFUSED)
+            raise ClientRefusedError("does not know the job's secret", _REFUSED)
         return _prove(self._secret, _SERVER_LABEL, self._purpose, *nonces)
 
 

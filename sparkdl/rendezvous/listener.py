@@ -25,7 +25,7 @@ from sparkdl.rendezvous.addresses import Address, listen
 from sparkdl.rendezvous.dialing import make_prompt
 from sparkdl.rendezvous.handshake import (
     VERSION_NOTICE,
-    RefusedError,
+    ClientRefusedError,
     ServerHandshake,
     check_secret,
     peer_name,
@@ -234,7 +234,7 @@ class AuthenticatedListener:
                     self._knocked[stranger] = None
         except (BlockingIOError, InterruptedError):
             return
-        except RefusedError as error:
+        except ClientRefusedError as error:
             self._drop(stranger, str(error), error.answer)
         except OSError as error:
             self._drop(stranger, f"ended the handshake: {error}")

@@ -73,7 +73,7 @@ class LossNotices(Protocol):
 
 
 @runtime_checkable
-class Exchanges(Protocol):
+class ExchangingRendezvous(Protocol):
     """A rendezvous that serves :func:`all_gather_bytes` with one request of each rank."""
 
     def exchange(
@@ -153,7 +153,7 @@ class PrefixRendezvous:
     def exchange(
         self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
     ) -> list[bytes] | frozenset[int]:
-        """See :class:`Exchanges`; done with keys if the underlying rendezvous has no such operation."""
+        """See :class:`ExchangingRendezvous`; done with keys if the underlying rendezvous has no such operation."""
         return _exchange(
             self._rendezvous,
             self._prefix + key,
@@ -217,7 +217,7 @@ def all_gather_bytes(
 def _exchange(
     rendezvous: Rendezvous, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
 ) -> list[bytes] | frozenset[int]:
-    if isinstance(rendezvous, Exchanges):
+    if isinstance(rendezvous, ExchangingRendezvous):
         return rendezvous.exchange(key, rank=rank, world_size=world_size, value=value, timeout_s=timeout_s)
     deadline = Deadline(timeout_s)
     own_keys = [f"{key}/{other}" for other in range(world_size)]

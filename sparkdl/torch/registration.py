@@ -66,7 +66,7 @@ from sparkdl.torch.gpu.accelerator import CUDA_BACKENDS, open_accelerator
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 
 if TYPE_CHECKING:
-    from sparkdl.collective.job import Job
+    from sparkdl.collective.job import RankJob
 
 
 _FIRST_PAUSE_S = 0.001
@@ -229,7 +229,7 @@ class JobStore(RendezvousStore):
         job: job whose coordinator has the keys.
     """
 
-    def __init__(self, job: Job, rank: int, world_size: int, *, timeout_s: float) -> None:
+    def __init__(self, job: RankJob, rank: int, world_size: int, *, timeout_s: float) -> None:
         store = job_rendezvous(job)
         # torch numbers its groups from zero again after destroy_process_group; the ranks initialize equally often.
         count = store.add(f"torchrun/stores/{rank}/{world_size}", 1)
@@ -306,7 +306,7 @@ HANDLERS = {
 """The handlers, by the scheme of torch's URLs."""
 
 
-def _job_store(job: Job, rank: int, world_size: int, timeout: timedelta) -> Store:
+def _job_store(job: RankJob, rank: int, world_size: int, timeout: timedelta) -> Store:
     if world_size == 1 < job.world_size:
         return HashStore()  # this rank meets no other
     _met[0] = True
@@ -320,14 +320,14 @@ def has_met() -> bool:
     return _met[0]
 
 
-def job_of(store: Any) -> Job | None:
+def job_of(store: Any) -> RankJob | None:
     """The job whose coordinator has the keys of a store; None if there is no such job."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store.job if isinstance(store, JobStore) else None
 
 
-def _note_elsewhere(job: Job | None, world_size: int | str | None) -> None:
+def _note_elsewhere(job: RankJob | None, world_size: int | str | None) -> None:
     """Report to the launcher, if there is one, that ranks meet at an address that the program has chosen.
 
     A rank that makes a world of its own meets no other.
@@ -520,7 +520,7 @@ def _open_for_group(options: Any, rendezvous: Rendezvous, timeout_s: float) -> C
         wire=wire,
         timeout_s=timeout_s,
         name=f"group {options.group_id}",
-        host_of_rank=world.communicator.hosts_of(options.global_ranks_in_group)
+        host_of_rank=world.communicator.topology.hosts_of(options.global_ranks_in_group)
         if world is not None
         else None,
         # A group is a process set of the communicator below: measured and watched together with it.

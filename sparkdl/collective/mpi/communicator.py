@@ -21,7 +21,7 @@ from sparkdl.collective.mpi.movements import MpiGroups
 from sparkdl.collective.mpi.operations import JOIN, MpiAgreement, Signature, last_joined
 from sparkdl.collective.mpi.peers import PeerWatch
 from sparkdl.collective.operation_queue import OperationQueue
-from sparkdl.collective.telemetry.monitor import OperationMonitor, OperationTiming
+from sparkdl.collective.telemetry.monitor import OperationMonitor
 from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer, numbered, warn_of_stall
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
 from sparkdl.rendezvous.deadline import Deadline
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from sparkdl.collective.communicator import Array, MessageHandle
-    from sparkdl.collective.mpi.operations import Plan, Steps
+    from sparkdl.collective.mpi.operations import MpiPlan, Steps
     from sparkdl.collective.process_sets import Opening
+    from sparkdl.collective.telemetry.monitor import OperationTiming
     from sparkdl.topology import Topology
 
 _SPIN_S = 0.05
@@ -65,18 +66,10 @@ class MpiCommunicator(MpiGroups):
             position=lambda: self._num_joined,
         )
         self._operations = OperationMonitor()
-        self._timing = OperationTiming()
+        self._timing: OperationTiming
         """Timing of the running operation."""
         self._queue = OperationQueue(opening.name, self._operations.blocked)
-        self._messages = MpiMessages(
-            comm,
-            opening.name,
-            check=self._check,
-            fail=self._fail,
-            stall_check=opening.stall_check,
-            called=numbered(opening.name, opening.world_ranks),
-            world_ranks=opening.world_ranks,
-        )
+        self._messages = MpiMessages(self, comm, check=self._check, fail=self._fail)
         self.monitor = CombinedMonitor(self._operations, self._messages.monitor)
 
     @property
@@ -111,13 +104,13 @@ class MpiCommunicator(MpiGroups):
         self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None
     ) -> MessageHandle:
         """See the contract."""
-        return self._messages.send(array, to, tag, self.timeout_s if timeout_s is None else timeout_s)
+        return self._messages.send(array, to, tag, timeout_s)
 
     def recv_async(
         self, array: Array, *, source: int | None, tag: int = 0, timeout_s: float | None = None
     ) -> MessageHandle:
         """See the contract."""
-        return self._messages.recv(array, source, tag, self.timeout_s if timeout_s is None else timeout_s)
+        return self._messages.recv(array, source, tag, timeout_s)
 
     def abort(self, reason: str) -> None:
         """See the contract."""
@@ -137,10 +130,10 @@ class MpiCommunicator(MpiGroups):
             self._comm.Free()
             unfinished.discard(self)
 
-    def _carry_out(self, plan: Plan) -> None:
+    def _carry_out(self, plan: MpiPlan) -> None:
         self._drive(self._agree_and_move(plan), plan.signature, plan.timeout_s)
 
-    def _agree_and_move(self, plan: Plan) -> Steps:
+    def _agree_and_move(self, plan: MpiPlan) -> Steps:
         yield from self._agreement.reach(plan.signature, self._num_joined - 1)
         self._timing.all_here()
         for buffer in plan.buffers:

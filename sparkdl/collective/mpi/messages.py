@@ -17,30 +17,27 @@ import os
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.collective.buffers import DeviceArray, FlatBuffer, flatten, item_bytes, storage_of
-from sparkdl.collective.messages import MessageMonitor, check_peer, check_stall, compare, envelope_of
+from sparkdl.collective.buffers import DeviceArray, FlatBuffer, flatten, storage_of
+from sparkdl.collective.messages import PendingMessage, check_message, compare
 from sparkdl.collective.mpi.library import is_cuda_aware, library_name, load_mpi
 from sparkdl.collective.mpi.operations import for_mpi, pieces, written_by_mpi
-from sparkdl.collective.operation_queue import MessageHandle
-from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer
-from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError, ParamError
-from sparkdl.rendezvous.deadline import Deadline, check_timeout
+from sparkdl.collective.telemetry.monitor import OperationMonitor
+from sparkdl.errors import CommunicatorError, MismatchError, ParamError
+from sparkdl.rendezvous.deadline import check_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator
 
     from mpi4py import MPI
 
-    from sparkdl.collective.communicator import Array
-    from sparkdl.collective.messages import MessageTiming
-    from sparkdl.collective.telemetry.stalls import StallCheck
+    from sparkdl.collective.communicator import Array, Communicator
+    from sparkdl.collective.operation_queue import MessageFuture
 
 
 _entered = threading.local()
@@ -118,35 +115,26 @@ _LONG_NAP_S = 2e-3
 """Pauses between two polls of all messages under way; the long one after a second without progress."""
 
 
-@dataclass(kw_only=True)
-class _Message:
-    """One end of a message under way."""
+class _MpiMessage(PendingMessage):
+    """One end of a message, and the MPI requests that carry it, one after another.
 
-    what: str
-    peer: int
-    """Rank of the other end; -1 for any rank, until an envelope has arrived."""
+    Attributes:
+        steps: yields the requests.
+        request: the current request; None before the first one.
+    """
+
     steps: Generator[MPI.Request, MPI.Status, None]
-    timeout_s: float
-    timing: MessageTiming
-    stall: StallTimer | None = None
-    future: Future[None] = field(default_factory=Future)
-    handle: MessageHandle = field(init=False)
     request: MPI.Request | None = None
-    deadline: Deadline | None = None
-    wait: NotedWait | None = None
 
 
 class MpiMessages:
     """Sends and receives over one MPI communicator.
 
     Args:
-        comm: MPI communicator of all ranks; its tags are used only for these messages.
-        name: name of the communicator, used in error messages.
+        communicator: communicator whose ranks exchange messages.
+        comm: its MPI communicator; the tags of the latter are used only for these messages.
         check: function that raises an error if the communicator has failed; takes a description of the call.
         fail: function that makes the communicator fail with an error.
-        stall_check: when a message whose other end does not join is reported.
-        called: name of the communicator in these reports.
-        world_ranks: world rank of each rank of the communicator.
 
     Attributes:
         monitor: monitor of the messages.
@@ -154,43 +142,32 @@ class MpiMessages:
 
     def __init__(
         self,
+        communicator: Communicator,
         comm: MPI.Intracomm,
-        name: str,
         *,
         check: Callable[[object], None],
         fail: Callable[[CommunicatorError], None],
-        stall_check: StallCheck,
-        called: str,
-        world_ranks: Sequence[int],
     ) -> None:
-        self._comm = comm
-        self._name = name
+        self._communicator, self._comm = communicator, comm
         self._check, self._fail = check, fail
-        self._stall_check, self._called = stall_check, called
-        self._world_ranks = world_ranks
-        self.monitor = MessageMonitor()
+        self.monitor = OperationMonitor(is_collective=False)
         self._mpi = load_mpi()
         highest = comm.Get_attr(self._mpi.TAG_UB)
         assert isinstance(highest, int), "MPI defines it for every communicator"
         self._max_tag = (highest - 2) // 3  # three MPI tags for each tag of a message
-        self._lines: dict[tuple[str, int, int], deque[_Message]] = {}
+        self._lines: dict[tuple[str, int, int], deque[_MpiMessage]] = {}
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._abandoned: list[_Message] = []
+        self._abandoned: list[_MpiMessage] = []
 
-    def send(self, array: Array, to: int, tag: int, timeout_s: float) -> MessageHandle:
+    def send(self, array: Array, to: int, tag: int, timeout_s: float | None) -> MessageFuture:
         """Queue a message to rank ``to``; see the contract."""
-        buffer = self._buffer_of(array)
-        what = f"send of {buffer.data.size} {buffer.dtype} to rank {to} with tag {tag}"
-        return self._queue("send", buffer, to, tag, what, timeout_s)
+        return self._queue("send", array, to, tag, timeout_s)
 
-    def recv(self, array: Array, source: int | None, tag: int, timeout_s: float) -> MessageHandle:
+    def recv(self, array: Array, source: int | None, tag: int, timeout_s: float | None) -> MessageFuture:
         """Queue a receive from rank ``source``, or from any rank when None; see the contract."""
-        buffer = self._buffer_of(array, writes=True)
-        whom = "any rank" if source is None else f"rank {source}"
-        what = f"recv of {buffer.data.size} {buffer.dtype} from {whom} with tag {tag}"
-        return self._queue("recv", buffer, source, tag, what, timeout_s)
+        return self._queue("recv", array, source, tag, timeout_s)
 
     def close(self) -> None:
         """Wait for messages under way, and end the thread."""
@@ -201,35 +178,29 @@ class MpiMessages:
             self._thread.join()
 
     def _queue(
-        self,
-        kind: str,
-        buffer: FlatBuffer | DeviceBuffer,
-        peer: int | None,
-        tag: int,
-        what: str,
-        timeout_s: float,
-    ) -> MessageHandle:
-        if peer is not None:
-            check_peer(peer, self._comm.Get_rank(), self._comm.Get_size())
-        elif self._comm.Get_size() == 1:
-            raise ParamError("a world of one rank has no other to receive a message from")
-        peer = -1 if peer is None else peer
-        check_timeout(timeout_s)
-        if not 0 <= tag <= self._max_tag:
-            raise ParamError(f"tag {tag} is outside 0 to {self._max_tag}, which this MPI library allows")
-        self._check(what)
-        num_bytes = buffer.data.size * item_bytes(buffer.dtype)
-        timing = self.monitor.begin(kind, tag=tag, num_bytes=num_bytes, dtype=buffer.dtype)
-        steps = (self._send if kind == "send" else self._recv)(buffer, peer, tag, timing)
-        message = _Message(what=what, peer=peer, steps=steps, timeout_s=timeout_s, timing=timing)
-        message.handle = MessageHandle(message.future, self.monitor.blocked, peer)
+        self, kind: str, array: Array, peer: int | None, tag: int, timeout_s: float | None
+    ) -> MessageFuture:
+        parent, is_send = self._communicator, kind == "send"
+        check_message(peer, tag, rank=parent.rank, world_size=parent.world_size, max_tag=self._max_tag)
+        buffer = self._buffer_of(array, writes=not is_send)
+        message = _MpiMessage(
+            kind=kind,
+            peer=peer,
+            tag=tag,
+            array=array,
+            buffer=buffer,
+            timeout_s=parent.timeout_s if timeout_s is None else check_timeout(timeout_s),
+            monitor=self.monitor,
+        )
+        message.steps = (self._send if is_send else self._recv)(message, buffer)
+        self._check(message.what)
         with self._news:
             if self._closed:
-                raise CommunicatorError(f"{what}: communicator {self._name!r} is closed")
-            self._lines.setdefault((kind, peer, tag), deque()).append(message)
+                raise CommunicatorError(f"{message.what}: communicator {parent.name!r} is closed")
+            self._lines.setdefault((kind, message.peer, tag), deque()).append(message)
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._serve, name=f"sparkdl-mpi-messages-{self._name}", daemon=True
+                    target=self._serve, name=f"sparkdl-mpi-messages-{parent.name}", daemon=True
                 )
                 self._thread.start()
             self._news.notify()
@@ -243,15 +214,15 @@ class MpiMessages:
         return DeviceBuffer(array)
 
     def _send(
-        self, buffer: FlatBuffer | DeviceBuffer, to: int, tag: int, timing: MessageTiming
+        self, message: PendingMessage, buffer: FlatBuffer | DeviceBuffer
     ) -> Generator[MPI.Request, MPI.Status, None]:
-        mine, theirs = envelope_of(buffer), np.empty(2, np.int64)
+        to, tag, theirs = message.peer, message.tag, np.empty(2, np.int64)
         if isinstance(buffer, DeviceBuffer):
             buffer.enter()
-        yield self._comm.Isend(mine, to, 3 * tag)
+        yield self._comm.Isend(message.envelope, to, 3 * tag)
         yield self._comm.Irecv(theirs, to, 3 * tag + 1)
-        compare(mine, theirs, source=self._comm.Get_rank(), to=to, tag=tag)
-        timing.both_here()
+        compare(message.envelope, theirs, source=self._communicator.rank, to=to, tag=tag)
+        message.matched()
         if isinstance(buffer, FlatBuffer):
             buffer.pack()
         whole = buffer.unread if isinstance(buffer, DeviceBuffer) else for_mpi(buffer.unread)
@@ -259,16 +230,17 @@ class MpiMessages:
             yield self._comm.Isend(piece, to, 3 * tag + 2)
 
     def _recv(
-        self, buffer: FlatBuffer | DeviceBuffer, source: int, tag: int, timing: MessageTiming
+        self, message: PendingMessage, buffer: FlatBuffer | DeviceBuffer
     ) -> Generator[MPI.Request, MPI.Status, None]:
-        mine, theirs = envelope_of(buffer), np.empty(2, np.int64)
+        tag, theirs = message.tag, np.empty(2, np.int64)
         if isinstance(buffer, DeviceBuffer):
             buffer.enter()
-        status = yield self._comm.Irecv(theirs, self._mpi.ANY_SOURCE if source < 0 else source, 3 * tag)
+        source = self._mpi.ANY_SOURCE if message.peer < 0 else message.peer
+        status = yield self._comm.Irecv(theirs, source, 3 * tag)
         source = status.Get_source()
-        yield self._comm.Isend(mine, source, 3 * tag + 1)
-        compare(theirs, mine, source=source, to=self._comm.Get_rank(), tag=tag)
-        timing.both_here()
+        yield self._comm.Isend(message.envelope, source, 3 * tag + 1)
+        compare(theirs, message.envelope, source=source, to=self._communicator.rank, tag=tag)
+        message.matched()
         with self._written(buffer) as whole:
             for piece in pieces(whole):
                 yield self._comm.Irecv(piece, source, 3 * tag + 2)
@@ -300,7 +272,7 @@ class MpiMessages:
             else:
                 time.sleep(_SHORT_NAP_S if quiet_s < 1.0 else _LONG_NAP_S)
 
-    def _advance(self, key: tuple[str, int, int], line: deque[_Message]) -> bool:
+    def _advance(self, key: tuple[str, int, int], line: deque[_MpiMessage]) -> bool:
         """Advance the first message of a line; return whether the message made progress."""
         message = line[0]
         try:
@@ -322,53 +294,36 @@ class MpiMessages:
             return has_moved
         return True
 
-    def _step(self, message: _Message) -> bool:
-        if message.deadline is None:
-            message.deadline, message.stall = Deadline(message.timeout_s), StallTimer(self._stall_check)
-            ranks = (
-                range(len(self._world_ranks)) if message.peer < 0 else (self._comm.Get_rank(), message.peer)
-            )
-            both = [self._world_ranks[rank] for rank in ranks]
-            message.wait = NotedWait(self._name, both, message.what, message.timeout_s)
+    def _step(self, message: _MpiMessage) -> bool:
+        message.check_deadline(self._communicator)
+        if message.request is None:
             message.request = next(message.steps)
-        assert message.request is not None
         self._check(message.what)
         has_moved = False
         status = self._mpi.Status()
         while message.request.Test(status):
             if message.peer < 0:
-                message.peer = message.handle.source = status.Get_source()
+                message.comes_from(status.Get_source())
             message.request = message.steps.send(status)
             has_moved = True
-        if message.wait is not None and message.timing.is_ready:
-            message.wait.end()
-        if message.deadline.expired:
-            why = "no rank has sent one" if message.peer < 0 else f"rank {message.peer} has not answered"
-            raise CommunicatorTimeoutError(
-                f"{message.what} on {self._name!r} was not complete within {message.timeout_s:g} s: {why}"
-            )
-        if message.stall is not None and not message.timing.is_ready:
-            rank, peer = self._comm.Get_rank(), message.peer
-            check_stall(message.stall, self._stall_check, self._called, message.what, rank=rank, peer=peer)
         return has_moved
 
-    def _give_up(self, key: tuple[str, int, int], line: deque[_Message], failure: CommunicatorError) -> None:
+    def _give_up(
+        self, key: tuple[str, int, int], line: deque[_MpiMessage], failure: CommunicatorError
+    ) -> None:
         # MPI may still write to the buffer: keep it.
         self._abandoned.append(line[0])
         self._fail(failure)
         self._finish(key, line, failure)
 
     def _finish(
-        self, key: tuple[str, int, int], line: deque[_Message], error: CommunicatorError | None
+        self, key: tuple[str, int, int], line: deque[_MpiMessage], error: CommunicatorError | None
     ) -> None:
         with self._news:
             message = line.popleft()
             if not line:
                 del self._lines[key]
-        message.timing.end(is_ok=error is None)
-        if message.wait is not None:
-            message.wait.end()
         if error is None:
-            message.future.set_result(None)
+            message.complete()
         else:
-            message.future.set_exception(error)
+            message.fail(error)

@@ -16,7 +16,7 @@ import numpy as np
 from sparkdl.collective.buffers import FlatBuffer, flatten, zeros
 from sparkdl.collective.mpi.operations import (
     MpiOperations,
-    Plan,
+    MpiPlan,
     Signature,
     both_forms,
     check_counts,
@@ -47,20 +47,20 @@ class MpiMovements(MpiOperations):
         counts: Sequence[int] | None = None,
         name: str = "",
         timeout_s: float | None = None,
-    ) -> Plan:
+    ) -> MpiPlan:
         source, target = flatten(array), flatten(out, reads=False, writes=True)
         signature = replace(
             self._signature("allgather", target, source, counts, name),
             shape=shape_to_agree_on(name, source, rows=True),
         )
         steps = partial(self._allgather, source, target, signature)
-        return Plan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
 
     allgather_async, allgather = both_forms(_plan_allgather)
 
     def _plan_broadcast(
         self, array: Array, *, root: int, name: str = "", timeout_s: float | None = None
-    ) -> Plan:
+    ) -> MpiPlan:
         is_root = self.rank == self._check_root(root)
         buffer = flatten(array, reads=is_root, writes=not is_root)
         signature = Signature(
@@ -72,7 +72,7 @@ class MpiMovements(MpiOperations):
             root=root,
         )
         steps = partial(self._broadcast, buffer, signature)
-        return Plan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
 
     broadcast_async, broadcast = both_forms(_plan_broadcast)
 
@@ -85,12 +85,12 @@ class MpiMovements(MpiOperations):
         counts: Sequence[int] | None = None,
         name: str = "",
         timeout_s: float | None = None,
-    ) -> Plan:
+    ) -> MpiPlan:
         source, target = flatten(array), self._flatten_on(root, out, writes=True)
         signature = self._signature("gather", target, source, counts, name, root)
         steps = partial(self._gather, source, target, signature)
         buffers = [source] if target is None else [source, target]
-        return Plan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
 
     gather_async, gather = both_forms(_plan_gather)
 
@@ -103,12 +103,12 @@ class MpiMovements(MpiOperations):
         counts: Sequence[int] | None = None,
         name: str = "",
         timeout_s: float | None = None,
-    ) -> Plan:
+    ) -> MpiPlan:
         source, target = self._flatten_on(root, array), flatten(out, reads=False, writes=True)
         signature = self._signature("scatter", source, target, counts, name, root)
         steps = partial(self._scatter, source, target, signature)
         buffers = [target] if source is None else [source, target]
-        return Plan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
 
     scatter_async, scatter = both_forms(_plan_scatter)
 
@@ -121,7 +121,7 @@ class MpiMovements(MpiOperations):
         receive_counts: Sequence[int] | None = None,
         name: str = "",
         timeout_s: float | None = None,
-    ) -> Plan:
+    ) -> MpiPlan:
         source, target = flatten(array), flatten(out, reads=False, writes=True)
         if (send_counts is None) != (receive_counts is None):
             raise ParamError("alltoall takes send_counts and receive_counts, or neither")
@@ -131,12 +131,12 @@ class MpiMovements(MpiOperations):
             raise ParamError(f"alltoall cannot put {source.dtype} into {target.dtype}")
         signature = Signature(kind="alltoall", name=name, dtype=source.dtype, sends=sends, receives=receives)
         steps = partial(self._alltoall, source, target, signature)
-        return Plan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
 
     alltoall_async, alltoall = both_forms(_plan_alltoall)
 
-    def _plan_barrier(self, *, name: str = "", timeout_s: float | None = None) -> Plan:
-        return Plan(
+    def _plan_barrier(self, *, name: str = "", timeout_s: float | None = None) -> MpiPlan:
+        return MpiPlan(
             signature=Signature(kind="barrier", name=name), steps=_nothing_to_move, timeout_s=timeout_s
         )
 
@@ -261,7 +261,7 @@ class MpiGroups(MpiMovements, MpiReductions):
         postscale: float = 1.0,
         name: str = "",
         timeout_s: float | None = None,
-    ) -> Plan:
+    ) -> MpiPlan:
         sources, targets = _flatten_pairs(arrays, outs)
         blocks = self._blocks_of_group(sources, targets, counts)
         signature = _signature(
@@ -274,7 +274,7 @@ class MpiGroups(MpiMovements, MpiReductions):
             postscale=float(postscale),
         )
         steps = partial(self._reduce_scatter_group, sources, targets, signature)
-        return Plan(signature=signature, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
 
     reduce_scatter_group_async, reduce_scatter_group = both_forms(_plan_reduce_scatter_group)
 
@@ -286,12 +286,12 @@ class MpiGroups(MpiMovements, MpiReductions):
         counts: Sequence[Sequence[int] | None] | None = None,
         name: str = "",
         timeout_s: float | None = None,
-    ) -> Plan:
+    ) -> MpiPlan:
         sources, targets = _flatten_pairs(arrays, outs)
         blocks = self._blocks_of_group(targets, sources, counts)
         signature = _signature("allgather", name, sources[0].dtype, blocks)
         steps = partial(self._allgather_group, sources, targets, signature)
-        return Plan(signature=signature, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
 
     allgather_group_async, allgather_group = both_forms(_plan_allgather_group)
 

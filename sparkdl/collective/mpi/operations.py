@@ -247,7 +247,7 @@ _PIECE = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class MpiPlan:
     """An operation to carry out.
 
     Attributes:
@@ -278,7 +278,7 @@ class MpiOperations(Communicator):
     _queue: OperationQueue
 
     @abstractmethod
-    def _carry_out(self, plan: Plan) -> None:
+    def _carry_out(self, plan: MpiPlan) -> None:
         """Agree with the other ranks, and run the steps of the plan."""
 
     def _check_blocks(
@@ -311,7 +311,7 @@ class MpiOperations(Communicator):
 
 
 def both_forms(
-    plan: Callable[Concatenate[Any, P], Plan],
+    plan: Callable[Concatenate[Any, P], MpiPlan],
 ) -> tuple[Callable[Concatenate[Any, P], Handle], Callable[Concatenate[Any, P], None]]:
     """Return two methods for the operation of ``plan``: one queues it, the other blocks until it is complete.
 

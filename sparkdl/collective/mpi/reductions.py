@@ -17,7 +17,7 @@ import numpy as np
 from sparkdl.collective.buffers import FLOAT_DTYPES, FlatBuffer, flatten, zeros
 from sparkdl.collective.mpi.operations import (
     MpiOperations,
-    Plan,
+    MpiPlan,
     Signature,
     both_forms,
     for_mpi,
@@ -189,14 +189,14 @@ class MpiReductions(MpiOperations):
         postscale: float = 1.0,
         name: str = "",
         timeout_s: float | None = None,
-    ) -> Plan:
+    ) -> MpiPlan:
         buffer = flatten(array, writes=True)
         shape = shape_to_agree_on(name, buffer)
         signature = _signature(
             "allreduce", buffer.dtype, buffer.data.size, op, prescale, postscale, name, shape=shape
         )
         steps = partial(self._allreduce, [buffer], signature)
-        return Plan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
 
     allreduce_async, allreduce = both_forms(_plan_allreduce)
 
@@ -209,7 +209,7 @@ class MpiReductions(MpiOperations):
         postscale: float = 1.0,
         name: str = "",
         timeout_s: float | None = None,
-    ) -> Plan:
+    ) -> MpiPlan:
         buffers = [flatten(array, writes=True) for array in arrays]
         dtypes = sorted({buffer.dtype for buffer in buffers})
         if len(dtypes) != 1:
@@ -219,7 +219,7 @@ class MpiReductions(MpiOperations):
             "allreduce", dtypes[0], sum(sizes), op, prescale, postscale, name, arrays=sizes
         )
         steps = partial(self._allreduce, buffers, signature)
-        return Plan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
 
     allreduce_group_async, allreduce_group = both_forms(_plan_allreduce_group)
 
@@ -234,7 +234,7 @@ class MpiReductions(MpiOperations):
         postscale: float = 1.0,
         name: str = "",
         timeout_s: float | None = None,
-    ) -> Plan:
+    ) -> MpiPlan:
         source, target = flatten(array), flatten(out, reads=False, writes=True)
         blocks = self._check_blocks(source, target, counts)
         size = 0 if blocks else target.data.size
@@ -243,7 +243,7 @@ class MpiReductions(MpiOperations):
             "reduce_scatter", source.dtype, size, op, prescale, postscale, name, shape=shape, blocks=blocks
         )
         steps = partial(self._reduce_scatter, source, target, signature)
-        return Plan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
 
     reduce_scatter_async, reduce_scatter = both_forms(_plan_reduce_scatter)
 
@@ -257,7 +257,7 @@ class MpiReductions(MpiOperations):
         postscale: float = 1.0,
         name: str = "",
         timeout_s: float | None = None,
-    ) -> Plan:
+    ) -> MpiPlan:
         buffer = flatten(array, writes=True)
         size, root = buffer.data.size, self._check_root(root)
         shape = shape_to_agree_on(name, buffer)
@@ -265,7 +265,7 @@ class MpiReductions(MpiOperations):
             "reduce", buffer.dtype, size, op, prescale, postscale, name, shape=shape, root=root
         )
         steps = partial(self._reduce, buffer, signature)
-        return Plan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
 
     reduce_async, reduce = both_forms(_plan_reduce)
 

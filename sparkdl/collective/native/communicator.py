@@ -21,7 +21,7 @@ import numpy as np
 
 from sparkdl.collective.communicator import Array, Communicator
 from sparkdl.collective.messages import CombinedMonitor
-from sparkdl.collective.native.point_to_point import Messages
+from sparkdl.collective.native.point_to_point import NativeMessages
 from sparkdl.collective.native.ring_connections import connect_rings
 from sparkdl.collective.native.segment import SegmentError, open_segment
 from sparkdl.collective.telemetry.stalls import numbered, warn_of_stall, watch_native
@@ -113,7 +113,7 @@ class NativeCommunicator(Communicator):
         self._memory = memory
         self._num_arenas = 0
         self._has_room = True
-        self._messages = Messages(self, opening.own_rendezvous)
+        self._messages = NativeMessages(self, opening.own_rendezvous)
         self.monitor = CombinedMonitor(core.monitor, self._messages.monitor)
 
     @property

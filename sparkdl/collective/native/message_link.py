@@ -120,7 +120,7 @@ class WatchedRendezvous(PrefixRendezvous):
     def exchange(
         self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
     ) -> list[bytes] | frozenset[int]:
-        """See :class:`~sparkdl.rendezvous.store.Exchanges`."""
+        """See :class:`~sparkdl.rendezvous.store.ExchangingRendezvous`."""
         deadline = Deadline(timeout_s)
         while True:
             check_alive(self._communicator)
@@ -200,7 +200,7 @@ class MessageLink:
                     secret=parent.secret,
                     transport=parent.requested_transport,
                     name=f"{parent.name}/messages {speaker} to {listener}",
-                    host_of_rank=parent.hosts_of(ranks),
+                    host_of_rank=parent.topology.hosts_of(ranks),
                     timeout_s=timeout_s,
                     stall_check=StallCheck(warn_after_s=None),  # the receiving end waits without a limit
                     world_ranks=[parent.world_ranks[rank] for rank in ranks],

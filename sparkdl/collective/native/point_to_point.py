@@ -10,15 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.buffers import flatten
-from sparkdl.collective.messages import (
-    MessageMonitor,
-    PendingMessage,
-    check_peer,
-    envelope_of,
-    fail_communicator,
-)
+from sparkdl.collective.messages import PendingMessage, check_message, fail_communicator
 from sparkdl.collective.native.message_link import MessageLink, check_alive
-from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
+from sparkdl.collective.telemetry.monitor import OperationMonitor
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.rendezvous.deadline import check_timeout
 from sparkdl.rendezvous.store import PrefixRendezvous
 
@@ -34,7 +29,7 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.5
 """Shortest and longest pause between two polls for new senders, while a message is expected from any rank."""
 
 
-class Messages:
+class NativeMessages:
     """Sends and receives messages for one rank of a communicator.
 
     Args:
@@ -51,7 +46,7 @@ class Messages:
         self._name, self._timeout_s = communicator.name, communicator.timeout_s
         self._rank, self._world_size = communicator.rank, communicator.world_size
         self._rendezvous = rendezvous
-        self.monitor = MessageMonitor()
+        self.monitor = OperationMonitor(is_collective=False)
         self._links: dict[int, MessageLink] = {}
         self._any_source = AnySource(self, communicator, rendezvous)
         self._lock = threading.Lock()
@@ -114,16 +109,17 @@ class Messages:
     def _queue(
         self, kind: str, array: Array, peer: int | None, tag: int, timeout_s: float | None
     ) -> MessageHandle:
-        if peer is not None:
-            check_peer(peer, self._rank, self._world_size)
-        elif self._world_size == 1:
-            raise ParamError("a world of one rank has no other to receive a message from")
-        if not 0 <= tag <= _MAX_TAG:
-            raise ParamError(f"tag {tag} is outside 0 to {_MAX_TAG}")
+        check_message(peer, tag, rank=self._rank, world_size=self._world_size, max_tag=_MAX_TAG)
         timeout_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
-        buffer = flatten(array, writes=kind == "recv")
-        whom = "any rank" if peer is None else f"rank {peer}"
-        what = f"{kind} of {buffer.data.size} {buffer.dtype} {'to' if kind == 'send' else 'from'} {whom} with tag {tag}"
+        message = PendingMessage(
+            kind=kind,
+            peer=peer,
+            tag=tag,
+            array=array,
+            buffer=flatten(array, writes=kind == "recv"),
+            timeout_s=timeout_s,
+            monitor=self.monitor,
+        )
         link = None
         try:
             if peer is not None:
@@ -131,19 +127,7 @@ class Messages:
             elif self._closed:
                 raise CommunicatorError(f"communicator {self._name!r} is closed")
         except CommunicatorError as error:
-            raise CommunicatorError(f"{what}: {error}") from None
-        message = PendingMessage(
-            what=what,
-            kind=kind,
-            peer=-1 if peer is None else peer,
-            tag=tag,
-            array=array,
-            envelope=envelope_of(buffer),
-            dtype=buffer.dtype,
-            num_bytes=buffer.data.nbytes,
-            timeout_s=timeout_s,
-            monitor=self.monitor,
-        )
+            raise CommunicatorError(f"{message.what}: {error}") from None
         if link is not None:
             link.put(message)
         else:
@@ -164,7 +148,7 @@ class AnySource:
         rendezvous: part of the rendezvous for the communicator only.
     """
 
-    def __init__(self, messages: Messages, communicator: Communicator, rendezvous: Rendezvous) -> None:
+    def __init__(self, messages: NativeMessages, communicator: Communicator, rendezvous: Rendezvous) -> None:
         self._messages = weakref.ref(messages)
         self._communicator = weakref.ref(communicator)
         self._name, self._rank, self._world_size = (

@@ -23,6 +23,8 @@ from sparkdl.topology import name_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from sparkdl.collective.communicator import Communicator
+
 
 class OperationTotals(NamedTuple):
     """Totals of the operations of one kind that succeeded; ``num_failed`` counts the failed ones."""
@@ -127,13 +129,17 @@ class OperationMonitor:
     """Implements :class:`~sparkdl.collective.telemetry.monitor.Monitor`.
 
     A transport runs each operation inside :meth:`operation`, one at a time, notes when all ranks have joined, and lets
-    its callers wait for queued operations inside :meth:`blocked`.
+    its callers wait for queued operations inside :meth:`blocked`. Messages, many of which may be under way at once,
+    have a monitor of their own and are timed by :meth:`begin`.
+
+    Args:
+        is_collective: whether all ranks join every operation, so that their arrivals can be compared.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_collective: bool = True) -> None:
         self._lock = threading.Lock()
         self._totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._arrivals: deque[Arrival] = deque(maxlen=_NUM_ARRIVALS)
+        self._arrivals: deque[Arrival] = deque(maxlen=_NUM_ARRIVALS if is_collective else 0)
         self._records: deque[OperationRecord] = deque()
         self._is_recording = False
         self._max_records = 0
@@ -141,7 +147,7 @@ class OperationMonitor:
         self._num_blocked = 0
         self._blocked_since_ns = 0
         self._blocked_ns = 0
-        self._next_sequence = 0
+        self._num_ended = 0
 
     @contextmanager
     def operation(
@@ -157,34 +163,45 @@ class OperationMonitor:
             queued_ns: time at which the operation was queued for the thread that runs it; 0 if the caller's thread
                 runs it at once.
         """
-        sequence = self._next_sequence
-        self._next_sequence += 1
-        timing = OperationTiming()
-        blocked_ns = self._blocked_until(timing.begun_ns)
+        timing = self.begin(
+            kind, name=name, num_bytes=num_bytes, dtype=dtype, queued_ns=queued_ns, is_blocking=not queued_ns
+        )
         is_ok = False
         try:
             yield timing
             is_ok = True
         finally:
-            done_ns = time.monotonic_ns()
-            exposed_ns = done_ns - timing.begun_ns
-            if queued_ns:
-                exposed_ns = min(exposed_ns, self._blocked_until(done_ns) - blocked_ns)
-            record = OperationRecord(
-                sequence=sequence,
-                kind=kind,
-                name=name,
-                bytes=num_bytes,
-                dtype=dtype,
-                is_ok=is_ok,
-                queued_ns=queued_ns,
-                begun_ns=timing.begun_ns,
-                arrived_ns=timing.begun_ns if timing.ready_ns else 0,
-                ready_ns=timing.ready_ns,
-                done_ns=done_ns,
-                last=-1,
-            )
-            self._note(record, exposed_ns)
+            timing.end(is_ok=is_ok)
+
+    def begin(
+        self, kind: str, *, name: str, num_bytes: int, dtype: str, queued_ns: int = 0, is_blocking: bool
+    ) -> OperationTiming:
+        """Begin to time an operation or a message; the arguments are those of :meth:`operation`.
+
+        Args:
+            kind: see :meth:`operation`; ``"send"`` or ``"recv"`` for a message.
+            name: see :meth:`operation`.
+            num_bytes: see :meth:`operation`.
+            dtype: see :meth:`operation`.
+            queued_ns: see :meth:`operation`.
+            is_blocking: whether the caller is blocked until the end, also outside :meth:`blocked`.
+        """
+        now_ns = time.monotonic_ns()
+        record = OperationRecord(
+            sequence=0,
+            kind=kind,
+            name=name,
+            bytes=num_bytes,
+            dtype=dtype,
+            is_ok=False,
+            queued_ns=queued_ns,
+            begun_ns=now_ns,
+            arrived_ns=0,
+            ready_ns=0,
+            done_ns=0,
+            last=-1,
+        )
+        return OperationTiming(self, record, None if is_blocking else self.blocked_until(now_ns))
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
@@ -236,12 +253,14 @@ class OperationMonitor:
             num_dropped, self._num_dropped = self._num_dropped, 0
             return list(taken), num_dropped
 
-    def _blocked_until(self, now_ns: int) -> int:
+    def blocked_until(self, now_ns: int) -> int:
+        """Return for how long some thread of the caller has been blocked, up to ``now_ns``."""
         with self._lock:
             running_ns = max(0, now_ns - self._blocked_since_ns) if self._num_blocked else 0
             return self._blocked_ns + running_ns
 
-    def _note(self, record: OperationRecord, exposed_ns: int) -> None:
+    def add(self, record: OperationRecord, exposed_ns: int) -> None:
+        """Count an operation that has ended, and give its record a number."""
         with self._lock:
             counter = self._totals[record.kind]
             if record.is_ok:
@@ -253,39 +272,46 @@ class OperationMonitor:
                 counter["exposed_ns"] += exposed_ns
             else:
                 counter["num_failed"] += 1
-            self._arrivals.append(Arrival(record.sequence, record.begun_ns))
+            self._arrivals.append(Arrival(self._num_ended, record.begun_ns))
+            self._num_ended += 1
             if not self._is_recording:
                 return
-            self._records.append(record)
+            self._records.append(record._replace(sequence=self._num_ended - 1))
             if len(self._records) > self._max_records:
                 self._records.popleft()
                 self._num_dropped += 1
 
 
 class OperationTiming:
-    """Times of one operation under way."""
+    """Times of one operation or message under way.
 
-    def __init__(self) -> None:
-        self.begun_ns = time.monotonic_ns()
+    Attributes:
+        ready_ns: time at which all ranks, or both ends of a message, had joined; 0 before that.
+    """
+
+    def __init__(
+        self, monitor: OperationMonitor, record: OperationRecord, blocked_before_ns: int | None
+    ) -> None:
+        self._monitor, self._record, self._blocked_before_ns = monitor, record, blocked_before_ns
         self.ready_ns = 0
 
     def all_here(self) -> None:
-        """Note that all ranks have joined."""
+        """Note that all ranks, or both ends of a message, have joined."""
         self.ready_ns = time.monotonic_ns()
 
-
-class Watched(Protocol):
-    """The part of a communicator that its measurement needs.
-
-    Attributes:
-        name: name of the communicator.
-        world_ranks: world rank of each of its ranks, the number in the first communicator of the family.
-        monitor: monitor of its operations.
-    """
-
-    name: str
-    world_ranks: tuple[int, ...]
-    monitor: Monitor
+    def end(self, *, is_ok: bool) -> None:
+        """Note that the operation has ended, and count it."""
+        begun_ns, done_ns = self._record.begun_ns, time.monotonic_ns()
+        exposed_ns = done_ns - begun_ns
+        if self._blocked_before_ns is not None:
+            exposed_ns = min(exposed_ns, self._monitor.blocked_until(done_ns) - self._blocked_before_ns)
+        record = self._record._replace(
+            is_ok=is_ok,
+            arrived_ns=begun_ns if self.ready_ns else 0,
+            ready_ns=self.ready_ns,
+            done_ns=done_ns,
+        )
+        self._monitor.add(record, exposed_ns)
 
 
 class CommunicatorKey(NamedTuple):
@@ -311,7 +337,7 @@ def label_communicators(keys: Iterable[CommunicatorKey]) -> dict[CommunicatorKey
 
 
 @dataclass(kw_only=True)
-class Measured:
+class CommunicatorMeasurements:
     """The measurements of the communicators with one key; there may have been several, one after another.
 
     Attributes:
@@ -364,14 +390,14 @@ class Telemetry:
         self._lock = threading.RLock()
         self._members: dict[int, _Member] = {}
         self._num_members = 0
-        self._gone: dict[CommunicatorKey, Measured] = {}
+        self._gone: dict[CommunicatorKey, CommunicatorMeasurements] = {}
         self._recorded: dict[CommunicatorKey, Recorded] = {}
         self._news: dict[CommunicatorKey, Recorded] | None = None
         self._max_records = 0
         self._is_recording = False
         self._since = time.monotonic()
 
-    def watch(self, communicator: Watched) -> None:
+    def watch(self, communicator: Communicator) -> None:
         """Add a communicator to the family."""
         with self._lock:
             self._num_members += 1
@@ -382,14 +408,14 @@ class Telemetry:
                 member.monitor.start_recording(self._max_records)
         weakref.finalize(communicator, self._let_go, number).atexit = False
 
-    def measure(self, *, reset: bool = False) -> tuple[list[Measured], float]:
+    def measure(self, *, reset: bool = False) -> tuple[list[CommunicatorMeasurements], float]:
         """Return the measurements of every communicator, and the seconds that they cover.
 
         Args:
             reset: whether to set the counts to zero afterwards.
         """
         with self._lock:
-            found: dict[CommunicatorKey, Measured] = {}
+            found: dict[CommunicatorKey, CommunicatorMeasurements] = {}
             for gone in self._gone.values():
                 found[gone.key] = replace(gone, totals=dict(gone.totals), lateness=dict(gone.lateness))
             for member in list(self._members.values()):
@@ -474,15 +500,15 @@ class Telemetry:
 class _Member:
     """One communicator, and the counts of its monitor at the last reset, which reports subtract."""
 
-    def __init__(self, communicator: Watched) -> None:
+    def __init__(self, communicator: Communicator) -> None:
         self.key = CommunicatorKey(communicator.name, communicator.world_ranks)
         self.monitor = communicator.monitor
         self._totals_before: dict[str, OperationTotals] = {}
         self._lateness_before: dict[int, Lateness] = {}
         self._since_ns = 0
 
-    def add_to(self, found: dict[CommunicatorKey, Measured]) -> None:
-        measured = found.setdefault(self.key, Measured(key=self.key))
+    def add_to(self, found: dict[CommunicatorKey, CommunicatorMeasurements]) -> None:
+        measured = found.setdefault(self.key, CommunicatorMeasurements(key=self.key))
         totals = [self._since_reset(more) for more in map(OperationTotals._make, self.monitor.totals())]
         lateness = map(Lateness._make, self.monitor.lateness())
         measured.add(

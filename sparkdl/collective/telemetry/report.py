@@ -22,8 +22,7 @@ from sparkdl.collective.telemetry.monitor import CommunicatorKey, label_communic
 
 if TYPE_CHECKING:
     from sparkdl.collective.communicator import Communicator
-    from sparkdl.collective.telemetry.monitor import Measured
-    from sparkdl.collective.telemetry.observation import Observed
+    from sparkdl.collective.telemetry.monitor import CommunicatorMeasurements
 
 
 _BLOCKED = ("reduce_scatter", "allgather", "alltoall", "gather", "scatter")
@@ -220,7 +219,9 @@ class CommunicationReport:
         return label_communicators(row.key for row in self.operations)
 
 
-def make_report(rank: int, measured: Sequence[Measured], seconds: float) -> CommunicationReport:
+def make_report(
+    rank: int, measured: Sequence[CommunicatorMeasurements], seconds: float
+) -> CommunicationReport:
     """Make the report of a rank from its measurements over ``seconds``."""
     late_ranks = [
         LateRank(
@@ -331,7 +332,7 @@ class WorldReport:
     __str__ = as_table
 
 
-def gather_world_report(communicator: Observed, duplicate: Communicator) -> WorldReport | None:
+def gather_world_report(communicator: Communicator, duplicate: Communicator) -> WorldReport | None:
     """Return the reports of all ranks on rank 0; None on the others. Collective.
 
     Args:

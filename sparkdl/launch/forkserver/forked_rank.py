@@ -10,7 +10,7 @@ from typing import IO
 
 from sparkdl.errors import LaunchError
 from sparkdl.launch.forkserver.guard import KILL_TIMEOUT_S, end_process_group
-from sparkdl.launch.forkserver.reuse import Kind, keep, request_rank
+from sparkdl.launch.forkserver.reuse import ForkserverKind, keep, request_rank
 from sparkdl.launch.rank.stacks import process_state
 
 
@@ -62,7 +62,7 @@ class ForkedRank:
         reading, writing = os.pipe()
         self.output: IO[bytes] = os.fdopen(reading, "rb")
         try:
-            self._kind = Kind(dict(environment), tuple(modules))
+            self._kind = ForkserverKind(dict(environment), tuple(modules))
             self._forkserver = request_rank(self._kind, request, [writing, task, stacks, *inherited.values()])
         except BaseException:
             self.output.close()

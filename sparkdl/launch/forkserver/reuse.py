@@ -22,7 +22,7 @@ from sparkdl.launch.forkserver.start import connect_or_start, start_if_first
 from sparkdl.launch.rank.environment import rank_environment
 
 
-class Kind(NamedTuple):
+class ForkserverKind(NamedTuple):
     """What ranks must have in common to be forked from one forkserver."""
 
     environment: Mapping[str, str]
@@ -30,7 +30,7 @@ class Kind(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    kind: Kind
+    kind: ForkserverKind
     forkserver: ForkserverConnection
 
 
@@ -40,7 +40,7 @@ _num_requests = [0]
 """Number of ranks that were requested."""
 
 
-def prepare_rank(kind: Kind) -> None:
+def prepare_rank(kind: ForkserverKind) -> None:
     """Start a forkserver for the next rank of this kind, unless this executor has one."""
     with _lock:
         if all(kept.kind != kind for kept in _idle):
@@ -49,7 +49,9 @@ def prepare_rank(kind: Kind) -> None:
                 _keep_one_kind(_Kept(kind, forkserver))
 
 
-def request_rank(kind: Kind, request: Mapping[str, Any], fds: Sequence[int]) -> ForkserverConnection:
+def request_rank(
+    kind: ForkserverKind, request: Mapping[str, Any], fds: Sequence[int]
+) -> ForkserverConnection:
     """Send a request over an idle connection to a forkserver of this kind, or a new one, and return the connection.
 
     Raises:
@@ -77,7 +79,7 @@ def request_rank(kind: Kind, request: Mapping[str, Any], fds: Sequence[int]) -> 
     return forkserver
 
 
-def keep(kind: Kind, forkserver: ForkserverConnection) -> None:
+def keep(kind: ForkserverKind, forkserver: ForkserverConnection) -> None:
     """Keep a forkserver whose rank has ended for the next rank, and drop those of other kinds, as they use memory."""
     with _lock:
         _keep_one_kind(_Kept(kind, forkserver))
@@ -135,4 +137,4 @@ def prepare_in_task(
         context = TaskContext.get()
         threads = threads_of_task(num_threads, context.cpus() if context is not None else 1)
         with suppress(LaunchError):  # the launch will raise it
-            prepare_rank(Kind(rank_environment({}, gpus=None, num_threads=threads), tuple(modules)))
+            prepare_rank(ForkserverKind(rank_environment({}, gpus=None, num_threads=threads), tuple(modules)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.collective import Communicator, PrefixRendezvous, Rendezvous, find_hosts, open_communicator
-from sparkdl.collective.job import Job
+from sparkdl.collective.job import RankJob
 from sparkdl.collective.telemetry.stalls import NotedWait
 from sparkdl.launch.rank.heartbeat import RankHeartbeat
 from sparkdl.launch.rank.stacks import RankStacks
@@ -26,7 +26,7 @@ class RankContext:
     def __init__(
         self,
         *,
-        job: Job,
+        job: RankJob,
         rendezvous: Rendezvous,
         task: MessageConnection,
         heartbeat: RankHeartbeat,

@@ -26,7 +26,7 @@ import cloudpickle
 from sparkdl.collective import RendezvousClient, provide_communicator
 from sparkdl.collective.current import provide_job
 from sparkdl.collective.error_origin import Origin, origin_of
-from sparkdl.collective.job import Job
+from sparkdl.collective.job import RankJob
 from sparkdl.errors import CommunicatorError
 from sparkdl.launch.rank.context import RankContext
 from sparkdl.launch.rank.heartbeat import RankHeartbeat
@@ -113,7 +113,7 @@ def _run(
     heartbeat: RankHeartbeat,
     stacks: RankStacks,
 ) -> Any:
-    job = Job(
+    job = RankJob(
         rank=assignment["rank"],
         world_size=assignment["world_size"],
         coordinator=Address.from_bytes(assignment["coordinator"]),

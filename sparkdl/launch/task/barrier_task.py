@@ -51,7 +51,7 @@ Row = tuple[str, int, bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class RankTask:
     """One of the tasks of a launch, whatever runs it.
 
     Attributes:
@@ -69,12 +69,12 @@ class Task:
     all_gather: Callable[[str], list[str]]
 
 
-def spark_task(context: BarrierTaskContext) -> Task:
+def spark_task(context: BarrierTaskContext) -> RankTask:
     """Describe this task of a barrier stage of Spark."""
     # Each address is host:port; an IPv6 address is in brackets.
     hosts = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
     rank, gpus = context.partitionId(), context.resources().get("gpu")
-    return Task(
+    return RankTask(
         rank=rank,
         hosts=[hosts.pop(rank), *hosts],
         gpus=None if gpus is None else list(gpus.addresses),
@@ -83,7 +83,7 @@ def spark_task(context: BarrierTaskContext) -> Task:
     )
 
 
-def run_barrier_task(spec: LaunchSpec, task: Task) -> Iterator[Row]:
+def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
     """Run the rank of this task, and yield how it ended."""
     rank, host = task.rank, socket.gethostname()
     with ExitStack() as stack:
@@ -220,7 +220,7 @@ def _socket_pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
 
 def _start_rank(
     spec: LaunchSpec,
-    task: Task,
+    task: RankTask,
     position_on_host: int,
     link: DriverLink,
     pmi_sockets: tuple[socket.socket, socket.socket] | None,

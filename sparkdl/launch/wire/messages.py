@@ -180,7 +180,7 @@ def _unpickle_error(text: str, payload: bytes) -> BaseException:
     return StandInError(text)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _RankPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles what travels to the ranks, and refuses what would fail there."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -201,7 +201,7 @@ def pickle_for_ranks(value: Any) -> bytes:
         SerializationError: if the value holds an object that can be pickled, but that ranks cannot use.
     """
     with io.BytesIO() as file:
-        _Pickler(file).dump(value)
+        _RankPickler(file).dump(value)
         return file.getvalue()
 
 

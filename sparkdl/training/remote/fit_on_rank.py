@@ -15,7 +15,7 @@ from sparkdl.training.remote.transfer import StoredModule, StoredSpec, load_spec
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator, WorldReport
-    from sparkdl.collective.job import Job
+    from sparkdl.collective.job import RankJob
     from sparkdl.data import ParquetDataset
     from sparkdl.topology import Topology
     from sparkdl.training.history import EpochRecord
@@ -35,7 +35,7 @@ class Context(Protocol):
     """The part of the launcher's context that a fit uses; :class:`sparkdl.launch.RankContext` has it."""
 
     rank: int
-    job: Job
+    job: RankJob
 
     @property
     def communicator(self) -> Communicator:

@@ -13,7 +13,7 @@ import pytest
 
 from sparkdl.collective import Coordinator, RendezvousClient, connect_authenticated, new_secret
 from sparkdl.collective import job as job_module
-from sparkdl.collective.job import Job, enter_job, join_job
+from sparkdl.collective.job import RankJob, enter_job, join_job
 from sparkdl.rendezvous.coordinator import PURPOSE
 
 SECRET = new_secret()
@@ -35,8 +35,10 @@ def leaves(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     return found
 
 
-def job_of(rank: int, coordinator: Coordinator, timeout_s: float = 20.0) -> Job:
-    return Job(rank=rank, world_size=2, coordinator=coordinator.address, secret=SECRET, timeout_s=timeout_s)
+def job_of(rank: int, coordinator: Coordinator, timeout_s: float = 20.0) -> RankJob:
+    return RankJob(
+        rank=rank, world_size=2, coordinator=coordinator.address, secret=SECRET, timeout_s=timeout_s
+    )
 
 
 def test_coordinator_outlives_the_last_rank(

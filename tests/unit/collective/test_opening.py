@@ -5,7 +5,7 @@ import math
 import pytest
 
 from sparkdl.collective import Address, Coordinator, RendezvousClient, new_secret, open_communicator
-from sparkdl.collective.job import TIMEOUT_S, Job
+from sparkdl.collective.job import TIMEOUT_S, RankJob
 from sparkdl.errors import LaunchError, ParamError
 
 SECRET = new_secret()
@@ -24,7 +24,7 @@ def test_invalid_timeout_is_refused_before_any_rank_is_contacted(timeout_s: floa
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
 def test_invalid_timeout_variable_is_named(text: str) -> None:
-    job = Job(rank=0, world_size=1, coordinator=Address(hosts=("127.0.0.1",), port=1), secret=SECRET)
+    job = RankJob(rank=0, world_size=1, coordinator=Address(hosts=("127.0.0.1",), port=1), secret=SECRET)
     with pytest.raises(LaunchError, match=TIMEOUT_S):
         job.with_choices_of({TIMEOUT_S: text})
     assert job.with_choices_of({TIMEOUT_S: ""}).timeout_s == job.timeout_s

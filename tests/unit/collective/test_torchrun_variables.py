@@ -4,11 +4,11 @@ import pytest
 
 from sparkdl.collective import Address
 from sparkdl.collective.current import find_own_job
-from sparkdl.collective.job import Job
+from sparkdl.collective.job import RankJob
 from sparkdl.collective.torchrun_variables import TORCHRUN_VARIABLES, names_job, torchrun_variables
 from sparkdl.topology import Topology
 
-JOB = Job(rank=2, world_size=3, coordinator=Address(("10.0.0.1", "127.0.0.1"), 4242), secret=b"s" * 32)
+JOB = RankJob(rank=2, world_size=3, coordinator=Address(("10.0.0.1", "127.0.0.1"), 4242), secret=b"s" * 32)
 TOPOLOGY = Topology(rank=2, host_of_rank=(0, 1, 1))
 VARIABLES = {**JOB.to_variables(), **torchrun_variables(JOB, TOPOLOGY)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkdl.horovod.torch.engine.plan import Report, find_clashes, parse_report
+from sparkdl.horovod.torch.engine.plan import RequestReport, find_clashes, parse_report
 from sparkdl.horovod.torch.engine.request import Description, Kind
 
 JOIN = Description(kind=Kind.JOIN, name="join")
@@ -19,19 +19,19 @@ REDUCED, GROUPED, GATHERED = (
 )
 
 
-def waiting(*requests: Description, behind: tuple[Description, ...] = ()) -> Report:
+def waiting(*requests: Description, behind: tuple[Description, ...] = ()) -> RequestReport:
     """The report of a rank with threads that wait for ``requests``, and with requests that no thread waits for."""
-    return Report(requests=behind + requests, awaited=frozenset(each.name for each in requests))
+    return RequestReport(requests=behind + requests, awaited=frozenset(each.name for each in requests))
 
 
 def test_reports_travel_as_text() -> None:
-    report = Report(
+    report = RequestReport(
         requests=(REDUCED, BARRIER),
         awaited=frozenset(["barrier"]),
         stalled={"a": 3.0},
         clashing=frozenset("m"),
     )
-    for each in (report, Report(requests=())):
+    for each in (report, RequestReport(requests=())):
         assert parse_report(each.text) == each
 
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from sparkdl.horovod.torch.engine.plan import Report
+from sparkdl.horovod.torch.engine.plan import RequestReport
 from sparkdl.horovod.torch.engine.stalls import REMEDY, StallWatch, find_stall
 
 
@@ -44,8 +44,8 @@ def test_all_ranks_give_up_a_request_that_one_rank_reports_as_stalled() -> None:
     missing = {"allreduce.a": [1, 2]}
     reports = [
         None,
-        Report(requests=(), stalled={"allreduce.a": 3.0, "allreduce.ran": 3.0}),
-        Report(requests=()),
+        RequestReport(requests=(), stalled={"allreduce.a": 3.0, "allreduce.ran": 3.0}),
+        RequestReport(requests=()),
     ]
     stall = find_stall("'world'", reports, missing)
     assert stall is not None
@@ -53,4 +53,4 @@ def test_all_ranks_give_up_a_request_that_one_rank_reports_as_stalled() -> None:
     assert stall.endswith(REMEDY)
     assert "allreduce.ran" not in stall
     assert find_stall("'world'", reports, {}) is None
-    assert find_stall("'world'", [None, Report(requests=())], missing) is None
+    assert find_stall("'world'", [None, RequestReport(requests=())], missing) is None

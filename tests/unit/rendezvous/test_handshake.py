@@ -7,7 +7,7 @@ import pytest
 
 from sparkdl.collective import AuthenticatedListener, Coordinator, connect_authenticated, new_secret
 from sparkdl.errors import AuthenticationError, ParamError
-from sparkdl.rendezvous.handshake import VERSION_NOTICE, ClientHandshake, RefusedError, ServerHandshake
+from sparkdl.rendezvous.handshake import VERSION_NOTICE, ClientHandshake, ClientRefusedError, ServerHandshake
 
 SECRET = new_secret()
 KNOCK_BYTES, PROOF_BYTES = 72, 32
@@ -59,7 +59,7 @@ def test_proven_connection_has_no_bytes_of_the_handshake_left() -> None:
 )
 def test_other_secret_and_other_purpose_are_refused_on_both_ends(secret: bytes, purpose: bytes) -> None:
     client = ClientHandshake(secret, purpose)
-    with pytest.raises(RefusedError, match="does not know the job's secret") as refused:
+    with pytest.raises(ClientRefusedError, match="does not know the job's secret") as refused:
         new_server().take(client.opening)
     with pytest.raises(AuthenticationError, match="refused our proof"):
         client.take(refused.value.answer)
@@ -68,7 +68,7 @@ def test_other_secret_and_other_purpose_are_refused_on_both_ends(secret: bytes, 
 def test_client_that_knocks_rightly_and_proves_wrongly_is_refused_on_both_ends() -> None:
     client, server = ClientHandshake(SECRET, b"test"), new_server()
     client.take(server.take(client.opening))
-    with pytest.raises(RefusedError, match="does not know the job's secret") as refused:
+    with pytest.raises(ClientRefusedError, match="does not know the job's secret") as refused:
         server.take(bytes(PROOF_BYTES))
     with pytest.raises(AuthenticationError, match="refused our proof"):
         client.take(refused.value.answer)
@@ -87,7 +87,7 @@ def test_server_refuses_a_proof_that_was_recorded_before() -> None:
     assert (len(recorded.opening), len(proof)) == (KNOCK_BYTES, PROOF_BYTES)
     server = new_server()
     server.take(recorded.opening)
-    with pytest.raises(RefusedError, match="does not know the job's secret"):
+    with pytest.raises(ClientRefusedError, match="does not know the job's secret"):
         server.take(proof)
 
 
@@ -118,7 +118,7 @@ def test_client_names_the_other_version_or_program_that_greets_it(greeting: byte
 
 
 def test_client_of_another_version_is_named_and_receives_the_version_of_the_listener() -> None:
-    with pytest.raises(RefusedError, match="version 3 of sparkdl's handshake.*version 2") as refused:
+    with pytest.raises(ClientRefusedError, match="version 3 of sparkdl's handshake.*version 2") as refused:
         new_server().take(b"sparkdl\x03" + secrets.token_bytes(10))
     assert refused.value.answer == VERSION_NOTICE
     assert VERSION_NOTICE.startswith(GREETING)
@@ -134,6 +134,6 @@ def test_client_of_the_first_version_receives_the_version_of_the_listener() -> N
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 72, b"\x80\x04\x95", b"s\x00"])
 def test_server_refuses_garbage_at_its_first_bytes_and_answers_nothing(garbage: bytes) -> None:
-    with pytest.raises(RefusedError, match="something else than a handshake") as refused:
+    with pytest.raises(ClientRefusedError, match="something else than a handshake") as refused:
         new_server().take(garbage)
     assert refused.value.answer == b""

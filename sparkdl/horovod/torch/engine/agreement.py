@@ -20,7 +20,7 @@ from sparkdl.collective import Communicator, Deadline
 from sparkdl.collective.telemetry.stalls import NotedWait, numbered
 from sparkdl.errors import CommunicatorTimeoutError, MismatchError
 from sparkdl.horovod.torch.engine.plan import (
-    Report,
+    RequestReport,
     Step,
     find_clashes,
     missing_ranks,
@@ -32,7 +32,9 @@ from sparkdl.horovod.torch.engine.stalls import REMEDY, Ages, StallWatch, find_s
 from sparkdl.horovod.torch.names import HorovodInternalError
 
 
-def exchange_reports(communicator: Communicator, report: Callable[[], Report]) -> list[Report | None]:
+def exchange_reports(
+    communicator: Communicator, report: Callable[[], RequestReport]
+) -> list[RequestReport | None]:
     """Gather the reports of all ranks; None for a rank that has joined.
 
     A rank may call this while other ranks run an operation. That operation then fails as a mismatch on all ranks, and
@@ -227,9 +229,9 @@ class Agreement:
                 )
             time.sleep(_PAUSE_S)
 
-    def _report(self) -> Report:
+    def _report(self) -> RequestReport:
         requests = self._outstanding.requests()
-        return Report(
+        return RequestReport(
             requests=tuple(request.description for request in requests),
             awaited=frozenset(request.description.name for request in requests if request.blocks_caller),
             stalled=self._stalls.stalled(),
@@ -237,14 +239,14 @@ class Agreement:
         )
 
     def _give_up_stalled(
-        self, reports: Sequence[Report | None], missing: Mapping[str, Sequence[int]]
+        self, reports: Sequence[RequestReport | None], missing: Mapping[str, Sequence[int]]
     ) -> None:
         stall = find_stall(self._process_set, reports, missing)
         if stall is not None:
             self.ended_alike = None not in reports  # a rank that has joined has seen no reports
             raise CommunicatorTimeoutError(stall)
 
-    def _steps_of_clash(self, reports: Sequence[Report | None]) -> Sequence[Step]:
+    def _steps_of_clash(self, reports: Sequence[RequestReport | None]) -> Sequence[Step]:
         """Steps that fail the requests that clash under one name, once a rank has seen the clash for ``_GRACE_S``."""
         clashes = find_clashes(reports)
         self._clashes.note(clashes)

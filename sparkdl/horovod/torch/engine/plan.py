@@ -90,7 +90,7 @@ def joins(requests: Requests) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class RequestReport:
     """One rank's requests, and the requests of any rank that take too long by this rank's clock.
 
     Clocks differ: decisions that must be the same on all ranks depend on the reports, never on a rank's own clock.
@@ -115,11 +115,11 @@ class Report:
         return "\n".join([json.dumps(notes), *(request.text for request in self.requests)])
 
 
-def parse_report(text: str) -> Report:
+def parse_report(text: str) -> RequestReport:
     """Parse the ``text`` of a report."""
     notes, *requests = text.split("\n")
     awaited, stalled, clashing = json.loads(notes)
-    return Report(
+    return RequestReport(
         requests=tuple(parse_description(request) for request in requests),
         awaited=frozenset(awaited),
         stalled=stalled,
@@ -127,7 +127,7 @@ def parse_report(text: str) -> Report:
     )
 
 
-def find_clashes(reports: Sequence[Report | None]) -> dict[str, list[Step]]:
+def find_clashes(reports: Sequence[RequestReport | None]) -> dict[str, list[Step]]:
     """Find the requests that wait for each other under one name, and return steps that fail them.
 
     Args:
@@ -152,7 +152,7 @@ def find_clashes(reports: Sequence[Report | None]) -> dict[str, list[Step]]:
     return clashes
 
 
-def _awaited_by_given_name(report: Report) -> dict[str, Description]:
+def _awaited_by_given_name(report: RequestReport) -> dict[str, Description]:
     """The oldest request that a thread of this rank waits for, for each name that callers gave."""
     named: dict[str, Description] = {}
     for request in report.requests:

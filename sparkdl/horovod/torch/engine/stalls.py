@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from sparkdl.horovod.torch.engine.plan import Report
+from sparkdl.horovod.torch.engine.plan import RequestReport
 from sparkdl.topology import name_ranks
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class StallWatch:
 
 
 def find_stall(
-    process_set: str, reports: Sequence[Report | None], missing: Mapping[str, Sequence[int]]
+    process_set: str, reports: Sequence[RequestReport | None], missing: Mapping[str, Sequence[int]]
 ) -> str | None:
     """Describe the requests that have to be given up; None if there are none. Pure, so that all ranks return the same.
 

@@ -4,7 +4,12 @@ import math
 
 import pytest
 
-from sparkdl.collective.telemetry.monitor import CommunicatorKey, Lateness, Measured, OperationTotals
+from sparkdl.collective.telemetry.monitor import (
+    CommunicatorKey,
+    CommunicatorMeasurements,
+    Lateness,
+    OperationTotals,
+)
 from sparkdl.collective.telemetry.report import OperationReport, make_report
 
 
@@ -57,8 +62,8 @@ def test_operations_that_were_not_timed_have_no_rate() -> None:
     assert alone.bus_bandwidth == 0.0
 
 
-def measured() -> Measured:
-    key = Measured(key=CommunicatorKey("world/a set", (0, 3)))
+def measured() -> CommunicatorMeasurements:
+    key = CommunicatorMeasurements(key=CommunicatorKey("world/a set", (0, 3)))
     key.add(
         [OperationTotals("allreduce", 3, 1, 2**20, 2_000_000, 0, 0, 1_000_000)], [Lateness(1, 2, 500_000)]
     )

@@ -264,8 +264,8 @@ def test_worker_that_cannot_bind_names_starts_a_forkserver_at_once(
 def test_process_that_exits_and_can_start_no_thread_disconnects() -> None:
     script = (
         "import os, threading\n"
-        "from sparkdl.launch.forkserver.reuse import Kind, prepare_rank\n"
-        "prepare_rank(Kind(dict(os.environ), ()))\n"
+        "from sparkdl.launch.forkserver.reuse import ForkserverKind, prepare_rank\n"
+        "prepare_rank(ForkserverKind(dict(os.environ), ()))\n"
         "def refuse(thread): raise RuntimeError('no new thread at interpreter shutdown')\n"
         "threading.Thread.start = refuse\n"  # Python does so since 3.12
     )

@@ -16,7 +16,7 @@ import pyspark
 
 from sparkdl.errors import LaunchError
 from sparkdl.launch.forkserver.forked_rank import ForkedRank
-from sparkdl.launch.forkserver.reuse import Kind, end_idle_forkservers, prepare_rank
+from sparkdl.launch.forkserver.reuse import ForkserverKind, end_idle_forkservers, prepare_rank
 from sparkdl.launch.rank.environment import rank_environment
 from sparkdl.launch.rank.stacks import StackFile
 
@@ -30,7 +30,7 @@ class Worker:
 
     def prepare(self) -> None:
         """Start the forkserver for the next rank."""
-        prepare_rank(Kind(self._environment, self._modules))
+        prepare_rank(ForkserverKind(self._environment, self._modules))
 
     def request(self) -> None:
         """Request a rank."""

@@ -34,7 +34,6 @@ from sparkdl.rendezvous.client import RendezvousClient
 from sparkdl.rendezvous.coordinator import Coordinator
 from sparkdl.rendezvous.deadline import Deadline, check_timeout
 from sparkdl.rendezvous.handshake import new_secret
-from sparkdl.rendezvous.store import post
 from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
@@ -295,7 +294,7 @@ class _Membership:
 
     def _depart(self, timeout_s: float) -> None:
         self.client.post_if_lost(_DEPARTURES, b"")
-        post(self.client, _DEPARTURES, str(self._job.rank).encode())
+        self.client.post(_DEPARTURES, str(self._job.rank).encode())
         if self._coordinator is None:
             return
         deadline, missing = Deadline(timeout_s), set(range(self._job.world_size))

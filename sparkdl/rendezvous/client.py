@@ -29,7 +29,7 @@ from sparkdl.rendezvous.protocol import (
     pack,
     unpack,
 )
-from sparkdl.rendezvous.store import PrefixRendezvous, time_for_answers_s
+from sparkdl.rendezvous.store import PrefixRendezvous, Rendezvous, time_for_answers_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ _GRACE_S = 5.0
 _GOODBYE_TIMEOUT_S = 5.0
 
 
-class RendezvousClient:
+class RendezvousClient(Rendezvous):
     """A :class:`~sparkdl.rendezvous.store.Rendezvous` that a coordinator serves; a context manager.
 
     Create it with :meth:`connect`.
@@ -119,7 +119,7 @@ class RendezvousClient:
     def exchange(
         self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
     ) -> list[bytes] | frozenset[int]:
-        """See :class:`~sparkdl.rendezvous.store.ExchangingRendezvous`."""
+        """See :class:`Rendezvous`."""
         if len(value) * world_size > MAX_VALUE_BYTES:
             raise CommunicatorError(
                 f"rank {rank}'s value of {key!r} has {len(value)} bytes; {world_size} ranks may exchange"
@@ -135,15 +135,15 @@ class RendezvousClient:
         return frozenset(int(field) for field in fields) if status == Status.LATE else cut_values(fields[0])
 
     def post(self, queue: str, value: bytes) -> int:
-        """See :class:`~sparkdl.rendezvous.store.Posts`."""
+        """See :class:`Rendezvous`."""
         return int(self._ask(Operation.POST, queue.encode(), value))
 
     def post_if_lost(self, queue: str, value: bytes) -> None:
-        """See :class:`~sparkdl.rendezvous.store.LossNotices`."""
+        """See :class:`Rendezvous`."""
         self._ask(Operation.POST_IF_LOST, queue.encode(), value)
 
     def hosts_here(self) -> tuple[str, ...]:
-        """See :class:`~sparkdl.rendezvous.store.Located`.
+        """See :class:`Rendezvous`.
 
         On the coordinator's machine, these are the coordinator's published addresses that belong to this machine, as
         other machines use them. On any other machine, this is the local address of the connection to the coordinator.

@@ -1,14 +1,15 @@
 """The key-value store in which the ranks of a job find each other: its contract, and functions that build on it.
 
 :class:`~sparkdl.rendezvous.client.RendezvousClient` is the usual implementation; any store with these few operations
-suffices.
+suffices, and inherits the others.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from sparkdl.errors import CommunicatorTimeoutError
 from sparkdl.rendezvous.deadline import Deadline
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 _deadline: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
 
 
-class Rendezvous(Protocol):
+class Rendezvous(ABC):
     """A store shared by the ranks of a job. Every operation may be called from several threads at once."""
 
+    @abstractmethod
     def set(self, key: str, value: bytes) -> None:
         """Store a value of at most 64 MiB; clients that wait for the key get it."""
 
+    @abstractmethod
     def get(self, key: str, timeout_s: float) -> bytes:
         """Wait until the key is set and return its value.
 
@@ -34,47 +37,45 @@ class Rendezvous(Protocol):
             CommunicatorTimeoutError: if it is not set in time; the message names the key.
         """
 
+    @abstractmethod
     def add(self, key: str, amount: int) -> int:
         """Add to a counter that starts at zero and return its new value; :meth:`get` returns it as decimal text."""
 
+    @abstractmethod
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Store ``desired`` if the key holds ``expected``, or is missing and ``expected`` is empty.
 
         Returns the value that the key holds afterwards; ``expected`` if the key is missing.
         """
 
+    @abstractmethod
     def delete(self, key: str) -> bool:
         """Remove a key; return whether it was there."""
 
+    @abstractmethod
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys are set, without waiting."""
 
+    @abstractmethod
     def num_keys(self, prefix: str = "") -> int:
         """Count the keys that begin with ``prefix``."""
 
-
-@runtime_checkable
-class Posts(Protocol):
-    """A rendezvous that serves :func:`post` with one request."""
-
     def post(self, queue: str, value: bytes) -> int:
-        """Set the next numbered key of a queue and return its number."""
+        """Set the next numbered key of a queue, ``queue/1`` being the first, and return its number.
 
-
-@runtime_checkable
-class LossNotices(Protocol):
-    """A rendezvous that notices when a rank's process has died."""
-
-    def post_if_lost(self, queue: str, value: bytes) -> None:
-        """Have ``value`` posted to a queue (see :func:`post`) if this process ends without a goodbye.
-
-        A second call replaces the value of the first; an empty value cancels it.
+        Without an operation of its own for this, a store gets two requests: a client that ends in between leaves a
+        number without a value, for which readers of the queue wait.
         """
+        number = self.add(f"{queue}/count", 1)
+        self.set(f"{queue}/{number}", value)
+        return number
 
+    def post_if_lost(self, queue: str, value: bytes) -> None:  # noqa: B027 - by default without effect
+        """Have ``value`` posted to a queue (see :meth:`post`) if this process ends without a goodbye.
 
-@runtime_checkable
-class ExchangingRendezvous(Protocol):
-    """A rendezvous that serves :func:`all_gather_bytes` with one request of each rank."""
+        A second call replaces the value of the first; an empty value cancels it. Without effect if the store does not
+        notice losses.
+        """
 
     def exchange(
         self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
@@ -84,19 +85,28 @@ class ExchangingRendezvous(Protocol):
         Returns the values in order of rank; after the timeout, the set of the ranks that have given their value. A rank
         that was not answered in time may ask again.
         """
-
-
-@runtime_checkable
-class Located(Protocol):
-    """A rendezvous that knows by which addresses this machine and the machine of its store reach each other."""
+        deadline = Deadline(timeout_s)
+        rank_keys = [f"{key}/{other}" for other in range(world_size)]
+        self.set(rank_keys[rank], value)
+        try:
+            if rank == 0:
+                values = [self.get(rank_key, deadline.remaining_s()) for rank_key in rank_keys]
+                self.set(f"{key}/all", join_values(values))
+            else:
+                values = cut_values(self.get(f"{key}/all", deadline.remaining_s()))
+        except CommunicatorTimeoutError:
+            return frozenset(other for other in range(world_size) if self.check([rank_keys[other]]))
+        if self.add(f"{key}/readers", 1) == world_size:
+            for used_key in [*rank_keys, f"{key}/all", f"{key}/readers"]:
+                self.delete(used_key)
+        return values
 
     def hosts_here(self) -> tuple[str, ...]:
-        """The addresses of this machine by which ranks on other machines are known, or likely, to reach it."""
+        """The addresses of this machine by which ranks on other machines are known, or likely, to reach it.
 
-
-def hosts_here(rendezvous: Rendezvous) -> tuple[str, ...]:
-    """See :class:`Located`; empty if the rendezvous does not know."""
-    return rendezvous.hosts_here() if isinstance(rendezvous, Located) else ()
+        Empty if the store does not know how this machine and its own machine reach each other.
+        """
+        return ()
 
 
 @contextmanager
@@ -115,7 +125,7 @@ def time_for_answers_s(longest_s: float) -> float:
     return longest_s if deadline is None else min(longest_s, deadline.remaining_s())
 
 
-class PrefixRendezvous:
+class PrefixRendezvous(Rendezvous):
     """A view of a rendezvous in which every key has a prefix, so that the keys of independent users do not collide."""
 
     def __init__(self, rendezvous: Rendezvous, name: str) -> None:
@@ -153,41 +163,22 @@ class PrefixRendezvous:
     def exchange(
         self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
     ) -> list[bytes] | frozenset[int]:
-        """See :class:`ExchangingRendezvous`; done with keys if the underlying rendezvous has no such operation."""
-        return _exchange(
-            self._rendezvous,
-            self._prefix + key,
-            rank=rank,
-            world_size=world_size,
-            value=value,
-            timeout_s=timeout_s,
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.exchange(
+            self._prefix + key, rank=rank, world_size=world_size, value=value, timeout_s=timeout_s
         )
 
     def post(self, queue: str, value: bytes) -> int:
-        """See :class:`Posts`; done with keys if the underlying rendezvous has no such operation."""
-        return post(self._rendezvous, self._prefix + queue, value)
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.post(self._prefix + queue, value)
 
     def post_if_lost(self, queue: str, value: bytes) -> None:
-        """See :class:`LossNotices`; without effect if the underlying rendezvous does not notice losses."""
-        if isinstance(self._rendezvous, LossNotices):
-            self._rendezvous.post_if_lost(self._prefix + queue, value)
+        """See :class:`Rendezvous`."""
+        self._rendezvous.post_if_lost(self._prefix + queue, value)
 
     def hosts_here(self) -> tuple[str, ...]:
-        """See :class:`Located`; empty if the underlying rendezvous does not know."""
-        return hosts_here(self._rendezvous)
-
-
-def post(rendezvous: Rendezvous, queue: str, value: bytes) -> int:
-    """Set the next numbered key of a queue, ``queue/1`` being the first, and return its number.
-
-    A rendezvous without :class:`Posts` gets two requests: a client that ends in between leaves a number without a
-    value, for which readers of the queue wait.
-    """
-    if isinstance(rendezvous, Posts):
-        return rendezvous.post(queue, value)
-    number = rendezvous.add(f"{queue}/count", 1)
-    rendezvous.set(f"{queue}/{number}", value)
-    return number
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.hosts_here()
 
 
 def all_gather_bytes(
@@ -203,7 +194,7 @@ def all_gather_bytes(
     """
     if world_size == 1:
         return [value]
-    values = _exchange(rendezvous, key, rank=rank, world_size=world_size, value=value, timeout_s=timeout_s)
+    values = rendezvous.exchange(key, rank=rank, world_size=world_size, value=value, timeout_s=timeout_s)
     if isinstance(values, list):
         return values
     missing = [other for other in range(world_size) if other not in values]
@@ -212,25 +203,3 @@ def all_gather_bytes(
         f"{key!r} was not complete within {timeout_s:g} s: it waited for {whom}."
         " Look at why that did not start, or allow more time."
     )
-
-
-def _exchange(
-    rendezvous: Rendezvous, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
-) -> list[bytes] | frozenset[int]:
-    if isinstance(rendezvous, ExchangingRendezvous):
-        return rendezvous.exchange(key, rank=rank, world_size=world_size, value=value, timeout_s=timeout_s)
-    deadline = Deadline(timeout_s)
-    own_keys = [f"{key}/{other}" for other in range(world_size)]
-    rendezvous.set(own_keys[rank], value)
-    try:
-        if rank == 0:
-            values = [rendezvous.get(own, deadline.remaining_s()) for own in own_keys]
-            rendezvous.set(f"{key}/all", join_values(values))
-        else:
-            values = cut_values(rendezvous.get(f"{key}/all", deadline.remaining_s()))
-    except CommunicatorTimeoutError:
-        return frozenset(other for other in range(world_size) if rendezvous.check([own_keys[other]]))
-    if rendezvous.add(f"{key}/readers", 1) == world_size:
-        for used in [*own_keys, f"{key}/all", f"{key}/readers"]:
-            rendezvous.delete(used)
-    return values

@@ -137,7 +137,7 @@ class RendezvousStore(Store):
     getNumKeys = num_keys  # noqa: N815 - likewise
 
 
-class StoreRendezvous:
+class StoreRendezvous(Rendezvous):
     """A rendezvous whose keys are in a c10d store, below one prefix."""
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -188,7 +188,7 @@ class StoreRendezvous:
         raise NotImplementedError("A c10d store cannot count keys below a prefix; ask for keys by name.")
 
     def hosts_here(self) -> tuple[str, ...]:
-        """See :class:`~sparkdl.rendezvous.store.Located`; known only for a ``TCPStore``, whose host all ranks reach."""
+        """See the contract; known only for a ``TCPStore``, whose host all ranks reach."""
         store = self._store
         while isinstance(store, PrefixStore):
             store = store.underlying_store

@@ -17,7 +17,7 @@ from sparkdl.errors import (
     RankLostError,
 )
 from sparkdl.rendezvous.deadline import Deadline
-from sparkdl.rendezvous.store import PrefixRendezvous, post
+from sparkdl.rendezvous.store import PrefixRendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +73,7 @@ class PeerWatch:
 
     def roll_call(self) -> list[int]:
         """Ask all ranks how many operations they have joined; return the ranks that are behind or do not answer."""
-        number = post(self._rendezvous, "notices", self._notice("roll call"))
+        number = self._rendezvous.post("notices", self._notice("roll call"))
         deadline = Deadline(_ROLL_CALL_S)
         missing = []
         for rank in range(self._world_size):
@@ -152,6 +152,6 @@ class PeerWatch:
 
     def _post(self, kind: str, **details: str) -> None:
         try:
-            post(self._rendezvous, "notices", self._notice(kind, **details))
+            self._rendezvous.post("notices", self._notice(kind, **details))
         except CommunicatorError as error:
             logger.warning("Cannot notify the other ranks that this one has %s: %s", kind, error)

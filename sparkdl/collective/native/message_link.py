@@ -120,7 +120,7 @@ class WatchedRendezvous(PrefixRendezvous):
     def exchange(
         self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
     ) -> list[bytes] | frozenset[int]:
-        """See :class:`~sparkdl.rendezvous.store.ExchangingRendezvous`."""
+        """See :class:`~sparkdl.rendezvous.store.Rendezvous`."""
         deadline = Deadline(timeout_s)
         while True:
             check_alive(self._communicator)

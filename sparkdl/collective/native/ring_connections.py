@@ -18,7 +18,7 @@ from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.rendezvous.dialing import connect_authenticated
 from sparkdl.rendezvous.frames import receive_frame, send_frame
 from sparkdl.rendezvous.listener import AuthenticatedListener
-from sparkdl.rendezvous.store import Rendezvous, all_gather_bytes, hosts_here
+from sparkdl.rendezvous.store import Rendezvous, all_gather_bytes
 from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def connect_rings(
     rings = plan_rings(topology)
     if not rings:
         return {}
-    hosts = listen_on or reachable_hosts(hosts_here(rendezvous))
+    hosts = listen_on or reachable_hosts(rendezvous.hosts_here())
     with AuthenticatedListener(secret, purpose=_purpose(name, topology.rank), host=hosts) as listener:
         # A rank that gives up publishes this before it closes its listener; otherwise its neighbours would report a
         # network error.

@@ -24,7 +24,7 @@ from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.rendezvous.coordinator import PURPOSE
 from sparkdl.rendezvous.frames import HEADER
 from sparkdl.rendezvous.protocol import MAX_VALUE_BYTES, Operation, pack
-from sparkdl.rendezvous.store import answered_by, post
+from sparkdl.rendezvous.store import answered_by
 from sparkdl.topology import name_ranks
 from tests.collective.eventually import eventually
 
@@ -213,7 +213,7 @@ def test_last_words_are_posted_when_a_client_is_lost_but_not_when_it_says_goodby
     sock.shutdown(socket.SHUT_RDWR)  # as if the process had died
     lost.close()
     assert watching.get("news/1", 5.0) == b"lost"
-    assert post(watching, "news", b"next") == 2
+    assert watching.post("news", b"next") == 2
     assert watching.get("news/2", 5.0) == b"next"
 
 
@@ -227,8 +227,8 @@ def test_post_is_one_request_so_that_no_death_leaves_a_gap_in_a_queue(connect: C
     watching = connect()
     sock = connect_authenticated(watching.address, SECRET, purpose=PURPOSE, timeout_s=5.0)
     with Dying(sock, watching.address) as dying:
-        assert post(dying.prefix("world"), "notices", b"first") == 1
-    assert post(watching.prefix("world"), "notices", b"second") == 2
+        assert dying.prefix("world").post("notices", b"first") == 1
+    assert watching.prefix("world").post("notices", b"second") == 2
     assert [watching.get(f"world/notices/{number}", 5.0) for number in (1, 2)] == [b"first", b"second"]
 
 

@@ -46,7 +46,7 @@ from sparkdl.collective.telemetry.report import (
     make_report,
 )
 from sparkdl.collective.telemetry.timeline import Timeline
-from sparkdl.errors import ParamError, SparkdlError
+from sparkdl.errors import CommunicatorError, ParamError, SparkdlError
 
 if TYPE_CHECKING:
     import os
@@ -507,6 +507,14 @@ class Communicator(ABC):
     @abstractmethod
     def abort(self, reason: str) -> None:
         """Make every operation fail with ``reason``, on this rank and on all others; returns at once."""
+
+    def error(self) -> CommunicatorError:
+        """Return the error with which this communicator has failed, and which every operation raises."""
+        try:
+            self.barrier()
+        except CommunicatorError as error:
+            return error
+        raise AssertionError(f"a failed communicator took part in a barrier: {self.failure}")
 
     @abstractmethod
     def close(self) -> None:

@@ -131,12 +131,13 @@ class PendingMessage:
         if self._timing.ready_ns:
             return  # both ends have called
         missing = "no rank had sent one" if self.peer < 0 else f"rank {self.peer} had not joined"
-        called = numbered(parent.name, parent.world_ranks)
         if self._stall.is_over:
+            called = numbered(parent.name, parent.world_ranks)
             raise CommunicatorTimeoutError(
                 f"{self.what} on {called} stalled for {parent.stall_check.abort_after_s:g} s: {missing}"
             )
         if self._stall.warning_is_due:
+            called = numbered(parent.name, parent.world_ranks)
             warn_of_stall(called, parent.rank, self.what, self._stall.waited_s, missing)
 
     def _end_wait(self) -> None:
@@ -206,10 +207,8 @@ def fail_communicator(
         return CommunicatorError(f"{what} failed: {error}")
     is_news = isinstance(error, RankLostError | CommunicatorAbortedError)
     if _failed_by_itself(parent, NEWS_S if is_news else 0.0):
-        try:
-            parent.barrier()  # raises what the parent failed with
-        except CommunicatorError as failure:
-            return type(failure)(f"{message.what}: {failure}")
+        failure = parent.error()
+        return type(failure)(f"{message.what}: {failure}")
     reason = str(error) if late else f"{what} failed: {error}"
     parent.abort(reason)
     if late:

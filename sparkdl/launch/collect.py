@@ -67,13 +67,9 @@ def collect(
     except SparkdlError:
         raise
     except Exception as error:
-        if _is_spark_error(error):
+        if type(error).__module__.split(".")[0] in ("pyspark", "py4j", "grpc"):
             raise_for_failures(received, error, stage, limits, were_ranks_lost(received, (), num_ranks))
         raise
-
-
-def _is_spark_error(error: Exception) -> bool:
-    return type(error).__module__.split(".")[0] in ("pyspark", "py4j", "grpc")
 
 
 class _Rows:

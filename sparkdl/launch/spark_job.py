@@ -206,7 +206,8 @@ class SparkJob:
     def __init__(
         self, spark: SparkSession, spec: LaunchSpec, resources: ResourceProfile | None = None
     ) -> None:
-        self._spark = spark
+        self.spark: Any = spark
+        self.num_ranks = spec.num_ranks
         self._spec = spec
         # Passed only if there is one: Spark before 4.0 has no such argument.
         self._profile = {} if resources is None else {"profile": resources}
@@ -219,16 +220,6 @@ class SparkJob:
             self._call = TaggedCall(spark, spec.job, self._run)
 
     @property
-    def spark(self) -> SparkSession:
-        """The session that runs the stage."""
-        return self._spark
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks of the launch."""
-        return self._spec.num_ranks
-
-    @property
     def running(self) -> bool:
         """Whether the stage is still running."""
         return self._call.running
@@ -236,8 +227,8 @@ class SparkJob:
     @property
     def tasks_run(self) -> bool:
         """Whether the tasks of the stage run or have run, as of at most :data:`STATUS_LAG_S` ago."""
-        if not self._tasks_seen.is_set() and not is_connect(self._spark):
-            tracker = self._spark.sparkContext.statusTracker()
+        if not self._tasks_seen.is_set() and not is_connect(self.spark):
+            tracker = self.spark.sparkContext.statusTracker()
             jobs = [tracker.getJobInfo(job) for job in self._job_ids()]
             stages = [
                 tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds
@@ -259,7 +250,7 @@ class SparkJob:
         Raises:
             SlotsMissingError: if Spark has not started the tasks in time.
         """
-        if num_started == self._spec.num_ranks:
+        if num_started == self.num_ranks:
             with _slot_holders_lock:
                 _slot_holders.add(self)
             return
@@ -326,7 +317,7 @@ class SparkJob:
                 into.write(row["body"])
 
     def _collect(self, frame: DataFrame) -> list[Row]:
-        with named_jobs(self._spark, f"fetching results of {self._ranks}"):
+        with named_jobs(self.spark, f"fetching results of {self._ranks}"):
             return frame.collect()
 
     def close(self) -> None:
@@ -340,12 +331,12 @@ class SparkJob:
         self._call.value = None
 
     def _job_ids(self) -> list[int]:
-        context: Any = self._spark.sparkContext
+        context: Any = self.spark.sparkContext
         # pyspark's tracker finds jobs only by their group, which belongs to the caller.
         return list(context._jsc.sc().statusTracker().getJobIdsForTag(self._spec.job))
 
     def _run(self) -> DataFrame:
-        spark, spec = self._spark, self._spec
+        spark, spec = self.spark, self._spec
         # pyspark's type for handlers is a class, but it takes any function; it calls them in the operation's thread.
         note_progress: Any = partial(self._note_progress, threading.get_ident())
         if is_connect(spark):
@@ -376,7 +367,7 @@ class SparkJob:
 
     def _is_ours(self, num_tasks: int, num_active: int) -> bool:
         # The tasks of a barrier stage are launched all at once or not at all.
-        return num_tasks == self._spec.num_ranks and num_active > 0
+        return num_tasks == self.num_ranks and num_active > 0
 
 
 def _in_order(rows: Iterable[Row]) -> list[Row]:

@@ -11,7 +11,14 @@ class Stage(Protocol):
 
     :class:`~sparkdl.launch.spark_job.SparkJob` is a barrier stage of Spark,
     :class:`~sparkdl.launch.local_launch.LocalStage` runs the tasks as threads of this process.
+
+    Attributes:
+        spark: session that runs the stage; None without Spark.
+        num_ranks: number of ranks of the launch.
     """
+
+    spark: Any
+    num_ranks: int
 
     @property
     def running(self) -> bool:
@@ -20,14 +27,6 @@ class Stage(Protocol):
     @property
     def error(self) -> Exception | None:
         """The exception that ended the tasks; None without one. A rank's failure is an outcome, and not an error."""
-
-    @property
-    def spark(self) -> Any:
-        """The session that runs the stage; None without Spark."""
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks of the launch."""
 
     def check_start(self, num_started: int) -> None:
         """Check whether the ranks start in time; to be called often, with the number of ranks that have started.

@@ -85,8 +85,9 @@ def local_addresses() -> tuple[str, ...]:
 
     Link-local IPv6 addresses are left out: they mean nothing without the name of the peer's interface.
     """
-    found = list(dict.fromkeys([*_route_addresses(), *_ipv4_addresses(), *_ipv6_addresses()]))
-    usable = [host for host in found if not _parse(host).is_link_local]
+    of_interfaces = [host for _, host in (*_ipv4_of_interfaces(), *_ipv6_of_interfaces())]
+    hosts = dict.fromkeys([*_route_addresses(), *of_interfaces])
+    usable = [host for host in hosts if not _parse(host).is_link_local]
     usable.sort(key=lambda host: _parse(host).is_loopback)
     return tuple(usable) or ("127.0.0.1",)
 
@@ -259,14 +260,6 @@ def _route_addresses() -> Iterator[str]:
     for anywhere in ("192.0.2.254", "2001:db8::1"):
         if (host := route_host(anywhere)) is not None:
             yield host
-
-
-def _ipv4_addresses() -> Iterator[str]:
-    yield from (host for _, host in _ipv4_of_interfaces())
-
-
-def _ipv6_addresses() -> Iterator[str]:
-    yield from (host for _, host in _ipv6_of_interfaces())
 
 
 def _ipv4_of_interfaces() -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdl.rendezvous.frames import HEADER
@@ -71,7 +72,7 @@ class KeyValues:
         for answer in self._waits.pop(key, {}).values():
             answer(value)
 
-    def wait(self, key: str, timeout_s: float, answer: Answer) -> Callable[[], None]:
+    def wait(self, key: str, timeout_s: float, answer: Answer) -> Callable[[], object]:
         """Call ``answer`` once the key is set, or now if it is set; return a function that ends the wait."""
         if key in self._values:
             answer(self._values[key])
@@ -80,7 +81,7 @@ class KeyValues:
 
     def exchange(
         self, key: str, rank: int, world_size: int, value: bytes, timeout_s: float, answer: Answer
-    ) -> Callable[[], None]:
+    ) -> Callable[[], object]:
         """Call ``answer`` with the joined values of all ranks once the last rank has given its value.
 
         The returned function ends the wait, but keeps the value; the rank may ask again. The exchange is forgotten when
@@ -94,10 +95,11 @@ class KeyValues:
                 exchange.unanswered.discard(rank)
             answer(joined)
 
-        end_wait = self._add_wait(_exchange_key(key), timeout_s, deliver)
+        wait_key = f"{key}\0"  # clients cannot set such a key
+        end_wait = self._add_wait(wait_key, timeout_s, deliver)
         if len(exchange.values) == world_size:
             joined = join_values([exchange.values[other] for other in sorted(exchange.values)])
-            for waiting in self._waits.pop(_exchange_key(key)).values():
+            for waiting in self._waits.pop(wait_key).values():
                 waiting(joined)
             if not exchange.unanswered:
                 del self._exchanges[key]
@@ -107,15 +109,11 @@ class KeyValues:
         """The ranks that have given their value to an exchange in progress."""
         return sorted(self._exchanges[key].values) if key in self._exchanges else []
 
-    def _add_wait(self, key: str, timeout_s: float, answer: Answer) -> Callable[[], None]:
+    def _add_wait(self, key: str, timeout_s: float, answer: Answer) -> Callable[[], object]:
         number = next(self._wait_numbers)
         self._waits.setdefault(key, {})[number] = answer
         heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, number, key))
-
-        def end_wait() -> None:
-            self._forget(number, key)
-
-        return end_wait
+        return partial(self._forget, number, key)
 
     def expire(self) -> float | None:
         """Answer the waits whose time is over; return the seconds until the next wait ends, None without any."""
@@ -177,11 +175,6 @@ class KeyValues:
         return answer
 
 
-def _exchange_key(key: str) -> str:
-    # Clients cannot set such a key.
-    return f"{key}\0"
-
-
 PURPOSE = b"sparkdl coordinator"
 
 _RECEIVE_BYTES = 1 << 20
@@ -194,7 +187,7 @@ class _Client:
         self.sock = sock
         self.incoming = bytearray()
         self.outgoing = bytearray()
-        self.waits: dict[int, Callable[[], None]] = {}
+        self.waits: dict[int, Callable[[], object]] = {}
         self.last_words: dict[str, bytes] = {}
 
     def next_frame(self) -> bytes | None:
@@ -359,7 +352,7 @@ class Coordinator:
         self,
         client: _Client,
         request_id: int,
-        begin: Callable[[Answer], Callable[[], None]],
+        begin: Callable[[Answer], Callable[[], object]],
         *,
         late: Callable[[], list[bytes]],
     ) -> None:

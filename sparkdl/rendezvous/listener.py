@@ -162,7 +162,8 @@ class AuthenticatedListener:
                 else:
                     self._accept_from(key.data)
             self._drop_overdue()
-            self._refusals.tell_if_due()
+            if self._refusals.due_at is not None and self._refusals.due_at <= time.monotonic():
+                self._refusals.log()
         for sock in self._sockets:
             sock.close()
         for stranger in [*self._strangers, *self._knocked]:
@@ -330,11 +331,6 @@ class _Refusals:
         self._num_unlogged += 1
         if self._num_unlogged == 1:
             self._latest = f"{peer_name(sock)} {reason}"
-
-    def tell_if_due(self) -> None:
-        """Log the count, if it is time."""
-        if self.due_at is not None and self.due_at <= time.monotonic():
-            self.log()
 
     def log(self) -> None:
         """Log the connections that have not been logged."""

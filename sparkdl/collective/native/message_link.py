@@ -88,11 +88,6 @@ class Frame:
         return cls(kind=FrameKind(kind), number=number, tag=tag, envelope=(dtype, count))
 
 
-def new_frame() -> Words:
-    """Return uninitialized memory for receiving a frame."""
-    return np.empty(5, np.int64)
-
-
 _POLL_S = 0.2
 
 
@@ -331,7 +326,7 @@ class MessageLink:
             self._break(error)
 
     def _hear(self) -> Frame:
-        said = new_frame()
+        said = np.empty(5, np.int64)
         self._receive(said)
         return Frame.from_array(said)
 
@@ -363,7 +358,7 @@ class MessageLink:
     def _speak(self) -> None:
         try:
             while (frame := self._next_frame()) is not None:
-                self._say(frame)
+                self._send(frame.to_array())
                 if frame.kind == FrameKind.DATA and frame.message is not None:
                     if frame.envelope[1]:
                         self._send(frame.message.array)
@@ -387,9 +382,6 @@ class MessageLink:
                     return None
                 self._news.wait(_POLL_S if self._lines else None)
             self._check_deadlines()
-
-    def _say(self, frame: Frame) -> None:
-        self._send(frame.to_array())
 
     def _send(self, array: object) -> None:
         assert self._speaking is not None, "it is open"
@@ -423,17 +415,14 @@ class MessageLink:
 
     def _open(self) -> None:
         with self._any_source.called(self._peer):
-            self._open_both_ways()
-
-    def _open_both_ways(self) -> None:
-        for speaks, open_pair in self._open_pairs:
-            pair = open_pair()
-            with self._news:
-                if speaks:
-                    self._speaking = pair
-                else:
-                    self._listening = pair
-                self._news.notify_all()
+            for speaks, open_pair in self._open_pairs:
+                pair = open_pair()
+                with self._news:
+                    if speaks:
+                        self._speaking = pair
+                    else:
+                        self._listening = pair
+                    self._news.notify_all()
 
     def _rank_in_pair(self, rank: int) -> int:
         """Return the number that ``rank`` has in the communicators of the link."""

@@ -14,7 +14,6 @@ import secrets
 import shutil
 import socket
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import AuthenticationError, CommunicatorError
@@ -137,6 +136,11 @@ def _make(num_bytes: int) -> tuple[int, str]:
 def _offer(fd: int, secret: bytes, stack: ExitStack) -> str:
     """Serve the descriptor to processes that prove the secret, until the stack closes; return the socket's name."""
     name = f"sparkdl-segment-{secrets.token_hex(16)}"
+
+    def give(connection: socket.socket) -> None:
+        with connection:
+            socket.send_fds(connection, [b"\0"], [fd])
+
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(f"\0{name}")
@@ -144,15 +148,8 @@ def _offer(fd: int, secret: bytes, stack: ExitStack) -> str:
     except OSError:
         sock.close()
         raise
-    stack.enter_context(
-        AuthenticatedListener(secret, purpose=_PURPOSE, sockets=[sock], on_connection=partial(_give, fd))
-    )
+    stack.enter_context(AuthenticatedListener(secret, purpose=_PURPOSE, sockets=[sock], on_connection=give))
     return name
-
-
-def _give(fd: int, sock: socket.socket) -> None:
-    with sock:
-        socket.send_fds(sock, [b"\0"], [fd])
 
 
 def _explain(num_bytes: int, error: OSError) -> str:

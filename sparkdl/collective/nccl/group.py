@@ -201,20 +201,19 @@ class NcclWatch:
         core: NCCL communicator.
         communicator: communicator over which NCCL was opened.
         name: name of the group in messages.
+
+    Attributes:
+        started: event to be set once an operation was put on a stream.
     """
 
     def __init__(self, core: NcclCommunicator, communicator: Communicator, name: str) -> None:
         self._core = core
         self._communicator = communicator
         self._name = name
-        self._started = threading.Event()
+        self.started = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"sparkdl-{name}-watch", daemon=True)
         self._thread.start()
-
-    def note_start(self) -> None:
-        """Note that an operation was put on a stream."""
-        self._started.set()
 
     def check(self) -> None:
         """Raise the communicator's error if it has failed."""
@@ -238,13 +237,13 @@ class NcclWatch:
     def close(self) -> None:
         """End the thread."""
         self._closed.set()
-        self._started.set()
+        self.started.set()
         self._thread.join()
 
     def _watch(self) -> None:
         while not self._closed.is_set():
-            self._started.wait()
-            self._started.clear()
+            self.started.wait()
+            self.started.clear()
             while self._core.busy and not self._closed.wait(_LOOK_S):
                 self._look()
             if not self._closed.is_set():
@@ -258,13 +257,10 @@ class NcclWatch:
             self.explain(CommunicatorError(self._core.failure))
 
     def _communicators_error(self) -> CommunicatorError:
-        """Return the error with which the communicator failed, which every further operation raises."""
-        try:
-            self._communicator.barrier()
-        except CommunicatorError as error:
-            self._core.abort(str(error))
-            return error
-        raise AssertionError(f"a failed communicator took part in a barrier: {self._communicator.failure}")
+        """Abort NCCL because the communicator has failed, and return the communicator's error."""
+        error = self._communicator.error()
+        self._core.abort(str(error))
+        return error
 
 
 class NcclHandle:
@@ -307,6 +303,8 @@ class NcclGroup:
 
     Attributes:
         communicator: communicator over which the group was opened, of the same ranks.
+        rank: number of this rank.
+        world_size: number of ranks.
         gpu: number of this rank's GPU in this process.
         name: name of the group in messages.
         timeout_s: default deadline of operations, in seconds.
@@ -324,22 +322,13 @@ class NcclGroup:
     ) -> None:
         self._core = core
         self.communicator = communicator
+        self.rank, self.world_size = communicator.rank, communicator.world_size
         self.gpu = gpu
         self.name = name
         self.timeout_s = timeout_s
         self._owns_communicator = owns_communicator
         self._watch = NcclWatch(core, communicator, name)
         self._closed = False
-
-    @property
-    def rank(self) -> int:
-        """Number of this rank."""
-        return self.communicator.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.communicator.world_size
 
     @property
     def failure(self) -> str | None:
@@ -381,7 +370,7 @@ class NcclGroup:
                 number = self._core.run(
                     operations, stream, self.timeout_s if timeout_s is None else timeout_s
                 )
-                self._watch.note_start()
+                self._watch.started.set()
         return NcclHandle(self, number, arrays)
 
     def is_done(self, number: int) -> bool:

@@ -86,7 +86,7 @@ class Hierarchy:
             CommunicatorError: if a group fails, or has failed before; the subclass says how.
         """
         if self.all_ranks.failure is not None:
-            raise self._error_of_all()
+            raise self.all_ranks.error()
         self._is_under_way.set()
         try:
             yield
@@ -98,7 +98,7 @@ class Hierarchy:
                     f"{error} (Ranks are numbered inside this host, {list(topology.local_ranks)}, or across hosts,"
                     f" {list(topology.cross_ranks)}.)"
                 ) from error
-            raise self._error_of_all() from error
+            raise self.all_ranks.error() from error
         except BaseException as error:
             # Operations begun inside the host cannot be undone: the ranks would no longer agree on the next operation.
             self._end_all(f"{type(error).__name__}: {error}")
@@ -143,13 +143,6 @@ class Hierarchy:
             self.across.abort(reason)
         if self.inside.failure is None:
             self.inside.abort(reason)
-
-    def _error_of_all(self) -> CommunicatorError:
-        try:
-            self.all_ranks.barrier()
-        except CommunicatorError as error:
-            return error
-        raise AssertionError(f"a failed communicator took part in a barrier: {self.all_ranks.failure}")
 
 
 def open_hierarchy(all_ranks: Communicator, *, gpu: int, timeout_s: float | None = None) -> Hierarchy:

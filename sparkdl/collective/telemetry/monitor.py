@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import add, sub
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sparkdl.collective.communicator import Communicator
 
@@ -43,14 +43,6 @@ class OperationTotals(NamedTuple):
     exposed_ns: int
     """Part of ``busy_ns`` in which a thread of the caller was blocked in an operation or in a handle's wait."""
 
-    def plus(self, other: OperationTotals) -> OperationTotals:
-        """Return the sum of both."""
-        return OperationTotals(self.kind, *map(add, self[1:], other[1:]))
-
-    def minus(self, other: OperationTotals) -> OperationTotals:
-        """Return the part that was added since ``other``."""
-        return OperationTotals(self.kind, *map(sub, self[1:], other[1:]))
-
 
 class Lateness(NamedTuple):
     """Number of operations in which one rank was the last that this rank waited for, and the total waiting time."""
@@ -59,13 +51,13 @@ class Lateness(NamedTuple):
     num_operations: int
     waited_ns: int
 
-    def plus(self, other: Lateness) -> Lateness:
-        """Return the sum of both."""
-        return Lateness(self.rank, *map(add, self[1:], other[1:]))
 
-    def minus(self, other: Lateness) -> Lateness:
-        """Return the part that was added since ``other``."""
-        return Lateness(self.rank, *map(sub, self[1:], other[1:]))
+Counts = TypeVar("Counts", OperationTotals, Lateness)
+
+
+def combine(counts: Counts, other: Counts, operator: Callable[[int, int], int]) -> Counts:
+    """Apply an operator to the counts of two tuples, whose first fields are the same."""
+    return type(counts)(counts[0], *map(operator, counts[1:], other[1:]))  # type: ignore[arg-type]  # of both types
 
 
 class Arrival(NamedTuple):
@@ -356,10 +348,10 @@ class CommunicatorMeasurements:
         """Add the counts of a monitor."""
         for more in totals:
             known = self.totals.get(more.kind)
-            self.totals[more.kind] = more if known is None else known.plus(more)
+            self.totals[more.kind] = more if known is None else combine(known, more, add)
         for late in lateness:
             known_late = self.lateness.get(late.rank)
-            self.lateness[late.rank] = late if known_late is None else known_late.plus(late)
+            self.lateness[late.rank] = late if known_late is None else combine(known_late, late, add)
 
 
 @dataclass(kw_only=True)
@@ -514,7 +506,7 @@ class _Member:
         measured.add(
             (more for more in totals if more.num_operations or more.num_failed),
             (
-                late.minus(self._lateness_before.get(late.rank, Lateness(late.rank, 0, 0)))
+                combine(late, self._lateness_before.get(late.rank, Lateness(late.rank, 0, 0)), sub)
                 for late in lateness
             ),
         )
@@ -528,4 +520,4 @@ class _Member:
 
     def _since_reset(self, totals: OperationTotals) -> OperationTotals:
         before = self._totals_before.get(totals.kind)
-        return totals if before is None else totals.minus(before)
+        return totals if before is None else combine(totals, before, sub)

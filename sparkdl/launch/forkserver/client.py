@@ -136,10 +136,6 @@ class ForkserverConnection:
             with suppress(RuntimeError):  # while the interpreter exits, since Python 3.12
                 reaping.start()
 
-    def close_in_fork(self) -> None:
-        """In a fork of this process, close the inherited socket."""
-        self._connection.close()
-
     def _is_last(self) -> bool:
         if self._output is None:
             return False
@@ -167,8 +163,9 @@ class ForkserverConnection:
 
 
 def _close_all_in_fork() -> None:
+    """In a fork of this process, close the inherited sockets."""
     for connection in list(_all):
-        connection.close_in_fork()
+        connection._connection.close()
 
 
 # Otherwise a fork of this process, made by a library for example, would keep the forkservers running, or end them.

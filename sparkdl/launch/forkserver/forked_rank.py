@@ -31,6 +31,7 @@ class ForkedRank:
 
     Attributes:
         output: reading end of the pipe.
+        start_is_decided: event that is set once the process has started, or is known not to start any more.
         exited: event that is set once the process has ended, or could not be started.
         status: exit status of the ended process, as :class:`subprocess.Popen` reports it; None before its end.
         refusal: why the process could not be started, and the output of the forkserver; None without such a failure.
@@ -71,7 +72,7 @@ class ForkedRank:
             os.close(writing)
         self._on_start, self._on_exit = on_start, on_exit
         self._pid: int | None = None
-        self._start_is_decided = threading.Event()
+        self.start_is_decided = threading.Event()
         self.refusal: tuple[str, str] | None = None
         self._is_reaped = False
         self._is_abandoned = False
@@ -88,15 +89,10 @@ class ForkedRank:
         Raises:
             LaunchError: if the process could not be started.
         """
-        self._start_is_decided.wait()
+        self.start_is_decided.wait()
         if self._pid is None:
             raise LaunchError(self.refusal[0] if self.refusal else "it was ended before it had started")
         return self._pid
-
-    @property
-    def start_is_decided(self) -> bool:
-        """Whether the process has started, or is known not to start any more."""
-        return self._start_is_decided.is_set()
 
     @property
     def has_started(self) -> bool:
@@ -123,7 +119,7 @@ class ForkedRank:
         """
         if self._is_reaped:
             return
-        if not self._start_is_decided.is_set():
+        if not self.start_is_decided.is_set():
             self._was_ended_before_start = True
             self._forkserver.disconnect()  # also ends the rank if it has started meanwhile
         if self._pid is not None:
@@ -146,7 +142,7 @@ class ForkedRank:
         while (message := self._forkserver.receive()) is not None:
             if "pid" in message:
                 self._pid = message["pid"]
-                self._start_is_decided.set()
+                self.start_is_decided.set()
                 self._on_start()
                 continue
             self.status = message.get("exited")
@@ -162,7 +158,7 @@ class ForkedRank:
                 how = f"the forkserver {self._forkserver.describe_exit()}"
                 self.refusal = how, self._forkserver.last_output()
             self._forkserver.disconnect()
-        self._start_is_decided.set()
+        self.start_is_decided.set()
         self.exited.set()
         self._on_exit()
         if self._is_abandoned:

@@ -100,6 +100,7 @@ class GuardedProcess:
         on_exit: called from a thread once the process has ended.
 
     Attributes:
+        pid: process id of the process.
         exited: event that is set once the process has ended.
         status: exit status of the ended process, as :class:`subprocess.Popen` reports it; None before its end.
 
@@ -127,6 +128,7 @@ class GuardedProcess:
             # A group of its own, so that all processes that it starts can be ended with it.
             start_new_session=True,
         )
+        self.pid = self._process.pid
         try:
             self._guard = ProcessGuard(self.pid)
         except BaseException:
@@ -141,11 +143,6 @@ class GuardedProcess:
         self.exited = threading.Event()
         self.status: int | None = None
         threading.Thread(target=self._await_exit, name=f"sparkdl-exit-{self.pid}", daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        """Process id of the process."""
-        return self._process.pid
 
     @property
     def outputs(self) -> list[IO[bytes]]:

@@ -97,10 +97,10 @@ def find_hang(
     if lost:
         return Hang(
             culprits=tuple(sorted(lost)),
-            why=f"there was no message from {_tasks_of(lost)} for {max(lost.values()):.0f} s: its Python worker or "
-            "its host hangs, or the network to it is cut",
+            why=f"there was no message from the task{'s' * (len(lost) > 1)} of {name_ranks(sorted(lost))} for "
+            f"{max(lost.values()):.0f} s: its Python worker or its host hangs, or the network to it is cut",
         )
-    silent = {rank: each for rank, each in health.items() if each.silent_s >= limits.silence_timeout_s}
+    silent = {rank: state for rank, state in health.items() if state.silent_s >= limits.silence_timeout_s}
     if silent:
         rank, first = min(silent.items())
         how = f"the process {first.state}" if first.state else "native code holds Python's lock (the GIL)"
@@ -108,31 +108,22 @@ def find_hang(
             culprits=tuple(sorted(silent)),
             why=f"the process of rank {rank} has sent no heartbeat for {first.silent_s:.0f} s: {how}",
         )
-    stalled = {
-        rank: [wait for wait in each.waits if _is_too_long(wait, limits)]
-        for rank, each in sorted(health.items())
-    }
-    stalled = {rank: waits for rank, waits in stalled.items() if waits}
+    stalled: dict[int, list[Wait]] = {}
+    for rank, state in sorted(health.items()):
+        for wait in state.waits:
+            if wait.waited_s >= limits.hang_timeout_s and wait.timeout_s <= limits.operation_timeout_s:
+                stalled.setdefault(rank, []).append(wait)
     if stalled:
         return _hang_of_waits(stalled, health)
     idle = {
-        rank: each.idle_s
-        for rank, each in health.items()
-        if each.idle_s is not None and each.idle_s >= limits.hang_timeout_s and not each.waits
+        rank: state.idle_s
+        for rank, state in health.items()
+        if state.idle_s is not None and state.idle_s >= limits.hang_timeout_s and not state.waits
     }
     if idle:
         why = f"{_has(idle)} reported no progress for {max(idle.values()):.0f} s"
         return Hang(culprits=tuple(sorted(idle)), why=why, is_in_code=True)
     return None
-
-
-def _tasks_of(ranks: Iterable[int]) -> str:
-    named = sorted(ranks)
-    return f"the task of rank {named[0]}" if len(named) == 1 else f"the tasks of {name_ranks(named)}"
-
-
-def _is_too_long(wait: Wait, limits: HangLimits) -> bool:
-    return wait.waited_s >= limits.hang_timeout_s and wait.timeout_s <= limits.operation_timeout_s
 
 
 def _hang_of_waits(stalled: Mapping[int, list[Wait]], health: Mapping[int, RankHealth]) -> Hang:
@@ -142,10 +133,10 @@ def _hang_of_waits(stalled: Mapping[int, list[Wait]], health: Mapping[int, RankH
         for wait in waits:
             present = {
                 rank
-                for rank, each in health.items()
+                for rank, state in health.items()
                 if any(
                     (other.communicator, other.ranks) == (wait.communicator, wait.ranks)
-                    for other in each.waits
+                    for other in state.waits
                 )
             }
             missing |= set(wait.ranks) - present
@@ -156,7 +147,7 @@ def _hang_of_waits(stalled: Mapping[int, list[Wait]], health: Mapping[int, RankH
     if culprits:
         return Hang(culprits=culprits, why=f"{waiting} for {name_ranks(culprits)}")
     if missing:
-        waiting_ranks = tuple(sorted(rank for rank, each in health.items() if each.waits))
+        waiting_ranks = tuple(sorted(rank for rank, state in health.items() if state.waits))
         return Hang(
             culprits=waiting_ranks,
             why=f"{waiting}, and {name_ranks(waiting_ranks)} wait for each other: they call operations in different "

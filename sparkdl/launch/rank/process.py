@@ -55,7 +55,8 @@ def main(task_fd: int, stacks_fd: int) -> int:
     try:
         _send_result(task, _run(task, assignment, call, heartbeat, stacks))
     except BaseException as error:
-        _send_failure(task, error)
+        _ChunkWriter(task, "error").write(pack_error(error))
+        task.send({"kind": "failure", "failure": _describe(error)})
         return 1
     finally:
         sys.stdout.flush()
@@ -162,11 +163,6 @@ def _send_result(task: MessageConnection, value: Any) -> None:
     cloudpickle.dump(value, writer)
     writer.flush()
     task.send({"kind": "returned"})
-
-
-def _send_failure(task: MessageConnection, error: BaseException) -> None:
-    _ChunkWriter(task, "error").write(pack_error(error))
-    task.send({"kind": "failure", "failure": _describe(error)})
 
 
 _OF_LITTLE_MEMORY = re.compile(

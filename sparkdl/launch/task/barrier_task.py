@@ -90,7 +90,11 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
         coordinator = _coordinator(spec, hosts_for_tasks(task.hosts), stack) if rank == 0 else None
         mark = stack.enter_context(Mark())
         link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
-        pmi_sockets = _socket_pair(stack) if spec.mpi or uses_mpi(spec.transport) else None
+        pmi_sockets = None
+        if spec.mpi or uses_mpi(spec.transport):
+            pmi_sockets = socket.socketpair()
+            for end in pmi_sockets:
+                stack.enter_context(end)
         supervisor: RankSupervisor | None = None
         # Heartbeats begin before the meeting: if a task hung in it, the others would wait for ever.
         stack.enter_context(_heartbeat(spec, rank, link, lambda: supervisor))
@@ -106,7 +110,8 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
         link.watch(meeting.abandon)
         peers = meeting.peers(max(spec.start_timeout_s, LEAST_MEETING_S))
         if any(peer.conflicts for peer in peers):
-            yield "refused", 0, "; ".join(_conflicts(peers)).encode()
+            conflicts = {f"on {peer.host}, {conflict}" for peer in peers for conflict in peer.conflicts}
+            yield "refused", 0, "; ".join(sorted(conflicts)).encode()
             return
         if are_on_one_host(task.hosts) and not all(is_marked(peer.mark) for peer in peers):
             # Containers for which Spark has the same address have separate loopbacks. All tasks decide the same here:
@@ -141,7 +146,8 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
         if failure is None:
             yield from _chunks("result", supervisor.result)
         else:
-            failure = replace(failure, host=host, error=_with_pmi_failure(failure.error, pmi))
+            of_pmi = "" if pmi is None or pmi.failure is None else f" ({pmi.failure})"
+            failure = replace(failure, host=host, error=f"{failure.error}{of_pmi}")
             link.failure(failure)
             board.post(failure)
             yield "failure", 0, failure.to_json().encode()
@@ -197,10 +203,6 @@ def _heartbeat(
     return Heartbeat(link, rank=rank, health=health, limits=spec.limits, on_hang=end)
 
 
-def _conflicts(peers: list[Peer]) -> list[str]:
-    return sorted({f"on {peer.host}, {conflict}" for peer in peers for conflict in peer.conflicts})
-
-
 def _assignment(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, Any]:
     return {
         "rank": rank,
@@ -211,11 +213,6 @@ def _assignment(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, 
         "wire": spec.wire,
         "operation_timeout_s": spec.limits.operation_timeout_s,
     }
-
-
-def _socket_pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
-    ours, theirs = socket.socketpair()
-    return stack.enter_context(ours), stack.enter_context(theirs)
 
 
 def _start_rank(
@@ -248,10 +245,6 @@ def _start_rank(
         on_event=link.event,
     )
     return stack.enter_context(supervisor)
-
-
-def _with_pmi_failure(error: str, pmi: PmiServer | None) -> str:
-    return error if pmi is None or pmi.failure is None else f"{error} ({pmi.failure})"
 
 
 def _chunks(kind: str, file: IO[bytes]) -> Iterator[Row]:

@@ -254,7 +254,7 @@ class RankSupervisor:
         Returns:
             The rank's failure; None if its function returned, and then the pickled value is in ``result``.
         """
-        if not self._changed.wait(START_TIMEOUT_S) and not self._process.start_is_decided:
+        if not self._changed.wait(START_TIMEOUT_S) and not self._process.start_is_decided.is_set():
             return self._end_unstarted()
         self._changed.wait()
         reason = self._stop_reason
@@ -305,7 +305,9 @@ class RankSupervisor:
         """End the rank because a rank hangs. A stopped process, which the stack signal resumes, is ended as well."""
         health = self.health()
         stack = (
-            self._take_stack() if self._process.start_is_decided else self._process.examine_forkserver()[1]
+            self._take_stack()
+            if self._process.start_is_decided.is_set()
+            else self._process.examine_forkserver()[1]
         )
         self._end(grace_s=0.0)
         return self._stopped(reason, health, stack)

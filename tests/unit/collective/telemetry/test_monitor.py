@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import threading
+from operator import add, sub
 
 import pytest
 
-from sparkdl.collective.telemetry.monitor import Lateness, OperationMonitor, OperationTotals
+from sparkdl.collective.telemetry.monitor import Lateness, OperationMonitor, OperationTotals, combine
 
 
 def totals_of(monitor: OperationMonitor) -> dict[str, OperationTotals]:
@@ -71,6 +72,9 @@ def test_latest_records_are_kept_until_they_are_taken() -> None:
 
 def test_totals_can_be_added_and_subtracted() -> None:
     some, more = OperationTotals("a", 1, 2, 3, 4, 5, 6, 7), OperationTotals("a", 10, 20, 30, 40, 50, 60, 70)
-    assert some.plus(more) == OperationTotals("a", 11, 22, 33, 44, 55, 66, 77)
-    assert some.plus(more).minus(more) == some
-    assert Lateness(3, 1, 2).plus(Lateness(3, 5, 5)).minus(Lateness(3, 1, 2)) == Lateness(3, 5, 5)
+    total = combine(some, more, add)
+    assert total == OperationTotals("a", 11, 22, 33, 44, 55, 66, 77)
+    assert combine(total, more, sub) == some
+    assert combine(combine(Lateness(3, 1, 2), Lateness(3, 5, 5), add), Lateness(3, 1, 2), sub) == Lateness(
+        3, 5, 5
+    )

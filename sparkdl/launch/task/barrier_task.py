@@ -24,7 +24,7 @@ from sparkdl.launch.task.meeting import FailureBoard, Meeting, Peer
 from sparkdl.launch.task.supervisor import RankSupervisor
 from sparkdl.launch.wire.channel import DriverLink
 from sparkdl.launch.wire.messages import CHUNK_BYTES
-from sparkdl.launch.wire.outcome import RankHealth, StopReason
+from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
 from sparkdl.launch.wire.spec import LaunchSpec, installed_versions, version_conflicts
 from sparkdl.rendezvous.addresses import (
     LISTEN,
@@ -90,11 +90,9 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
         coordinator = _coordinator(spec, hosts_for_tasks(task.hosts), stack) if rank == 0 else None
         mark = stack.enter_context(Mark())
         link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
-        pmi_sockets = None
-        if spec.mpi or uses_mpi(spec.transport):
-            pmi_sockets = socket.socketpair()
-            for end in pmi_sockets:
-                stack.enter_context(end)
+        pmi_sockets = socket.socketpair() if spec.mpi or uses_mpi(spec.transport) else ()
+        for end in pmi_sockets:
+            stack.enter_context(end)
         supervisor: RankSupervisor | None = None
         # Heartbeats begin before the meeting: if a task hung in it, the others would wait for ever.
         stack.enter_context(_heartbeat(spec, rank, link, lambda: supervisor))
@@ -126,7 +124,7 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
             client.prefix("tasks"), rank=rank, world_size=spec.num_ranks, timeout_s=CONNECT_TIMEOUT_S
         )
         pmi = None
-        if pmi_sockets is not None:
+        if pmi_sockets:
             pmi = PmiServer(
                 pmi_sockets[0],
                 client.prefix("mpi"),
@@ -148,14 +146,18 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
         else:
             of_pmi = "" if pmi is None or pmi.failure is None else f" ({pmi.failure})"
             failure = replace(failure, host=host, error=f"{failure.error}{of_pmi}")
-            link.failure(failure)
-            board.post(failure)
-            yield "failure", 0, failure.to_json().encode()
-            yield from _chunks("error", io.BytesIO(failure.pickled))
+            yield from _report(failure, link, board)
         yield from _chunks("log", link.unsent)
         board.finish()
         if rank == 0:
             board.wait_until_finished(spec.num_ranks)
+
+
+def _report(failure: Failure, link: DriverLink, board: FailureBoard) -> Iterator[Row]:
+    link.failure(failure)
+    board.post(failure)
+    yield "failure", 0, failure.to_json().encode()
+    yield from _chunks("error", io.BytesIO(failure.pickled))
 
 
 def are_on_one_host(hosts: Sequence[str]) -> bool:
@@ -220,7 +222,7 @@ def _start_rank(
     task: RankTask,
     position_on_host: int,
     link: DriverLink,
-    pmi_sockets: tuple[socket.socket, socket.socket] | None,
+    pmi_sockets: Sequence[socket.socket],
     stack: ExitStack,
 ) -> RankSupervisor:
     """Start this task's rank, with its end of MPICH's bootstrap connection; the rank waits for its assignment."""
@@ -229,7 +231,7 @@ def _start_rank(
     environment = rank_environment(dict(spec.environment), gpus=gpus, num_threads=num_threads)
     inherited = {}
     of_launch = {}
-    if pmi_sockets is not None:
+    if pmi_sockets:
         inherited["PMI_FD"] = pmi_sockets[1].fileno()
         of_launch = pmi_environment(inherited["PMI_FD"], task.rank, spec.num_ranks)
     supervisor = RankSupervisor(

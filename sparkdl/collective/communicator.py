@@ -107,14 +107,14 @@ class Communicator(ABC):
         timeout_s: default deadline of every operation, in seconds.
         wire: format in which sums and averages of float32 travel between hosts.
         stall_check: when operations that some ranks do not join are reported.
-        monitor: monitor of this communicator's operations.
+        monitors: monitors of this communicator's operations, and of its messages.
         telemetry: the monitors of this communicator and of its process sets.
         world_ranks: world rank of each rank, its number in the communicator from which all others of the family were
             split. Reports and timelines use these numbers.
     """
 
     is_member = True
-    monitor: Monitor
+    monitors: tuple[Monitor, Monitor]
 
     def __init__(self, opening: Opening, topology: Topology) -> None:
         self.topology = topology

@@ -2,7 +2,7 @@
 
 Each end of a message has a deadline and a time at which to warn of a stall. Both ends describe the message in an
 envelope, and compare the envelopes to find out whether they agree. The error of a failed message names the failure of
-the communicator to which it belongs. Monitors count and record messages, in addition to a communicator's operations.
+the communicator to which it belongs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 
 from sparkdl.collective.buffers import DTYPES, item_bytes
 from sparkdl.collective.operation_queue import MessageFuture
-from sparkdl.collective.telemetry.monitor import OperationRecord
 from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer, numbered, warn_of_stall
 from sparkdl.errors import (
     CommunicatorAbortedError,
@@ -28,12 +27,10 @@ from sparkdl.errors import (
 from sparkdl.rendezvous.deadline import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sparkdl.collective.buffers import FlatBuffer
     from sparkdl.collective.communicator import Array, Communicator
     from sparkdl.collective.mpi.messages import DeviceBuffer
-    from sparkdl.collective.telemetry.monitor import Monitor, OperationMonitor
+    from sparkdl.collective.telemetry.monitor import OperationMonitor
 
 
 class PendingMessage:
@@ -222,43 +219,3 @@ def _failed_by_itself(communicator: Communicator, timeout_s: float) -> bool:
     while communicator.failure is None and not deadline.expired:
         pause.wait(_LOOK_S)
     return communicator.failure is not None
-
-
-class CombinedMonitor:
-    """The monitor of a communicator's operations and messages together."""
-
-    def __init__(self, operations: Monitor, messages: OperationMonitor) -> None:
-        self._operations, self._messages = operations, messages
-
-    def totals(self) -> Sequence[tuple[str, int, int, int, int, int, int, int]]:
-        """See the contract."""
-        return [*self._operations.totals(), *self._messages.totals()]
-
-    def lateness(self) -> Sequence[tuple[int, int, int]]:
-        """See the contract; for operations only."""
-        return self._operations.lateness()
-
-    def arrivals(self) -> Sequence[tuple[int, int]]:
-        """See the contract; for operations only."""
-        return self._operations.arrivals()
-
-    def start_recording(self, max_records: int) -> None:
-        """See the contract."""
-        self._operations.start_recording(max_records)
-        self._messages.start_recording(max_records)
-
-    def stop_recording(self) -> None:
-        """See the contract."""
-        self._operations.stop_recording()
-        self._messages.stop_recording()
-
-    def take_records(
-        self,
-    ) -> tuple[Sequence[tuple[int, str, str, int, str, bool, int, int, int, int, int, int]], int]:
-        """See the contract."""
-        records, num_dropped = self._operations.take_records()
-        messages, num_dropped_messages = self._messages.take_records()
-        if not messages:
-            return records, num_dropped
-        merged = sorted([*map(OperationRecord._make, records), *messages], key=lambda record: record.begun_ns)
-        return merged, num_dropped + num_dropped_messages

@@ -232,7 +232,7 @@ def check_coalesced_blocks_of_one_dtype_are_one_operation() -> None:
     group = dist.group.WORLD
 
     def num_operations(kind: str) -> int:
-        totals = communicator.monitor.totals()
+        totals = communicator.monitors[0].totals()
         return sum(count for of_kind, count, *_ in totals if of_kind == kind)
 
     own = [tensor_of(rank, dtype, (width,)) for dtype, width in zip(dtypes, widths, strict=True)]

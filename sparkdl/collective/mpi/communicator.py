@@ -14,7 +14,6 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.messages import CombinedMonitor
 from sparkdl.collective.mpi.library import check_one_world, create_group, is_cuda_aware, load_mpi, unfinished
 from sparkdl.collective.mpi.messages import MpiMessages
 from sparkdl.collective.mpi.movements import MpiGroups
@@ -70,7 +69,7 @@ class MpiCommunicator(MpiGroups):
         """Timing of the running operation."""
         self._queue = OperationQueue(opening.name, self._operations.blocked)
         self._messages = MpiMessages(self, comm, check=self._check, fail=self._fail)
-        self.monitor = CombinedMonitor(self._operations, self._messages.monitor)
+        self.monitors = self._operations, self._messages.monitor
 
     @property
     def transport(self) -> str:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.collective.communicator import Array, Communicator
-from sparkdl.collective.messages import CombinedMonitor
 from sparkdl.collective.native.point_to_point import NativeMessages
 from sparkdl.collective.native.ring_connections import connect_rings
 from sparkdl.collective.native.segment import SegmentError, open_segment
@@ -114,7 +113,7 @@ class NativeCommunicator(Communicator):
         self._num_arenas = 0
         self._has_room = True
         self._messages = NativeMessages(self, opening.own_rendezvous)
-        self.monitor = CombinedMonitor(core.monitor, self._messages.monitor)
+        self.monitors = core.monitor, self._messages.monitor
 
     @property
     def transport(self) -> str:

@@ -397,7 +397,7 @@ class Telemetry:
             member = _Member(communicator)
             self._members[number] = member
             if self._is_recording:
-                member.monitor.start_recording(self._max_records)
+                member.start_recording(self._max_records)
         weakref.finalize(communicator, self._let_go, number).atexit = False
 
     def measure(self, *, reset: bool = False) -> tuple[list[CommunicatorMeasurements], float]:
@@ -431,7 +431,7 @@ class Telemetry:
             self._is_recording, self._max_records, self._recorded = True, max_records, {}
             self._news = {} if has_news else None
             for member in list(self._members.values()):
-                member.monitor.start_recording(max_records)
+                member.start_recording(max_records)
 
     def mark(self, name: str, what: str) -> None:
         """Add a mark to the recording, if one runs.
@@ -463,7 +463,8 @@ class Telemetry:
         with self._lock:
             self._is_recording = False
             for member in list(self._members.values()):
-                member.monitor.stop_recording()
+                for monitor in member.monitors:
+                    monitor.stop_recording()
                 self._collect(member)
             recorded, self._recorded, self._news = self._recorded, {}, None
             return list(recorded.values())
@@ -476,9 +477,12 @@ class Telemetry:
                 self._collect(member)
 
     def _collect(self, member: _Member) -> None:
-        records, num_dropped = member.monitor.take_records()
+        taken = [monitor.take_records() for monitor in member.monitors]
+        records = [OperationRecord._make(record) for part, _ in taken for record in part]
+        records.sort(key=lambda record: record.begun_ns)
+        num_dropped = sum(number for _, number in taken)
         for recorded in self._recorded_at(member.key):
-            recorded.records += map(OperationRecord._make, records)
+            recorded.records += records
             excess = max(0, len(recorded.records) - self._max_records)
             del recorded.records[:excess]
             recorded.num_dropped += num_dropped + excess
@@ -490,34 +494,46 @@ class Telemetry:
 
 
 class _Member:
-    """One communicator, and the counts of its monitor at the last reset, which reports subtract."""
+    """One communicator, and the counts of its monitors at the last reset, which reports subtract."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.key = CommunicatorKey(communicator.name, communicator.world_ranks)
-        self.monitor = communicator.monitor
+        self.monitors = communicator.monitors
         self._totals_before: dict[str, OperationTotals] = {}
         self._lateness_before: dict[int, Lateness] = {}
         self._since_ns = 0
 
+    def start_recording(self, max_records: int) -> None:
+        for monitor in self.monitors:
+            monitor.start_recording(max_records)
+
     def add_to(self, found: dict[CommunicatorKey, CommunicatorMeasurements]) -> None:
         measured = found.setdefault(self.key, CommunicatorMeasurements(key=self.key))
-        totals = [self._since_reset(more) for more in map(OperationTotals._make, self.monitor.totals())]
-        lateness = map(Lateness._make, self.monitor.lateness())
+        totals, lateness = self._totals(), self._lateness()
+        since_reset = [
+            combine(counts, self._totals_before[kind], sub) if kind in self._totals_before else counts
+            for kind, counts in totals.items()
+        ]
         measured.add(
-            (more for more in totals if more.num_operations or more.num_failed),
+            (counts for counts in since_reset if counts.num_operations or counts.num_failed),
             (
-                combine(late, self._lateness_before.get(late.rank, Lateness(late.rank, 0, 0)), sub)
-                for late in lateness
+                combine(late, self._lateness_before.get(rank, Lateness(rank, 0, 0)), sub)
+                for rank, late in lateness.items()
             ),
         )
-        arrivals = map(Arrival._make, self.monitor.arrivals())
+        arrivals = [Arrival._make(arrival) for monitor in self.monitors for arrival in monitor.arrivals()]
         measured.arrivals = [arrival for arrival in arrivals if arrival.time_ns >= self._since_ns]
 
     def reset(self) -> None:
-        self._totals_before = {more[0]: OperationTotals._make(more) for more in self.monitor.totals()}
-        self._lateness_before = {late[0]: Lateness._make(late) for late in self.monitor.lateness()}
+        self._totals_before, self._lateness_before = self._totals(), self._lateness()
         self._since_ns = time.monotonic_ns()
 
-    def _since_reset(self, totals: OperationTotals) -> OperationTotals:
-        before = self._totals_before.get(totals.kind)
-        return totals if before is None else combine(totals, before, sub)
+    def _totals(self) -> dict[str, OperationTotals]:
+        return {
+            counts[0]: OperationTotals._make(counts)
+            for monitor in self.monitors
+            for counts in monitor.totals()
+        }
+
+    def _lateness(self) -> dict[int, Lateness]:
+        return {late[0]: Lateness._make(late) for monitor in self.monitors for late in monitor.lateness()}

@@ -90,7 +90,7 @@ def _messages_are_counted(communicator: Communicator) -> None:
 
 
 def _totals(communicator: Communicator) -> dict[str, tuple[int, int]]:
-    told = map(OperationTotals._make, communicator.monitor.totals())
+    told = [OperationTotals._make(counts) for monitor in communicator.monitors for counts in monitor.totals()]
     found = {totals.kind: (totals.num_operations, totals.bytes) for totals in told}
     return {"send": (0, 0), "recv": (0, 0), **found}
 

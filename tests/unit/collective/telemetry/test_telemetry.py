@@ -17,10 +17,10 @@ class Actor:
 
     name: str
     world_ranks: tuple[int, ...] = (0, 1)
-    monitor: OperationMonitor = field(default_factory=OperationMonitor)
+    monitors: tuple[OperationMonitor, ...] = field(default_factory=lambda: (OperationMonitor(),))
 
     def act(self, kind: str = "barrier", num_bytes: int = 0) -> None:
-        with self.monitor.operation(kind, num_bytes=num_bytes):
+        with self.monitors[0].operation(kind, num_bytes=num_bytes):
             pass
 
 

@@ -49,9 +49,9 @@ def find_mpi_world(environ: Mapping[str, str]) -> Callable[[], Communicator] | N
         LaunchError: if only some of the variables of ``mpiexec`` are set.
     """
     for names in _VARIABLES:
-        found = find_all(environ, names, "Start ranks by mpiexec, which sets both.")
-        if found is not None:
-            return partial(_open, int(found[1]), names[1], environ)
+        values = find_all(environ, names, "Start ranks by mpiexec, which sets both.")
+        if values is not None:
+            return partial(_open, int(values[1]), names[1], environ)
     return None
 
 

@@ -97,10 +97,10 @@ class RankJob:
         Raises:
             LaunchError: if some of them are missing or invalid; the message names the variables.
         """
-        found = find_all(environ, JOB_VARIABLES, "Start ranks by `sparkdl run`, which sets all of them.")
-        if found is None:
+        values = find_all(environ, JOB_VARIABLES, "Start ranks by `sparkdl run`, which sets all of them.")
+        if values is None:
             return None
-        rank, world_size, coordinator, secret = found
+        rank, world_size, coordinator, secret = values
         try:
             job = cls(
                 rank=int(rank),

@@ -131,7 +131,7 @@ class ProcessSets:
         if not members or outside or len(set(members)) != len(members):
             raise ParamError(
                 f"process set {name!r} has ranks {members}: they must be distinct and within"
-                f" 0 to {world_size - 1}, and there must be one at least"
+                f" 0 to {world_size - 1}, and there must be at least one"
             )
         rank = self._opening.rank
         if rank not in members:

@@ -215,8 +215,8 @@ class _Executors:
         """Whether there will be as many slots as wanted once all expected executors are there."""
         if self.num_expected is None or (self.most_slots is not None and wanted > self.most_slots):
             return False
-        each = -(-slots // self.num_active) if self.num_active else self.slots_of_each
-        return slots + (self.num_expected - self.num_active) * each >= wanted
+        per_executor = -(-slots // self.num_active) if self.num_active else self.slots_of_each
+        return slots + (self.num_expected - self.num_active) * per_executor >= wanted
 
 
 class _Cluster:
@@ -276,16 +276,16 @@ class _Cluster:
 
     def _lives(self) -> list[tuple[float, float | None, int]]:
         """For each executor that Spark remembers: when it was added and removed, and its number of slots."""
-        found = self._scheduler.statusStore().executorList(False)
-        executors = [found.apply(index) for index in range(found.size())]
+        listed = self._scheduler.statusStore().executorList(False)
+        executors = [listed.apply(index) for index in range(listed.size())]
         return [
             (
-                float(each.addTime().getTime()),
-                float(each.removeTime().get().getTime()) if each.removeTime().isDefined() else None,
-                int(each.maxTasks()),
+                float(executor.addTime().getTime()),
+                float(executor.removeTime().get().getTime()) if executor.removeTime().isDefined() else None,
+                int(executor.maxTasks()),
             )
-            for each in executors
-            if each.id() != "driver"
+            for executor in executors
+            if executor.id() != "driver"
         ]
 
 
@@ -310,8 +310,10 @@ def executors_by_settings(master: str, get: Callable[[str], str]) -> AskedExecut
     cpus = int(get("spark.task.cpus") or 1)
     simulated = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master)
     if simulated is not None:
-        number, each = int(simulated[1]), int(simulated[2]) // cpus
-        return AskedExecutors(num_executors=number, slots_of_each=each, most_slots=number * each)
+        number, per_executor = int(simulated[1]), int(simulated[2]) // cpus
+        return AskedExecutors(
+            num_executors=number, slots_of_each=per_executor, most_slots=number * per_executor
+        )
     if master.startswith("spark://"):
         # A standalone master ignores spark.executor.instances, and its workers may have fewer cores than this limit.
         cores = get("spark.cores.max")
@@ -319,8 +321,10 @@ def executors_by_settings(master: str, get: Callable[[str], str]) -> AskedExecut
     instances = get("spark.executor.instances")
     if not instances:
         return AskedExecutors()
-    each = int(get("spark.executor.cores") or 1) // cpus
-    return AskedExecutors(num_executors=int(instances), slots_of_each=each, most_slots=int(instances) * each)
+    per_executor = int(get("spark.executor.cores") or 1) // cpus
+    return AskedExecutors(
+        num_executors=int(instances), slots_of_each=per_executor, most_slots=int(instances) * per_executor
+    )
 
 
 def most_at_once(lives: Iterable[tuple[float, float | None, int]]) -> int:
@@ -397,11 +401,11 @@ def _java_profile(resources: ResourceProfile) -> Any:
     """The profile as a JVM object; for a profile that was made before the session, it is built from its requests."""
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
-    found = resources._java_resource_profile
-    if found is None:
+    profile = resources._java_resource_profile
+    if profile is None:
         requests = TaskResourceRequests(_requests=resources.taskResources)
-        found = ResourceProfileBuilder().require(requests).build._java_resource_profile
-    return found
+        profile = ResourceProfileBuilder().require(requests).build._java_resource_profile
+    return profile
 
 
 def _what_to_raise(spark: SparkSession) -> str:

@@ -293,11 +293,11 @@ class SparkJob:
         if rows is None:
             return []
         # Counted here: in Spark it would be a shuffle, which takes longer than fetching some thousand names.
-        found = Counter(
+        num_chunks_of = Counter(
             (row["rank"], row["kind"]) for row in self._collect(rows.select("rank", "kind", "chunk"))
         )
-        self._is_small = found.total() <= FETCH_CHUNKS
-        return sorted((rank, kind, num_chunks) for (rank, kind), num_chunks in found.items())
+        self._is_small = num_chunks_of.total() <= FETCH_CHUNKS
+        return sorted((rank, kind, num_chunks) for (rank, kind), num_chunks in num_chunks_of.items())
 
     def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:
         """Write the body of one outcome into a file, a few chunks at a time; small results are fetched in one go."""
@@ -428,9 +428,9 @@ def driver_hosts(spark: SparkSession) -> Sequence[str]:
         is_spark_here = True
     if is_spark_here and re.match(r"local(-cluster)?(\[|$)", master):
         return [LOOPBACK]
-    found = hosts_of_name(driver) or hosts_of_name(setting(spark, "spark.driver.bindAddress"))
-    hosts = reachable_hosts(found)
-    if not found:
+    known = hosts_of_name(driver) or hosts_of_name(setting(spark, "spark.driver.bindAddress"))
+    hosts = reachable_hosts(known)
+    if not known:
         _note_once(
             f"spark.driver.host={driver!r} is not an address of this machine, so the driver listens on"
             f" {', '.join(hosts)}. If the executors cannot reach that, say where they can in {LISTEN}."

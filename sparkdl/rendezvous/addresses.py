@@ -94,11 +94,11 @@ def local_addresses() -> tuple[str, ...]:
 
 def interface_addresses() -> dict[str, list[str]]:
     """This machine's addresses by the names of their interfaces, without loopback and link-local ones."""
-    found: dict[str, list[str]] = {}
+    hosts_of: dict[str, list[str]] = {}
     for name, host in [*_ipv4_of_interfaces(), *_ipv6_of_interfaces()]:
         if not _parse(host).is_loopback and not _parse(host).is_link_local:
-            found.setdefault(name, []).append(host)
-    return found
+            hosts_of.setdefault(name, []).append(host)
+    return hosts_of
 
 
 def reachable_hosts(preferred: Iterable[str] = ()) -> tuple[str, ...]:
@@ -158,11 +158,11 @@ def resolve(name: str) -> tuple[str, ...]:
 
     def ask() -> None:
         try:
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             answers.put(())
         else:
-            answers.put(tuple(dict.fromkeys(str(entry[4][0]) for entry in found)))
+            answers.put(tuple(dict.fromkeys(str(entry[4][0]) for entry in entries)))
 
     # The resolver takes no timeout.
     threading.Thread(target=ask, name="sparkdl-resolve", daemon=True).start()
@@ -178,10 +178,10 @@ def hosts_of_name(name: str) -> tuple[str, ...]:
     A machine's own name often leads to loopback in its own list of hosts, and on other machines to an address at which
     they reach it. Loopback is therefore left out unless ``name`` itself means loopback.
     """
-    found = [host for host in resolve(name) if is_local(host)]
+    hosts = [host for host in resolve(name) if is_local(host)]
     if not is_loopback(name):
-        found = [host for host in found if _is_usable(host)]
-    return tuple(found)
+        hosts = [host for host in hosts if _is_usable(host)]
+    return tuple(hosts)
 
 
 def route_host(host: str) -> str | None:
@@ -230,30 +230,30 @@ def _matching(wanted: str) -> tuple[str, ...]:
     """The addresses of this machine that ``SPARKDL_LISTEN`` names."""
     interfaces = interface_addresses()
     everything = list(
-        dict.fromkeys([*local_addresses(), *(h for found in interfaces.values() for h in found)])
+        dict.fromkeys([*local_addresses(), *(host for hosts in interfaces.values() for host in hosts)])
     )
     if wanted == "all":
         return tuple(host for host in everything if _is_usable(host)) or (LOOPBACK,)
-    found: list[str] = []
+    matching: list[str] = []
     for word in filter(None, (part.strip() for part in wanted.split(","))):
         if word in interfaces:
-            found += interfaces[word]
+            matching += interfaces[word]
             continue
         try:
             network = ipaddress.ip_network(word, strict=False)
         except ValueError:  # an interface that this machine does not have, as where machines differ
             continue
         if network.num_addresses == 1 and is_local(str(network.network_address)):
-            found.append(str(network.network_address))
+            matching.append(str(network.network_address))
         else:
-            found += [host for host in everything if _parse(host) in network]
-    if not found:
+            matching += [host for host in everything if _parse(host) in network]
+    if not matching:
         there = ", ".join(f"{name} {' '.join(hosts)}" for name, hosts in interfaces.items()) or "none"
         raise ParamError(
             f"{LISTEN}={wanted!r} matches no address of this machine; its interfaces are: {there}. Name interfaces,"
             " addresses or networks such as 10.0.0.0/8, separated by commas, or unset it."
         )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(matching))
 
 
 def _route_addresses() -> Iterator[str]:

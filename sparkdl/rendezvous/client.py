@@ -235,5 +235,5 @@ class RendezvousClient(Rendezvous):
 def _hosts_here(sock: socket.socket, address: Address) -> tuple[str, ...]:
     if sock.family == socket.AF_UNIX:
         return ()
-    own, there = sock.getsockname()[0], sock.getpeername()[0]
-    return tuple(host for host in address.hosts if is_local(host)) if own == there else (own,)
+    here, there = sock.getsockname()[0], sock.getpeername()[0]
+    return tuple(host for host in address.hosts if is_local(host)) if here == there else (here,)

@@ -57,10 +57,10 @@ def folder_identity() -> tuple[int, int] | None:
     """Numbers that identify this process's ``/dev/shm`` on its kernel; None if ``/dev/shm`` cannot be used."""
     try:
         os.close(nameless_file())
-        found = FOLDER.stat()
+        status = FOLDER.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 _NAME_BYTES = 16

@@ -329,10 +329,10 @@ class MpiGroups(MpiMovements, MpiReductions):
             raise ParamError(
                 f"counts must have one entry for each of {len(wholes)} arrays, got {len(counts)}"
             )
-        each = [None] * len(wholes) if counts is None else counts
+        counts_of_arrays = [None] * len(wholes) if counts is None else counts
         return tuple(
             self._check_blocks(whole, block, of_array) or (block.data.size,) * self.world_size
-            for whole, block, of_array in zip(wholes, blocks, each, strict=True)
+            for whole, block, of_array in zip(wholes, blocks, counts_of_arrays, strict=True)
         )
 
 

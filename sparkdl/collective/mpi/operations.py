@@ -157,7 +157,7 @@ class Signature:
         values: dict[str, Any] = json.loads(data)
         for name, value in values.items():
             if isinstance(value, list):
-                values[name] = tuple(tuple(each) if isinstance(each, list) else each for each in value)
+                values[name] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
         return cls(**values)
 
 

@@ -187,12 +187,12 @@ def _connect(
 def _first_failure(rendezvous: Rendezvous, rank: int, error: Exception) -> Exception:
     """Publish why this rank gives up; return the error of the first rank that gave up."""
     kind = next((kind for kind in _FAILURE_KINDS if isinstance(error, kind)), CommunicatorError)
-    own = json.dumps({"rank": rank, "kind": kind.__name__, "text": str(error)}).encode()
+    news = json.dumps({"rank": rank, "kind": kind.__name__, "text": str(error)}).encode()
     try:
-        first = rendezvous.compare_set(_FAILURE_KEY, b"", own)
+        first = rendezvous.compare_set(_FAILURE_KEY, b"", news)
     except CommunicatorError:
         return error
-    return _failure_of(first) if first != own else kind(str(error))
+    return _failure_of(first) if first != news else kind(str(error))
 
 
 def _failure_of(news: bytes) -> Exception:

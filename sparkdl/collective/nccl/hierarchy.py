@@ -175,10 +175,10 @@ def open_hierarchy(all_ranks: Communicator, *, gpu: int, timeout_s: float | None
         except SparkdlError as error:
             failure = error
         takes_device_memory = across is None or across.takes_device_memory
-        own = {"failure": str(failure or ""), "takes_device_memory": takes_device_memory}
+        outcome = {"failure": str(failure or ""), "takes_device_memory": takes_device_memory}
         texts = allgather_bytes(
             all_ranks,
-            json.dumps(own).encode(),
+            json.dumps(outcome).encode(),
             name="NCCL inside hosts",
             timeout_s=deadline.remaining_s() + _OUTCOME_S,
         )

@@ -57,8 +57,8 @@ def load_nccl() -> _native.NcclLibrary:
         TransportUnavailableError: if it cannot be loaded or is too old, or there is no NVIDIA driver; the message says
             what was tried and what to install.
     """
-    given = os.environ.get(LIBRARY_VARIABLE)
-    return _load((given,) if given else (*_in_wheel(), _SONAME))
+    path = os.environ.get(LIBRARY_VARIABLE)
+    return _load((path,) if path else (*_in_wheel(), _SONAME))
 
 
 @cache
@@ -116,9 +116,9 @@ def open_nccl_group(
     """
     timeout_s = communicator.timeout_s if timeout_s is None else timeout_s
     deadline = Deadline(timeout_s)
-    loaded, own = _look_at_own(gpu)
+    loaded, facts = _look_at_own(gpu)
     published = allgather_bytes(
-        communicator, json.dumps(own).encode(), name="GPUs for NCCL", timeout_s=deadline.remaining_s()
+        communicator, json.dumps(facts).encode(), name="GPUs for NCCL", timeout_s=deadline.remaining_s()
     )
     _check_ranks([json.loads(text) for text in published])
     assert loaded is not None, "a rank without NCCL has been refused"

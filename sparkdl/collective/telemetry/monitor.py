@@ -407,18 +407,18 @@ class Telemetry:
             reset: whether to set the counts to zero afterwards.
         """
         with self._lock:
-            found: dict[CommunicatorKey, CommunicatorMeasurements] = {}
+            measurements: dict[CommunicatorKey, CommunicatorMeasurements] = {}
             for gone in self._gone.values():
-                found[gone.key] = replace(gone, totals=dict(gone.totals), lateness=dict(gone.lateness))
+                measurements[gone.key] = replace(gone, totals=dict(gone.totals), lateness=dict(gone.lateness))
             for member in list(self._members.values()):
-                member.add_to(found)
+                member.add_to(measurements)
                 if reset:
                     member.reset()
             now = time.monotonic()
             seconds = now - self._since
             if reset:
                 self._gone, self._since = {}, now
-            return list(found.values()), seconds
+            return list(measurements.values()), seconds
 
     def start_recording(self, max_records: int, *, has_news: bool = False) -> None:
         """Begin to record the operations of every communicator, including those added later.
@@ -507,8 +507,8 @@ class _Member:
         for monitor in self.monitors:
             monitor.start_recording(max_records)
 
-    def add_to(self, found: dict[CommunicatorKey, CommunicatorMeasurements]) -> None:
-        measured = found.setdefault(self.key, CommunicatorMeasurements(key=self.key))
+    def add_to(self, measurements: dict[CommunicatorKey, CommunicatorMeasurements]) -> None:
+        measured = measurements.setdefault(self.key, CommunicatorMeasurements(key=self.key))
         totals, lateness = self._totals(), self._lateness()
         since_reset = [
             combine(counts, self._totals_before[kind], sub) if kind in self._totals_before else counts

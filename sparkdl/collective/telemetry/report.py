@@ -176,8 +176,8 @@ class CommunicationReport:
             )
             process_set["operations"][row.operation] = row.as_dict()
         for late in self.late_ranks:
-            found = {"count": late.count, "waited_s": late.waited_s}
-            process_sets[labels[late.key]]["late_ranks"][late.rank] = found
+            counts = {"count": late.count, "waited_s": late.waited_s}
+            process_sets[labels[late.key]]["late_ranks"][late.rank] = counts
         return {"rank": self.rank, "seconds": self.seconds, "process_sets": process_sets}
 
     def as_metrics(self, prefix: str = "communication") -> dict[str, float]:
@@ -225,14 +225,14 @@ def make_report(
     """Make the report of a rank from its measurements over ``seconds``."""
     late_ranks = [
         LateRank(
-            process_set=found.key.name,
-            ranks=found.key.ranks,
-            rank=found.key.ranks[late.rank],
+            process_set=measurements.key.name,
+            ranks=measurements.key.ranks,
+            rank=measurements.key.ranks[late.rank],
             count=late.num_operations,
             waited_s=late.waited_ns / 1e9,
         )
-        for found in measured
-        for late in found.lateness.values()
+        for measurements in measured
+        for late in measurements.lateness.values()
         if late.num_operations
     ]
     return CommunicationReport(
@@ -240,8 +240,8 @@ def make_report(
         seconds=seconds,
         operations=tuple(
             OperationReport(
-                process_set=found.key.name,
-                ranks=found.key.ranks,
+                process_set=measurements.key.name,
+                ranks=measurements.key.ranks,
                 operation=totals.kind,
                 count=totals.num_operations,
                 num_failed=totals.num_failed,
@@ -251,8 +251,8 @@ def make_report(
                 queued_s=totals.queued_ns / 1e9,
                 exposed_s=totals.exposed_ns / 1e9,
             )
-            for found in measured
-            for totals in found.totals.values()
+            for measurements in measured
+            for totals in measurements.totals.values()
         ),
         late_ranks=tuple(sorted(late_ranks, key=lambda late: -late.waited_s)),
     )
@@ -347,13 +347,14 @@ def gather_world_report(communicator: Communicator, duplicate: Communicator) -> 
         "clock_error_ns": clock.error_ns,
         "arrivals": [
             {
-                "key": found.key,
+                "key": measurements.key,
                 "times_ns": {
-                    str(arrival.sequence): clock.to_shared(arrival.time_ns) for arrival in found.arrivals
+                    str(arrival.sequence): clock.to_shared(arrival.time_ns)
+                    for arrival in measurements.arrivals
                 },
             }
-            for found in measured
-            if found.arrivals
+            for measurements in measured
+            if measurements.arrivals
         ],
     }
     gathered = gather_bytes(duplicate, json.dumps(mine).encode(), root=0, name="communication report")

@@ -113,8 +113,8 @@ def numbered(name: str, world_ranks: Sequence[int]) -> str:
     """
     if list(world_ranks) == list(range(len(world_ranks))):
         return repr(name)
-    own = name_ranks(range(len(world_ranks)))
-    return f"{name!r} (its {own} are {', '.join(map(str, world_ranks))} of the world)"
+    ranks = name_ranks(range(len(world_ranks)))
+    return f"{name!r} (its {ranks} are {', '.join(map(str, world_ranks))} of the world)"
 
 
 def warn_of_stall(communicator: str, rank: int, operation: str, waited_s: float, who: str) -> None:

@@ -240,10 +240,10 @@ class ForkserverClients:
             if other is not None:
                 poller.register(other, select.POLLIN)
         ready = {number for number, _ in poller.poll(timeout_ms)}
-        found = [client for client in self._clients if client.connection.fileno() in ready]
+        clients = [client for client in self._clients if client.connection.fileno() in ready]
         if self._listener is not None and self._listener.fileno() in ready:
             self._accept()
-        return found
+        return clients
 
     def drop(self, client: ForkserverClient) -> None:
         """Close the connection of a client."""

@@ -169,9 +169,9 @@ def hosts_for_tasks(hosts: Sequence[str]) -> Sequence[str]:
     """The addresses of this machine at which tasks on ``hosts`` reach it; the first host is this machine."""
     if are_on_one_host(hosts):
         return [LOOPBACK]
-    found = hosts_of_name(hosts[0])
-    chosen = reachable_hosts(found)
-    if not found:
+    known = hosts_of_name(hosts[0])
+    chosen = reachable_hosts(known)
+    if not known:
         logger.warning(
             "Spark knows this executor as %r, which is not an address of this machine; the other ranks connect to %s. "
             "If that fails, set an address that they can reach in %s.",

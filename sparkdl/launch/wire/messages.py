@@ -103,8 +103,8 @@ def mark_lines(mark: int | str, text: str) -> str:
 
 def split_mark(line: str) -> tuple[str | None, str]:
     """Return the mark of a line (None if it has none) and the line without it."""
-    found = _MARKED.match(line)
-    return (found[1], line[found.end() :]) if found else (None, line)
+    match = _MARKED.match(line)
+    return (match[1], line[match.end() :]) if match else (None, line)
 
 
 def error_text(error: BaseException) -> str:

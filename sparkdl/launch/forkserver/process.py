@@ -2,8 +2,8 @@
 
 Started by a Python worker of Spark as ``python -m sparkdl.launch.forkserver.process FD LISTENER MODULE...``. FD is one
 end of a socket pair whose other end :mod:`sparkdl.launch.forkserver.client` holds, and LISTENER a bound socket through
-which other workers connect, or ``-``. The forkserver ends when its last worker disconnects or is killed, and a rank ends with
-the worker that requested it. The forkserver runs no user code, so that a rank begins like a new process.
+which other workers connect, or ``-``. The forkserver ends when its last worker disconnects or is killed, and a rank
+ends with the worker that requested it. The forkserver runs no user code, so that a rank begins like a new process.
 """
 
 from __future__ import annotations

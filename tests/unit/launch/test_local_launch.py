@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from sparkdl.collective import Coordinator
 from sparkdl.errors import HangError, LaunchError, ParamError
 from sparkdl.launch import RankContext, run_on_local_ranks
+from sparkdl.launch.forkserver.forked_rank import ForkedRank
 from sparkdl.launch.local_launch import gpus_of
-from sparkdl.launch.task import barrier_task
+from sparkdl.launch.task import barrier_task, supervisor
 from tests.flood import flooded
 from tests.processes import listens_on, wait_until_gone, with_descendants
 
@@ -90,6 +92,18 @@ def test_rank_that_others_wait_for_is_named_with_its_stack(caplog: pytest.LogCap
     assert "waiting in opening on 'world' for " in caught.value.report
     assert len(pids) == 2
     assert wait_until_gone(pids, 10) == []
+
+
+def test_error_of_one_task_ends_the_others(monkeypatch: pytest.MonkeyPatch):
+    def start_all_but_one(*, name: str, **options: Any) -> ForkedRank:
+        if name == "sparkdl-rank-1":
+            raise LaunchError("this machine has no descriptors left")
+        return ForkedRank(name=name, **options)
+
+    monkeypatch.setattr(supervisor, "ForkedRank", start_all_but_one)
+    with pytest.raises(LaunchError, match="no descriptors left"):
+        run_on_local_ranks(sum_of_ranks, num_ranks=3)
+    assert not any(thread.name.startswith("sparkdl-task-") for thread in threading.enumerate())
 
 
 class FloodedCoordinator(Coordinator):

@@ -206,7 +206,7 @@ class SparkJob:
     def __init__(
         self, spark: SparkSession, spec: LaunchSpec, resources: ResourceProfile | None = None
     ) -> None:
-        self.spark: Any = spark
+        self.spark = spark
         self.num_ranks = spec.num_ranks
         self._spec = spec
         # Passed only if there is one: Spark before 4.0 has no such argument.

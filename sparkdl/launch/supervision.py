@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from sparkdl.collective import Deadline
 from sparkdl.launch.collect import collect
 from sparkdl.launch.hangs.report import hang_error
 from sparkdl.launch.hangs.watch import Hang, HangWatch
@@ -111,14 +112,17 @@ def _watch(stage: Stage, channel: DriverChannel, guard: HangGuard, listener: Lis
             listener.handle(message)
         guard.poll()
         stage.check_start(len(channel.started))
-    # A rank's last lines may still be on their way when its task has ended.
-    deadline = time.monotonic() + (0.0 if stage.running else LAST_LINES_TIMEOUT_S)
+    # The last lines of ranks may still be on their way when their tasks have ended.
+    timeout_s = 0.0 if stage.running else LAST_LINES_TIMEOUT_S
+    deadline = Deadline(timeout_s)
     while True:
-        channel.wait_until_disconnected(max(0.0, deadline - time.monotonic()))
-        message = channel.next_message(0.0)
-        if message is None:
+        is_complete = channel.wait_until_disconnected(0.0)
+        message = channel.next_message(0.0 if is_complete else deadline.at_most(0.1).timeout_s)
+        if message is not None:
+            listener.handle(message)
+            deadline = Deadline(timeout_s)
+        elif is_complete or deadline.expired:
             return
-        listener.handle(message)
 
 
 def _cancel_in_background(stage: Stage, channel: DriverChannel, stack: ExitStack) -> None:

@@ -57,7 +57,7 @@ Counts = TypeVar("Counts", OperationTotals, Lateness)
 
 def combine(counts: Counts, other: Counts, operator: Callable[[int, int], int]) -> Counts:
     """Apply an operator to the counts of two tuples, whose first fields are the same."""
-    return type(counts)(counts[0], *map(operator, counts[1:], other[1:]))  # type: ignore[arg-type]  # of both types
+    return type(counts)(counts[0], *map(operator, counts[1:], other[1:]))
 
 
 class Arrival(NamedTuple):

@@ -268,10 +268,10 @@ class DriverChannel:
         except queue.Empty:
             return None
 
-    def wait_until_disconnected(self, timeout_s: float) -> None:
-        """Wait until every task has closed its connection, so that all last lines were received."""
+    def wait_until_disconnected(self, timeout_s: float) -> bool:
+        """Wait until every task has closed its connection, so that all last lines were received; return whether so."""
         with self._lock:
-            self._lock.wait_for(lambda: not self._connections or self._messages.full(), timeout_s)
+            return self._lock.wait_for(lambda: not self._connections, timeout_s)
 
     def cancel(self, reason: StopReason) -> None:
         """Make every task end its rank, also tasks that connect from now on."""

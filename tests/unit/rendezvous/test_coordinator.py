@@ -24,7 +24,7 @@ from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.rendezvous.coordinator import PURPOSE
 from sparkdl.rendezvous.frames import HEADER
 from sparkdl.rendezvous.protocol import MAX_VALUE_BYTES, Operation, pack
-from sparkdl.rendezvous.store import PrefixRendezvous, Rendezvous, answered_by
+from sparkdl.rendezvous.store import Rendezvous, answered_by
 from sparkdl.topology import name_ranks
 from tests.collective.eventually import eventually
 

@@ -290,7 +290,7 @@ def test_more_ranks_than_slots_are_refused_before_anything_starts(
         conf = spark.sparkContext._conf
         conf.set("spark.task.cpus", "2")
         try:
-            with pytest.raises(LaunchError, match=r"has 1.* or lower spark\.task\.cpus, .* takes 2 cores"):
+            with pytest.raises(LaunchError, match=r"has 1.* or lower spark\.task\.cpus: .* takes 2 cores"):
                 run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark)
         finally:
             conf.set("spark.task.cpus", "1")
@@ -306,9 +306,8 @@ def test_ranks_that_find_no_free_slot_are_reported(
     monkeypatch: pytest.MonkeyPatch,
     launch: Launch,
 ) -> None:
-    monkeypatch.setattr(
-        spark_job, "STATUS_LAG_S", 0.5
-    )  # no task of the launch starts, so Spark reports none late
+    # No task of the launch starts, so Spark reports none late.
+    monkeypatch.setattr("sparkdl.launch.spark_job.STATUS_LAG_S", 0.5)
     # As many tasks as there are ranks; they must not be mistaken for those of the launch.
     other_job = spark.range(0, 2, 1, 2).mapInArrow(hold, "id long")
     blocker = threading.Thread(target=other_job.collect)

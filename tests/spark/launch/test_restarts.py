@@ -177,7 +177,11 @@ def test_checkpoints_of_another_model_dataset_or_setting_are_refused_before_rank
     capfd.readouterr()
     for changes, rows, said in (
         ({"model": nn.Linear(4, 3)}, frame, "the model's 0.weight was"),
-        ({}, frame.selectExpr("*").withColumn("digit", (frame.digit + 1) % 3), "changed: .*the dataset's first rows"),
+        (
+            {},
+            frame.selectExpr("*").withColumn("digit", (frame.digit + 1) % 3),
+            "changed: .*the dataset's first rows",
+        ),
         ({"epochs": 1}, frame, f"reached the end of epoch {EPOCHS}, and epochs is 1"),
     ):
         with pytest.raises(CheckpointError, match=said):

@@ -50,7 +50,7 @@ _HANG_TIMEOUT_S = 500.0
 
 @dataclass(kw_only=True)
 class RankEnvironment:
-    """The information with which a rank function finds the other ranks.
+    """What a rank function needs to find the other ranks.
 
     Attributes:
         transport: default transport of :meth:`open` and :meth:`communicator`.

@@ -173,7 +173,7 @@ class HasModelInputs(Params):
     )
     paddingValue, getPaddingValue, setPaddingValue = optional(
         TypeConverters.toFloat,
-        "value with which arrays are padded to the longest array of a batch; default: all arrays have one length",
+        "value that pads arrays to the longest array of a batch; default: all arrays have one length",
     )
     augment, getAugment, setAugment = optional(
         AsGiven[AugmentFunction](),

@@ -205,7 +205,7 @@ class HasCheckpoints(Params):
     )
     minWorkers = Entry(
         TypeConverters.toInt,
-        "minimum number of ranks with which a fit restarts if slots are missing, from 1 to numWorkers; default: "
+        "minimum number of ranks of a restart if slots are missing, from 1 to numWorkers; default: "
         "numWorkers",
     )
     hangTimeoutSeconds, getHangTimeoutSeconds, setHangTimeoutSeconds = optional(

@@ -230,7 +230,7 @@ class HasTraining(HasSeed):
     )
     learningRateScaling, getLearningRateScaling, setLearningRateScaling = param(
         one_of(*SCALINGS),
-        "factor by which the optimizer's learning rate is multiplied: none (1), linear (numWorkers) or sqrt (square "
+        "factor applied to the optimizer's learning rate: none (1), linear (numWorkers) or sqrt (square "
         "root of numWorkers)",
         default="none",
         field="learning_rate_scaling",

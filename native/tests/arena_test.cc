@@ -47,7 +47,7 @@ void OnOneHost(const std::function<void(Communicator&, std::byte* part)>& functi
   }
 }
 
-// Reduces arrays with these numbers of elements, the first of which lies at `data`. Returns whether
+// Reduces arrays with these numbers of elements. The first one lies at `data`. Returns whether
 // the operation was found to lie in an arena.
 bool ReduceAt(Communicator& communicator, std::byte* data, Dtype dtype, ReduceOp op,
               const std::vector<size_t>& counts, const Scales& scales = {}) {

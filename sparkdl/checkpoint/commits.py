@@ -1,4 +1,4 @@
-"""The commits of the states of a run: checkpoints of which the last one is kept, in a folder that the run holds alone.
+"""The commits of the states of a run. Only the last one is kept, in a folder that the run holds alone.
 
 The driver holds a lease of the folder. Its name changes with each start of the ranks, and ranks check it before they
 write: a rank that was wrongly considered lost must not write to the folder from which the others continue.

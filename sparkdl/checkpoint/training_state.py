@@ -113,7 +113,7 @@ class TrainingState:
         """
         mark_stages(parts.values())
         self._ranks, self._parts, self._saved_state = ranks, parts, values
-        # The number by which a later process of the same program finds its commits.
+        # A later process of the same program finds its commits by this number.
         self._number = next(_numbers)
         for name, part in parts.items():
             object.__setattr__(self, name, part.value)
@@ -270,7 +270,7 @@ class TrainingState:
         }
 
     def _sharded_parts(self) -> list[str]:
-        """The names of the parts of which each rank keeps a piece."""
+        """The names of the parts that are divided among ranks."""
         return [name for name, part in self._parts.items() if part.is_sharded]
 
     def _set_values(self) -> None:

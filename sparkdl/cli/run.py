@@ -33,7 +33,7 @@ _UNCONNECTED = (
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 _NOT_LOADED = (
-    f"sparkdl: because of {_AUTOLOAD}=0 torch did not load sparkdl.torch, by which ranks connect. If "
+    f"sparkdl: because of {_AUTOLOAD}=0 torch did not load sparkdl.torch, which connects ranks. If "
     "init_process_group() failed, set it to 1, or import sparkdl.torch in the program."
 )
 

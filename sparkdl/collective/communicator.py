@@ -101,7 +101,7 @@ class Communicator(ABC):
         name: name of the communicator in messages.
         rendezvous: store over which the communicator was opened.
         secret: the job's secret.
-        requested_transport: ``transport`` with which the communicator was opened, also to be used for process sets.
+        requested_transport: argument ``transport`` of the opening; process sets use it, too.
         open_other: function that opens another communicator, with the arguments of
             :func:`~sparkdl.collective.opening.open_communicator`.
         timeout_s: default deadline of every operation, in seconds.
@@ -198,8 +198,8 @@ class Communicator(ABC):
             out: memory for the reduced block of this rank; same dtype.
             counts: number of elements of each rank's block, the same list on every rank; equal blocks when None.
             op: reduction: ``"sum"``, ``"avg"``, ``"min"``, ``"max"`` or ``"product"``.
-            prescale: factor by which the inputs are multiplied.
-            postscale: factor by which the results are multiplied.
+            prescale: factor applied to the inputs.
+            postscale: factor applied to the results.
             name: name of the operation in error messages and reports, the same on every rank.
             timeout_s: seconds until the operation fails; the communicator's deadline when None.
         """
@@ -225,8 +225,8 @@ class Communicator(ABC):
             outs: for each array, memory for the reduced block of this rank.
             counts: for each array, the number of elements of each rank's block; None for equal blocks.
             op: reduction: ``"sum"``, ``"avg"``, ``"min"``, ``"max"`` or ``"product"``.
-            prescale: factor by which the inputs are multiplied.
-            postscale: factor by which the results are multiplied.
+            prescale: factor applied to the inputs.
+            postscale: factor applied to the results.
             name: name of the operation in error messages and reports, the same on every rank.
             timeout_s: seconds until the operation fails; the communicator's deadline when None.
         """
@@ -509,7 +509,7 @@ class Communicator(ABC):
         """Make every operation fail with ``reason``, on this rank and on all others; returns at once."""
 
     def error(self) -> CommunicatorError:
-        """Return the error with which this communicator has failed, and which every operation raises."""
+        """Return this communicator's failure, which every operation raises."""
         try:
             self.barrier()
         except CommunicatorError as error:

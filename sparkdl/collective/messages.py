@@ -192,7 +192,7 @@ def fail_communicator(
 
     Args:
         message: the failed message.
-        error: error with which the link failed.
+        error: error of the link.
         parent: communicator of the message; None if it no longer exists.
         parent_name: name of the communicator.
     """

@@ -74,7 +74,7 @@ def open_communicator(
         rendezvous: store in which the ranks find each other.
         rank: number of this rank.
         world_size: number of ranks.
-        secret: the job's secret, with which the ranks authenticate each other.
+        secret: the job's secret; ranks authenticate each other with it.
         transport: ``"auto"`` and ``"native"`` use shared memory inside a host and TCP between hosts; on a host whose
             shared memory is too small, ``"auto"`` logs a warning and uses TCP. ``"shm"`` and ``"tcp"`` use only that.
             ``"mpi"`` uses mpi4py. For this communicator, ``"hierarchical"`` is the same as ``"native"``, and

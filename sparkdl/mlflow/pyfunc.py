@@ -38,7 +38,7 @@ class ServedModel:
 
         num_rows = _num_rows(model_input)
         if not num_rows:
-            raise MlflowException.invalid_parameter_value("There are no rows to predict. Send one at least.")
+            raise MlflowException.invalid_parameter_value("There are no rows to predict. Send at least one.")
         try:
             return self._model.predict(model_input, params)
         except (DataError, ParamError) as error:

@@ -117,7 +117,7 @@ class ModelInputs:
         columns: feature columns, in the order in which they were given.
         inputs: inputs of the model, in the order in which it is called with them.
         given_by: how the model is called with the inputs; for ``"matrix"``, :data:`MATRIX` is the only input.
-        padding_value: value with which shorter arrays are padded to the longest of a batch; None if all arrays have one
+        padding_value: value that pads shorter arrays to the longest of a batch; None if all arrays have one
             length.
         prepare: the user's function that makes inputs of columns; None if there is none.
     """

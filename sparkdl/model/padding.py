@@ -39,11 +39,7 @@ def pad_rows(rows: npt.NDArray[np.object_], *, name: str, value: float | None) -
         some = sorted(shapes)[:: max(1, len(shapes) - 1)][:2]
         raise DataError(
             f"Rows of {name!r} differ in shape, such as {' and '.join(map(str, some))}. "
-            + (
-                "Set paddingValue, with which shorter ones are filled up."
-                if len(depths) == 1
-                else "Make them alike."
-            )
+            + ("Set paddingValue to fill up shorter ones." if len(depths) == 1 else "Make them alike.")
         )
     longest = tuple(np.max(np.array(sorted(shapes)), axis=0))
     dtype = np.result_type(*{array.dtype for array in arrays})

@@ -111,7 +111,7 @@ def reachable_hosts(preferred: Iterable[str] = ()) -> tuple[str, ...]:
     loopback.
 
     Args:
-        preferred: addresses by which other machines are known to reach this one.
+        preferred: addresses of this machine that others are known to reach.
 
     Raises:
         ParamError: if ``SPARKDL_LISTEN`` matches no address of this machine.

@@ -1,4 +1,4 @@
-"""Connecting to a listener with several candidate addresses, not all of which need to work from here.
+"""Connecting to a listener with several candidate addresses. Not all of them need to work from here.
 
 All attempts, with their handshakes, run at the same time, so that none delays the others. A listener that hangs up or
 does not answer may be overloaded: it is tried again, with growing pauses, until the deadline.

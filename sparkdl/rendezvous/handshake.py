@@ -137,7 +137,7 @@ class ServerHandshake:
     Args:
         secret: the job's secret.
         purpose: purpose of the listener's connections.
-        is_new: function that returns whether a client's nonce is new, by which recorded knocks are recognized.
+        is_new: function that returns whether a client's nonce is new; a recorded knock has an old one.
 
     Attributes:
         missing: number of bytes that are still expected from the client, and the most that may be read; 0 when both

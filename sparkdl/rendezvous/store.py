@@ -102,7 +102,7 @@ class Rendezvous(ABC):
         return values
 
     def hosts_here(self) -> tuple[str, ...]:
-        """The addresses of this machine by which ranks on other machines are known, or likely, to reach it.
+        """The addresses of this machine that ranks on other machines are known, or likely, to reach.
 
         Empty if the store does not know how this machine and its own machine reach each other.
         """

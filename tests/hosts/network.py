@@ -1,4 +1,4 @@
-"""Simulated hosts of one machine on one switch: the ``place`` with which ``run_ranks`` starts ranks on several hosts.
+"""Simulated hosts of one machine on one switch: the ``place`` of ``run_ranks`` for ranks on several hosts.
 
 Each host is a network namespace with its own ``/dev/shm``. Its cable is a veth pair to a bridge in another namespace,
 limited in both directions by a token bucket (``tc``'s tbf), and optionally delayed.

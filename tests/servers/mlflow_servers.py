@@ -59,7 +59,7 @@ def environments_of_mlflow(folder: Path, manager: str) -> dict[str, str]:
     """
     prefix = Path(sys.base_prefix)
     if not (prefix / "bin" / "python").exists():
-        pytest.skip(f"there is no bin/python below {prefix}, by which MLflow calls the Python of a model")
+        pytest.skip(f"there is no bin/python below {prefix}, where MLflow looks for the Python of a model")
     if manager == "uv" and shutil.which("uv", path=_path()) is None:
         pytest.skip("uv is not installed")
     programs = folder / "programs"

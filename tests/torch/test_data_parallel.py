@@ -212,7 +212,7 @@ def check_dtypes_may_differ() -> None:
 
 
 class Special(nn.Module):
-    """Tensors of every kind of which a communicator cannot view the elements as they are."""
+    """Tensors of every kind whose elements a communicator cannot view as they are."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

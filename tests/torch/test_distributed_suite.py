@@ -22,7 +22,7 @@ OF_GLOO_ALONE = {
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.slow  # 285 tests, of which some 90 need neither a GPU nor another world size
+@pytest.mark.slow  # 285 tests; some 90 need neither a GPU nor another world size
 def test_backend_passes_the_tests_of_torch_that_gloo_passes_except_those_about_gloo() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.torch.distributed_test", "sparkdl"],

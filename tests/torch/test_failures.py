@@ -42,7 +42,7 @@ def _abort(_: RankEnvironment, communicator: Communicator) -> str:
 
 
 def _lose_rank_one(_: RankEnvironment, communicator: Communicator) -> dict[str, str]:
-    """Rank 0 sees the death in three groups, each of which has its own communicator that detects it."""
+    """Rank 0 sees the death in three groups. Each has its own communicator that detects it."""
     sparkdl.torch.init_process_group(communicator, timeout_s=30.0)
     groups = {where: dist.new_group([0, 1]) for where in KILLED_AT}
     module = DistributedDataParallel(torch.nn.Linear(4, 2), process_group=groups["backward"])

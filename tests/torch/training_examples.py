@@ -1,4 +1,4 @@
-"""A small model with data, and its training by one process on the joined batch, with which ranks are compared."""
+"""A small model with data, and its training by one process on the joined batch, as the reference for ranks."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ struct Operation {
   // there. Ranks with different arenas or offsets still agree on the operation, which then does not
   // use the arena.
   std::shared_ptr<const Arena> arena;
-  // Factors by which the input and the output of a reduction are multiplied.
+  // Factors applied to the input and the output of a reduction.
   double prescale = 1.0;
   double postscale = 1.0;
   // Packed copies of arrays that are not contiguous. The arrays are packed when the operation

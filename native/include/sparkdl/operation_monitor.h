@@ -46,7 +46,7 @@ struct Arrival {
 };
 
 // Shared by the communicator and the readers of the measurements; outlives the communicator. Only
-// the thread that runs an operation, of which there is one at a time, may call Begin and Finish;
+// the one thread that runs an operation may call Begin and Finish;
 // all other methods are thread-safe.
 //
 // Reading the clock twice takes as long as a tenth of a small operation. Of the operations that are

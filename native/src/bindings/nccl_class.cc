@@ -280,7 +280,7 @@ void DefineNccl(nb::module_& module) {
           "Path of the loaded NCCL library.")
       .def_prop_ro("version", &NcclLibraryObject::version, "Version of NCCL, such as '2.27.6'.")
       .def("unique_id", &NcclLibraryObject::UniqueId,
-           "Create an id by which the ranks find each other: one rank creates it for all.")
+           "Create the id of a communicator. One rank creates it for all.")
       .def("gpu_id", &NcclLibraryObject::IdOfGpu, "gpu"_a,
            "Uuid and bus address of a GPU that this process sees.");
   DefineOperation(module);

@@ -133,7 +133,7 @@ Status Collectives::AllToAllAcross(const Operation& operation, const Exchanges& 
   // By host: the parts of this rank's lane, ordered by destination, then by source.
   std::vector<ConstPieces> outgoing(num_hosts);
   std::vector<Pieces> incoming(num_hosts);
-  // By rank of this host: all its blocks for other hosts, of which this rank keeps the parts of its
+  // By rank of this host: all its blocks for other hosts. This rank keeps the parts of its
   // lane.
   std::vector<Pieces> collected(static_cast<size_t>(inside_.size()));
   ConstPieces published;

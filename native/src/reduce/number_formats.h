@@ -40,7 +40,7 @@ struct Bool {
   uint8_t byte;
 };
 
-// The C++ type with which an element is computed as a number.
+// The C++ type that computes with an element.
 template <typename T>
 struct NumberOfElement {
   using Type = T;

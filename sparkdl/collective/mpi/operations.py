@@ -72,8 +72,8 @@ class Signature:
         blocks: number of elements of each rank's block; empty if they are equal.
         array_blocks: for each array of a group with blocks, the number of elements of each rank's block.
         op: reduction.
-        prescale: factor by which the inputs are multiplied.
-        postscale: factor by which the results are multiplied.
+        prescale: factor applied to the inputs.
+        postscale: factor applied to the results.
         root: root rank; -1 if the operation has none.
         sends: number of elements for each rank, in an alltoall.
         receives: number of elements from each rank, in an alltoall.

@@ -105,8 +105,8 @@ def connect_rings(
         timeout_s: seconds for the whole call.
         wire: format in which sums and averages of float32 travel between hosts.
         listen_on: addresses of this machine at which its neighbours reach it. When None,
-            :func:`~sparkdl.rendezvous.addresses.reachable_hosts` chooses them, and prefers those by which this machine
-            and the rendezvous reach each other.
+            :func:`~sparkdl.rendezvous.addresses.reachable_hosts` chooses them, first those that connect this machine
+            and the rendezvous.
 
     Raises:
         MismatchError: on every rank, if the ranks disagree about ``wire``.

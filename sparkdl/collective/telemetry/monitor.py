@@ -121,7 +121,7 @@ class OperationMonitor:
     """Implements :class:`~sparkdl.collective.telemetry.monitor.Monitor`.
 
     A transport runs each operation inside :meth:`operation`, one at a time, notes when all ranks have joined, and lets
-    its callers wait for queued operations inside :meth:`blocked`. Messages, many of which may be under way at once,
+    its callers wait for queued operations inside :meth:`blocked`. Many messages may be under way at once: they
     have a monitor of their own and are timed by :meth:`begin`.
 
     Args:

@@ -52,7 +52,7 @@ _NUM_NAMED = 3
 
 
 def find_parquet_files(location: Location, url: str) -> list[str]:
-    """Return the paths of :func:`list_parquet_files`, of which there must be at least one.
+    """Return the paths of :func:`list_parquet_files`, at least one.
 
     Args:
         location: location of the folder.

@@ -206,7 +206,7 @@ class ShuffleOrder:
         return BufferPoint(positions, next(self.draws_after(draws_done)), offset, draws_done, next_position)
 
     def draws_after(self, draws_done: int) -> Iterator[Indices]:
-        """Yield the slots of the remaining draws, the last of which has all slots."""
+        """Yield the slots of the remaining draws. The last draw has all slots."""
         for _ in range(draws_done, self.num_draws):
             yield self._draw()
         yield _permutation(self.size + self.num_last, self._bits)

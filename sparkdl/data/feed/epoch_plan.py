@@ -58,7 +58,7 @@ class EpochPlan:
         epoch: number of the epoch, from 0.
         shuffle: whether row groups, and then rows, are shuffled.
         stretch: number of earlier stretches.
-        left: unread rows by row group, for the row groups of which rows have been read.
+        left: unread rows by row group, for the row groups that were read in part.
     """
 
     row_counts: Sequence[int]

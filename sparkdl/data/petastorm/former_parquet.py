@@ -41,8 +41,8 @@ def accepts(filters: Any, values: Mapping[str, Any]) -> bool:
     """Return whether a piece passes the filters.
 
     Args:
-        filters: list of (column, operator, value) triples that must all hold, or a list of such lists, one of which
-            must hold.
+        filters: list of (column, operator, value) triples that must all hold, or a list of such lists. Of these,
+            one must hold.
         values: the piece's values of the partition columns. A triple on any other column always holds, because rows
             are not read.
 

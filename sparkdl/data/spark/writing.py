@@ -140,7 +140,7 @@ class WrittenFile:
 
     Attributes:
         path: path of the file inside the folder; empty if nothing was written.
-        order: number by which files are sorted into the order of the rows.
+        order: number that sorts files into the order of the rows.
         row_group_bytes: decoded bytes of every row group.
         num_rows: number of rows of the partition, which without nulls is that of the file.
         columns: census of each column, by name.
@@ -222,7 +222,7 @@ class RowGroupWriter:
 
     Args:
         url: URL of the folder.
-        number: number in the name of the file, by which files are sorted.
+        number: number in the name of the file, which sorts the files.
         row_group_bytes: decoded bytes at which a row group ends.
 
     Attributes:

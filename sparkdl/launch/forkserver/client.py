@@ -41,7 +41,7 @@ class ForkserverConnection:
         connection: socket of the connection.
         pid: process id of the forkserver.
         output: file that the forkserver prints to, opened for this connection alone; None if it cannot be read. Every
-            connection holds a shared lock on it (flock(2)), by which a connection finds out whether it is the last one.
+            connection holds a shared lock on it (flock(2)), so that a connection finds out whether it is the last one.
         process: process of the forkserver if this process has started it; otherwise None.
 
     Attributes:

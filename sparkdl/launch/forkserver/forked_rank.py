@@ -18,7 +18,7 @@ class ForkedRank:
     """A rank process, in a process group of its own, with its output in a pipe.
 
     Args:
-        environment: environment variables of the process, with which its forkserver is started.
+        environment: environment variables of the process and of its forkserver.
         more_variables: further environment variables, set after the fork; libraries that are already imported do not
             see them.
         modules: modules that the forkserver has imported.

@@ -151,7 +151,7 @@ def _connect(name: str) -> socket.socket | None:
 
 
 def _variables_of(pid: int) -> dict[str, str] | None:
-    """Environment variables with which a process of this user was started; None if they cannot be read."""
+    """Initial environment variables of a process of this user; None if they cannot be read."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

@@ -39,7 +39,7 @@ def hang_error(
 
     Args:
         hang: the hang that was detected.
-        failures: failures with which the ranks ended, as far as they reported them.
+        failures: failures of the ranks, as far as they reported them.
         health: last known health of the ranks, used for ranks that reported no failure.
         hosts: hosts of the ranks, by rank.
     """

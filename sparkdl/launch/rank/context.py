@@ -20,7 +20,7 @@ class RankContext:
         rank: number of this rank.
         world_size: number of ranks.
         rendezvous: key-value store shared by the ranks.
-        job: data by which this rank finds the others, and the options of the communicator.
+        job: how this rank finds the others, and the options of the communicator.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class LaunchSpec:
     """Everything a barrier task needs to start its rank."""
 
     job: str = field(default_factory=lambda: f"sparkdl-{secrets.token_hex(8)}")
-    """Name of this launch; also the Spark tag by which it is cancelled."""
+    """Name of this launch, and the Spark tag of its job, for cancelling."""
 
     num_ranks: int
 

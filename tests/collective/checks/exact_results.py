@@ -41,10 +41,10 @@ def reduced(
         arrays: arrays by rank; None stands for the zeros of a rank that has joined.
         dtype: dtype of the arrays.
         op: name of the reduction.
-        prescale: factor by which the inputs are multiplied.
-        postscale: factor by which the result is multiplied.
+        prescale: factor applied to the inputs.
+        postscale: factor applied to the result.
         host_of_rank: host of each rank, as the core sees them.
-        first_host: host with which the fold over hosts begins; any host when None.
+        first_host: first host of the fold over hosts; any host when None.
         is_order_fixed: whether ranks are folded in the order described above; if not, in any order.
         rounds_prescaled: whether the multiplied inputs are rounded to the dtype, as the core does.
 

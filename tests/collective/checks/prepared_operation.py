@@ -133,7 +133,7 @@ class PreparedOperation:
         self.arrays["out"] = [out]
 
     def _inside(self, array: Array, out: Array, sizes: Sequence[int]) -> tuple[Array, Array]:
-        """The two arrays of an allgather or a reduce_scatter, one of which is this rank's block of the other."""
+        """The two arrays of an allgather or a reduce_scatter: the whole, and this rank's block of it."""
         if self.operation.kind.startswith("allgather"):
             inside = _block(out, sizes, self.rank)
             inside[...] = array
@@ -327,7 +327,7 @@ class PreparedOperation:
         )
 
     def _is_close(self, array: Array, expected: Array) -> Array:
-        """Whether elements differ by a few roundings of the terms, each of which is below 2**9 in magnitude."""
+        """Whether elements differ by a few roundings of the terms. Each term is below 2**9 in magnitude."""
         dtype = self.operation.dtype
         rounding = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
         got, wanted = decode(array, dtype).astype(np.float64), decode(expected, dtype).astype(np.float64)

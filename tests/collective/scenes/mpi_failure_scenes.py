@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FaultyComm:
-    """An MPI communicator of which a test replaces methods."""
+    """An MPI communicator whose methods a test can replace."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
@@ -39,7 +39,7 @@ def raise_type_error(*_: object) -> None:
 
 
 class FaultyWorld:
-    """``MPI.COMM_WORLD``, whose groups become communicators of which a test replaces methods."""
+    """``MPI.COMM_WORLD``, whose groups become communicators with methods that a test can replace."""
 
     def __init__(self, world: MPI.Intracomm) -> None:
         self._world = world

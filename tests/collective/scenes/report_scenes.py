@@ -119,7 +119,7 @@ def failing(communicator: Communicator) -> Outcome:
 
 
 def namesakes(communicator: Communicator) -> Outcome:
-    """Two process sets with the same name, in one of which a rank is late."""
+    """Two process sets with the same name; in one of them a rank is late."""
     for number, ranks in enumerate(([0, 1], [1, 2]), start=1):
         pair = communicator.split(ranks, "pair")
         if not pair.is_member:

@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 WIRES = ("bfloat16", "float16")
 SIZES = (0, 1, 7, 1000, 65_537, 1_000_003)
 _UNIT = 16
-"""Number of elements of which the offsets of a ring's blocks are multiples."""
+"""The offsets of a ring's blocks are multiples of this number of elements."""
 
 
 def rounded(values: Array, wire: str) -> Array:

@@ -46,7 +46,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """A folder of two files, the second of which has a page in column ``pair`` that cannot be decompressed."""
+    """A folder of two files. The second has a page in column ``pair`` that cannot be decompressed."""
     folder = tmp_path / "rows with space"
     folder.mkdir()
     table = pa.table(

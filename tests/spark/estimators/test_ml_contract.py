@@ -61,7 +61,7 @@ class Case:
     """Whether its features are texts with one word for each of the four numbers."""
     prediction_type: str = "double"
     metric: Callable[[], Evaluator] = accuracy
-    """Makes the evaluator by which tuning chooses."""
+    """Makes the evaluator of the search."""
     tuned: Mapping[str, object] = field(default_factory=dict)
     """Params that the estimator needs for that evaluator."""
 

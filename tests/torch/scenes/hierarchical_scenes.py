@@ -23,7 +23,7 @@ REMOTE_ERROR = 6
 SYSTEM_ERROR = 2
 BLOCK = 5 << 18
 ELEMENTS = 4 * BLOCK + 1
-"""Number of float32 elements: several pieces, the last of which does not divide evenly."""
+"""Number of float32 elements: several pieces, and the last one does not divide evenly."""
 
 
 def play(environment: RankEnvironment) -> dict[str, Outcome]:

@@ -28,7 +28,7 @@ def coordinator() -> Iterator[Coordinator]:
 
 @pytest.fixture
 def leaves(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """The functions that this process would call at its end, by which the ranks leave that it has entered."""
+    """The functions that this process would call at its end to leave the ranks that it has entered."""
     monkeypatch.delattr(sys, "last_value", raising=False)  # set by pytest after failed tests
     found: list[Callable[[], None]] = []
     monkeypatch.setattr(job_module, "atexit", SimpleNamespace(register=found.append))

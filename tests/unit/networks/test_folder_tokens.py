@@ -165,7 +165,7 @@ def test_a_text_longer_than_the_model_takes_keeps_its_beginning_of_sequence(llam
         total, count = answer(llama, tokenizer, "logLikelihood", text)
         logs = llama(torch.tensor([tokens[:16]])).logits.log_softmax(-1)[0, :-1]
         likelihood = logs[torch.arange(15), torch.tensor(tokens[1:16])].sum().item()
-        for begin in range(8, len(tokens) - 8, 7):  # each window reads 15 tokens, of which 7 are new
+        for begin in range(8, len(tokens) - 8, 7):  # each window reads 15 tokens, 7 of them new
             piece = torch.tensor([[before, *tokens[begin : begin + 15]]])
             logs = llama(piece).logits.log_softmax(-1)[0, :-1]
             new = torch.arange(8, piece.shape[1] - 1)

@@ -233,7 +233,7 @@ def test_functional_losses_are_treated_as_their_modules():
 
 
 class Words(nn.Module):
-    """An embedding, layers of which one is unused, and a batch norm; the last layer is tied to the embedding."""
+    """An embedding, layers (one is unused), and a batch norm; the last layer is tied to the embedding."""
 
     def __init__(self, *, sparse: bool = False, reentrant: bool = False) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ struct NcclOperation {
   int reduction = 0;
   // Root of the operation, or peer of a send or recv.
   int rank = 0;
-  // If not empty: one element, as bytes, by which a sum multiplies every rank's input.
+  // If not empty: one element, as bytes; a sum multiplies every rank's input by it.
   std::string factor;
 };
 

@@ -18,7 +18,7 @@ namespace sparkdl {
 // better, and ever more rarely while the choice proves right.
 class StoreChoice {
  public:
-  // Stores with which the next tile is to be moved.
+  // The kind of stores for the next tile.
   Stores current() const { return is_trial_ ? Other(best_) : best_; }
 
   // Notes the time of a tile that was moved with current(), in seconds per byte. work: identifies
@@ -33,7 +33,7 @@ class StoreChoice {
  private:
   // After a change of stores, times mean something only once all slots have been written.
   static constexpr int kSettling = Segment::kSlotsPerRank;
-  // Times of a block, of which the least counts: other activity on the machine can only add to it.
+  // Times of a block. The least one counts: other activity on the machine can only add to it.
   static constexpr int kCounted = 6;
   static constexpr int kCountedAtLeast = 2;
   static constexpr int kFirstTrialAfter = 16;  // first trial, or one broken off

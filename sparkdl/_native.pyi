@@ -256,9 +256,7 @@ class NcclLibrary:
         """Version of NCCL, such as '2.27.6'."""
 
     def unique_id(self) -> bytes:
-        """
-        Create an id by which the ranks find each other: one rank creates it for all.
-        """
+        """Create the id of a communicator. One rank creates it for all."""
 
     def gpu_id(self, gpu: int) -> tuple[str, str]:
         """Uuid and bus address of a GPU that this process sees."""

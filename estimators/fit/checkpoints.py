@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdl.checkpoint.folder import Checkpoint, DamagedCheckpointError
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.data.files.lease import hold_alone
+from sparkdl.data.files.lease import SoleLease, hold_alone
 from sparkdl.errors import SparkdlError, StoreError
 from sparkdl.meanings import store_error
 from sparkdl.model.architecture import join_module, split_module
@@ -56,13 +56,13 @@ class FinishedFit:
 
 
 @contextmanager
-def checkpoints_of(
+def hold_checkpoints(
     params: _TorchEstimatorParams, on_wait: Callable[[str], None]
-) -> Iterator[tuple[str | None, Callable[[], None]]]:
-    """Give the URL of a fit's folder of checkpoints, and a function that raises once the fit has lost the folder.
+) -> Iterator[SoleLease | None]:
+    """Hold a fit's folder of checkpoints alone; None for no checkpoints.
 
-    The URL is that of Param ``checkpointDir``; if it is not set and the fit may be restarted, a temporary folder in the
-    Store; else None, for no checkpoints.
+    The folder is that of Param ``checkpointDir``; if it is not set and the fit may be restarted, a temporary folder in
+    the Store.
 
     Args:
         params: Params of the fit.
@@ -73,10 +73,15 @@ def checkpoints_of(
         StoreError: if the folder cannot be written.
     """
     url = params.getCheckpointDir()
+    if url is None and not params.getMaxRestarts():
+        yield None
+        return
     if url is None:
-        scratch = params.getStore().scratch_folder("checkpoints")
-        with scratch if params.getMaxRestarts() else nullcontext() as temporary:
-            yield temporary, _do_nothing
+        with (
+            params.getStore().scratch_folder("checkpoints") as temporary,
+            hold_alone(temporary, on_wait) as lease,
+        ):
+            yield lease
         return
     store = Store(url)
     try:
@@ -84,11 +89,7 @@ def checkpoints_of(
     except StoreError as error:
         raise StoreError(f"Param checkpointDir cannot be used. {error}") from error
     with hold_alone(store.url, on_wait) as lease:
-        yield store.url, lease.check
-
-
-def _do_nothing() -> None:
-    """Do nothing: a temporary folder belongs to one fit."""
+        yield lease
 
 
 def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str | None) -> TrainingSpec:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -21,8 +22,8 @@ from sparkdl.data.spark.columns import check_frame
 from sparkdl.errors import LaunchError, ParamError, ParamTypeError
 from sparkdl.estimators.fit.checkpoints import (
     FinishedFit,
-    checkpoints_of,
     find_finished,
+    hold_checkpoints,
     newest_position,
     with_checkpoints,
 )
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
     from sparkdl.collective import WorldReport
     from sparkdl.data import ParquetDataset
+    from sparkdl.data.files.lease import SoleLease
     from sparkdl.estimators.fit.rows import TrainingRows
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.estimators.torch_estimator import FittingEstimator
@@ -102,11 +104,11 @@ def fit_on_rows(
                 in_tasks=_prepare(params, _threads_of_ranks(params, spark)),
             ) as parquet,
             store.scratch_folder("weights") as weights,
-            checkpoints_of(params, progress.status) as (checkpoints, check_alone),
+            hold_checkpoints(params, progress.status) as lease,
         ):
             params = params.learn(parquet, spark)
             inputs = prepare_fit(params, parquet)
-            inputs = replace(inputs, spec=with_checkpoints(inputs.spec, params, checkpoints))
+            inputs = replace(inputs, spec=with_checkpoints(inputs.spec, params, lease.url if lease else None))
             finished = find_finished(inputs.spec, parquet)
             with (
                 tempfile.TemporaryDirectory(prefix="sparkdl-tracking-") as folder,
@@ -116,15 +118,17 @@ def fit_on_rows(
                 run.log_params(params_to_log(params, parquet))
                 if run.is_tracked and run.switches.log_datasets:
                     run.log_dataset(describe_dataset(params, parquet, rows.source))
-                listener = FitListener(run, progress, check_alone)
+                listener = FitListener(run, progress, _do_nothing if lease is None else lease.check)
                 communication = None
                 if finished is None:
-                    outcome = _train(params, spark, inputs.spec, parquet, weights, listener, run)
+                    outcome = _train(params, spark, inputs.spec, parquet, weights, listener, run, lease)
                     finished, communication = outcome
                 else:
                     for record in finished.history:
                         listener.track(asdict(record))
-                    progress.status(f"All {params.getEpochs()} epochs are done: {checkpoints} has the model")
+                    progress.status(
+                        f"All {params.getEpochs()} epochs are done: {params.getCheckpointDir()} has the model"
+                    )
                 summary = TrainingSummary(
                     history=finished.history, model_epoch=finished.model_epoch, run_id=run.run_id
                 )
@@ -163,6 +167,10 @@ def _prepare(params: _TorchEstimatorParams, num_threads: int | None) -> Callable
     return prepare
 
 
+def _do_nothing() -> None:
+    """Do nothing: a fit without checkpoints has no lease to lose."""
+
+
 def _train(
     params: _TorchEstimatorParams,
     spark: SparkSession,
@@ -171,9 +179,11 @@ def _train(
     weights: str,
     listener: FitListener,
     tracking: FitRun,
+    lease: SoleLease | None,
 ) -> tuple[FinishedFit, WorldReport | None]:
     stored, num_threads = store_spec(spec, weights), _threads_of_ranks(params, spark)
     threads = in_threads(num_threads or task_cpus(spark))
+    lease_names = repeat("") if lease is None else lease.names()
 
     def run(num_ranks: int) -> FitOutcome:
         ranks = f"1 rank with {threads}" if num_ranks == 1 else f"{num_ranks} ranks with {threads} each"
@@ -184,6 +194,7 @@ def _train(
                 has_gpu=params.getGpusPerWorker() > 0,
                 reports_progress=params.getHangTimeoutSeconds() is not None,
                 reports_load=tracking.is_tracked,
+                lease=next(lease_names),  # ranks that were wrongly considered lost cannot write any more
             ),
             stored,
             parquet,
@@ -243,8 +254,9 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
         self._indices = iter(range(len(params)))
         self._lock = threading.Lock()
         self._group: RunGroup | None = None
-        if len(params) > 1:
-            name = f"{type(estimators[0]).__name__}, {len(params)} Param maps"
+        if params:
+            maps = f"{len(params)} Param maps" if len(params) > 1 else "1 Param map"
+            name = f"{type(estimators[0]).__name__}, {maps}"
             self._group = group_of_fits(params[0], name)
         if self._group is not None:
             weakref.finalize(self, self._group.close)

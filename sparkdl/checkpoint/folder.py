@@ -349,11 +349,16 @@ class CheckpointFolder:
         self._check()  # again, as writing may have taken long
         self.location(name).write_whole(MANIFEST, manifest.to_json())
         try:
-            self._remove_old(damaged)
-        except SparkdlError as error:  # training does not depend on it
+            self._remove_old(name, damaged)
+        except Exception as error:  # training does not depend on it
             logger.warning("Checkpoints that are no longer kept could not be removed: %s", error)
 
-    def _remove_old(self, damaged: Collection[str]) -> None:
+    def _remove_old(self, committed: str, damaged: Collection[str]) -> None:
+        """Remove checkpoints that were begun before one that is complete, unless they are kept.
+
+        A later one without a manifest is being written by the ranks of a restart, if this one was considered lost.
+        """
+        self._check()
         names, complete, best = [], [], None
         for name, checkpoint in self.newest_first():
             names.append(name)
@@ -362,7 +367,8 @@ class CheckpointFolder:
                 if best is None and checkpoint.manifest.is_best:
                     best = name
         for name in names:
-            if name not in (*complete[: self._num_kept], best):
+            is_kept = name in complete[: self._num_kept] or name == best
+            if self.number(name) < self.number(committed) and not is_kept:
                 self.remove(name)
 
     def remove(self, name: str) -> None:

@@ -40,7 +40,7 @@ from sparkdl.checkpoint.folder import (
 )
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.errors import CheckpointError, ParamError, SparkdlError
-from sparkdl.meanings import explain_failure, store_error
+from sparkdl.meanings import store_error
 from sparkdl.model.weights_file import can_be_written, read_header, read_rows
 
 if TYPE_CHECKING:
@@ -568,6 +568,7 @@ class _PartWriter(StorageWriter):
             files={name: entry for report in reports for name, entry in report.files.items()},
         )
         self._folder.commit(self._name, manifest, damaged=self._content.damaged)
+        self._name = ""  # complete: another rank may still fail before all ranks know of it
 
     def remove_unfinished(self) -> None:
         """Remove what was written, if this rank has begun the checkpoint."""
@@ -670,7 +671,4 @@ def _raise_first(error: Any, what: str) -> NoReturn:
     rank, (first, _) = min(error.failures.items(), key=lambda failure: failure[0])
     if isinstance(first, SparkdlError):
         raise first from error
-    what = f"{what} by rank {rank}"
-    if isinstance(first, OSError):
-        raise store_error(what, first) from error
-    raise CheckpointError(f"{what}: {explain_failure(first)}") from error
+    raise store_error(f"{what} by rank {rank}", first) from error

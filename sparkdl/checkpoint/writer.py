@@ -63,7 +63,7 @@ class CheckpointWriter:
         self._writing: futures.Future[None] | None = None
 
     def write(self, content: Content) -> futures.Future[None]:
-        """Write a checkpoint on the thread; wait for the previous one first, so that at most two are in memory.
+        """Write a checkpoint on the thread; wait for the previous one first.
 
         Args:
             content: what this rank writes, which must not change after this call.

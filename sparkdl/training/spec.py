@@ -42,12 +42,15 @@ class CheckpointPlan:
         num_kept: number of the newest checkpoints to keep.
         num_ranks: number of ranks for which the rows are planned if there is no checkpoint yet, such as after a restart
             on fewer ranks; None for the actual number of ranks.
+        lease: name of the driver's lease on the folder, another one at each start of the ranks, which check it before
+            they write; empty for none.
     """
 
     url: str
     every_updates: int | None = None
     num_kept: int = 2
     num_ranks: int | None = None
+    lease: str = ""
 
 
 FREE = {"identity": "free"}

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import random
+import shutil
 import signal
 import tempfile
 import threading
@@ -545,8 +546,12 @@ KILLS = {
     "before the manifest is written": (0, "write", f"{MANIFEST}.tmp", [1]),
     "before the manifest is renamed": (0, "rename", MANIFEST, [1]),
     "after the commit": (0, "rename", "", [1, 2]),
+    "after the commit, before it knows of it": (1, "rename", "", [1, 2]),
 }
-"""The killed rank, the event at which it is killed, and the steps of the checkpoints that exist afterwards."""
+"""The killed rank, the event at which it is killed, and the steps of the checkpoints that exist afterwards.
+
+Only rank 0 writes the manifest, and renames a file.
+"""
 
 
 @pytest.mark.parametrize("moment", KILLS)
@@ -562,16 +567,18 @@ def save_and_die(environment: RankEnvironment, folder: str, victim: int, event: 
     checkpoints = ShardedCheckpoints(f"stumbling://{folder}", layout)
     checkpoints.save(1, module, state={"step": 1})
     checkpoints.wait()
+    pids: list[Any] = [None, None]
+    dist.all_gather_object(pids, os.getpid())
 
-    def die(its_event: str, path: str) -> None:
-        if environment.rank == victim and its_event == event and path.endswith(name):
+    def kill(its_event: str, path: str) -> None:
+        if its_event == event and path.endswith(name):
             if not name:
-                os.replace(f"{path}.tmp", path)
+                shutil.copyfile(f"{path}.tmp", path)
             elif event == "write":
                 Path(path).write_bytes(b"half")
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(pids[victim], signal.SIGKILL)
 
-    StumblingFileSystem.before = die
+    StumblingFileSystem.before = kill
     checkpoints.save(2, module, state={"step": 2})
     with pytest.raises(SparkdlError):
         checkpoints.wait()

@@ -100,8 +100,12 @@ class Lease:
         with self._renewing:
             former, name = self.name, f"{self._kind}-{uuid.uuid4().hex}"
             self._write(name)
-            self.name, self._renewed = name, modified(self._location, name)
-            self._remove(former)
+            before, self._renewed = self._renewed, modified(self._location, name)
+            if self._renewed - before >= LEASE_S:
+                self.is_lost |= set(_names_of_leases(self._location, self._kind)) != {former, name}
+            self.name = name
+            with suppress(FileNotFoundError):
+                self._location.filesystem.rm(f"{self._location.path}/{former}")
 
     def end(self) -> None:
         """Stop renewing the lease and remove the file if possible; calling it again does nothing."""
@@ -247,6 +251,12 @@ class SoleLease:
                 f"{self._setting}."
             )
 
+    def names(self) -> Iterator[str]:
+        """Yield a name of the lease for each start of the ranks that act for the holder; see :meth:`change_name`."""
+        yield self.name
+        while True:
+            yield self.change_name()
+
     def change_name(self) -> str:
         """Continue under another name, and return it; see :meth:`Lease.change_name`.
 
@@ -259,6 +269,7 @@ class SoleLease:
             self._lease.change_name()
         except Exception as error:
             raise store_error(f"The folder {self.url} cannot be written", error) from error
+        self.check()
         return self.name
 
 
@@ -335,25 +346,29 @@ def check_lease(url: str, name: str, *, user: str, setting: str) -> None:
 
 
 def _await_end(location: Location, name: str, on_wait: Callable[[str], None], folder: str, user: str) -> None:
-    """Wait until a lease has expired, and remove it; raise CheckpointsInUseError if it is renewed."""
+    """Wait until a lease has expired, and remove it; raise CheckpointsInUseError if it is renewed.
+
+    The lease of a process that lives expires as well: the process may be suspended, or may have failed to remove it.
+    """
     holder = _read_holder(location, name)
     process = f"process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')}"
+    in_use = CheckpointsInUseError(
+        f"Another {user}, of {process}, uses {folder}. Wait until it has ended, or choose another folder."
+    )
     is_alive = _is_alive(holder)
     is_reported = False
     pause = threading.Event()
     with suppress(FileNotFoundError):  # the holder has ended and removed its lease meanwhile
         first = modified(location, name)
-        while is_alive is None and store_time(location) - first < LEASE_S:
+        while is_alive is not False and store_time(location) - first < LEASE_S:
+            if is_alive:
+                raise in_use
             if not is_reported:
                 on_wait(f"Waiting whether the {user} of {process} still uses {folder}")
                 is_reported = True
             pause.wait(_INTERVAL_S)
             if modified(location, name) != first:
-                is_alive = True
-        if is_alive:
-            raise CheckpointsInUseError(
-                f"Another {user}, of {process}, uses {folder}. Wait until it has ended, or choose another folder."
-            )
+                raise in_use
         location.filesystem.rm(f"{location.path}/{name}")
 
 

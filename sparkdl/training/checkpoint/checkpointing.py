@@ -127,7 +127,7 @@ class Checkpoints:
         if self._plan is None:
             return self._position
         is_divided = self._distribution.is_divided
-        folder = fit_folder(self._plan.url, num_kept=self._plan.num_kept)
+        folder = fit_folder(self._plan.url, num_kept=self._plan.num_kept, lease=self._plan.lease)
         if is_divided or self._communicator.rank == 0:
             from sparkdl.checkpoint.writer import CheckpointWriter  # only fits with checkpoints need it
 

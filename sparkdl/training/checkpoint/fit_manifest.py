@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sparkdl.checkpoint.folder import CheckpointFolder
+from sparkdl.data.files.lease import check_lease
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,13 @@ class FitManifest:
         return f"epoch-{self.epoch:05d}-step-{self.step:08d}"
 
 
-def fit_folder(url: str, *, num_kept: int = 1) -> CheckpointFolder:
-    """Return the folder of the checkpoints of a fit."""
-    return CheckpointFolder(url, "fit", num_kept=num_kept)
+def fit_folder(url: str, *, num_kept: int = 1, lease: str = "") -> CheckpointFolder:
+    """Return the folder of the checkpoints of a fit.
+
+    Args:
+        url: path or URL of the folder.
+        num_kept: number of the newest checkpoints to keep.
+        lease: name of the driver's lease, to be checked before each change of the folder; empty for none.
+    """
+    check = partial(check_lease, url, lease, user="fit", setting="checkpointDir") if lease else None
+    return CheckpointFolder(url, "fit", num_kept=num_kept, check=check)

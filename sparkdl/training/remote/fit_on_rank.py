@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -80,6 +80,7 @@ def fit_on_rank(
     has_gpu: bool = False,
     reports_progress: bool = False,
     reports_load: bool = False,
+    lease: str = "",
 ) -> FitOutcome | None:
     """Train on this rank; rank 0 returns the outcome, every other rank None. Runs on a *rank*.
 
@@ -91,6 +92,7 @@ def fit_on_rank(
         reports_progress: whether to report each step as progress, so that a step longer than the hang timeout counts
             as a hang.
         reports_load: whether to report the load of the hosts and the communication to the driver.
+        lease: name of the driver's lease on the folder of the checkpoints; empty for none.
     """
     # Imported here: the driver imports this module and needs neither of them.
     from sparkdl.training.remote.host_watch import HostWatch
@@ -98,6 +100,8 @@ def fit_on_rank(
 
     export_torchrun_variables(context.job, context.topology, is_alone=has_gpu)
     spec = load_spec(stored)
+    if spec.checkpoints is not None:
+        spec = replace(spec, checkpoints=replace(spec.checkpoints, lease=lease))
     communicator = context.communicator
     reports_for_host = reports_load and context.topology.local_rank == 0
     with HostWatch(context.report) if reports_for_host else nullcontext():

@@ -17,7 +17,8 @@ from sparkdl.checkpoint.folder import FORMAT_VERSION, MANIFEST, Checkpoint, Chec
 from sparkdl.checkpoint.tensors import Content, write_checkpoint
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.checkpoint.writer import CheckpointWriter
-from sparkdl.errors import CheckpointError, StoreError
+from sparkdl.data.files.lease import hold_alone
+from sparkdl.errors import CheckpointError, CheckpointsInUseError, StoreError
 from sparkdl.training.checkpoint.choice import choose_checkpoint
 from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 
@@ -134,6 +135,32 @@ def test_last_and_best_checkpoints_are_kept_and_damaged_and_partial_ones_removed
     with CheckpointWriter(fit_folder(str(tmp_path)), is_divided=False, advice="") as writer:
         writer.write(make_content(7, is_best=True))
     assert epochs_in(folder) == [7]
+
+
+def test_late_checkpoint_of_lost_ranks_removes_nothing_of_their_successors(tmp_path):
+    folder, begun = fit_folder(str(tmp_path)), []
+
+    def begin_another() -> None:
+        if folder.names() and not begun:
+            begun.append(folder.begin("later"))
+
+    write(CheckpointFolder(str(tmp_path), "fit", check=begin_another), 1)
+    (later,) = begun
+    assert [folder.is_complete(name) for name in folder.names()] == [True, False]
+    assert folder.names()[-1] == later
+
+
+def test_ranks_of_a_fit_that_were_replaced_cannot_write(tmp_path):
+    def wait(text: str) -> None:
+        raise AssertionError(text)
+
+    with hold_alone(str(tmp_path), wait) as lease:
+        folder = fit_folder(str(tmp_path), lease=lease.name)
+        write(folder, 1)
+        write(fit_folder(str(tmp_path), lease=lease.change_name()), 2)
+        with pytest.raises(CheckpointsInUseError, match="Another fit has taken the checkpointDir"):
+            write(folder, 3)
+    assert epochs_in(folder) == [2]
 
 
 def test_checkpoints_of_several_kinds_do_not_see_each_other(tmp_path):

@@ -111,6 +111,31 @@ def test_lease_not_renewed_on_another_host_expires(tmp_path, content):
         assert not lease.exists()
 
 
+def test_lease_that_a_living_process_on_this_host_no_longer_renews_expires(tmp_path):
+    lease, content = own_lease(tmp_path)
+    lease.write_text(json.dumps(content))
+    with pytest.raises(CheckpointsInUseError), hold_alone(str(tmp_path), refuse):
+        raise AssertionError("held by two")
+    os.utime(lease, (time.time() - LEASE_S - 1,) * 2)
+    with hold_alone(str(tmp_path), refuse):
+        assert not lease.exists()
+
+
+def test_holder_that_was_suspended_notices_at_the_next_start_that_another_has_the_folder(
+    tmp_path, monkeypatch
+):
+    with (
+        pytest.raises(CheckpointsInUseError, match="suspended, or cut off from it"),
+        hold_alone(str(tmp_path), refuse) as sole,
+    ):
+        names = sole.names()
+        assert next(names) == sole.name
+        lease_from_elsewhere(tmp_path)
+        monkeypatch.setattr(lease_module, "LEASE_S", 0.0)
+        next(names)
+        raise AssertionError("held by two")
+
+
 def test_lease_removed_on_another_host_while_waiting_frees_the_folder(tmp_path):
     lease = lease_from_elsewhere(tmp_path)
     with hold_alone(str(tmp_path), lambda text: lease.unlink()):

@@ -46,7 +46,8 @@ def positions(length: int, group: dist.ProcessGroup, device: torch.device | None
 def shard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """This rank's part of a tensor with whole sequences. Collective while the ranks compare their tensors.
 
-    They compare them in the steps in which the model of :func:`~sparkdl.parallel.share_sequences` is verified.
+    They compare them in the steps in which the model of :func:`~sparkdl.parallel.share_sequences` is verified, and
+    without such a model in each call.
 
     Args:
         tensor: tensor with whole sequences, the same on all ranks of the group.

@@ -95,6 +95,31 @@ def check_tensor_ranks_with_other_rows_are_told_in_the_steps_that_are_verified()
             module(others)
 
 
+def check_tensor_ranks_with_other_random_numbers_for_dropout_are_told() -> None:
+    mesh = Parallelism(tensor=4).lay_out().mesh["tensor"]
+    plan = {"0.0": "replicated", "0.2": "colwise", "0.4": "rowwise"}
+    for dropout, told in (
+        (0.5, pytest.raises(ParamError, match="same random numbers")),
+        (0.0, nullcontext()),
+    ):
+        layers = nn.Linear(8, 8), nn.Dropout(dropout), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)
+        module = divide(nn.Sequential(nn.Sequential(*layers)), mesh, plan)
+        torch.manual_seed(dist.get_rank())
+        with told:
+            module(torch.ones(3, 8)).sum().backward()
+
+
+def check_sequences_without_a_verified_model_are_compared_in_each_call() -> None:
+    group, others = dist.new_group(range(4)), torch.arange(8.0).view(1, 8) + dist.get_rank()
+    for _ in range(2):
+        with pytest.raises(ParamError, match="context-parallel"):
+            sequence.shard(others, 1, group)
+    module = share_sequences(decoder(), group, verify=False)
+    assert sequence.shard(others, 1, group).shape == (1, 2)
+    del module
+    assert sequence.shard(others, 1, group).shape == (1, 2)
+
+
 def check_the_first_step_ends_with_the_first_gradients() -> None:
     layout = Parallelism(shard=2, tensor=2, sharding_stage=1).lay_out()
     tokens, labels = batch(0)

@@ -140,19 +140,19 @@ class TensorVerification(Verification):
             return  # the scales of such layers belong to their parts
         kwargs = {key: None if key in _CACHES else value for key, value in kwargs.items()}
         failure = divided = None
-        with torch.no_grad(), evaluating(module):
+        # Paused: what is checked in these trials would not be checked in the pass that follows, with dropout.
+        with torch.no_grad(), evaluating(module), paused([self]):
             try:
                 divided = _first_output(module, args, kwargs)
                 divided = output(divided) if output is not None else divided
-            except SparkdlError:  # a lost rank, for example
+            except (SparkdlError, torch.OutOfMemoryError):  # a lost rank, for example
                 raise
             except RuntimeError as error:  # shapes that do not fit
                 failure = error
             self._division.is_whole = True
             try:
-                with paused([self]):
-                    args, kwargs = inputs(module, args, kwargs) if inputs is not None else (args, kwargs)
-                    whole = _first_output(module, args, kwargs)
+                args, kwargs = inputs(module, args, kwargs) if inputs is not None else (args, kwargs)
+                whole = _first_output(module, args, kwargs)
             finally:
                 self._division.is_whole = False
         if not isinstance(whole, Tensor) or (failure is None and _are_close(divided, whole)):

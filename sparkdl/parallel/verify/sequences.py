@@ -35,17 +35,22 @@ if TYPE_CHECKING:
     from sparkdl.parallel.context import SharedAttention
 
 _sharing: weakref.WeakValueDictionary[dist.ProcessGroup, Verification] = weakref.WeakValueDictionary()
-"""The verification of the model that shares sequences among the ranks of a group."""
+"""The verification of the model that shares sequences among the ranks of a group; it lives as long as the model."""
+
+_groups_with_model: set[str] = set()
+"""Names of the groups for which there was such a model. Ranks forget a model at different times."""
 
 
 def check_shared_rows(tensor: Tensor, group: dist.ProcessGroup) -> None:
     """Check that the ranks which share a sequence have the same one, while their model is verified. Collective.
 
+    Without a model of :func:`~sparkdl.parallel.share_sequences`, they are compared in each call.
+
     Raises:
         ParamError: on all ranks, if they have different ones.
     """
     verification = _sharing.get(group)
-    if verification is None or verification.is_due:
+    if group.group_name not in _groups_with_model or (verification is not None and verification.is_due):
         check_rows("context", [[tensor]], group)
 
 
@@ -74,6 +79,7 @@ class SequenceVerification(Verification):
         super().__init__(module, group, verify)
         self._attention, self._check_positions = attention, check_positions
         _sharing[group] = self
+        _groups_with_model.add(group.group_name)
 
     @not_compiled
     def _begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -52,8 +52,9 @@ class Verification:
         self._seen: set[str] = set()
         self._is_queued = False
         self._is_stage = getattr(module, "is_pipeline_stage", False)
-        if module is not None and verify is not False:
+        if module is not None:
             module.__dict__.setdefault(_ATTRIBUTE, []).append(self)
+        if module is not None and verify is not False:
             module.register_forward_pre_hook(self._before_call, with_kwargs=True)
             module.register_forward_hook(self._after_call)
 

@@ -20,6 +20,7 @@ from sparkdl.errors import (
     LinkLostError,
     RankDiedError,
     RankError,
+    SparkdlError,
 )
 from sparkdl.launch.hangs.report import raise_hang
 from sparkdl.launch.stage import Stage
@@ -40,12 +41,12 @@ def raise_for_failures(
     limits: HangLimits,
     were_lost: bool,
 ) -> None:
-    """Raise the exception that says why a launch with Spark failed; return if no failure is known.
+    """Raise the exception that says why a launch failed; return if no failure is known.
 
     Args:
         failures: failures of ranks, in the order in which they were received.
-        spark_error: exception that Spark raised; None without one.
-        job: the job that ran the ranks.
+        spark_error: exception that ended the tasks, such as Spark's; None without one.
+        job: the tasks that ran the ranks.
         limits: times after which a rank counts as hanging.
         were_lost: whether a rank was lost, if all failures are consequences; see :func:`were_ranks_lost`.
 
@@ -66,7 +67,7 @@ def raise_for_failures(
             raise LaunchCancelledError(
                 f"The ranks' stage was cancelled in Spark, and all ranks were ended: {spark_words(spark_error)}"
             ) from spark_error
-        if has_application_ended(spark_error, job.spark):
+        if job.spark is not None and has_application_ended(spark_error, job.spark):
             raise ClusterLostError(
                 "Spark's application ended while the ranks ran: its cluster went away, or it was stopped. "
                 f"{spark_words(spark_error)}"
@@ -74,6 +75,12 @@ def raise_for_failures(
     if culprit is not None:
         error = link_error(failures, job.num_ranks) or rank_error(culprit, were_lost, _stuck(failures))
         raise error from culprit.exception or spark_error
+    if isinstance(spark_error, SparkdlError):
+        raise spark_error
+    if spark_error is not None and job.spark is None:
+        raise LaunchError(
+            f"A task of the ranks ended with {type(spark_error).__name__}: {spark_error}"
+        ) from spark_error
     if spark_error is not None:
         problem = executor_python_problem(spark_error, job.spark)
         if problem:

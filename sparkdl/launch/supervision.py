@@ -113,9 +113,10 @@ def _watch(stage: Stage, channel: DriverChannel, guard: HangGuard, listener: Lis
         guard.poll()
         stage.check_start(len(channel.started))
     # The last lines of ranks may still be on their way when their tasks have ended.
-    timeout_s = 0.0 if stage.running else LAST_LINES_TIMEOUT_S
-    deadline = Deadline(timeout_s)
-    while True:
+    is_running = stage.running
+    timeout_s = 0.0 if is_running else LAST_LINES_TIMEOUT_S
+    deadline, last_of_running = Deadline(timeout_s), Deadline(LAST_LINES_TIMEOUT_S)
+    while not (is_running and last_of_running.expired):
         is_complete = channel.wait_until_disconnected(0.0)
         message = channel.next_message(0.0 if is_complete else deadline.at_most(0.1).timeout_s)
         if message is not None:

@@ -106,6 +106,16 @@ def test_error_of_one_task_ends_the_others(monkeypatch: pytest.MonkeyPatch):
     assert not any(thread.name.startswith("sparkdl-task-") for thread in threading.enumerate())
 
 
+def test_errors_of_tasks_are_launch_errors(monkeypatch: pytest.MonkeyPatch):
+    def run_out_of_descriptors(**_: Any) -> ForkedRank:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(supervisor, "ForkedRank", run_out_of_descriptors)
+    with pytest.raises(LaunchError, match="Too many open files") as caught:
+        run_on_local_ranks(sum_of_ranks, num_ranks=2)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
 class FloodedCoordinator(Coordinator):
     """A coordinator whose port gets many connections without the secret."""
 

@@ -180,12 +180,19 @@ def _run(options: argparse.Namespace, session_of: Callable[[TrainingJob], OpenSe
 
 
 def _require_libraries() -> None:
-    needed = {"ruamel": "ruamel.yaml", "pyspark": "pyspark", "torch": "torch", "petastorm": "petastorm"}
-    missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
+    needed = ("ruamel.yaml", "pyspark", "torch", "petastorm")
+    missing = [package for package in needed if not _is_installed(package)]
     if missing:
         raise JobFileError(
             f"A job needs {', '.join(missing)}; install it with: pip install {' '.join(missing)}"
         )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
 
 
 def _name(job: TrainingJob) -> str:

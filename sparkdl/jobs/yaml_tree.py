@@ -7,15 +7,17 @@ are strings. Tags and duplicate keys are errors. A file becomes a tree of :class
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar
 
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+from ruamel.yaml.resolver import BaseResolver
+from ruamel.yaml.tag import Tag
 
 from sparkdl.errors import JobFileError, did_you_mean
 
@@ -64,46 +66,84 @@ class JobEntry:
         return self.value
 
 
-class _Constructor(SafeConstructor):
-    """Makes dicts and lists of entries; scalars are those of YAML 1.2, but dates are strings."""
+class _ResolvedTag(Tag):
+    """The tag of a node to which the text gives none."""
 
-    def __init__(self, source: Position, **loading: Any) -> None:
-        super().__init__(**loading)
+
+class _CoreSchema(BaseResolver):
+    """Gives plain scalars their types by YAML 1.2's core schema (section 10.3.2)."""
+
+    SCALARS: ClassVar[dict[str, tuple[re.Pattern[str], Callable[[str], Any]]]] = {
+        "null": (re.compile(r"null|Null|NULL|~|"), lambda _: None),
+        "bool": (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda word: word.lower() == "true"),
+        "int": (re.compile(r"[-+]?[0-9]+"), int),
+        "octal": (re.compile(r"0o[0-7]+"), lambda word: int(word[2:], 8)),
+        "hexadecimal": (re.compile(r"0x[0-9a-fA-F]+"), lambda word: int(word[2:], 16)),
+        "float": (re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"), float),
+        "infinity": (re.compile(r"[-+]?\.(?:inf|Inf|INF)"), lambda word: float(word.replace(".", ""))),
+        "nan": (re.compile(r"\.(?:nan|NaN|NAN)"), lambda _: math.nan),
+        "str": (re.compile(r".*", re.DOTALL), str),
+    }
+
+    processing_version = (1, 2)  # also of a text that begins with %YAML 1.1
+
+    def __init__(self, version: Any, loader: Any) -> None:  # noqa: ARG002 - ruamel.yaml passes it
+        super().__init__(loader)
+
+    def resolve(self, kind: type[Node], value: str, implicit: tuple[bool, bool]) -> Tag:
+        if kind is not ScalarNode:
+            return _ResolvedTag(suffix="collection")
+        names = self.SCALARS if implicit[0] else ("str",)
+        return _ResolvedTag(suffix=next(name for name in names if self.SCALARS[name][0].fullmatch(value)))
+
+
+class _Tree:
+    """The entries of the nodes of a text; nodes that an alias repeats have the same value."""
+
+    def __init__(self, source: Position) -> None:
         self._source = source
+        self._values: dict[Node, Any] = {}
+        self._begun: set[Node] = set()
 
     def entry(self, node: Node, key: Node | None = None) -> JobEntry:
         position = self._position(key or node)
-        if node in self.recursive_objects:
-            raise JobFileError(f"{position}: an alias is used inside its own anchor.")
-        return JobEntry(self.construct_object(node, deep=True), position)
+        if node not in self._values:
+            if node in self._begun:
+                raise JobFileError(f"{position}: an alias is used inside its own anchor.")
+            self._begun.add(node)
+            self._values[node] = self._value(node)
+        return JobEntry(self._values[node], position)
 
-    def mapping(self, node: MappingNode) -> dict[str, JobEntry]:
+    def _value(self, node: Node) -> Any:
+        self._check_tag(node)
+        if isinstance(node, ScalarNode):
+            return _CoreSchema.SCALARS[str(node.tag)][1](node.value)
+        if isinstance(node, MappingNode):
+            return self._mapping(node)
+        return [self.entry(item) for item in node.value]
+
+    def _mapping(self, node: MappingNode) -> dict[str, JobEntry]:
         entries: dict[str, JobEntry] = {}
         for key, value in node.value:
             position = self._position(key)
             if not isinstance(key, ScalarNode):
                 raise JobFileError(f"{position}: a key must be a word, and this is a list or a mapping.")
+            self._check_tag(key)
             if key.value in entries:
                 before = entries[key.value].position.line
                 raise JobFileError(f"{position}: the key {key.value!r} is already in line {before}.")
             entries[key.value] = self.entry(value, key)
         return entries
 
-    def sequence(self, node: SequenceNode) -> list[JobEntry]:
-        return [self.entry(item) for item in node.value]
-
-    def refuse(self, node: Node) -> Any:
-        tag = str(node.tag).replace("tag:yaml.org,2002:", "!!")
-        raise JobFileError(f"{self._position(node)}: the tag {tag} has no meaning in a job file. Remove it.")
+    def _check_tag(self, node: Node) -> None:
+        if not isinstance(node.ctag, _ResolvedTag):
+            tag = str(node.tag).replace("tag:yaml.org,2002:", "!!")
+            raise JobFileError(
+                f"{self._position(node)}: the tag {tag} has no meaning in a job file. Remove it."
+            )
 
     def _position(self, node: Node) -> Position:
         return self._source.at(node.start_mark.line)
-
-
-_Constructor.add_constructor("tag:yaml.org,2002:map", _Constructor.mapping)
-_Constructor.add_constructor("tag:yaml.org,2002:seq", _Constructor.sequence)
-_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
-_Constructor.add_constructor(None, _Constructor.refuse)
 
 
 def read_tree(text: str, source: Position) -> JobEntry:
@@ -118,12 +158,12 @@ def read_tree(text: str, source: Position) -> JobEntry:
         JobFileError: if the text is not YAML, is empty or has more than one document; names the line.
     """
     yaml = YAML(typ="safe", pure=True)
-    yaml.Constructor = partial(_Constructor, source)
+    yaml.Resolver = _CoreSchema
     try:
         node = yaml.compose(text)
         if node is None:
             raise JobFileError(f"{source}: the file is empty.")
-        return cast("_Constructor", yaml.constructor).entry(node)
+        return _Tree(source).entry(node)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = source.at(mark.line) if mark else source

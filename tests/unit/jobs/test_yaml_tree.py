@@ -39,6 +39,11 @@ def plain(text: str) -> object:
         ("12:30:15", "12:30:15"),
         ("2026-01-01", "2026-01-01"),
         ("0o17", 15),
+        ("0x1f", 31),
+        ("1_000", "1_000"),
+        ("0b101", "0b101"),
+        ("=", "="),
+        ("<<", "<<"),
         ("my_models:make_net", "my_models:make_net"),
         ("'3'", "3"),
         ('"null"', "null"),
@@ -71,6 +76,14 @@ def test_every_key_and_item_has_its_line() -> None:
             "a: 1\nb: !!python/name:os.system x\n",
             "job.yaml:2: the tag !!python/name:os.system has no meaning",
         ),
+        ("a: !!int x\n", "job.yaml:1: the tag !!int has no meaning"),
+        ("a: !!str 3\n", "job.yaml:1: the tag !!str has no meaning"),
+        ("a: !!binary '*'\n", "job.yaml:1: the tag !!binary has no meaning"),
+        ("a: 1\nb: !!set {x}\n", "job.yaml:2: the tag !!set has no meaning"),
+        ("a: !!omap [x: 1]\n", "job.yaml:1: the tag !!omap has no meaning"),
+        ("a: !!map {x: 1}\n", "job.yaml:1: the tag !!map has no meaning"),
+        ("!!str a: 1\n", "job.yaml:1: the tag !!str has no meaning"),
+        ("a: !<int> x\n", "job.yaml:1: the tag "),
         ("a: !secret x\n", "job.yaml:1: the tag !secret has no meaning in a job file. Remove it."),
         ("? [1]\n: 2\n", "job.yaml:1: a key must be a word, and this is a list or a mapping."),
         ("a: &x\n  b: *x\n", "job.yaml:2: an alias is used inside its own anchor."),
@@ -80,6 +93,10 @@ def test_invalid_files_are_errors_with_the_line(text: str, message: str) -> None
     with pytest.raises(JobFileError) as caught:
         read_tree(text, FILE)
     assert str(caught.value).startswith(message)
+
+
+def test_a_text_that_calls_itself_yaml_1_1_is_read_alike() -> None:
+    assert plain("%YAML 1.1\n---\na: off\nb: 010\n") == {"a": "off", "b": 10}
 
 
 def test_alias_has_the_value_of_its_anchor() -> None:

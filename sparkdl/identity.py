@@ -52,5 +52,7 @@ def _text(value: Any) -> str:
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
-    return "not there" if value is _MISSING else text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    if value is _MISSING:
+        return "not there"
+    text = "there" if isinstance(value, str) and value.startswith("#") else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

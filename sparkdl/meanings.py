@@ -164,6 +164,7 @@ MEANINGS = (
                 "ConnectException",
                 "ConnectTimeoutException",
                 "NoRouteToHostException",
+                "SSLError",
                 "SSLException",
                 "SSLHandshakeException",
                 "SocketTimeoutException",

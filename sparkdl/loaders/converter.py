@@ -56,7 +56,7 @@ def make_spark_converter(
 
     Returns:
         The converter. Its files are kept until :meth:`SparkDatasetConverter.delete`, the end of a ``with`` block, or
-        the end of this process, even if other processes clean up the Store; converters of DataFrames with equal rows
+        the end of this process, even if other processes clean up the Store; converters of the same DataFrame object
         share them. A DataFrame that only reads Parquet files is not copied, and its files are never removed.
 
     Raises:

@@ -7,6 +7,8 @@ without a usable Python, cancellations before Spark 4, and on Spark Connect the 
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import sys
@@ -40,6 +42,8 @@ _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _CONDITION = re.compile(r"\[([A-Z_]+(?:\.[A-Z_]+)?)\]")
 _JAVA_CLASS = re.compile(r"\b(?:[a-z]\w*\.)+([A-Z][\w$]*)(?=[:\s]|$)")
 _JAVA_EXCEPTION = re.compile(r"\b(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
+_SYSTEM_ERROR = re.compile(r"FileNotFoundException: .* \(([^()]+)\)$")  # Java has this class for all of them
+_SERVER_CODE = re.compile(r"\bError Code: (\w+)")  # as Amazon's library for Java writes it
 _OWN_ERROR = re.compile(r"^sparkdl\.errors\.(\w+): (.+?)\s*$", re.MULTILINE)
 
 # gRPC also reports CANCELLED for a connection that was closed on the way.
@@ -245,8 +249,12 @@ def _file_error(url: str, text: str) -> DataError:
     """Return the error for a file that Spark could not read, from the condition and the classes that Spark names."""
     causes = _CAUSE.findall(text)
     cause = causes[-1].strip() if causes else text.strip().splitlines()[0]
-    # The last class is that of the innermost exception, whose name says most.
-    meaning = first_meaning([*reversed(_JAVA_CLASS.findall(cause)), *_CONDITION.findall(text)])
+    # The last class is that of the innermost exception, whose name says most after the server's code.
+    names = *_SERVER_CODE.findall(cause), *reversed(_JAVA_CLASS.findall(cause)), *_CONDITION.findall(text)
+    meaning = first_meaning(names)
+    system_error = _SYSTEM_ERROR.search(cause)
+    if system_error is not None and system_error[1] != os.strerror(errno.ENOENT):
+        meaning = None
     words = one_line(_JAVA_EXCEPTION.sub("", cause))
     if meaning is None or not issubclass(meaning.error, DataError):
         return DataError(

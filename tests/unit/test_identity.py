@@ -25,6 +25,7 @@ def test_identities_have_one_digest_exactly_if_nothing_differs(one: dict, other:
         ({"seed": 0}, {"seed": False}, ["seed was 0 and is False"]),
         ({"seed": 1}, {}, ["seed was 1 and is not there"]),
         ({}, {"seed": 1}, ["seed was not there and is 1"]),
+        ({"files": "#0123"}, {}, ["files was there and is not there"]),
         ({"rows": checksum(b"a")}, {"rows": checksum(b"b")}, ["changed: rows"]),
         ({"rows": None}, {"rows": checksum(b"b")}, []),
         ({"sizes": (1, 2)}, {"sizes": [1, 2]}, []),

@@ -305,6 +305,38 @@ def _primitive_to_numpy(values: pa.Array, dtype: str) -> npt.NDArray[Any]:
     return array if array.flags.writeable else array.copy()
 
 
+def values_or_nulls(values: pa.Array) -> npt.NDArray[Any]:
+    """Return the rows of a column of any type: numbers and times, with NaN and NaT for nulls, or else objects.
+
+    It is ``values.to_numpy(zero_copy_only=False)`` without importing pandas.
+    """
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind, has_nulls = _kind(values.type), values.null_count > 0
+    if kind == "number" and not (has_nulls and pa.types.is_boolean(values.type)):
+        if has_nulls and pa.types.is_integer(values.type):
+            values = values.cast(pa.float64(), safe=False)
+        dtype = _PRIMITIVES[values.type]
+        numbers = _primitive_to_numpy(values, dtype)
+        if has_nulls:
+            numbers[_primitive_to_numpy(values.is_null(), "bool")] = np.nan
+        return numbers
+    if kind in {"date", "timestamp"}:
+        unit = "D" if pa.types.is_date32(values.type) else getattr(values.type, "unit", "ms")
+        numbers = values.cast(pa.int32() if unit == "D" else pa.int64()).cast(pa.int64())
+        times = _primitive_to_numpy(numbers, "int64").view(f"datetime64[{unit}]")
+        times[_primitive_to_numpy(values.is_null(), "bool")] = np.datetime64("NaT")
+        return times
+    rows = [
+        values_or_nulls(row.values) if row.is_valid and is_list(values.type) else row.as_py()
+        for row in values
+    ]
+    objects = np.empty(len(values), dtype=object)
+    for number, row in enumerate(rows):
+        objects[number] = row
+    return objects
+
+
 def _describe(column: Column) -> str:
     shape = " x ".join(map(str, column.shape))
     element = column.dtype if column.kind == "number" else column.kind

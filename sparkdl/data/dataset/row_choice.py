@@ -156,9 +156,9 @@ class RowFilter:
         missing = [name for name in self.columns if name not in table.column_names]
         if missing:
             raise DataError(f"the row filter uses column {missing[0]!r}, which does not exist")
-        values = {
-            name: table.column(name).combine_chunks().to_numpy(zero_copy_only=False) for name in self.columns
-        }
+        from sparkdl.data.dataset.arrow import values_or_nulls  # the data floor is imported without Arrow
+
+        values = {name: values_or_nulls(table.column(name).combine_chunks()) for name in self.columns}
         try:
             mask = np.asarray(self.keep(values))
         except Exception as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
+from sparkdl.data.dataset.dataset import folder_values
 from sparkdl.data.dataset.row_group_file import RowGroupFile
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.spark.jobs import spark_job
@@ -55,7 +56,7 @@ def file_error(url: str, columns: Sequence[str] | None = None) -> DataError | No
         except Exception as error:
             return RowGroupFile(path, location.open_file, 0, name).error(error, [])
         for index in range(num_row_groups):
-            row_group = RowGroupFile(path, location.open_file, index, name)
+            row_group = RowGroupFile(path, location.open_file, index, name, folder_values(path))
             try:
                 row_group.read(names)
             except Exception as error:

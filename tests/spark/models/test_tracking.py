@@ -183,6 +183,11 @@ def test_search_has_a_run_per_fold_and_param_map_under_the_active_run(frame, tra
     assert parent.info.status == "FINISHED"
     assert sorted(run.data.tags["sparkdl.param_map"] for run in children_of(parent.info.run_id)) == ["0", "1"]
 
+    with mlflow.start_run() as outer:
+        estimator.fit(frame, maps[:1])
+    (nested,) = children_of(outer.info.run_id)
+    assert nested.data.tags["sparkdl.param_map"] == "0"
+
 
 def children_of(run_id):
     return mlflow.search_runs(filter_string=f"tags.mlflow.parentRunId = '{run_id}'", output_format="list")

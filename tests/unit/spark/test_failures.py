@@ -66,8 +66,15 @@ def test_only_the_last_exception_of_a_traceback_counts() -> None:
         ("java.io.IOException: cannot read file:/data/java.net.ConnectException/x", DataError),
         ("org.apache.parquet.io.ParquetDecodingException: x", CorruptFileError),
         ("java.io.FileNotFoundException: File does not exist: /b/x", FileVanishedError),
+        ("java.io.FileNotFoundException: /b/x (No such file or directory)", FileVanishedError),
+        ("java.io.FileNotFoundException: /b/x (Permission denied)", DataError),
+        ("java.io.FileNotFoundException: /b/x (Too many open files)", DataError),
         ("com.google.GoogleJsonResponseException: 403 Forbidden", DataError),
         ("a.b.AmazonS3Exception: No (Service: S3, Status Code: 403)", DataError),
+        (
+            "a.b.AmazonS3Exception: No (Service: S3; Status Code: 403; Error Code: ExpiredToken; Request ID: 1)",
+            StoreAccessError,
+        ),
         ("java.io.IOException: read 403 of 503 bytes", DataError),
     ],
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.data import ParquetFeed
+from sparkdl.data import ParquetFeed, RowFilter
 from sparkdl.data.dataset.row_choice import draw_rows
 from sparkdl.errors import DataError
 from sparkdl.estimators.fit.split import marked_rows
@@ -78,3 +81,39 @@ def test_marked_rows_are_counted_by_row_group(tmp_path):
 def test_only_booleans_mark_rows(tmp_path, name, found):
     with pytest.raises(DataError, match=f"Column '{name}' holds {found}, but validationIndicatorCol must be"):
         marked_rows(write_dataset(tmp_path, 5), name)
+
+
+COLUMNS = [
+    pa.array([1, 2, 3], pa.int32()),
+    pa.array([1, None, 3], pa.int64()),
+    pa.array([1.5, None, float("nan")], pa.float32()),
+    pa.array([True, False, True]),
+    pa.array([True, None, False]),
+    pa.array(["a", None, "b"]),
+    pa.array([b"a", b"", None]),
+    pa.array([Decimal("1.20"), None]),
+    pa.array([3, None, 5], pa.timestamp("us")),
+    pa.array([3, None, 5], pa.timestamp("ns", "UTC")),
+    pa.array([3, None], pa.date32()),
+    pa.array([86_400_000, None], pa.date64()),
+    pa.array([[1.0, None], None, []], pa.list_(pa.float64())),
+    pa.array([["a"], [None, "b"]]),
+    pa.array([{"x": 1}, None]),
+    pa.array(["a", None, "a"]).dictionary_encode(),
+    pa.array([], pa.int64()),
+    pa.array([1, None, 3, 4], pa.int8()).slice(1, 2),
+]
+
+
+@pytest.mark.parametrize("values", COLUMNS, ids=lambda values: str(values.type))
+def test_a_filter_gets_what_arrow_makes_of_a_column(values):
+    given_to_filter = []
+
+    def keep(columns):
+        given_to_filter.append(columns["v"])
+        return np.ones(len(values), bool)
+
+    assert len(RowFilter(["v"], keep).rows_kept(pa.table({"v": values}))) == len(values)
+    (array,), wanted = given_to_filter, values.to_numpy(zero_copy_only=False)
+    assert array.dtype == wanted.dtype
+    assert repr(array.tolist()) == repr(wanted.tolist())

@@ -57,8 +57,9 @@ def test_plain_files_are_read_without_pandas_and_without_petastorms_package(
 ) -> None:
     code = """
 import sys
-from sparkdl.data import ParquetFeed
-with ParquetFeed(sys.argv[1], batch_size=8) as feed:
+from sparkdl.data import ParquetFeed, RowFilter
+keep = RowFilter(["id"], lambda columns: columns["id"] >= 1)
+with ParquetFeed(sys.argv[1], batch_size=8, row_filter=keep) as feed:
     print(sum(int(batch["id"].sum()) for batch in feed))
 print([name for name in ("pandas", "petastorm", "sparkdl.data.petastorm") if name in sys.modules])
 """

@@ -50,6 +50,7 @@ from sparkdl.collective.current import current_job, find_mpi_world, job_rendezvo
 from sparkdl.collective.job import find_all, host_job
 from sparkdl.collective.torchrun_variables import is_own_run, is_torchruns, names_job
 from sparkdl.errors import CommunicatorTimeoutError, ParamError, SparkdlError
+from sparkdl.patches.late_parameters import average_late_parameters
 from sparkdl.patches.mesh_caches import forget_meshes
 from sparkdl.patches.rendezvous_handlers import replace_handlers
 from sparkdl.rendezvous.addresses import (
@@ -64,6 +65,7 @@ from sparkdl.rendezvous.deadline import to_seconds
 from sparkdl.rendezvous.store import all_gather_bytes
 from sparkdl.torch.gpu.accelerator import CUDA_BACKENDS, open_accelerator
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
+from sparkdl.torch.replicas import LiveParameters
 
 if TYPE_CHECKING:
     from sparkdl.collective.job import RankJob
@@ -378,6 +380,7 @@ def register() -> None:
         dist.Backend.register_backend(
             BACKEND_NAME, create_process_group, extended_api=True, devices=["cpu", "cuda"]
         )
+        average_late_parameters(BACKEND_NAME, LiveParameters)
 
 
 def init_process_group(

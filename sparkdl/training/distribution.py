@@ -197,8 +197,7 @@ class Replicas(ModelDistribution):
 
     def _wrap_by_ddp(self, whole: nn.Module) -> nn.Module:
         """DistributedDataParallel of a module as it is now; it does not notice changes itself."""
-        self._live, self._has_late = LiveParameters(whole), False
-        self._averaged = {parameter for parameter in self._live.parameters if parameter.requires_grad}
+        self._live = LiveParameters(whole)
         # It cannot send sparse and quantized tensors. All ranks have them from the spec.
         special = [
             name
@@ -217,28 +216,8 @@ class Replicas(ModelDistribution):
         """Take up layers that were added or replaced, and parameters that were frozen or unfrozen. Collective."""
         if isinstance(self.called, DataParallel):
             self.called.take_up_changes()
-        if isinstance(self.called, DistributedDataParallel) and (self._live.look() or self._has_late):
+        if isinstance(self.called, DistributedDataParallel) and self._live.look():
             self.called = self._wrap_by_ddp(self.called.module)
-
-    def forward_backward(
-        self,
-        objective: Objective,
-        batch: Batch,
-        *,
-        scaled: Callable[[LossTerm], Tensor],
-        check: Callable[[Tensor], None] = lambda _: None,
-    ) -> Evaluation:
-        """Apply the module to a batch, and accumulate the gradients of its loss."""
-        evaluation = super().forward_backward(objective, batch, scaled=scaled, check=check)
-        if isinstance(self.called, DistributedDataParallel):
-            self._has_late = self._live.look() or self._has_late  # unfrozen by the step itself
-            if self._has_late and self.called.require_backward_grad_sync:
-                from sparkdl.parallel.sharding import average_gradients
-
-                late = [parameter for parameter in self._live.parameters if parameter not in self._averaged]
-                assert torch.distributed.group.WORLD is not None, "initialized with the wrapper"
-                average_gradients(late, torch.distributed.group.WORLD)
-        return evaluation
 
     def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
         """The comparison of the modules of all ranks; None on one rank."""

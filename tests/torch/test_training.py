@@ -5,6 +5,7 @@ Tolerance: float32 gradients and weights agree to 1e-6 absolute and 1e-5 relativ
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -69,6 +71,42 @@ def check_ddp_gradients_equal_one_process_on_the_joined_batch() -> None:
     module = DistributedDataParallel(model())
     loss_of(module, batch(dist.get_rank(), 0)).backward()
     assert_gradients(module.module, reference_gradients(dist.get_world_size()))
+
+
+def check_ddp_takes_up_parameters_that_are_unfrozen_or_added_later() -> None:
+    """Also with a hook, gradients that were accumulated before, and torch.compile."""
+    for compiles in (False, True):
+        torch.manual_seed(dist.get_rank())
+        module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        module[0].requires_grad_(False)
+        wrapped, counts = DistributedDataParallel(module, gradient_as_bucket_view=True), []
+
+        def hook(_, bucket, counts=counts):  # torch compares annotations
+            counts.append(len(bucket.parameters()))
+            return allreduce_hook(None, bucket)
+
+        wrapped.register_comm_hook(None, hook)
+        called = torch.compile(wrapped, backend="eager") if compiles else wrapped
+        rows = torch.randn(3, 4)
+        called(rows).sum().backward()
+        module.zero_grad()
+        module[0].requires_grad_(True)
+        module.append(torch.nn.Linear(2, 1))
+        with wrapped.no_sync():
+            called(rows).square().sum().backward()
+        called(rows).sum().backward()
+        assert counts == [2, 6]
+        of_ranks = [None] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, (module.state_dict(), rows))
+        copy_of_module, gradients = copy.deepcopy(module), []
+        for state, its_rows in of_ranks:
+            torch.testing.assert_close(state, module.state_dict(), rtol=0.0, atol=0.0)
+            copy_of_module.zero_grad()
+            output = copy_of_module(its_rows)
+            (output.square() + output).sum().backward()
+            gradients.append([parameter.grad.clone() for parameter in copy_of_module.parameters()])
+        means = [torch.stack(of_one).mean(0) for of_one in zip(*gradients, strict=True)]
+        torch.testing.assert_close([each.grad for each in module.parameters()], means, **TOLERANCE)
 
 
 def check_ddp_with_several_buckets_trains_as_one_process() -> None:

@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import sparkdl.horovod.torch as hvd
 from sparkdl.errors import ParamError, ReplicasDifferError
 from sparkdl.parallel import Parallelism
-from sparkdl.torch import DataParallel, ReplicaCheck
+from sparkdl.torch import DataParallel, ReplicaCheck, destroy_process_group, init_process_group
 from sparkdl.training import trainer
 from sparkdl.training.callbacks import Callback, FitContext
 from sparkdl.training.distribution import Replicas
@@ -136,12 +137,11 @@ def train_plainly(
     module: Model,
     optimizer: Optimizer,
     forward: nn.Module,
-    after: Callable[[], None] = lambda: None,
+    seed: int = 5,
 ) -> dict[str, Any]:
     for step in range(NUM_STEPS):
-        torch.manual_seed(5)
+        torch.manual_seed(seed)
         CHANGES[change](module, optimizer, step)
-        after()
         nn.functional.cross_entropy(forward(rows[0]), rows[1]).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -180,7 +180,7 @@ class ReplicasByDDP(Replicas):
 
 
 FITS: dict[str, Any] = {"fit": Replicas, "fit with DistributedDataParallel": ReplicasByDDP}
-SCRIPTS = ("DataParallel", "hvd.DistributedOptimizer")
+SCRIPTS = ("DataParallel", "hvd.DistributedOptimizer", "DistributedDataParallel")
 
 
 def train_each(environment: RankEnvironment, dataset: ParquetDataset) -> dict[tuple[str, str], Any]:
@@ -216,6 +216,15 @@ def train_each(environment: RankEnvironment, dataset: ParquetDataset) -> dict[tu
                 change, rows, module, distributed, module
             )
         hvd.shutdown()
+        init_process_group(communicator, cuda=False)
+        for change in CHANGES:
+            module = model_for(change)
+            # torch has to be told that parameters may be frozen.
+            averaged = DistributedDataParallel(module, find_unused_parameters="frozen" in change)
+            weights["DistributedDataParallel", change] = train_plainly(
+                change, rows, module, OPTIMIZER(module.parameters()), averaged, seed=5 + environment.rank
+            )
+        destroy_process_group()
     return weights
 
 

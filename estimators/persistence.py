@@ -226,20 +226,20 @@ def _read_metadata(folder: Path, expected: type[Params]) -> dict[str, Any]:
         # Spark gives the file a longer name.
         file = next(iter(sorted(folder.glob(f"{_METADATA}*"))), folder / _METADATA)
         metadata = cast("dict[str, Any]", json.loads(file.read_text(encoding="utf-8")))
-        found = str(metadata["class"])
+        class_name = str(metadata["class"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SavedModelError(
             f"There is no readable {expected.__name__}: {type(error).__name__}: {error}"
         ) from error
-    if found != name:
-        module, _, kind = found.replace("org.apache.spark.ml.", "pyspark.ml.").rpartition(".")
+    if class_name != name:
+        module, _, kind = class_name.replace("org.apache.spark.ml.", "pyspark.ml.").rpartition(".")
         inside = (
             f" The {expected.__name__} may be one of its stages, or its bestModel."
             if module.startswith("pyspark.")
             else ""
         )
         raise SavedModelError(
-            f"The path holds a {found}, not a {name}. Load it with that class: from {module} import {kind}; "
+            f"The path holds a {class_name}, not a {name}. Load it with that class: from {module} import {kind}; "
             f"{kind}.load(path).{inside}"
         )
     return metadata

@@ -293,6 +293,6 @@ def did_you_mean(
         most: maximum number of words that the sentence names.
         show: function that formats a word for the sentence.
     """
-    folded = {each.lower(): each for each in known}
+    folded = {word.lower(): word for word in known}
     near = difflib.get_close_matches(word.lower(), folded, n=most, cutoff=0.6)
-    return f"Did you mean {' or '.join(show(folded[each]) for each in near)}?" if near else otherwise
+    return f"Did you mean {' or '.join(show(folded[word]) for word in near)}?" if near else otherwise

@@ -10,10 +10,10 @@ from sparkdl import __version__
 
 def package_versions(packages: Iterable[str]) -> dict[str, str]:
     """Return the versions of sparkdl and of those ``packages`` that are installed, by package name."""
-    found = {"sparkdl": __version__}
+    versions = {"sparkdl": __version__}
     for package in packages:
         try:
-            found.setdefault(package, metadata.version(package))
+            versions.setdefault(package, metadata.version(package))
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

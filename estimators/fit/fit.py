@@ -302,8 +302,8 @@ def with_param_maps(estimator: E, maps: Sequence[dict[Any, Any]]) -> list[E]:
             copy = estimator.copy(param_map)
             copy.check_values()
         except ParamError as error:
-            found = type(error)(f"In the Param map with index {index}: {error}")
-            raise found.about(*error.params) from error
+            explained = type(error)(f"In the Param map with index {index}: {error}")
+            raise explained.about(*error.params) from error
         folder = copy.getOrDefault("checkpointDir") if copy.isSet("checkpointDir") else None
         if folder is not None and len(maps) > 1:  # each is another fit
             copy.setParams(checkpointDir=f"{folder.rstrip('/')}/fit-{index}")

@@ -266,7 +266,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     named = labels_by_column(params.getLabels(), params.label_names())
     rows = _first_rows(dataset, list(dict.fromkeys((*inputs.names, *(head.label.name for head in heads)))))
     row = {name: values[:1] for name, values in rows.items()}
-    found = probe(
+    probed = probe(
         params.getModel(),
         params.getOptimizer(),
         inputs=inputs,
@@ -276,19 +276,19 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         weighted=weight is not None,
         pair=_different_rows({name: rows[name] for name in inputs.names}),
     )
-    check_names((entry.name for entry in found.inputs.inputs), params)
-    _try_scheduler(params, found, num_training_rows(training, dataset))
+    check_names((entry.name for entry in probed.inputs.inputs), params)
+    _try_scheduler(params, probed, num_training_rows(training, dataset))
     _check_precision(params)
-    heads = with_classes(found.heads, found.num_classes, dataset, named)
+    heads = with_classes(probed.heads, probed.num_classes, dataset, named)
     check_indexed_features(inputs, heads)
     _check_parallelism(params)
     _check_initial_weights(params)
-    spec = replace(_make_spec(params, found, heads), training_rows=training, validation_rows=validation)
-    gradients = try_step(spec, dataset) or found.gradients
+    spec = replace(_make_spec(params, probed, heads), training_rows=training, validation_rows=validation)
+    gradients = try_step(spec, dataset) or probed.gradients
     _check_sparse(params, gradients)
     # In a user's training step, other rows may use other parameters than the rows that were tried.
     spec = replace(spec, has_unused_parameters=gradients.any_missing or spec.user_step is not None)
-    signature = _signature(found, heads)
+    signature = _signature(probed, heads)
     check_scored_columns(scored_columns_of(params), signature.outputs)
     return FitInputs(spec, signature, row)
 

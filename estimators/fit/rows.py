@@ -178,7 +178,7 @@ def _union(kind: RowsNeeded, members: Iterable[RowsNeeded]) -> RowsNeeded:
     needs = list(members)
 
     def union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for each in names for name in each))
+        return tuple(dict.fromkeys(name for group in names for name in group))
 
     return replace(
         kind,

@@ -304,10 +304,10 @@ def _as_json(content: Any) -> bytes:
 
 def _schema_of(column: LoggedColumn) -> dict[str, Any]:
     """Return a column's type as MLflow's JSON of a schema has it."""
-    found: dict[str, Any] = {"type": "any" if column.kind == "timestamp" else column.kind}
+    schema: dict[str, Any] = {"type": "any" if column.kind == "timestamp" else column.kind}
     for _ in range(column.depth):
-        found = {"type": "array", "items": found}
-    return found
+        schema = {"type": "array", "items": schema}
+    return schema
 
 
 def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dict[str, object]:

@@ -63,8 +63,8 @@ def _to_labels(value: Any) -> Sequence[Any]:
 
 def _to_list(value: Any) -> list[Any]:
     given = list(value) if isinstance(value, _LISTS) else []
-    each = [one.item() if isinstance(one, np.generic) else one for one in given]
-    labels = [int(one) if isinstance(one, float) and one.is_integer() else one for one in each]
+    values = [one.item() if isinstance(one, np.generic) else one for one in given]
+    labels = [int(one) if isinstance(one, float) and one.is_integer() else one for one in values]
     kinds = {type(label) for label in labels}
     if len(labels) < 2 or len(kinds) > 1 or not kinds <= {str, bool, int} or len(set(labels)) < len(labels):
         raise TypeError(
@@ -245,13 +245,13 @@ def labels_by_column(given: Sequence[Any] | None, names: Sequence[str]) -> dict[
     """
     if given is None:
         return {}
-    each = given if any(one is None or isinstance(one, list) for one in given) else [given]
-    if len(each) != len(names):
+    lists = given if any(one is None or isinstance(one, list) for one in given) else [given]
+    if len(lists) != len(names):
         raise ParamError(
-            f"Param labels has the labels of {len(each)} columns, and labelCol names {len(names)}: "
+            f"Param labels has the labels of {len(lists)} columns, and labelCol names {len(names)}: "
             f"{', '.join(names)}. Give a list for each, or None."
         )
-    return {name: labels for name, labels in zip(names, each, strict=True) if labels is not None}
+    return {name: labels for name, labels in zip(names, lists, strict=True) if labels is not None}
 
 
 def check_validation(params: HasRowColumns) -> None:

@@ -303,10 +303,10 @@ def _rows_of_corpus(
     first = dataset.select(quoted(texts.column)).limit(PLANNED_TEXTS)
     with reading_job(dataset.sparkSession, "counting texts"):
         num_texts = dataset.count()
-        found = first.mapInArrow(measure, "texts long, tokens long").collect()
+        lengths = first.mapInArrow(measure, "texts long, tokens long").collect()
     if not num_texts:
         return 0
-    per_text: float = sum(row["tokens"] for row in found) / sum(row["texts"] for row in found)
+    per_text: float = sum(row["tokens"] for row in lengths) / sum(row["texts"] for row in lengths)
     return max(1, math.ceil(per_text * num_texts / length))
 
 

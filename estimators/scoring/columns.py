@@ -68,9 +68,9 @@ def check_scored_columns(columns: Sequence[ScoredColumn], outputs: Sequence[Mode
             for output in outputs:
                 _check_type(column, output)
         elif not answering(column, outputs):
-            found = ", ".join(f"{_of_label(output)} predicts {_predicted(output)}" for output in outputs)
+            predicted = ", ".join(f"{_of_label(output)} predicts {_predicted(output)}" for output in outputs)
             raise ParamError(
-                f"Param {column.param} is {column.name!r}, and {found}. Train with CrossEntropyLoss, NLLLoss, "
+                f"Param {column.param} is {column.name!r}, and {predicted}. Train with CrossEntropyLoss, NLLLoss, "
                 f"BCEWithLogitsLoss or BCELoss on one label per row, or leave {column.param} out."
             )
 

@@ -225,8 +225,8 @@ def make_rows(
     """
     rows = []
     for case in cases:
-        times = {contender: found.times for contender, found in measured[case.name].items()}
-        medians = {contender: statistics.median(found) for contender, found in times.items()}
+        times = {contender: measure.times for contender, measure in measured[case.name].items()}
+        medians = {contender: statistics.median(seconds) for contender, seconds in times.items()}
         num_bytes = case.settings["num_bytes"] * case.settings["num_tensors"]
         for contender, median_s in medians.items():
             rows.append(

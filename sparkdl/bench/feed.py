@@ -157,9 +157,9 @@ def make_rows(
     """
     rows = []
     for case in cases:
-        medians = {name: statistics.median(found.times) for name, found in measured[case.name].items()}
-        for contender, found in measured[case.name].items():
-            results = [result for turn in found.results for result in turn]
+        medians = {name: statistics.median(measure.times) for name, measure in measured[case.name].items()}
+        for contender, measure in measured[case.name].items():
+            results = [result for turn in measure.results for result in turn]
             waits = [wait for result in results for wait in result["waited_s"]]
             settings = case.settings
             row_bytes = 4 * (settings["num_floats"] or settings["list_length"] + 2)
@@ -167,9 +167,9 @@ def make_rows(
                 {
                     "case": case.name,
                     "contender": contender,
-                    "repetitions": len(found.times),
+                    "repetitions": len(measure.times),
                     "median_s": medians[contender],
-                    "p90_s": percentile(found.times, 0.9),
+                    "p90_s": percentile(measure.times, 0.9),
                     "rows": settings["num_rows"],
                     "rows_per_s": settings["num_rows"] / medians[contender],
                     "peak_bytes": max(result["peak_bytes"] for result in results),
@@ -177,7 +177,7 @@ def make_rows(
                     if contender == "sparkdl"
                     else None,
                     "data_wait_share": statistics.median(
-                        wait / duration for wait, duration in zip(waits, found.times, strict=True)
+                        wait / duration for wait, duration in zip(waits, measure.times, strict=True)
                     ),
                     "ratio": ratios(contender, medians),
                 }

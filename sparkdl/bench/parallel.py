@@ -142,10 +142,10 @@ def make_rows(
     rows = []
     for case in cases:
         found_of = measured[case.name]
-        medians = {name: statistics.median(found.times) for name, found in found_of.items()}
+        medians = {name: statistics.median(measure.times) for name, measure in found_of.items()}
         loss = found_of["one rank"].results[0][0]["loss"]
-        for contender, found in found_of.items():
-            results = [row for row in found.results[0] if not math.isnan(row["loss"])]
+        for contender, measure in found_of.items():
+            results = [row for row in measure.results[0] if not math.isnan(row["loss"])]
             for result in results:
                 if not math.isclose(result["loss"], loss, rel_tol=_LOSS_TOLERANCE):
                     raise CommunicatorError(
@@ -155,9 +155,9 @@ def make_rows(
                 {
                     "case": case.name,
                     "contender": contender,
-                    "repetitions": len(found.times),
+                    "repetitions": len(measure.times),
                     "median_s": medians[contender],
-                    "p90_s": percentile(found.times, 0.9),
+                    "p90_s": percentile(measure.times, 0.9),
                     "state_bytes": max(result["state_bytes"] for result in results),
                     "saved_bytes": max(result["saved_bytes"] for result in results),
                     "ranks": world_size,

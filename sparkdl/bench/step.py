@@ -117,18 +117,18 @@ def make_rows(
     """
     rows = []
     for case in cases:
-        medians = {name: statistics.median(found.times) for name, found in measured[case.name].items()}
-        for contender, found in measured[case.name].items():
+        medians = {name: statistics.median(measure.times) for name, measure in measured[case.name].items()}
+        for contender, measure in measured[case.name].items():
             if contender != "alone":
-                _check_alike(case, contender, found)
-            result = found.results[0][0]
+                _check_alike(case, contender, measure)
+            result = measure.results[0][0]
             rows.append(
                 {
                     "case": case.name,
                     "contender": contender,
-                    "repetitions": len(found.times),
+                    "repetitions": len(measure.times),
                     "median_s": medians[contender],
-                    "p90_s": percentile(found.times, 0.9),
+                    "p90_s": percentile(measure.times, 0.9),
                     "bytes": result["bytes"],
                     "tensors": result["tensors"],
                     "rows": case.settings["rows"],

@@ -187,19 +187,19 @@ def take_turns(actions: Mapping[str, Callable[[], None]], seconds: float) -> dic
 
 def make_rows(name: str, num_rows: int, times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     """Return one row per contender; ``ratio`` holds the other medians as multiples of the median of the row."""
-    medians = {contender: statistics.median(found) for contender, found in times.items()}
+    medians = {contender: statistics.median(seconds) for contender, seconds in times.items()}
     return [
         {
             "case": name,
             "contender": contender,
-            "repetitions": len(found),
+            "repetitions": len(seconds),
             "median_s": medians[contender],
-            "p90_s": percentile(found, 0.9),
+            "p90_s": percentile(seconds, 0.9),
             "rows": num_rows,
             "rows_per_s": num_rows / medians[contender],
             "ratio": ratios(contender, medians),
         }
-        for contender, found in times.items()
+        for contender, seconds in times.items()
     ]
 
 

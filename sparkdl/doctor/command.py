@@ -108,9 +108,9 @@ def _examine(options: argparse.Namespace, settings: dict[str, str], stack: ExitS
             spark = _within(options.timeout, lambda: _session(options, settings, stack))
         except Exception as error:  # one of Spark, py4j or gRPC
             findings = examine(num_ranks=options.ranks, timeout_s=options.timeout, on_step=_say)
-            found = f"no session on {options.master or options.remote}: {spark_words(error)}"
+            problem = f"no session on {options.master or options.remote}: {spark_words(error)}"
             advice = "Look at the URL, at whether the server runs, and at Java and pyspark above."
-            return [*findings, Finding(check="Spark", where=HERE, status=BAD, found=found, advice=advice)]
+            return [*findings, Finding(check="Spark", where=HERE, status=BAD, found=problem, advice=advice)]
     return examine(spark, num_ranks=options.ranks, timeout_s=options.timeout, on_step=_say)
 
 

@@ -99,9 +99,9 @@ def _survey_here(num_ranks: int, timeout_s: float) -> list[Finding]:
         )
     except SparkdlError as error:
         return [_ranks_failed(HERE, error)]
-    found = f"{_ranks(num_ranks)} ran on this machine"
+    text = f"{_ranks(num_ranks)} ran on this machine"
     names = dict.fromkeys(surveys[0]["host_of_rank"], HERE)
-    return [Finding(check="ranks", where=HERE, status=GOOD, found=found), *judge_network(surveys, names)]
+    return [Finding(check="ranks", where=HERE, status=GOOD, found=text), *judge_network(surveys, names)]
 
 
 def _ranks(count: int) -> str:
@@ -163,8 +163,8 @@ def _executors(spark: SparkSession, slots: int, here: MachineFacts, timeout_s: f
         advice = "Wait for the other jobs, ask for fewer ranks, or look at the executors' logs."
         return [Finding(check="executors", where=CLUSTER, status=BAD, found=str(error), advice=advice)]
     except Exception as error:
-        found = executor_python_problem(error, spark) or f"Spark could not run tasks: {spark_words(error)}"
-        return [Finding(check="executors", where=CLUSTER, status=BAD, found=found)]
+        problem = executor_python_problem(error, spark) or f"Spark could not run tasks: {spark_words(error)}"
+        return [Finding(check="executors", where=CLUSTER, status=BAD, found=problem)]
     findings: list[Finding] = []
     chosen, cpus = threads_by_settings(spark), task_cpus(spark)
     for number, executor in enumerate(executors):
@@ -209,14 +209,14 @@ def _survey_cluster(spark: SparkSession, slots: int, timeout_s: float) -> list[F
     }
     if len(set(names.values())) < len(names):
         names = {host: f"{name} ({host})" for host, name in names.items()}
-    found = f"{slots} ran on {len(names)} host{'s' if len(names) > 1 else ''}"
-    findings = [Finding(check="ranks", where=CLUSTER, status=GOOD, found=found)]
+    text = f"{slots} ran on {len(names)} host{'s' if len(names) > 1 else ''}"
+    findings = [Finding(check="ranks", where=CLUSTER, status=GOOD, found=text)]
     if not heard:
         advice = (
             "Log lines arrive with the result, progress not at all. Open the driver's ports to the executors."
         )
-        found = "executors cannot reach it"
-        findings.append(Finding(check="driver", where=CLUSTER, status=NOTE, found=found, advice=advice))
+        text = "executors cannot reach it"
+        findings.append(Finding(check="driver", where=CLUSTER, status=NOTE, found=text, advice=advice))
     return findings + judge_network(surveys, names)
 
 

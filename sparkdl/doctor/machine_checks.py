@@ -97,11 +97,11 @@ def _threads(facts: MachineFacts, where: str, num_ranks: int, num_threads: int) 
     if not num_ranks:
         return []
     ranks = "1 rank" if num_ranks == 1 else f"each of {num_ranks} ranks"
-    found = f"{in_threads(num_threads)} for {ranks}, and {facts.cores} core{'s' if facts.cores > 1 else ''}"
+    text = f"{in_threads(num_threads)} for {ranks}, and {facts.cores} core{'s' if facts.cores > 1 else ''}"
     if num_ranks * num_threads > facts.cores and num_threads > 1:
         advice = "Lower threadsPerWorker, OMP_NUM_THREADS or spark.task.cpus: threads that wait for cores are slow."
-        return [Finding(check="threads", where=where, status=NOTE, found=found, advice=advice)]
-    return [Finding(check="threads", where=where, status=GOOD, found=found)]
+        return [Finding(check="threads", where=where, status=NOTE, found=text, advice=advice)]
+    return [Finding(check="threads", where=where, status=GOOD, found=text)]
 
 
 def _java(facts: MachineFacts, where: str, is_needed: bool) -> Finding:
@@ -130,9 +130,9 @@ def _java(facts: MachineFacts, where: str, is_needed: bool) -> Finding:
 
 def _packages(facts: MachineFacts, where: str) -> Finding:
     missing = [package for package in _WANTED if package not in facts.packages]
-    found = ", ".join(f"{package} {version}" for package, version in facts.packages.items())
+    text = ", ".join(f"{package} {version}" for package, version in facts.packages.items())
     if not missing:
-        return Finding(check="packages", where=where, status=GOOD, found=found)
+        return Finding(check="packages", where=where, status=GOOD, found=text)
     needed = [package for package in missing if package not in _MAY_BE_MISSING]
     why = [f"{package}: {_MAY_BE_MISSING[package]}" for package in missing if package in _MAY_BE_MISSING]
     notes = f" ({'; '.join(why)})" if why else ""
@@ -140,7 +140,7 @@ def _packages(facts: MachineFacts, where: str) -> Finding:
         check="packages",
         where=where,
         status=BAD if needed else NOTE,
-        found=f"{found}; missing: {', '.join(missing)}{notes}",
+        found=f"{text}; missing: {', '.join(missing)}{notes}",
         advice=f"pip install {' '.join(_WANTED[package] for package in missing)}",
     )
 
@@ -185,13 +185,13 @@ def _shared_memory(facts: MachineFacts, where: str, num_ranks: int) -> Finding:
     )
     slower = f"; {num_ranks} ranks need {size(needed)}, and will use TCP among themselves, which is slower"
     if facts.shm_bytes is None:
-        found = f"no /dev/shm{slower if needed else ''}"
-        return Finding(check="shared memory", where=where, status=NOTE, found=found, advice=advice)
+        text = f"no /dev/shm{slower if needed else ''}"
+        return Finding(check="shared memory", where=where, status=NOTE, found=text, advice=advice)
     total, free = facts.shm_bytes
-    found = f"{FOLDER} has {size(free)} free of {size(total)}"
+    text = f"{FOLDER} has {size(free)} free of {size(total)}"
     if free < needed:
-        return Finding(check="shared memory", where=where, status=NOTE, found=found + slower, advice=advice)
-    return Finding(check="shared memory", where=where, status=GOOD, found=found)
+        return Finding(check="shared memory", where=where, status=NOTE, found=text + slower, advice=advice)
+    return Finding(check="shared memory", where=where, status=GOOD, found=text)
 
 
 def _segment_bytes(num_ranks: int) -> int:

@@ -82,12 +82,12 @@ def _try_addresses(
 ) -> list[tuple[int, str, str, str]]:
     rank = world["rank"]
     interfaces = {
-        name: [host for host in found if is_local(host)] for name, found in interface_addresses().items()
+        name: [host for host in hosts if is_local(host)] for name, hosts in interface_addresses().items()
     }
     with AuthenticatedListener(
         secret,
         purpose=_PURPOSE,
-        host=[host for found in interfaces.values() for host in found] or LOOPBACK,
+        host=[host for hosts in interfaces.values() for host in hosts] or LOOPBACK,
         on_connection=lambda sock: sock.close(),
     ) as listener:
         offer = json.dumps([interfaces, listener.address.port]).encode()
@@ -153,13 +153,13 @@ def _measure(
 def rounds(players: Sequence[int]) -> list[list[tuple[int, int]]]:
     """Return all pairs, in rounds in which each rank has one partner: the circle method of tournaments."""
     circle: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
-    found = []
+    findings = []
     for _ in range(len(circle) - 1):
         half = len(circle) // 2
         meetings = zip(circle[:half], reversed(circle[half:]), strict=True)
-        found.append([(min(a, b), max(a, b)) for a, b in meetings if a is not None and b is not None])
+        findings.append([(min(a, b), max(a, b)) for a, b in meetings if a is not None and b is not None])
         circle = [circle[0], circle[-1], *circle[1:-1]]
-    return found
+    return findings
 
 
 def _rate(communicator: Communicator, pair: tuple[int, int], seconds: float) -> tuple[float, float]:
@@ -254,15 +254,15 @@ def _rate_finding(
     round_trip_s: float,
 ) -> Finding:
     first, second = (names[hosts[rank]] for rank in pair)
-    found = f"{bytes_per_s / 1e6:,.0f} MB/s, {round_trip_s * 1e6:,.0f} us for a barrier"
+    text = f"{bytes_per_s / 1e6:,.0f} MB/s, {round_trip_s * 1e6:,.0f} us for a barrier"
     if by != "TCP":
-        return Finding(check="transfer", where=first, status=GOOD, found=f"{found}, between two of its ranks")
+        return Finding(check="transfer", where=first, status=GOOD, found=f"{text}, between two of its ranks")
     is_slow = bytes_per_s < _SLOW_BYTES_PER_S
     return Finding(
         check="transfer",
         where=f"{first} to {second}",
         status=NOTE if is_slow else GOOD,
-        found=f"{found}, by TCP",
+        found=f"{text}, by TCP",
         advice=f"That is slow for training: {size(100 << 20)} of gradients take {(100 << 20) / bytes_per_s:.1f} s. "
         "Look at which interface is used, and who else uses it; wire='bfloat16' halves what is sent."
         if is_slow

@@ -111,10 +111,10 @@ def _after_job(options: argparse.Namespace) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=options.prog, usage=options.usage)
     _add_flags(parser)
     parser.add_argument("overrides", nargs="*")
-    found = parser.parse_intermixed_args(options.others)
-    found.dry_run |= options.dry_run
-    found.again |= options.again
-    return found
+    parsed = parser.parse_intermixed_args(options.others)
+    parsed.dry_run |= options.dry_run
+    parsed.again |= options.again
+    return parsed
 
 
 def train(options: argparse.Namespace) -> int:

@@ -49,7 +49,7 @@ def identity_of(job: TrainingJob, code: Mapping[str, str]) -> dict[str, Any]:
     values = {key: value for key, value in _flat(said) if key not in without_effect}
     if "tracking.uri" in values:
         values["tracking.uri"] = without_credentials(values["tracking.uri"])  # the URI is stored, and shown
-    return {**values, **{f"the code in {name}": found for name, found in code.items()}, ROWS: None}
+    return {**values, **{f"the code in {name}": content for name, content in code.items()}, ROWS: None}
 
 
 def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

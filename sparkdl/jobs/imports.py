@@ -42,11 +42,11 @@ def call_named(entry: JobEntry, path: str, around: AbstractContextManager[None])
     Raises:
         JobFileError: if the import or the call fails.
     """
-    found, arguments = _named(entry, path)
-    if callable(found) and not _is_module(found):
+    value, arguments = _named(entry, path)
+    if callable(value) and not _is_module(value):
         with around:
-            return _called(found, arguments)
-    return _without_arguments(found, arguments)
+            return _called(value, arguments)
+    return _without_arguments(value, arguments)
 
 
 def named_object(entry: JobEntry, path: str, *, makes_instances: bool = True) -> Any:
@@ -108,7 +108,7 @@ def _named(entry: JobEntry, path: str) -> tuple[Any, Section]:
     if not (module and colon and inner):
         raise section.error(f"takes MODULE:NAME, as torch.nn:CrossEntropyLoss, got {name!r}.", IMPORT)
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
             raise section.error(
@@ -122,15 +122,15 @@ def _named(entry: JobEntry, path: str) -> tuple[Any, Section]:
             f"{module} cannot be imported: {type(error).__name__}: {error}.", IMPORT
         ) from error
     for part in inner.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             names = (
-                [name for name in vars(found) if not name.startswith("_")]
-                if hasattr(found, "__dict__")
+                [name for name in vars(value) if not name.startswith("_")]
+                if hasattr(value, "__dict__")
                 else []
             )
             raise section.error(f"{module} has no {inner!r}. {suggestion(part, names)}", IMPORT)
-        found = getattr(found, part)
-    return found, arguments
+        value = getattr(value, part)
+    return value, arguments
 
 
 def _called(found: Any, arguments: Section) -> Any:
@@ -177,7 +177,7 @@ def code_files(job: TrainingJob) -> list[Path]:
     Raises:
         JobFileError: if a path under ``code`` does not exist, or is not Python code.
     """
-    found = list(job.code)
+    files = list(job.code)
     for path in job.code:
         if not path.exists():
             raise JobFileError(
@@ -189,12 +189,12 @@ def code_files(job: TrainingJob) -> list[Path]:
     for entry in (job.model, *job.params.values()):
         for name in import_paths(entry):
             top = name.split(":")[0].split(".")[0]
-            found += [
+            files += [
                 path
                 for path in (folder / f"{top}.py", folder / top)
                 if path.is_file() or (path / "__init__.py").is_file()
             ]
-    return list(dict.fromkeys(path.resolve() for path in found))
+    return list(dict.fromkeys(path.resolve() for path in files))
 
 
 @contextmanager

@@ -76,10 +76,10 @@ class Section:
 
     def string(self, key: str) -> str | None:
         """Return the text of a key; None if it is missing."""
-        found: str | None = self._typed(
+        text: str | None = self._typed(
             key, lambda value: isinstance(value, str) and bool(value.strip()), "a text"
         )
-        return found
+        return text
 
     def strings(self, key: str) -> tuple[str, ...]:
         """Return the list of texts of a key; empty if it is missing. A single text counts as a list of one."""
@@ -291,35 +291,35 @@ def _model(job: Section) -> JobEntry:
 
 def _params(params: Section, data: Section, tracking: Section, registry: Section) -> dict[str, JobEntry]:
     """Return the Params, including those that other sections set; each may be set only once."""
-    found = params.entries()
-    if "model" in found:
+    entries = params.entries()
+    if "model" in entries:
         raise params.error("is set by the section model of the job.", "model")
     for section, key, name in _keys_of_params(data, tracking, registry):
         entry = section.get(key)
         assert entry is not None
-        if name in found:
+        if name in entries:
             raise params.error(f"is set twice, also by {section.path}.{key} at {entry.position}.", name)
-        found[name] = entry
-    return found
+        entries[name] = entry
+    return entries
 
 
 def _keys_of_params(data: Section, tracking: Section, registry: Section) -> list[tuple[Section, str, str]]:
     """Return the keys of other sections that set Params: the section, its key and the name of the Param."""
-    found = []
+    settings = []
     validation = data.get("validation")
     if validation is not None:
         is_share = isinstance(validation.value, int | float) and not isinstance(validation.value, bool)
         if not is_share and data.string("validation") is None:
             raise data.error("takes a share of the rows, or a column of booleans.", "validation")
-        found.append((data, "validation", "validationFraction" if is_share else "validationIndicatorCol"))
+        settings.append((data, "validation", "validationFraction" if is_share else "validationIndicatorCol"))
     mode = tracking.get("mode")
     if mode is not None and mode.value not in _TRACKING_MODES:
         raise tracking.error(f"takes {', '.join(_TRACKING_MODES)}, got {describe(mode.plain())}.", "mode")
-    found += [(tracking, key, name) for key, name in PARAMS_OF_TRACKING.items() if key in tracking]
-    found += [(registry, key, name) for key, name in PARAMS_OF_REGISTRY.items() if key in registry]
+    settings += [(tracking, key, name) for key, name in PARAMS_OF_TRACKING.items() if key in tracking]
+    settings += [(registry, key, name) for key, name in PARAMS_OF_REGISTRY.items() if key in registry]
     if "alias" in registry and "name" not in registry:
         raise registry.error("is for a version of a registered model, and registry.name is missing.", "alias")
-    return found
+    return settings
 
 
 def _spark(section: Section) -> SparkChoice:

@@ -272,17 +272,17 @@ def _describe_host(context: RankContext) -> dict[str, Any]:
 
 def _available_bytes() -> int | None:
     """Return the bytes of memory that programs can use, within the limit of the container; None if not known."""
-    found = []
+    limits = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+        limits += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
         group = Path("/sys/fs/cgroup")
         limit = (group / "memory.max").read_text(encoding="ascii").strip()
         if limit != "max":
-            found.append(int(limit) - int((group / "memory.current").read_text(encoding="ascii")))
+            limits.append(int(limit) - int((group / "memory.current").read_text(encoding="ascii")))
     except (OSError, ValueError):
         pass  # no container with limits, or no cgroup v2
-    return min(found) if found else None
+    return min(limits) if limits else None
 
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

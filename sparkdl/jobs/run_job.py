@@ -232,8 +232,8 @@ def _state(checked: _Checked, *, is_again: bool) -> str:
     if checked.before is not None:
         if is_again:
             return f"{url} has a result, which will be replaced"
-        if found := differences(checked.before["job"], checked.identity):
-            return f"{url} has the result of another job: {'; '.join(found)}. The job needs --again to replace it"
+        if changes := differences(checked.before["job"], checked.identity):
+            return f"{url} has the result of another job: {'; '.join(changes)}. The job needs --again to replace it"
         return f"{url} has the result of this job: nothing will be trained"
     checkpoints = checked.estimator.getCheckpointDir()
     if checkpoints is not None and not is_again and fit_folder(checkpoints).names():
@@ -245,10 +245,10 @@ def _refuse_another(checked: _Checked) -> None:
     """Raise a :class:`ParamError` if the output has the result of a different job."""
     if checked.before is None:
         return
-    found = differences(checked.before["job"], checked.identity)
-    if found:
+    changes = differences(checked.before["job"], checked.identity)
+    if changes:
         raise ParamError(
-            f"The output {checked.output.url} has the result of another job: {'; '.join(found)}. Choose another "
+            f"The output {checked.output.url} has the result of another job: {'; '.join(changes)}. Choose another "
             "output, or replace it with --again."
         )
 

@@ -139,7 +139,10 @@ def link_error(failures: Sequence[Failure], num_ranks: int) -> LinkLostError | N
     if not accusing or not are_alive or len({failure.rank for failure in failures}) < num_ranks:
         return None
     first = accusing[0]
-    views = [f"rank {each.rank} on {each.host} reported: {each.error}" for each in accusing[:_MAX_VIEWS]]
+    views = [
+        f"rank {failure.rank} on {failure.host} reported: {failure.error}"
+        for failure in accusing[:_MAX_VIEWS]
+    ]
     more = f"; {len(accusing) - _MAX_VIEWS} more ranks likewise" if len(accusing) > _MAX_VIEWS else ""
     return LinkLostError(
         f"A connection between ranks was cut while the processes of all ranks ran, and all ranks were ended: "

@@ -103,23 +103,23 @@ def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
     if len(names) == 1 and isinstance(outputs, Tensor):
         return {names[0]: outputs}
     if isinstance(outputs, Mapping):
-        found = {name: outputs[name] for name in names if name in outputs}
-        if not found and len(names) == 1:
+        by_name = {name: outputs[name] for name in names if name in outputs}
+        if not by_name and len(names) == 1:
             tensors = {name: tensor for name, tensor in outputs.items() if isinstance(tensor, Tensor)}
             only = next(iter(tensors.values())) if len(tensors) == 1 else None
-            found = {names[0]: outputs.get("logits", only)}
+            by_name = {names[0]: outputs.get("logits", only)}
     elif isinstance(outputs, tuple | list):
-        found = dict(zip(names, outputs, strict=False)) if len(outputs) == len(names) else {}
+        by_name = dict(zip(names, outputs, strict=False)) if len(outputs) == len(names) else {}
     else:
-        found = {}
-    if len(found) != len(names) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        by_name = {}
+    if len(by_name) != len(names) or not all(isinstance(tensor, Tensor) for tensor in by_name.values()):
         hint = ""
         if isinstance(outputs, Mapping | tuple | list) and len(names) == 1:
             hint = (
                 " Wrap it in a module that returns the tensor that the loss takes, or name that one 'logits'."
             )
         raise ParamError(f"Param model must return {_wanted(names)}; it returned {_shown(outputs)}.{hint}")
-    return found
+    return by_name
 
 
 def first_output(outputs: Any) -> dict[str, Tensor]:
@@ -133,9 +133,9 @@ def first_output(outputs: Any) -> dict[str, Tensor]:
         tensors = outputs.values()
     elif isinstance(outputs, tuple | list | Tensor):
         tensors = [outputs] if isinstance(outputs, Tensor) else outputs
-    for found in tensors:
-        if isinstance(found, Tensor):
-            return {NO_LABEL: found}
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            return {NO_LABEL: tensor}
     raise ParamError(
         "Param model must return a tensor with one entry per row, alone or as the first of several; it returned "
         f"{_shown(outputs)}."

@@ -145,9 +145,9 @@ class ModelInputs:
 
     def with_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> ModelInputs:
         """Return a copy with these inputs: ``dtypes`` has the dtype in which each enters the model, by its name."""
-        found = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()}
+        names = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()}
         return replace(
-            self, inputs=tuple(ModelInput(name=name, dtype=dtype) for name, dtype in found.items())
+            self, inputs=tuple(ModelInput(name=name, dtype=dtype) for name, dtype in names.items())
         )
 
     def prepared(self, batch: Arrays) -> dict[str, npt.NDArray[Any]]:

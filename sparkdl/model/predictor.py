@@ -145,10 +145,10 @@ class Predictor:
         Raises:
             DataError: as :meth:`predict` does.
         """
-        found, is_nan = self._answer(columns, wanted)
+        answer, is_nan = self._answer(columns, wanted)
         if is_nan.any():
             raise self._nan_answers(columns, is_nan)
-        return found
+        return answer
 
     def answer_complete(
         self, columns: Arrays, wanted: Sequence[Answer] | Mapping[str, Sequence[Answer]]
@@ -316,9 +316,9 @@ def _sequences(outputs: Tensor, output: ModelOutput) -> npt.NDArray[Any]:
     """The rows of tokens that a module returned, or texts from rows of UTF-8 bytes; both are padded with -1."""
     rows: npt.NDArray[Any] = np.empty(len(outputs), object)
     for row, values in enumerate(outputs.cpu().numpy()):
-        found = values[values >= 0]
+        shown = values[values >= 0]
         rows[row] = (
-            found if output.kind == "tokens" else found.astype(np.uint8).tobytes().decode("utf-8", "replace")
+            shown if output.kind == "tokens" else shown.astype(np.uint8).tobytes().decode("utf-8", "replace")
         )
     return rows
 

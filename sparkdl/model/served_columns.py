@@ -170,18 +170,18 @@ def _microseconds(value: Any, column: Column) -> int:
         return int(value)
     if isinstance(value, float | np.floating) and float(value).is_integer() and abs(int(value)) < 2**53:
         return int(value)
-    found = _parse(value) if isinstance(value, str) else value
-    if isinstance(found, pd.Timestamp):
-        found = found.to_pydatetime(warn=False)
-    elif isinstance(found, date) and not isinstance(found, datetime):
-        found = datetime.combine(found, time())
-    if isinstance(found, datetime):
-        has_zone = found.utcoffset() is not None
-        micros = (found - (_EPOCH.replace(tzinfo=timezone.utc) if has_zone else _EPOCH)) // timedelta(
+    moment = _parse(value) if isinstance(value, str) else value
+    if isinstance(moment, pd.Timestamp):
+        moment = moment.to_pydatetime(warn=False)
+    elif isinstance(moment, date) and not isinstance(moment, datetime):
+        moment = datetime.combine(moment, time())
+    if isinstance(moment, datetime):
+        has_zone = moment.utcoffset() is not None
+        micros = (moment - (_EPOCH.replace(tzinfo=timezone.utc) if has_zone else _EPOCH)) // timedelta(
             microseconds=1
         )
-    elif isinstance(found, np.datetime64):
-        has_zone, micros = False, int(found.astype("datetime64[us]").astype(np.int64))
+    elif isinstance(moment, np.datetime64):
+        has_zone, micros = False, int(moment.astype("datetime64[us]").astype(np.int64))
     else:
         raise DataError(f"Column {column.name!r} holds {value!r}, which is not a timestamp.")
     if column.is_utc and not has_zone:
@@ -236,8 +236,8 @@ def _cast(values: npt.NDArray[Any], dtype: str, column: Column, row: int | None 
 def _numbers_of(values: npt.NDArray[np.object_], column: Column) -> npt.NDArray[Any]:
     """Numbers that pandas or NumPy hold as objects: decimals, integers above 64 bits, numbers of several types."""
     try:
-        found: npt.NDArray[Any] = np.array(values.tolist())
-        return values.astype(np.float64) if found.dtype == object else found
+        array: npt.NDArray[Any] = np.array(values.tolist())
+        return values.astype(np.float64) if array.dtype == object else array
     except (TypeError, ValueError) as error:
         raise DataError(f"Column {column.name!r} holds values that are not numbers: {error}") from error
 

@@ -118,14 +118,14 @@ class PyfuncModel:
             column.name: as_trained(frame[column.name], column, allow_nan=bool(allow_nan))
             for column in columns
         }
-        found = predictor.answer(rows, wanted)
+        answer = predictor.answer(rows, wanted)
         for output in outputs:
-            _check_finite(found[output.name]["prediction"], output)
+            _check_finite(answer[output.name]["prediction"], output)
         answers: dict[str, npt.NDArray[Any]] = {}
         for output, (prediction, probability) in zip(outputs, names, strict=True):
-            answers[prediction] = called(found[output.name]["prediction"], output)
+            answers[prediction] = called(answer[output.name]["prediction"], output)
             if probability is not None:
-                answers[probability] = found[output.name]["probability"]
+                answers[probability] = answer[output.name]["probability"]
         if output_name:
             return answers[output_name]
         return pd.DataFrame({name: _per_row(values) for name, values in answers.items()}, index=frame.index)
@@ -148,11 +148,11 @@ class PyfuncModel:
         self, rows: npt.NDArray[Any], predictor: Predictor, allow_nan: bool, output_name: str
     ) -> npt.NDArray[Any]:
         columns, outputs = predictor.signature.inputs.columns, predictor.signature.outputs
-        for what, each in (("takes", columns), ("gives", outputs)):
-            if len(each) > 1:
+        for what, fields in (("takes", columns), ("gives", outputs)):
+            if len(fields) > 1:
                 raise DataError(
-                    f"The model {what} {len(each)} columns, {', '.join(one.name for one in each)}: give a DataFrame "
-                    f"with {', '.join(column.name for column in columns)} instead of an array."
+                    f"The model {what} {len(fields)} columns, {', '.join(field.name for field in fields)}: give a "
+                    f"DataFrame with {', '.join(column.name for column in columns)} instead of an array."
                 )
         (column,) = columns
         wanted: tuple[Answer, ...] = ("prediction",)

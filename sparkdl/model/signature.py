@@ -85,10 +85,10 @@ class ModelSignature:
 
 
 def _given_by(content: Mapping[str, Any]) -> GivenBy:
-    found: GivenBy = content["given_by"]
-    if found not in get_args(GivenBy):
-        raise ValueError(f"given_by is {found!r}, and none of {', '.join(get_args(GivenBy))}")
-    return found
+    given_by: GivenBy = content["given_by"]
+    if given_by not in get_args(GivenBy):
+        raise ValueError(f"given_by is {given_by!r}, and none of {', '.join(get_args(GivenBy))}")
+    return given_by
 
 
 def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,8 +40,8 @@ def merged(decoder: Any) -> nn.Module:
     files do not all have to fit into the memory of this process.
     """
     if not hasattr(decoder, "merge_and_unload"):
-        found: nn.Module = decoder
-        return found
+        adapted: nn.Module = decoder
+        return adapted
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder, torch.no_grad():
         path = Path(folder) / "merged.safetensors"
         for layer in decoder.modules():

@@ -33,7 +33,7 @@ def read_backbone_weights(path: str) -> dict[str, Tensor]:
     if not Path(path).is_file():
         raise ParamError(f"Param backboneWeights is {path!r}, and there is no such file on the driver.")
     try:
-        found: Any = (
+        scope: Any = (
             load_file(path)
             if path.endswith(".safetensors")
             else torch.load(path, map_location="cpu", weights_only=True)
@@ -44,14 +44,14 @@ def read_backbone_weights(path: str) -> dict[str, Tensor]:
             "file of safetensors, or one that torch.save(model.state_dict(), path) wrote."
         ) from error
     for name in _WRAPPED:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        if isinstance(scope, Mapping) and isinstance(scope.get(name), Mapping):
+            scope = scope[name]
+    if not isinstance(scope, Mapping) or not all(isinstance(tensor, Tensor) for tensor in scope.values()):
         raise ParamError(
             f"Param backboneWeights is {path!r}, which does not hold tensors by name. Write it with "
             "torch.save(model.state_dict(), path)."
         )
-    return {str(name).removeprefix("module."): tensor for name, tensor in found.items()}
+    return {str(name).removeprefix("module."): tensor for name, tensor in scope.items()}
 
 
 def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_outputs: int, path: str) -> None:

@@ -70,7 +70,7 @@ def continue_texts(
         torch.Generator().manual_seed(zlib.crc32(np.array(text, np.int64).tobytes(), generation.seed))
         for text in texts
     ]
-    found: list[list[int]] = [[] for _ in texts]
+    generated: list[list[int]] = [[] for _ in texts]
     open_rows = list(range(len(texts)))
     reader = _Reader(decoder, tokens.shape[1], max_length) if _keeps_keys(decoder) else None
     for number in range(generation.max_tokens):
@@ -80,10 +80,10 @@ def continue_texts(
         moved = [row for row in open_rows if row not in kept]
         parts = []
         if reader and kept:
-            last = torch.tensor([added[-1] if added else 0 for added in found], device=tokens.device)
+            last = torch.tensor([added[-1] if added else 0 for added in generated], device=tokens.device)
             parts.append((reader.following(last) if number else reader.first(tokens, lengths))[kept])
         if moved:
-            windows = [last_tokens(texts[row] + found[row], max_length, before) for row in moved]
+            windows = [last_tokens(texts[row] + generated[row], max_length, before) for row in moved]
             parts.append(_last_logits(decoder, windows, tokens.device))
         rows = [*kept, *moved]
         logits = torch.cat([part.cpu().float()[:, :num_tokens] for part in parts])
@@ -91,9 +91,9 @@ def continue_texts(
         open_rows = []
         for row, token in zip(rows, chosen, strict=True):
             if token != end:
-                found[row].append(token)
+                generated[row].append(token)
                 open_rows.append(row)
-    return found
+    return generated
 
 
 def last_tokens(tokens: list[int], num_tokens: int, before: tuple[int, ...]) -> list[int]:

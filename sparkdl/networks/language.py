@@ -391,7 +391,7 @@ class TokenInputs:
         Raises:
             DataError: if a row holds a number that is not a token, or is empty and there is no end token.
         """
-        found = []
+        texts = []
         for row in columns[self.column]:
             tokens = np.asarray(row, np.int64) if len(row) else np.empty(0, np.int64)
             check_tokens(tokens, self.num_tokens, self.column)
@@ -401,8 +401,8 @@ class TokenInputs:
                     f"Column {self.column!r} holds an array without tokens, and the model has no end-of-text token "
                     "to begin with. Leave those rows out."
                 )
-            found.append(tokens if len(tokens) else np.array([self.end]))
-        return _prompts(found, self.max_length, self.before, from_end=self.from_end)
+            texts.append(tokens if len(tokens) else np.array([self.end]))
+        return _prompts(texts, self.max_length, self.before, from_end=self.from_end)
 
 
 def check_tokens(tokens: npt.NDArray[np.integer[Any]], num_tokens: int, column: str) -> None:
@@ -485,10 +485,10 @@ class TextModel(nn.Module):
             return self._log_likelihood(tokens, lengths)
         if self.answer == "embedding":
             return self._embedding(tokens, lengths)
-        found = self.continuations(tokens, lengths)
+        continuations = self.continuations(tokens, lengths)
         if self.in_tokens:
-            return _in_rows([np.array(tokens, np.int64) for tokens in found], np.int64)
-        return as_bytes([self.decode(tokens) for tokens in found])
+            return _in_rows([np.array(tokens, np.int64) for tokens in continuations], np.int64)
+        return as_bytes([self.decode(tokens) for tokens in continuations])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; the model must have a tokenizer."""

@@ -73,11 +73,11 @@ def load_language_folder(
         ) from error
     if tokenizer.eos_token_id is None:
         raise ParamError(f"The tokenizer in {folder!r} has no end of sequence. Set its eos_token.")
-    found = FolderTokenizer(tokenizer)
-    if found.num_tokens > num_tokens_of(model, found):
+    wrapped = FolderTokenizer(tokenizer)
+    if wrapped.num_tokens > num_tokens_of(model, wrapped):
         raise ParamError(
-            f"The tokenizer in {folder!r} has {found.num_tokens} tokens, and the model {num_tokens_of(model, found)}. "
-            "Call model.resize_token_embeddings(len(tokenizer)), and save it again."
+            f"The tokenizer in {folder!r} has {wrapped.num_tokens} tokens, and the model has "
+            f"{num_tokens_of(model, wrapped)}. Call model.resize_token_embeddings(len(tokenizer)), and save it again."
         )
     # Masks keep the texts of packed rows apart, and these implementations take masks.
     model.set_attn_implementation("sdpa" if getattr(model, "_supports_sdpa", False) else "eager")
@@ -108,9 +108,9 @@ def load_language_folder(
                 f"The weights in {folder!r} are quantized, and only adapters over them can be trained. Set loraRank."
             )
         # Most folders hold bfloat16, in which the small steps of an optimizer are lost.
-        return found, model.float()
+        return wrapped, model.float()
     with seeded(seed), context():
-        return found, with_adapters(model, lora_rank)
+        return wrapped, with_adapters(model, lora_rank)
 
 
 def why_converted(folder: str) -> str | None:
@@ -218,13 +218,13 @@ _LLAMA_NAMES = {
 
 def _llama_names(decoder: Decoder) -> dict[str, Tensor]:
     """The weights of a decoder, by their names in Llama."""
-    found = {}
+    weights = {}
     for own, weight in decoder.state_dict().items():
         name = own
         for part, other in _LLAMA_NAMES.items():
             name = name.replace(part, other)
-        found["model.norm.weight" if own == "norm.weight" else name] = weight
-    return found
+        weights["model.norm.weight" if own == "norm.weight" else name] = weight
+    return weights
 
 
 def _transformers(of: str) -> Any:

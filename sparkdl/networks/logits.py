@@ -29,8 +29,8 @@ def logits_of(
         given = {"attention_mask": _masks(decoder.config, documents)}
         if takes_positions(decoder):
             given["position_ids"] = positions_in(documents)
-    found: Tensor = decoder(input_ids=tokens, use_cache=False, **given).logits
-    return found
+    logits: Tensor = decoder(input_ids=tokens, use_cache=False, **given).logits
+    return logits
 
 
 def takes_positions(decoder: Any) -> bool:

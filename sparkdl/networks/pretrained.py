@@ -280,7 +280,7 @@ def _check_tokenizer(tokenizer: Any, folder: str) -> None:
     own = set(getattr(tokenizer, "vocab_files_names", {}).values())
     # A tokenizer of characters or bytes needs no vocabulary; for any other, its settings alone are not enough.
     wanted = [*own, *_VOCABULARIES] if own else ["tokenizer_config.json", *_VOCABULARIES]
-    if not any(found.is_file() for pattern in wanted for found in Path(folder).glob(pattern)):
+    if not any(path.is_file() for pattern in wanted for path in Path(folder).glob(pattern)):
         raise ParamError(
             f"Param pretrained is {folder!r}, which holds no vocabulary of a tokenizer ({', '.join(sorted(wanted))}). "
             "Save the tokenizer beside the model: tokenizer.save_pretrained(folder)."

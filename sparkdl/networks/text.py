@@ -196,14 +196,14 @@ class _Layer(nn.Module):
         rows, tokens, size = states.shape
         in_heads = self.attention_in(states).view(rows, tokens, 3, self.num_heads, size // self.num_heads)
         queries, keys, values = in_heads.permute(2, 0, 3, 1, 4)
-        found = nn.functional.scaled_dot_product_attention(
+        mixed = nn.functional.scaled_dot_product_attention(
             queries,
             keys,
             values,
             attn_mask=is_token[:, None, None, :],
             dropout_p=self.dropout.p if self.training else 0.0,
         )
-        outputs: Tensor = self.attention_out(found.transpose(1, 2).reshape(rows, tokens, size))
+        outputs: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(rows, tokens, size))
         return outputs
 
 

@@ -231,9 +231,9 @@ class ShardedCheckpoints:
 def _find(folder: CheckpointFolder, step: int | None) -> Checkpoint | None:
     """The newest checkpoint, of one step if it is given; None if there is no checkpoint."""
     names = list(filter(folder.is_complete, folder.names()))
-    found = [name for name in names if step in (None, _step_of(name))]
-    if found or step is None:
-        return folder.open(found[-1]) if found else None
+    candidates = [name for name in names if step in (None, _step_of(name))]
+    if candidates or step is None:
+        return folder.open(candidates[-1]) if candidates else None
     steps = ", ".join(str(_step_of(name)) for name in names) or "no step"
     raise CheckpointError(f"{folder.url} has no checkpoint of step {step}; it has those of {steps}.")
 

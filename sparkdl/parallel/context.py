@@ -359,7 +359,7 @@ class WholeSequences(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output for whole sequences, joined along ``module.positions_dim``, 1 by default."""
-        lengths = {each.shape[1] for each in (*args, *kwargs.values()) if _is_sequence(each)}
+        lengths = {argument.shape[1] for argument in (*args, *kwargs.values()) if _is_sequence(argument)}
         if len(lengths) != 1:
             raise ParamError(
                 f"Context parallelism needs inputs (batch, positions, ...) of one length, got {sorted(lengths)}."
@@ -399,17 +399,17 @@ class WholeSequences(nn.Module):
                 )
             return apply(_Joined, output, dim, self._group, self._scale)
         if isinstance(output, dict):  # a Hugging Face ModelOutput is one
-            for name, each in output.items():
-                output[name] = self._joined(each, length)
+            for name, value in output.items():
+                output[name] = self._joined(value, length)
             return output
         if isinstance(output, tuple | list):
-            return type(output)(self._joined(each, length) for each in output)
+            return type(output)(self._joined(part, length) for part in output)
         return output
 
 
 def _device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
-    found: Tensor = next(each for each in (*args, *kwargs.values()) if _is_sequence(each))
-    return found.device
+    sequence: Tensor = next(argument for argument in (*args, *kwargs.values()) if _is_sequence(argument))
+    return sequence.device
 
 
 def _is_sequence(value: object) -> bool:

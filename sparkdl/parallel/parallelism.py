@@ -107,7 +107,7 @@ class Parallelism:
             raise ParamError(f"Parallelism: verify must be True, False or None, got {self.verify!r}.")
         if self.stage_blocks is not None:
             is_list = isinstance(self.stage_blocks, Sequence)
-            if not is_list or not all(isinstance(each, int) for each in self.stage_blocks):
+            if not is_list or not all(isinstance(number, int) for number in self.stage_blocks):
                 raise ParamError(
                     f"Parallelism: stage_blocks must be a list of whole numbers, got {self.stage_blocks!r}."
                 )

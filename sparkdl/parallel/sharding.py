@@ -134,9 +134,9 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     blocks of a model without such a list are its children that have parameters; a pipeline stage without one has no
     blocks, as it calls only some modules inside of its children.
     """
-    found = list(_members_of_lists(module))
-    if not found and not getattr(module, "is_pipeline_stage", False):
-        found = [
+    blocks = list(_members_of_lists(module))
+    if not blocks and not getattr(module, "is_pipeline_stage", False):
+        blocks = [
             member
             for child in module.children()
             # A list does not compute, so it cannot be a block itself.
@@ -144,15 +144,15 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
             if any(True for _ in member.parameters())
             and not isinstance(member, nn.ParameterList | nn.ParameterDict)
         ]
-    return list(dict.fromkeys(found))  # a layer may occur several times
+    return list(dict.fromkeys(blocks))  # a layer may occur several times
 
 
 def _without_shared(module: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """The blocks that share no parameter with a module outside of them; the others stay with the rest of the model."""
     uses = Counter(
         id(parameter)
-        for each in module.modules()
-        for parameter in each._parameters.values()
+        for layer in module.modules()
+        for parameter in layer._parameters.values()
         if parameter is not None
     )
     return [
@@ -162,8 +162,8 @@ def _without_shared(module: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.M
             uses[number] == count
             for number, count in Counter(
                 id(parameter)
-                for each in block.modules()
-                for parameter in each._parameters.values()
+                for layer in block.modules()
+                for parameter in layer._parameters.values()
                 if parameter is not None
             ).items()
         )
@@ -277,7 +277,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
         return
     check_equal_once(parameters, group)
     has_gradient = torch.tensor(
-        [each.grad is not None for each in parameters],
+        [parameter.grad is not None for parameter in parameters],
         dtype=torch.uint8,
         device=device_of_counts(parameters[0].device, group),
     )
@@ -285,7 +285,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
     for parameter, is_there in zip(parameters, has_gradient.tolist(), strict=True):
         if is_there and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    gradients = [local_part(each.grad) for each in parameters if each.grad is not None]
+    gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):  # the same order on all ranks
         alike = [gradient for gradient in gradients if gradient.dtype == dtype]
         flat = torch.cat([gradient.flatten() for gradient in alike])
@@ -307,9 +307,11 @@ def clip_gradients(module: nn.Module | Sequence[nn.Module], max_norm: float, lay
         The norm before scaling, the same on all ranks.
     """
     modules = [module] if isinstance(module, nn.Module) else list(module)
-    parameters = [each for one in modules for each in one.parameters()]
-    copies = {each for one in modules for each in copies_of_tied(one)}  # they count once
-    gradients = [each.grad for each in parameters if each.grad is not None and each not in copies]
+    parameters = [parameter for one in modules for parameter in one.parameters()]
+    copies = {parameter for one in modules for parameter in copies_of_tied(one)}  # they count once
+    gradients = [
+        parameter.grad for parameter in parameters if parameter.grad is not None and parameter not in copies
+    ]
     norm = whole_tensor(torch.nn.utils.get_total_norm(gradients))
     if layout.size("pipeline") > 1:
         # In float64 on all ranks: a stage without gradients does not know their dtype.
@@ -328,9 +330,9 @@ def copies_of_tied(module: nn.Module) -> set[Tensor]:
     """
     return {
         parameter
-        for each in module.modules()
-        if getattr(each, "is_elsewhere", False)
-        for parameter in each._parameters.values()
+        for layer in module.modules()
+        if getattr(layer, "is_elsewhere", False)
+        for parameter in layer._parameters.values()
         if parameter is not None
     }
 

@@ -101,9 +101,9 @@ def _draw(
     for root in roots:
         for layer_name, layer in root.named_modules():
             own = {
-                name: each
-                for name, each in layer._parameters.items()
-                if each is not None and each not in drawn and (chosen is None or chosen(each))
+                name: parameter
+                for name, parameter in layer._parameters.items()
+                if parameter is not None and parameter not in drawn and (chosen is None or chosen(parameter))
             }
             if not own:
                 continue
@@ -161,8 +161,8 @@ def load_weights(
 def _stored_names(root: nn.Module, names: Sequence[str]) -> list[str]:
     """The names that a tensor may have in files; empty if the tensor is drawn."""
     rename: Any = getattr(root, "stored_name", None)
-    found = names if rename is None else map(rename, names)
-    return [name for name in found if name is not None]
+    renamed = names if rename is None else map(rename, names)
+    return [name for name in renamed if name is not None]
 
 
 def copy_weights(folder: str, target: str) -> None:
@@ -221,7 +221,7 @@ def _wanted_names(
             if not stored_names:
                 continue
             known.update(stored_names)
-            name = next((each for each in stored_names if each in stored), None)
+            name = next((candidate for candidate in stored_names if candidate in stored), None)
             if name is None:
                 raise SavedModelError(
                     f"The weights in {folder} hold no {stored_names[0]!r}. Are they of another model?"
@@ -434,8 +434,8 @@ def _drawn(root: Any, layer: Any, prefix: str, own: dict[str, nn.Parameter], see
     whole: Any = nn.Module.__new__(type(layer))  # FSDP2's __new__ takes the constructor's arguments
     whole.__dict__.update(layer.__dict__)
     whole._parameters = {
-        name: None if each is None else nn.Parameter(torch.empty(each.shape, dtype=each.dtype))
-        for name, each in layer._parameters.items()
+        name: None if parameter is None else nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
+        for name, parameter in layer._parameters.items()
     }
     digest = hashlib.sha256(f"{seed} {prefix}".encode()).digest()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -460,7 +460,7 @@ def check_drawable(module: nn.Module) -> None:
     """
     _check_buffers(module)
     for name, layer in module.named_modules():
-        if any(each is not None for each in layer._parameters.values()):
+        if any(parameter is not None for parameter in layer._parameters.values()):
             _check_drawable(module, layer, name)
 
 
@@ -495,11 +495,11 @@ def _fill_from(file: Any, stored: StoredTensor, tensor: Tensor) -> None:
 
 def _stored_tensors(location: Location, folder: str) -> dict[str, tuple[str, StoredTensor]]:
     """The file of each tensor in a folder, and its place in that file, by the tensor's name."""
-    found: dict[str, tuple[str, StoredTensor]] = {}
+    entries: dict[str, tuple[str, StoredTensor]] = {}
     for name in _files_of(location, folder):
         with _opened(location, name, folder) as opened:
-            found |= {tensor: (name, entry) for tensor, entry in read_header(opened).items()}
-    return found
+            entries |= {tensor: (name, entry) for tensor, entry in read_header(opened).items()}
+    return entries
 
 
 def _files_of(location: Location, folder: str) -> list[str]:

@@ -33,18 +33,18 @@ def install_batches() -> None:
     Only the code of torch's function is replaced, so that it stays the same object for programs that have imported it,
     for pickle, and for torch.compile, which compares it. If another library has wrapped it, the wrapper is wrapped.
     """
-    found: Any = dist.batch_isend_irecv
-    if hasattr(found, _MARK):
+    current: Any = dist.batch_isend_irecv
+    if hasattr(current, _MARK):
         return
-    if isinstance(found, FunctionType) and not found.__code__.co_freevars:
-        original = FunctionType(found.__code__, found.__globals__, found.__name__, found.__defaults__)
-        setattr(found, _MARK, True)
-        found.__globals__["_sparkdl_batch_isend_irecv"] = partial(_batch_isend_irecv, original)
-        found.__code__ = _forward.__code__
+    if isinstance(current, FunctionType) and not current.__code__.co_freevars:
+        original = FunctionType(current.__code__, current.__globals__, current.__name__, current.__defaults__)
+        setattr(current, _MARK, True)
+        current.__globals__["_sparkdl_batch_isend_irecv"] = partial(_batch_isend_irecv, original)
+        current.__code__ = _forward.__code__
         return
 
     def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
-        return _batch_isend_irecv(found, p2p_op_list)
+        return _batch_isend_irecv(current, p2p_op_list)
 
     setattr(batch_isend_irecv, _MARK, True)
     dist.batch_isend_irecv = distributed_c10d.batch_isend_irecv = batch_isend_irecv
@@ -60,7 +60,7 @@ def _batch_isend_irecv(
     if isinstance(p2p_op_list, list) and p2p_op_list and isinstance(p2p_op_list[0], dist.P2POp):
         group: Any = p2p_op_list[0].group
         if getattr(group, "has_accelerator", False) and not all(
-            group.serves(each.tensor) for each in p2p_op_list
+            group.serves(operation.tensor) for operation in p2p_op_list
         ):
             distributed_c10d._check_p2p_op_list(p2p_op_list)
             return _start_together(group, p2p_op_list)
@@ -69,13 +69,13 @@ def _batch_isend_irecv(
 
 def _start_together(group: Any, operations: list[dist.P2POp]) -> list[dist.Work]:
     """Start all messages of tensors on the GPU as one; return a work for these and one for each other message."""
-    device = next(each.tensor.device for each in operations if not group.serves(each.tensor))
+    device = next(operation.tensor.device for operation in operations if not group.serves(operation.tensor))
     works = []
     group._start_coalescing(device)
     try:
-        for each in operations:
-            work = each.op(each.tensor, each.peer, each.group, each.tag)
-            if group.serves(each.tensor):
+        for operation in operations:
+            work = operation.op(operation.tensor, operation.peer, operation.group, operation.tag)
+            if group.serves(operation.tensor):
                 works.append(work)
     except BaseException:
         with contextlib.suppress(Exception):

@@ -60,7 +60,7 @@ def joined(visible: Sequence[str]) -> str | None:
     They should not be changed if a rank has no GPU, if ranks share GPUs, or if a rank has several GPUs: the local rank
     is then not the number of its GPU.
     """
-    if len(set(visible)) < len(visible) or any(not each or "," in each for each in visible):
+    if len(set(visible)) < len(visible) or any(not address or "," in address for address in visible):
         return None
     return ",".join(visible)
 

@@ -195,7 +195,7 @@ class Runner:
                     where=lambda: "the beginning" if setup.commits is None else setup.commits.position(),
                     resources=self.resources,
                 )
-        if len(returned) > 1 and not any(each.has_met for each in returned):
+        if len(returned) > 1 and not any(outcome.has_met for outcome in returned):
             logger.warning(
                 "No rank opened the communicator or initialized torch.distributed with other ranks. If the function "
                 "trains a model, its %d ranks trained %d unconnected models: call "
@@ -203,7 +203,7 @@ class Runner:
                 len(returned),
                 len(returned),
             )
-        return [each.value for each in returned]
+        return [outcome.value for outcome in returned]
 
     @contextmanager
     def _hold_commits(self, *, is_local: bool) -> Iterator[SoleLease | None]:

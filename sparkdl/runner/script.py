@@ -105,7 +105,7 @@ def command_line(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     for name, value in kwargs.items():
         if value is None or value is False:
             continue
-        values = [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
+        values = [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
         if value is True:
             words.append(f"--{name}")
         elif len(values) == 1 and values[0].startswith("-"):

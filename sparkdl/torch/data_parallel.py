@@ -198,7 +198,7 @@ class DataParallel(nn.Module):
         # end of the backward pass.
         self._held: list[DataParallel] = []
         self._hooks: dict[nn.Parameter, RemovableHandle] = {}
-        self._lay_out([each for each in self._live.parameters if each.requires_grad])
+        self._lay_out([parameter for parameter in self._live.parameters if parameter.requires_grad])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output."""
@@ -225,11 +225,19 @@ class DataParallel(nn.Module):
         new = [parameter for parameter in self._live.parameters if parameter not in self._sent]
         broadcast_tensors(new, self._communicator, name="new parameters of the module")
         self._sent = set(self._live.parameters)
-        if any(each.requires_grad and each not in self._hooks for each in self._live.parameters):
+        if any(
+            parameter.requires_grad and parameter not in self._hooks for parameter in self._live.parameters
+        ):
             check_trainable(self.module)
             laid_out = {parameter for bucket in self._buckets for parameter in bucket.gradients}
             # Frozen parameters keep their place: only some ranks may have frozen them.
-            self._lay_out([each for each in self._live.parameters if each.requires_grad or each in laid_out])
+            self._lay_out(
+                [
+                    parameter
+                    for parameter in self._live.parameters
+                    if parameter.requires_grad or parameter in laid_out
+                ]
+            )
 
     def close(self) -> None:
         """Stop averaging the module's gradients, so that the module may be wrapped again."""
@@ -254,7 +262,7 @@ class DataParallel(nn.Module):
         """
         self.take_up_changes()
         self._uncounted = frozenset(
-            each for bucket in self._buckets for each in bucket.gradients if each.grad is None
+            gradient for bucket in self._buckets for gradient in bucket.gradients if gradient.grad is None
         )
         try:
             yield
@@ -359,7 +367,7 @@ def _move_into(bucket: Bucket, uncounted: Container[nn.Parameter]) -> bool:
     has_all = True
     bucket.presence.fill_(1)
     places: list[Tensor] = []
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for index, (parameter, place) in enumerate(bucket.gradients.items()):
         gradient = parameter.grad
         if gradient is None:
@@ -368,13 +376,13 @@ def _move_into(bucket: Bucket, uncounted: Container[nn.Parameter]) -> bool:
             bucket.presence[index] = 0
         elif gradient.data_ptr() != place.data_ptr():
             places.append(place)
-            found.append(gradient)
+            tensors.append(gradient)
             parameter.grad = place
         if parameter in uncounted:
             has_all = False
             bucket.presence[index] = 0
     if places:
-        torch._foreach_copy_(places, found)
+        torch._foreach_copy_(places, tensors)
     return has_all
 
 

@@ -196,8 +196,8 @@ class StoreRendezvous(Rendezvous):
             store = store.underlying_store
         if not isinstance(store, TCPStore):
             return ()
-        if found := hosts_of_name(store.host):
-            return found
+        if hosts := hosts_of_name(store.host):
+            return hosts
         return tuple(
             host
             for there in resolve(store.host)
@@ -249,8 +249,8 @@ def find_torchrun(environ: Mapping[str, str]) -> Callable[[], Communicator] | No
         return None  # a rank of sparkdl finds its own job; a process that a rank of a Runner has started is not a rank
     if not is_torchruns(environ) and find_mpi_world(environ) is not None:
         return None  # scripts for mpiexec set some of these for torch
-    found = find_all(environ, _VARIABLES, "Start ranks by torchrun, which sets all of them.")
-    return None if found is None else partial(_open_for_job, environ)
+    variables = find_all(environ, _VARIABLES, "Start ranks by torchrun, which sets all of them.")
+    return None if variables is None else partial(_open_for_job, environ)
 
 
 def register_rendezvous() -> None:

@@ -60,8 +60,10 @@ class LiveParameters:
 
     def buffers(self) -> list[Tensor]:
         """The buffers of all layers, each once; unlike parameters, forward passes may replace them."""
-        found = (buffer for layer in self.layers for buffer in layer._buffers.values() if buffer is not None)
-        return list({id(buffer): buffer for buffer in found}.values())
+        buffers = (
+            buffer for layer in self.layers for buffer in layer._buffers.values() if buffer is not None
+        )
+        return list({id(buffer): buffer for buffer in buffers}.values())
 
     def _collect(self) -> None:
         self.layers = list(self._module.modules())
@@ -203,10 +205,10 @@ class ReplicaCheck:
             )
         names = [name for name in tensors if any(other[name] != per_rank[0][name] for other in per_rank)]
         differences = {name: self._differences(tensors[name]) for name in names}
-        failures = {name: found for name, found in differences.items() if found.any()}
-        for name, found in failures.items():
-            most = f" by up to {found.max():.3g}" if np.isfinite(found.max()) else ""
-            self._raise(at, f"{name!r} on {_ranks(found)} differs from rank 0's{most}", failures)
+        failures = {name: difference for name, difference in differences.items() if difference.any()}
+        for name, difference in failures.items():
+            most = f" by up to {difference.max():.3g}" if np.isfinite(difference.max()) else ""
+            self._raise(at, f"{name!r} on {_ranks(difference)} differs from rank 0's{most}", failures)
         logger.warning(
             "Rounding made %d parameters of the replicas differ at %s, such as %r; all ranks go on with rank 0's.",
             len(names),
@@ -223,9 +225,9 @@ class ReplicaCheck:
             theirs = content.view(part.dtype).view(part.shape)
             largest = max(largest, _difference(part.cpu(), theirs))
             part.copy_(theirs)
-        found = np.empty(self._communicator.world_size, np.float64)
-        self._communicator.allgather(np.array([largest]), found, name="differences of a parameter")
-        return found
+        gathered = np.empty(self._communicator.world_size, np.float64)
+        self._communicator.allgather(np.array([largest]), gathered, name="differences of a parameter")
+        return gathered
 
     def _raise(self, at: str, what: str, names: Collection[str]) -> NoReturn:
         more = f", and {len(names) - 1} other parameters differ" if len(names) > 1 else ""
@@ -250,13 +252,15 @@ def digests_of(tensors: dict[str, Tensor]) -> _Digests:
     parts = {name: plain_parts(tensor) for name, tensor in tensors.items()}
     numbers = [digest(part) for each in parts.values() for part in each]
     # One wait for a GPU, not one for each parameter.
-    on_host = iter(torch.stack([each.to(numbers[0].device) for each in numbers]).tolist() if numbers else [])
+    on_host = iter(
+        torch.stack([number.to(numbers[0].device) for number in numbers]).tolist() if numbers else []
+    )
     return {
         name: (
-            ", ".join(f"{part.dtype} {tuple(part.shape)}" for part in each),
-            [next(on_host) for _ in each],
+            ", ".join(f"{part.dtype} {tuple(part.shape)}" for part in tensors),
+            [next(on_host) for _ in tensors],
         )
-        for name, each in parts.items()
+        for name, tensors in parts.items()
     }
 
 

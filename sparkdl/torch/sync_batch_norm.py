@@ -113,7 +113,7 @@ class _Normalize(torch.autograd.Function):
         count, mean, variance = _joint_statistics(wide, axes, add_up, share)
         ctx.has_statistics = count > 1 or running is None
         if running is not None and count == 1:
-            mean, variance = (each.to(wide.dtype, copy=True) for each in running)
+            mean, variance = (statistic.to(wide.dtype, copy=True) for statistic in running)
         scale = (variance + eps).rsqrt()
         centred = wide - _along_channels(mean, wide)
         normalized = centred * _along_channels(scale, wide)

@@ -154,12 +154,12 @@ def _column_type(column: LoggedColumn) -> Any:
 
     if column.kind in ("any", "timestamp"):
         # Without AnyType, a value of several forms, such as an image, has to be bytes.
-        found: Any = schema.AnyType() if _has_any_type() else DataType.binary
+        kind: Any = schema.AnyType() if _has_any_type() else DataType.binary
     else:
-        found = DataType[column.kind]
+        kind = DataType[column.kind]
     for _ in range(column.depth):
-        found = Array(found)
-    return found
+        kind = Array(kind)
+    return kind
 
 
 def _has_any_type() -> bool:
@@ -283,8 +283,10 @@ def register(client: MlflowClient, model_uri: str, registration: Registration) -
 
 def _version_of(client: MlflowClient, model_uri: str, name: str) -> str | None:
     quote = '"' if "'" in name else "'"
-    found = client.search_model_versions(f"name = {quote}{name}{quote}")
-    return next((str(version.version) for version in found if version.tags.get(MODEL_TAG) == model_uri), None)
+    versions = client.search_model_versions(f"name = {quote}{name}{quote}")
+    return next(
+        (str(version.version) for version in versions if version.tags.get(MODEL_TAG) == model_uri), None
+    )
 
 
 def _point(client: MlflowClient, name: str, alias: str, version: str) -> None:

@@ -267,8 +267,8 @@ def _log_values(client: MlflowClient, run_id: str, model_id: str, values: Mappin
 
 def _find_model(client: MlflowClient, experiment: str, key: str) -> Any:
     """Return the logged model with a key, a complete one if there are several; None if there is none."""
-    found = client.search_logged_models([experiment], f"tags.`{MODEL_KEY_TAG}` = '{key}'")
-    return min(found, key=lambda each: str(each.status) != "READY", default=None)
+    models = client.search_logged_models([experiment], f"tags.`{MODEL_KEY_TAG}` = '{key}'")
+    return min(models, key=lambda each: str(each.status) != "READY", default=None)
 
 
 def _log(

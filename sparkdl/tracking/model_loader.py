@@ -29,8 +29,8 @@ def _load_pyfunc(path: str, model_config: dict[str, Any] | None = None) -> Any:
 
 def _is_importable() -> bool:
     """Return whether ``import sparkdl`` finds the package of this project; does not import it, as it may be another."""
-    found = find_spec(_PACKAGE)
-    folders = None if found is None else found.submodule_search_locations
+    spec = find_spec(_PACKAGE)
+    folders = None if spec is None else spec.submodule_search_locations
     return folders is not None and PathFinder.find_spec(_FLAVOR, list(folders)) is not None
 
 

@@ -155,7 +155,7 @@ def _log_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) ->
     before = client.get_run(run_id).data.params
     entities = []
     for name, value in params.items():
-        free = next(each for each in _names_for(name) if before.get(each, value) == value)
+        free = next(candidate for candidate in _names_for(name) if before.get(candidate, value) == value)
         if free != name:
             _logger.log(
                 logging.DEBUG if current_switches().silent else logging.WARNING,

@@ -181,8 +181,8 @@ def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = Non
 
 def find_run(client: MlflowClient, experiment_ids: list[str], key: str) -> str | None:
     """Return the id of the run with a key; None if the experiments have none."""
-    found = client.search_runs(experiment_ids, f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
-    return found[0].info.run_id if found else None
+    runs = client.search_runs(experiment_ids, f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+    return runs[0].info.run_id if runs else None
 
 
 def _experiment_id(client: MlflowClient, start: RunStart) -> str:
@@ -191,15 +191,15 @@ def _experiment_id(client: MlflowClient, start: RunStart) -> str:
 
     if start.experiment is None:
         return str(start.experiment_id or _get_experiment_id())
-    found = client.get_experiment_by_name(start.experiment)
-    if found is None:
+    experiment = client.get_experiment_by_name(start.experiment)
+    if experiment is None:
         try:
             return str(client.create_experiment(start.experiment))
         except MlflowException:
-            found = client.get_experiment_by_name(start.experiment)  # another fit has created it
-            if found is None:
+            experiment = client.get_experiment_by_name(start.experiment)  # another fit has created it
+            if experiment is None:
                 raise
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def choose_store() -> None:

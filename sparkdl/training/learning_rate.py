@@ -74,8 +74,8 @@ def _plateau_in(scheduler: LRScheduler) -> ReduceLROnPlateau | None:
         return scheduler
     for value in vars(scheduler).values():
         for inner in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(inner, LRScheduler) and (found := _plateau_in(inner)) is not None:
-                return found
+            if isinstance(inner, LRScheduler) and (plateau := _plateau_in(inner)) is not None:
+                return plateau
     return None
 
 

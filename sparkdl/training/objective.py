@@ -104,10 +104,10 @@ def run_user_step(
     returned = step({**inputs, **labels, **weight})
     loss, outputs = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        kind = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ParamError(
             "Param trainStep must return the mean loss of the batch as a tensor with one value, or a tuple of that "
-            f"and the outputs; it returned {found}."
+            f"and the outputs; it returned {kind}."
         )
     num_rows = len(next(iter(batch.values())))
     return outputs, LossTerm(mean=loss.reshape(()), weight=float(num_rows))

@@ -250,15 +250,15 @@ class Stages(DividedModel):
         """
         from sparkdl.parallel import Pipeline
 
-        found = self._pipelines.pop(key, None)
+        pipeline = self._pipelines.pop(key, None)
         if self._shares_weights:
-            lacking = torch.tensor(found is None, dtype=torch.int64, device=self._device)
+            lacking = torch.tensor(pipeline is None, dtype=torch.int64, device=self._device)
             torch.distributed.all_reduce(
                 lacking, torch.distributed.ReduceOp.MAX, self._layout.group("data", "shard", "context")
             )
-            found = None if lacking else found
-        if is_new := found is None:
-            found = Pipeline(
+            pipeline = None if lacking else pipeline
+        if is_new := pipeline is None:
+            pipeline = Pipeline(
                 self._called,
                 self._layout.group("pipeline"),
                 schedule=self._layout.sizes.schedule,
@@ -268,10 +268,10 @@ class Stages(DividedModel):
                 device=self._device,
                 verify=self._layout.sizes.verify,
             )
-        self._pipelines[key] = found
+        self._pipelines[key] = pipeline
         if len(self._pipelines) > _MOST_PIPELINES:
             self._pipelines.popitem(last=False)
-        return found, is_new
+        return pipeline, is_new
 
 
 _MOST_PIPELINES = 16

@@ -116,8 +116,8 @@ def _predict_batch(
         def predict(inputs: npt.NDArray[Any]) -> npt.NDArray[Any]:
             array = decode(inputs) if shape is None else np.ascontiguousarray(inputs, np.float32)
             with torch.inference_mode():
-                found: npt.NDArray[Any] = module(torch.tensor(array)).numpy().astype(np.float64)
-            return found
+                outputs: npt.NDArray[Any] = module(torch.tensor(array)).numpy().astype(np.float64)
+            return outputs
 
         return predict
 

@@ -60,7 +60,7 @@ class CorpusShare:
         if turn < self.num_held_out:
             return [turn / self.weight], True
         turns = range(turn - self.num_held_out, self.num_drawn, self.num_rows - self.num_held_out)
-        return [(each + 0.5) / self.weight for each in turns], False
+        return [(turn + 0.5) / self.weight for turn in turns], False
 
 
 def plan_shares(

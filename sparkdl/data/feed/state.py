@@ -91,9 +91,9 @@ def from_json(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Progress
         DataError: if it has another version, or belongs to another dataset or other options than ``identity``.
     """
     _KIND.check(state)
-    if found := differences(state["of"], identity):
+    if changes := differences(state["of"], identity):
         raise DataError(
-            f"The feed cannot continue from this state, as it was taken on something else: {'; '.join(found)}. Give "
+            f"The feed cannot continue from this state, as it was taken on something else: {'; '.join(changes)}. Give "
             "the feed the dataset and the options that it had."
         )
     return Progress(

@@ -120,8 +120,8 @@ def array_from_npy(value: bytes) -> npt.NDArray[np.generic]:
     plain = _plain_header(value[start + num_length_bytes : data]) if num_length_bytes else None
     if plain is None:
         with _parsing:
-            found: npt.NDArray[np.generic] = np.load(BytesIO(value))
-            return found
+            array: npt.NDArray[np.generic] = np.load(BytesIO(value))
+            return array
     dtype, shape, order = plain
     return np.frombuffer(value, dtype, prod(shape), data).reshape(shape, order=order).copy(order="K")
 

@@ -198,7 +198,7 @@ def process_set_of(mesh: DeviceMesh) -> ProcessSet:
     everyone = torch.empty(dist.get_world_size(), len(own), dtype=torch.int64, device="cpu")
     dist.all_gather(list(everyone), torch.tensor(own, device="cpu"))
     current = session()
-    found: ProcessSet | None = None
+    matching: ProcessSet | None = None
     for ranks in sorted({tuple(row) for row in everyone.tolist()}):
         there = [number for number, members in current.ranks_of.items() if list(members) == list(ranks)]
         process_set = ProcessSet(ranks)
@@ -206,9 +206,9 @@ def process_set_of(mesh: DeviceMesh) -> ProcessSet:
         assert number is not None, "there was none of these ranks"
         bind(process_set, number, current.world_id)
         if list(ranks) == own:
-            found = process_set
-    assert found is not None, "this rank is in its group"
-    return found
+            matching = process_set
+    assert matching is not None, "this rank is in its group"
+    return matching
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

@@ -372,7 +372,9 @@ class DriverChannel:
             if self._state.meets_here and len(there) < self._num_ranks:
                 return
             meets_here = self._state.meets_here
-            receivers = [each for each, _ in there.values()] if meets_here else list(self._state.meeting)
+            receivers = (
+                [receiver for receiver, _ in there.values()] if meets_here else list(self._state.meeting)
+            )
             peers = [peer for _, (_, peer) in sorted(there.items())]
         for receiver in receivers:
             self._send(receiver, {"kind": "peers", "peers": peers} if meets_here else _MEET_BY_SPARK)

@@ -192,8 +192,8 @@ def _tied_parameters(module: nn.Module, parts: PipelineParts, firsts: Sequence[i
 def _trained_stages(module: nn.Module, parts: PipelineParts, firsts: Sequence[int]) -> set[int]:
     return {
         _stage_of(name, parts, firsts)
-        for name, each in module.named_parameters(remove_duplicate=False)
-        if each.requires_grad
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
     }
 
 
@@ -263,8 +263,8 @@ def _make_stage(
         given = {key: value for key, value in kwargs.items() if value is not None}
         given |= {name: tensor, "use_cache": False}
         # Only the last stage computes logits.
-        found: Tensor = forward(**given).logits if is_last else called(**given).last_hidden_state
-        return found
+        hidden: Tensor = forward(**given).logits if is_last else called(**given).last_hidden_state
+        return hidden
 
     def answer(input_ids: Tensor, **kwargs: Any) -> SimpleNamespace:
         return SimpleNamespace(logits=pass_on(input_ids, **kwargs))

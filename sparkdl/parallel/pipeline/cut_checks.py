@@ -23,8 +23,8 @@ def check_between_parts(module: nn.Module, parts: PipelineParts) -> None:
     Raises:
         ParamError: if the model does.
     """
-    found = hugging_face_model(module)
-    if found is None:
+    model = hugging_face_model(module)
+    if model is None:
         return
     base: Any = shallow_copy(module.get_submodule(parts.blocks.rpartition(".")[0]))
     prefix = parts.blocks.removesuffix(parts.blocks.rpartition(".")[2])
@@ -39,7 +39,7 @@ def check_between_parts(module: nn.Module, parts: PipelineParts) -> None:
     hidden = torch.linspace(-1.0, 1.0, 2 * width, device=device).view(1, 2, -1)
     if not torch.equal(base(inputs_embeds=hidden, use_cache=False).last_hidden_state, hidden):
         raise ParamError(
-            f"{type(found[1]).__name__} computes something between its embedding and its layers, or after them, that "
+            f"{type(model[1]).__name__} computes something between its embedding and its layers, or after them, that "
             "is not a module of its plan, so that every pipeline stage would do it again. Use shard or tensor for it."
         )
 
@@ -91,7 +91,7 @@ class _FirstCall:
         self._handle.remove()
         generator = torch.Generator(hidden.device).manual_seed(0)
         tried = torch.rand(hidden.shape, generator=generator, dtype=hidden.dtype, device=hidden.device)
-        others = {name: each for name, each in kwargs.items() if args or each is not hidden}
+        others = {name: value for name, value in kwargs.items() if args or value is not hidden}
         own = blocks_in(stage, self._parts)
         ends = [name for name in self._parts.after if not hasattr(stage.get_submodule(name), "is_elsewhere")]
         kept = {name: stage.get_submodule(name) for name in ends}
@@ -106,12 +106,12 @@ class _FirstCall:
             devices = [hidden.device] if hidden.is_cuda else []
             try:
                 with buffers, torch.no_grad(), torch.random.fork_rng(devices):
-                    found = stage.forward(tried, *args[1:], **others)
+                    output = stage.forward(tried, *args[1:], **others)
             except SparkdlError:  # a lost rank, for example
                 raise
             except Exception:  # a forward that does not work with such blocks
                 return None
-            return found if isinstance(found, Tensor) else None
+            return output if isinstance(output, Tensor) else None
 
         try:
             for name in ends:
@@ -123,8 +123,8 @@ class _FirstCall:
         finally:
             noted.remove()
             set_module(stage, self._parts.blocks, own)
-            for name, each in kept.items():
-                set_module(stage, name, each)
+            for name, value in kept.items():
+                set_module(stage, name, value)
         if nothing is not None and not torch.equal(nothing, tried):
             raise ParamError(
                 f"{type(stage).__name__} computes something before, between or after its pipeline_parts, which every "

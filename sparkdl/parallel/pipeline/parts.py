@@ -136,10 +136,10 @@ def costs_by_time(
         except Exception as error:
             measured = [ParamError(f"The blocks cannot be timed: {type(error).__name__}: {error}")]
     dist.broadcast_object_list(measured, src=dist.get_global_rank(group, 0), group=group)
-    (found,) = measured
-    if isinstance(found, ParamError):
-        raise found
-    return list(found)
+    (measure,) = measured
+    if isinstance(measure, ParamError):
+        raise measure
+    return list(measure)
 
 
 def _seconds_of_blocks(
@@ -211,7 +211,7 @@ def _weights(module: nn.Module) -> float:
 
 def hugging_face_model(module: nn.Module) -> tuple[str, Any] | None:
     """The Hugging Face model that a module is or contains, after the prefix of its names; None if there is none."""
-    for name, each in module.named_modules():
-        if hasattr(type(each), "pp_plan"):  # adapters of peft have it by proxy
-            return f"{name}." if name else "", each
+    for name, layer in module.named_modules():
+        if hasattr(type(layer), "pp_plan"):  # adapters of peft have it by proxy
+            return f"{name}." if name else "", layer
     return None

@@ -140,7 +140,7 @@ class Pipeline:
         ]
         self._verifications = [
             *self._verifications_of_rows,
-            *(each for stage in stages[1:] for each in verifications_of(stage)),
+            *(verification for stage in stages[1:] for verification in verifications_of(stage)),
         ]
         self._tied = TiedGradients(stages, schedule, group)
         parts = 1 if sums else microbatches
@@ -249,18 +249,18 @@ def evaluate_stages(
         The outputs on the rank of the last stage, None on the others.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    owners = {number: each for each in range(ranks) for number in stages_of_rank(schedule, each, ranks)}
+    owners = {number: owner for owner in range(ranks) for number in stages_of_rank(schedule, owner, ranks)}
     own = stages_of_rank(schedule, rank, ranks)
     outputs, sent = [], list[Any]()
-    parts = [torch.tensor_split(each, microbatches) for each in args]
-    named = {name: torch.tensor_split(each, microbatches) for name, each in kwargs.items()}
+    parts = [torch.tensor_split(argument, microbatches) for argument in args]
+    named = {name: torch.tensor_split(argument, microbatches) for name, argument in kwargs.items()}
     for index in range(microbatches):
-        given: tuple[Any, ...] = tuple(each[index] for each in parts)
+        given: tuple[Any, ...] = tuple(part[index] for part in parts)
         for number, stage in zip(own, stages, strict=True):
             if number and owners[number - 1] != rank:
-                device = next((each.device for each in stage.parameters()), torch.device("cpu"))
+                device = next((parameter.device for parameter in stage.parameters()), torch.device("cpu"))
                 given = (_receive(owners[number - 1], group, device),)
-            output = stage(*given, **{name: each[index] for name, each in named.items()})
+            output = stage(*given, **{name: part[index] for name, part in named.items()})
             if number == len(owners) - 1:
                 outputs.append(output)
             elif owners[number + 1] != rank:
@@ -282,7 +282,7 @@ def _send(tensor: Tensor, to: int, group: dist.ProcessGroup) -> list[tuple[Any, 
         )
     known = [_DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape]
     header[: len(known)] = torch.tensor(known)
-    return [(dist.isend(each, group=group, group_dst=to), each) for each in (header, tensor)]
+    return [(dist.isend(message, group=group, group_dst=to), message) for message in (header, tensor)]
 
 
 def _receive(source: int, group: dist.ProcessGroup, device: torch.device) -> Tensor:

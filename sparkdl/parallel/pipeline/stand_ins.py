@@ -47,7 +47,7 @@ def make_replacement(shell: nn.Module, name: str, tied: Sequence[TiedParameter])
                 inner._parameters[last] = None
         inner._buffers.clear()
         for child in list(inner._modules):
-            if not any(each.startswith(f"{inner_name}.{child}.") for each in kept):
+            if not any(name.startswith(f"{inner_name}.{child}.") for name in kept):
                 del inner._modules[child]
         inner.is_elsewhere = True
     replaced.forward = _first_argument

@@ -50,7 +50,9 @@ class TiedGradients:
         self._stages, self._group = stages, group
         self._rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         self._numbers = stages_of_rank(schedule, self._rank, ranks)
-        owners = {number: each for each in range(ranks) for number in stages_of_rank(schedule, each, ranks)}
+        owners = {
+            number: owner for owner in range(ranks) for number in stages_of_rank(schedule, owner, ranks)
+        }
         # There may be wrappers around the stages.
         self._ties: list[TiedParameter] = [
             tie for module in stages[0].modules() for tie in getattr(module, "tied_parameters", ())
@@ -65,7 +67,7 @@ class TiedGradients:
             yield
             return
         copies = {tie.name: self._copies(tie) for tie in self._ties}
-        earlier = [(each, each.grad) for own in copies.values() for each in own.values()]
+        earlier = [(parameter, parameter.grad) for own in copies.values() for parameter in own.values()]
         for parameter, _ in earlier:
             parameter.grad = None
         yield
@@ -80,19 +82,22 @@ class TiedGradients:
 
     def _copies(self, tie: TiedParameter) -> dict[int, nn.Parameter]:
         """This rank's copies of a parameter that is trained, by the number of the stage."""
-        found = {
+        copies = {
             number: next(
                 module for module in stage.modules() if hasattr(module, "tied_parameters")
             ).get_parameter(tie.name)
             for number, stage in zip(self._numbers, self._stages, strict=True)
             if number in tie.stages
         }
-        return {number: each for number, each in found.items() if each.requires_grad}
+        return {number: parameter for number, parameter in copies.items() if parameter.requires_grad}
 
     def _with_gradients(self, copies: Mapping[str, Mapping[int, nn.Parameter]]) -> list[TiedParameter]:
         """The parameters that have a gradient in any stage; FSDP2 has none while it accumulates them."""
         counts = torch.tensor(
-            [any(each.grad is not None for each in copies[tie.name].values()) for tie in self._ties],
+            [
+                any(parameter.grad is not None for parameter in copies[tie.name].values())
+                for tie in self._ties
+            ],
             dtype=torch.uint8,
             device=device_of_counts(next(self._stages[0].parameters()).device, self._group),
         )
@@ -103,8 +108,8 @@ class TiedGradients:
         if not copies:
             return
         own = {
-            number: torch.zeros_like(each) if each.grad is None else each.grad
-            for number, each in copies.items()
+            number: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for number, parameter in copies.items()
         }
         local = {number: local_part(grad).contiguous() for number, grad in own.items()}
         like = next(iter(local.values()))
@@ -120,8 +125,8 @@ class TiedGradients:
         for rank in sorted(set(self._holders[tie.name])):
             if rank != self._rank:
                 transfers += [
-                    dist.P2POp(dist.isend, each, group=self._group, group_peer=rank)
-                    for each in local.values()
+                    dist.P2POp(dist.isend, gradient, group=self._group, group_peer=rank)
+                    for gradient in local.values()
                 ]
         for work in dist.batch_isend_irecv(transfers) if transfers else ():
             work.wait()
@@ -151,7 +156,9 @@ class TiedGradients:
                     f"different ways: {' and '.join(sorted(ways))}. Divide an embedding by 'embedding_rowwise' and "
                     "the head with its weights by 'colwise', or neither, and shard all stages or none."
                 )
-        parts = [next((sketch(each) for each in copies[tie.name].values()), None) for tie in self._ties]
+        parts = [
+            next((sketch(parameter) for parameter in copies[tie.name].values()), None) for tie in self._ties
+        ]
         for tie, differs in zip(self._ties, differing(parts, self._group), strict=True):
             if differs:
                 raise ParamError(

@@ -75,7 +75,9 @@ def divide(
             cases.
     """
     # No loop here, whose variable would keep the last parameter in memory.
-    again = next((name for name, each in module.named_parameters() if isinstance(each, DTensor)), None)
+    again = next(
+        (name for name, parameter in module.named_parameters() if isinstance(parameter, DTensor)), None
+    )
     if again is not None:
         raise ParamError(f"{again!r} is divided among ranks already. Call divide() once, and before shard().")
     divided = divided_layers(module, mesh.size(), plan)
@@ -187,8 +189,10 @@ def _modules_with_whole_features(
         styles.setdefault(name.rpartition(".")[0], set()).add(style)
     return [
         f"{parent}."
-        for parent, found in styles.items()
-        if parent.startswith(f"{blocks}.") and "colwise_gather_output" in found and "colwise" not in found
+        for parent, styles_of_parent in styles.items()
+        if parent.startswith(f"{blocks}.")
+        and "colwise_gather_output" in styles_of_parent
+        and "colwise" not in styles_of_parent
     ]
 
 

@@ -109,7 +109,7 @@ class DividedExperts:
         own_count = count // dist.get_world_size(self._group)
         numbers = top_k_index - self._division.rank * own_count
         elsewhere = (numbers < 0) | (numbers >= own_count)
-        layer._parameters.update({name: local_part(each) for name, each in kept.items()})
+        layer._parameters.update({name: local_part(parameter) for name, parameter in kept.items()})
         layer.num_experts = own_count
         try:
             # The index ``own_count`` stands for the experts of other ranks, as in transformers.
@@ -136,7 +136,7 @@ class _WithoutTokens(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, *inputs: Tensor) -> Tensor:
-        ctx.shapes = [each.shape for each in inputs]
+        ctx.shapes = [tensor.shape for tensor in inputs]
         return output.clone()
 
     @staticmethod

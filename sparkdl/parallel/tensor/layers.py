@@ -228,7 +228,7 @@ def _forward_with_parts(
     kept = []
     for layer, undivided, around in layers:
         # A part of the block that is sharded by itself gathers its weights when it is called.
-        if any(isinstance(each, FSDPModule) for each in around):
+        if any(isinstance(outer, FSDPModule) for outer in around):
             continue
         kept.append((layer, dict(layer._parameters)))
         layer._parameters.update(cast("Any", undivided.parts_of(layer)))  # for this call

@@ -140,7 +140,7 @@ def _sorted_plan(
         if pattern.startswith(experts):
             continue  # the experts are divided, not the features of each
         named = _named_like(pattern, modules)
-        found = [] if named else _named_like(pattern, parameters)
+        names = [] if named else _named_like(pattern, parameters)
         if named and style in _PACKED:
             raise ParamError(
                 f"The plan divides {pattern!r} in the style {style!r}. Of a layer that joins several projections, each "
@@ -148,9 +148,9 @@ def _sorted_plan(
                 "projection and divide these by 'colwise' or 'rowwise', or use 'colwise_gather_output', which every "
                 "rank's next layer gets whole."
             )
-        single.update(dict.fromkeys(found, style))
+        single.update(dict.fromkeys(names, style))
         is_variant = is_carried and not named and _is_of_variant(pattern, plan, modules)
-        if not found and not is_variant and not (named and style in _WITHOUT_EFFECT):
+        if not names and not is_variant and not (named and style in _WITHOUT_EFFECT):
             kept[pattern] = style
     return kept, single
 
@@ -179,8 +179,8 @@ def _matches(
             continue  # Hugging Face's plans divide the features of each expert; here the experts are divided
         if any(pattern == name or pattern.startswith(f"{name}.") for name in elsewhere):
             continue  # another pipeline stage has it
-        found = [name for name in _named_like(pattern, names) if name not in elsewhere]
-        if not found:
+        candidates = [name for name in _named_like(pattern, names) if name not in elsewhere]
+        if not candidates:
             parents = (name.rpartition(".")[0] for name in experts)
             if is_carried and any(
                 pattern.startswith(f"{parent}.") and _named_like(parent, names) for parent in parents
@@ -188,7 +188,7 @@ def _matches(
                 continue  # a layer is a mixture or is not, and a model's plan names the parts of both kinds
             last = pattern.rpartition(".")[2]
             patterns = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names})
-            like = [each for each in patterns if each.endswith(last)][:3]
+            like = [candidate for candidate in patterns if candidate.endswith(last)][:3]
             hint = (
                 f"Did you mean {', '.join(map(repr, like))}?"
                 if like
@@ -202,7 +202,7 @@ def _matches(
                 f"The plan divides {pattern!r} in the style {given!r}, which sparkdl does not know; it knows "
                 f"{', '.join(STYLES)}."
             )
-        for name in found:
+        for name in candidates:
             yield name, names[name], style
 
 
@@ -295,8 +295,8 @@ def shared_key_features(module: nn.Module, name: str) -> int:
     while parent:
         parent = parent.rpartition(".")[0]
         holder = module.get_submodule(parent)
-        for each in (holder, getattr(holder, "config", None)):
-            features = getattr(each, "qk_rope_head_dim", None)
+        for source in (holder, getattr(holder, "config", None)):
+            features = getattr(source, "qk_rope_head_dim", None)
             if not isinstance(features, int):
                 continue
             outputs = cast("nn.Linear", module.get_submodule(name)).out_features
@@ -392,14 +392,14 @@ def _head_counts(module: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
 
     Hugging Face models have a ``config``, decoders of sparkdl ``sizes``.
     """
-    for name, each in module.named_modules():
+    for name, layer in module.named_modules():
         for holder, attributes in (
             ("config", ("num_attention_heads", "num_key_value_heads")),
             ("sizes", ("heads", "key_heads")),
         ):
-            found = {
-                attribute: getattr(getattr(each, holder, None), attribute, None) for attribute in attributes
+            names = {
+                attribute: getattr(getattr(layer, holder, None), attribute, None) for attribute in attributes
             }
-            counts = {attribute: heads for attribute, heads in found.items() if isinstance(heads, int)}
+            counts = {attribute: heads for attribute, heads in names.items() if isinstance(heads, int)}
             if counts:
                 yield f"{name}." if name else "", counts

@@ -104,7 +104,9 @@ class TensorVerification(Verification):
             for name, parameter in self._divided.named_parameters()
             if name in self._whole_parameters and parameter.requires_grad
         }
-        sketches = [None if each is None else sketch(each, GRADIENTS) for each in gradients.values()]
+        sketches = [
+            None if gradient is None else sketch(gradient, GRADIENTS) for gradient in gradients.values()
+        ]
         differs = differing(sketches, self._group)
         if any(differs):
             raise ParamError(
@@ -187,6 +189,6 @@ def _first_output(module: nn.Module, args: Any, kwargs: Any) -> Any:
 def _are_close(divided: Any, whole: Tensor) -> bool:
     if divided.shape != whole.shape:
         return False
-    difference, largest = (each.abs().max().item() for each in (divided - whole, whole))
+    difference, largest = (tensor.abs().max().item() for tensor in (divided - whole, whole))
     is_wide = whole.dtype in (torch.float32, torch.float64)
     return not difference > (MOST_ROUNDING if is_wide else MOST_ROUNDING_OF_16_BITS) * largest

@@ -73,8 +73,8 @@ def differing(sketches: Sequence[Tensor | None], group: dist.ProcessGroup) -> li
     if not sketches:
         return []
     absent = torch.full((_BUCKETS + 1,), -torch.inf, dtype=torch.float64)
-    device = device_of_counts(next((each.device for each in sketches if each is not None), None), group)
-    rows = torch.stack([(absent if each is None else each).to(device) for each in sketches])
+    device = device_of_counts(next((row.device for row in sketches if row is not None), None), group)
+    rows = torch.stack([(absent if row is None else row).to(device) for row in sketches])
     sums, allowed = rows[:, :-1], rows[:, -1:]
     extremes = torch.cat([sums, torch.where(sums == -torch.inf, sums, -sums), allowed], 1)
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)

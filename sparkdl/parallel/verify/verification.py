@@ -132,20 +132,20 @@ _ATTRIBUTE = "_sparkdl_verifications"
 
 def verifications_of(module: nn.Module) -> list[Verification]:
     """The verifications of a module and of the modules inside of it."""
-    return [each for inner in module.modules() for each in inner.__dict__.get(_ATTRIBUTE, ())]
+    return [verification for inner in module.modules() for verification in inner.__dict__.get(_ATTRIBUTE, ())]
 
 
 @contextmanager
 def paused(verifications: Iterable[Verification]) -> Iterator[None]:
     """Context in which nothing is checked."""
-    waiting = [each for each in verifications if not each.is_paused]
-    for each in waiting:
-        each.is_paused = True
+    waiting = [verification for verification in verifications if not verification.is_paused]
+    for verification in waiting:
+        verification.is_paused = True
     try:
         yield
     finally:
-        for each in waiting:
-            each.is_paused = False
+        for verification in waiting:
+            verification.is_paused = False
 
 
 @contextmanager

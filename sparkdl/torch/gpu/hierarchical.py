@@ -125,15 +125,15 @@ class DeviceAcross:
 
     def reduce_scatter(self, blocks: torch.Tensor, op: str, deadline: Deadline) -> torch.Tensor:
         """Reduce equal blocks, one per rank, and return this rank's block; the other blocks change, too."""
-        each = blocks.tensor_split(self._communicator.world_size)
-        self._reduce_round(each, op, deadline)
-        return each[self._communicator.rank]
+        parts = blocks.tensor_split(self._communicator.world_size)
+        self._reduce_round(parts, op, deadline)
+        return parts[self._communicator.rank]
 
     def allgather(self, block: torch.Tensor, blocks: torch.Tensor, deadline: Deadline) -> None:
         """Concatenate the blocks of all ranks in ``blocks``."""
-        each = blocks.tensor_split(self._communicator.world_size)
-        each[self._communicator.rank].copy_(block)
-        self._gather_round(each, deadline)
+        parts = blocks.tensor_split(self._communicator.world_size)
+        parts[self._communicator.rank].copy_(block)
+        self._gather_round(parts, deadline)
 
     def _reduce_round(self, blocks: tuple[torch.Tensor, ...], op: str, deadline: Deadline) -> None:
         """Pass block r around the ring from rank r + 1; it ends, reduced, at rank r."""

@@ -355,15 +355,17 @@ class NcclAccelerator:
         return CompletedWork(outputs)  # which torch drops: it waits for the work of all coalesced operations
 
     def _run_together(self, operations: Sequence[_Operation]) -> NcclWork:
-        used = [tensor for each in operations for tensor in each.used]
-        outputs = [tensor for each in operations for tensor in each.outputs]
-        timeouts = [seconds(getattr(each.opts, "timeout", None)) or self._timeout_s for each in operations]
-        asynchronous = any(getattr(each.opts, "asyncOp", True) for each in operations)
+        used = [tensor for operation in operations for tensor in operation.used]
+        outputs = [tensor for operation in operations for tensor in operation.outputs]
+        timeouts = [
+            seconds(getattr(operation.opts, "timeout", None)) or self._timeout_s for operation in operations
+        ]
+        asynchronous = any(getattr(operation.opts, "asyncOp", True) for operation in operations)
         finishes: list[Finish] = []
         with self._lane.beside(used, asynchronous=asynchronous) as stream:
             batch = self._group.batch()
-            for each in operations:
-                each.add(batch, finishes)
+            for operation in operations:
+                operation.add(batch, finishes)
             handle = batch.run(stream=stream, timeout_s=max(timeouts))
             self._lane.order(handle)
             for finish in finishes:

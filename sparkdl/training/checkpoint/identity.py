@@ -109,7 +109,7 @@ def _described(value: object) -> str:
         fields = {name: getattr(value, name) for name in names}
         return f"{type(value).__qualname__}({_listed(fields)})"
     if isinstance(value, Mapping):
-        return _short(f"{{{_listed({str(name): each for name, each in value.items()})}}}")
+        return _short(f"{{{_listed({str(name): item for name, item in value.items()})}}}")
     if isinstance(value, tuple | list):
         return _short(f"[{', '.join(map(_described, value))}]")
     return str(getattr(value, "__qualname__", type(value).__qualname__))
@@ -300,7 +300,7 @@ def model_files_identity(path: str) -> dict[str, str]:
         if filesystem.isfile(location.path):
             files = [filesystem.info(location.path)]
         else:
-            files = [each for each in filesystem.ls(location.path, detail=True) if _is_of_model(each)]
+            files = [entry for entry in filesystem.ls(location.path, detail=True) if _is_of_model(entry)]
         return {
             _file_name(file): _content_of_file(filesystem, str(file["name"]), int(file["size"]))
             for file in sorted(files, key=_file_name)
@@ -351,7 +351,7 @@ def fit_identity(
         "passFeaturesBy": spec.inputs.given_by,
         "paddingValue": described(spec.inputs.padding_value),
         "prepareFeatures": described(spec.inputs.prepare),
-        "inputs of the model": [f"{each.name} as {each.dtype}" for each in spec.inputs.inputs],
+        "inputs of the model": [f"{column.name} as {column.dtype}" for column in spec.inputs.inputs],
         "augment": described(spec.augment),
         **described_optimizer(make_optimizer(spec.optimizer, spec.model), spec.model),
         # A schedule is made for a number of epochs.
@@ -414,13 +414,13 @@ def _goals(spec: TrainingSpec) -> dict[str, Any]:
 
 
 def _plain_fields(spec: TrainingSpec) -> dict[str, Any]:
-    found = {}
+    parts = {}
     for field in dataclasses.fields(spec):
         if "identity" not in field.metadata:
             value = getattr(spec, field.name)
             assert is_plain(value), f"{field.name} has to be described"
-            found[_param_name(field)] = value
-    return found
+            parts[_param_name(field)] = value
+    return parts
 
 
 def _param_name(field: dataclasses.Field[Any]) -> str:
@@ -440,10 +440,10 @@ def check_identity(then: Mapping[str, Any], now: Mapping[str, Any], url: str) ->
     Raises:
         CheckpointError: if the identities differ; the message names the differences.
     """
-    found = differences(then, now)
-    if found:
+    changes = differences(then, now)
+    if changes:
         raise CheckpointError(
-            f"checkpointDir {url} holds checkpoints of another fit: {'; '.join(found)}. Choose another "
+            f"checkpointDir {url} holds checkpoints of another fit: {'; '.join(changes)}. Choose another "
             "checkpointDir, make these as they were, or remove the checkpoints."
         )
 

@@ -87,18 +87,18 @@ class _Probe:
 
     def measure(self) -> dict[str, float]:
         """Return the metrics, in megabytes and percent, by their names in MLflow."""
-        found: dict[str, float] = {}
+        load: dict[str, float] = {}
         for name, measure in (
             ("processor", self._processor),
             ("memory", self._memory),
             ("disk", self._disk),
             ("network", self._network),
         ):
-            found |= self._try(name, measure) or {}
+            load |= self._try(name, measure) or {}
         for number in range(self._try("gpus", _num_gpus) or 0):
-            found |= self._try(f"memory of GPU {number}", partial(_gpu_memory, number)) or {}
-            found |= self._try(f"load of GPU {number}", partial(_gpu_load, number)) or {}
-        return {f"{self._prefix}/{name}": round(float(value), 3) for name, value in found.items()}
+            load |= self._try(f"memory of GPU {number}", partial(_gpu_memory, number)) or {}
+            load |= self._try(f"load of GPU {number}", partial(_gpu_load, number)) or {}
+        return {f"{self._prefix}/{name}": round(float(value), 3) for name, value in load.items()}
 
     def _try(self, what: str, measure: Callable[[], Any]) -> Any:
         try:

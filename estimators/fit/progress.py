@@ -29,7 +29,7 @@ def is_in_notebook() -> bool:
 
 
 class NotebookBar:
-    """A progress bar in the output of the running cell, which is replaced at each update."""
+    """A progress bar in the output of the running notebook cell; each update replaces the bar."""
 
     def __init__(self) -> None:
         self._handle: Any = None

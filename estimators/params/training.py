@@ -80,12 +80,12 @@ def check_metrics(param: Param[Any], given: object) -> None:
     for name, metric in given.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ParamError(
-                f"Param {param.name} has the name {name!r}. Choose one of letters, digits, '_', '-', '.' and spaces "
-                "that begins with a letter."
+                f"Param {param.name} has a metric named {name!r}. Use a name of letters, digits, '_', '-', '.' and "
+                "spaces that begins with a letter."
             )
         if name in (*EPOCH_METRICS, "model_epoch") or name.startswith(("val_", "best_")):
             raise ParamError(
-                f"Param {param.name} has the name {name!r}, which is reserved. Choose another; on validation "
+                f"Param {param.name} has a metric named {name!r}, which is reserved. Choose another; on validation "
                 "rows its name begins with 'val_'."
             )
         if not callable(metric):

@@ -31,8 +31,8 @@ class Beginning:
 
     Attributes:
         network: network to train.
-        weights: initial weights: :data:`~sparkdl.training.spec.DRAWN`, or a local folder on the driver; None for the
-            weights of the network.
+        weights: where the initial weights are: :data:`~sparkdl.training.spec.DRAWN` if the ranks draw them, a local
+            folder on the driver if the ranks read them, None if ``network`` holds them.
     """
 
     network: LanguageNetwork

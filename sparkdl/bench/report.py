@@ -22,7 +22,7 @@ _PACKAGES = ("torch", "numpy", "mpi4py", "mpich", "horovod", "pyspark", "petasto
 
 
 def describe_machine() -> dict[str, object]:
-    """Return the cores that this process may use, memory, processor, GPU, and the versions of the compared packages."""
+    """Return the usable cores, memory, processor, GPU, and the versions of Python and of the compared packages."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

@@ -299,6 +299,6 @@ def _refuse_unpicklable(values: dict[str, Any], error: Exception) -> None:
             pickle_for_others(value)
         except Exception as reason:
             raise ParamError(
-                f"The state's {name} is a {type(value).__name__}, which cannot be pickled to be sent to the other "
-                f"ranks: {reason}. Leave it out, and make it on each rank."
+                f"The state's {name} is a {type(value).__name__}, which cannot be pickled, so it cannot be sent to the "
+                f"other ranks: {reason}. Leave it out, and make it on each rank."
             ) from error

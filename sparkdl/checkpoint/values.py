@@ -24,7 +24,7 @@ def copy_to_host(value: Any, name: str) -> Any:
     """Return a copy on the CPU; references to the same tensor stay references to one copy.
 
     Args:
-        value: numbers, strings, tensors, and dicts, lists, tuples and sets of them.
+        value: numbers, strings, tensors other than DTensors, and plain dicts, lists, tuples and sets of them.
         name: name of the value, used in error messages.
 
     Raises:

@@ -124,7 +124,7 @@ def _class_named(name: str) -> Any:
         return getattr(importlib.import_module(module), made)
     except (ImportError, AttributeError, ValueError) as error:
         raise SavedModelError(
-            f"It is a {name}, which this sparkdl does not have: {error}. Install a newer sparkdl."
+            f"The class of the model is {name}, which this sparkdl does not have: {error}. Install a newer sparkdl."
         ) from error
 
 

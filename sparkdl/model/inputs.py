@@ -238,7 +238,7 @@ def rectangular_array(value: Any) -> npt.NDArray[Any]:
 
 
 def positions_in(documents: Tensor) -> Tensor:
-    """The number of each position in its document, from 0, as in a prediction for that document alone.
+    """Return the index of each position within its document, from 0, as if each document were predicted alone.
 
     Args:
         documents: document number of each position, ``(rows, positions)``; the positions of a document are contiguous.

@@ -70,6 +70,7 @@ def _numbers(row: Any, name: str) -> npt.NDArray[Any]:
         )
     if array.dtype.kind not in "biuf":
         raise DataError(
-            f"Column {name!r} holds {type(row).__name__}, not numbers. Make numbers of it with prepareFeatures."
+            f"Column {name!r} holds values that are not numbers, such as {row!r:.80}. Convert them with "
+            "prepareFeatures."
         )
     return array

@@ -83,8 +83,8 @@ def load_language_folder(
     model.set_attn_implementation("sdpa" if getattr(model, "_supports_sdpa", False) else "eager")
     if not takes_positions(model):
         raise ParamError(
-            f"The model in {folder!r} is a {type(model).__name__}, which takes no position_ids, so that texts in a "
-            "packed row would not be counted from 0 each. Choose another model."
+            f"The model in {folder!r} is a {type(model).__name__}, which takes no position_ids. The texts of a "
+            "packed row cannot begin at position 0. Choose another model."
         )
     if any(getattr(layer, "is_decoder", None) is False for layer in model.modules()):
         raise ParamError(
@@ -93,8 +93,8 @@ def load_language_folder(
         )
     if any(hasattr(layer, "create_position_ids_from_input_ids") for layer in model.modules()):
         raise ParamError(
-            f"The model in {folder!r} is a {type(model).__name__}, whose positions begin behind its padding token, so "
-            "that texts in a packed row cannot be counted from 0 each. Choose another model."
+            f"The model in {folder!r} is a {type(model).__name__}, whose positions begin after its padding token. The "
+            "texts of a packed row cannot begin at position 0. Choose another model."
         )
     others = set(getattr(model.config, "layer_types", None) or ()) - set(ATTENTION_TYPES)
     if others:

@@ -170,8 +170,8 @@ def _narrowed(window: int | None, length: int, is_causal: bool) -> int | None:
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
         raise ParamError(
-            "query, key and value must have the shape (batch, heads, positions, head size), key and value the same "
-            f"one; got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
+            "query, key and value must have the shape (batch, heads, positions, head size), and key and value the same "
+            f"shape; got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
         )
     batch, heads, positions, size = query.shape
     if (key.shape[0], key.shape[2], key.shape[3]) != (batch, positions, size) or heads % key.shape[1]:

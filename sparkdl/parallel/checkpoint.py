@@ -6,6 +6,8 @@ values of its own.
 
 from __future__ import annotations
 
+import logging
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +19,7 @@ from sparkdl.checkpoint.folder import Checkpoint, CheckpointFolder
 from sparkdl.checkpoint.tensors import Content, TrainingTensors, call_on_all_ranks
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.checkpoint.writer import CheckpointWriter
+from sparkdl.data.files.lease import SoleLease, hold_alone
 from sparkdl.errors import CheckpointError, ParamError
 from sparkdl.parallel.context import WholeSequences
 from sparkdl.parallel.parallelism import DIMENSIONS
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from sparkdl.parallel.parallelism import RankLayout
+
+_logger = logging.getLogger(__name__)
 
 _KIND = "checkpoint"
 
@@ -46,8 +51,8 @@ class ShardedCheckpoints:
                 if step % 500 == 499:
                     checkpoints.save(step + 1, model, optimizer, scheduler, state={"step": step + 1})
 
-    It opens a process group of its own, so that a checkpoint can be written while training uses the other groups. Only
-    one job at a time may use a folder.
+    It opens a process group of its own, so that a checkpoint can be written while training uses the other groups. From
+    its first checkpoint to the end, rank 0 holds the folder alone.
 
     Args:
         folder: path or URL that all ranks can reach, as a Store takes it.
@@ -66,7 +71,9 @@ class ShardedCheckpoints:
     ) -> None:
         if num_kept < 1:
             raise ParamError(f"num_kept must be positive, got {num_kept}.")
-        self._folder = CheckpointFolder(folder, _KIND, num_kept=num_kept)
+        self._holds = ExitStack()
+        self._lease: SoleLease | None = None
+        self._folder = CheckpointFolder(folder, _KIND, num_kept=num_kept, check=self._hold)
         self._layout = layout
         self._sizes = {name: layout.size(name) for name in DIMENSIONS}
         self._rank = dist.get_rank()
@@ -106,6 +113,7 @@ class ShardedCheckpoints:
         Raises:
             CheckpointError: if a value cannot be stored in a checkpoint.
             StoreError: if the previous checkpoint could not be written, or not in time.
+            CheckpointsInUseError: if another job uses the folder, as found when the previous checkpoint was written.
         """
         self._writer.wait()
         part = TrainingTensors(_unwrap(module), optimizer, is_divided=True)
@@ -217,7 +225,8 @@ class ShardedCheckpoints:
         Raises:
             StoreError: if the checkpoint could not be written, or not in time.
         """
-        self._writer.close()
+        with self._holds:
+            self._writer.close()
 
     def __enter__(self) -> ShardedCheckpoints:
         return self
@@ -225,7 +234,16 @@ class ShardedCheckpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._writer.__exit__(kind, error, trace)
+        with self._holds:
+            self._writer.__exit__(kind, error, trace)
+
+    def _hold(self) -> None:
+        """Begin to hold the folder alone, on the thread of rank 0 that writes; later, check that this is still so."""
+        if self._lease is None:
+            self._lease = self._holds.enter_context(
+                hold_alone(self._folder.url, _logger.warning, user="job", setting="folder")
+            )
+        self._lease.check()
 
 
 def _find(folder: CheckpointFolder, step: int | None) -> Checkpoint | None:

@@ -328,19 +328,19 @@ def name_of_positions(module: nn.Module) -> str:
 class WholeSequences(nn.Module):
     """Calls a module of :func:`share_sequences` with whole sequences and returns whole outputs, with gradients.
 
-    For losses that do not support shared sequences. All ranks of the group pass the same inputs and compute the same
-    loss of the outputs. Each rank then has the gradients of its own positions, times the number of ranks: their average
-    over the ranks, which :func:`shard` computes, is the gradient of the whole sequences.
+    This is for losses that do not support shared sequences. All ranks of the group pass the same inputs and compute the
+    same loss. Each rank gets the gradients of its own positions, multiplied by the number of ranks. :func:`shard`
+    averages them over the ranks; the average is the gradient of the whole sequences.
 
     Args:
-        module: a module that takes ``(batch, positions, ...)``, and the numbers of positions as ``positions`` or
+        module: a module that takes ``(batch, positions, ...)``, and position indices as ``positions`` or
             ``position_ids``.
         group: process group of the ranks that share sequences.
-        verify: whether the ranks check in every step that they have the same rows and gradients of outputs, and compute
-            what one rank does; False for never, None for the first step.
+        verify: True to check in every step that the ranks have the same rows and the same gradients of outputs, and
+            that the outputs equal those of one rank alone; None to check the first step, False for never.
 
     Raises:
-        ParamError: if the module does not take the numbers of positions: it would count them from 0 on each rank.
+        ParamError: if the module takes no position indices: each rank would count its positions from 0.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup, *, verify: bool | None = None) -> None:

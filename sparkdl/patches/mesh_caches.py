@@ -37,7 +37,7 @@ def forget_meshes(device_type: str = "cpu") -> None:
 
 
 def forget_in_backward(device_type: str) -> None:
-    """Clear the caches of the thread that computes the backward pass on a device."""
+    """Clear DTensor's caches in the thread that computes backward passes on the current device of this type."""
     _ClearInBackward.apply(torch.zeros((), device=device_type, requires_grad=True)).backward()
 
 

@@ -122,8 +122,8 @@ class RendezvousClient(Rendezvous):
         """See :class:`Rendezvous`."""
         if len(value) * world_size > MAX_VALUE_BYTES:
             raise CommunicatorError(
-                f"rank {rank}'s value of {key!r} has {len(value)} bytes; {world_size} ranks may exchange"
-                f" {MAX_VALUE_BYTES // world_size} each. Send large data through a communicator."
+                f"rank {rank}'s value of {key!r} has {len(value)} bytes; with {world_size} ranks, a value may have"
+                f" {MAX_VALUE_BYTES // world_size} bytes. Send large data through a communicator."
             )
         numbers = (rank, world_size, max(0, round(timeout_s * 1000)))
         number_fields = [str(number).encode() for number in numbers]

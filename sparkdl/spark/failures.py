@@ -146,10 +146,10 @@ def spark_failures_named(
             raise (explained or _file_error(url, text)) from error
         connector = _NO_CONNECTOR.search(text)
         if connector is not None:
-            package = _CONNECTORS.get(connector[1] or connector[2], "that has it")
+            package = _CONNECTORS.get(connector[1] or connector[2], "the package that has it")
             raise StoreError(
                 f"{doing}: Spark lacks Hadoop's connector for this filesystem: {spark_words(error)}. Start Spark with "
-                f"the package {package} in spark.jars.packages, in the version of Spark's Hadoop libraries."
+                f"{package} in spark.jars.packages, in a version that fits Spark's Hadoop libraries."
             ) from error
         library = type(error).__module__.split(".")[0]
         if library in ("py4j", "grpc") or (library == "pyspark" and type(error).__name__ in _RAW_OF_CONNECT):

@@ -95,7 +95,7 @@ class FutureCompleter:
         return future
 
     def finish_alone(self, work: Awaitable) -> None:
-        """Complete a work that the caller has dropped, so that its results are written."""
+        """Finish a work that its caller dropped without waiting for it, so that its outputs are still written."""
         self._submit(work, torch.futures.Future())
 
     def close(self, timeout_s: float) -> None:

@@ -127,7 +127,7 @@ class RendezvousStore(Store):
             self._rendezvous.get(key, timeout_s)
 
     def has_extended_api(self) -> bool:
-        """``append``, ``multi_get`` and ``multi_set`` are not offered; torch does without them."""
+        """Return False: ``append``, ``multi_get`` and ``multi_set`` are missing, and torch does not need them."""
         return False
 
     def clone(self) -> RendezvousStore:

@@ -25,8 +25,8 @@ class _Missing:
 
     def _fail(self) -> Any:
         raise ImportError(
-            f"sparkdl._native.{self._name} is part of an installed sparkdl, and this process uses the modules that a "
-            "logged model carries, which have no communication between ranks. Install sparkdl-torch."
+            f"sparkdl._native.{self._name} needs an installed sparkdl; the copy of sparkdl in a logged model has no "
+            "communication between ranks. Install sparkdl-torch."
         )
 
 

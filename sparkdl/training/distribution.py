@@ -113,9 +113,9 @@ class ModelDistribution(ABC):
     def without_rows(self) -> AbstractContextManager[Any]:
         """Context for the backward pass of a rank without rows, whose loss is multiplied by 0.
 
-        Where possible, parameters that only this pass uses get no gradient, as in one process, which has no such
-        pass. This default does nothing: in a sharded module, all ranks have to use the same parameters; FSDP2's ranks
-        compare them and raise an error.
+        A subclass may leave parameters that only this pass uses without gradients, as in one process, which has no such
+        pass. This default does nothing: in a sharded module, all ranks must use the same parameters. FSDP2's ranks
+        compare them, and raise an error if they differ.
         """
         return nullcontext()
 

@@ -448,10 +448,12 @@ def _try_features(
     failure = _most_informative(failures)
     reason = f"{type(failure).__name__}: {failure}"
     if "Expected more than 1 value per channel" in reason:
+        advice = layers_over_rows(model) or (
+            "It normalizes by the rows of the batch in eval() mode, too. Use LayerNorm or GroupNorm."
+        )
         raise ParamError(
-            f"The model {type(model).__name__} cannot compute one row alone: {reason.rstrip('.')}. "
-            f"{layers_over_rows(model) or 'It normalizes by the rows of the batch in eval() mode, too.'} A row's "
-            "prediction must not depend on other rows."
+            f"The model {type(model).__name__} cannot compute one row alone, and a row's prediction must not depend on "
+            f"other rows: {reason.rstrip('.')}. {advice.rstrip()}"
         ) from failure
     if _WANTS_INTEGERS.search(reason):
         reason = f"{reason.rstrip('.')}. Cast whole numbers to bigint; decimals are taken as doubles."

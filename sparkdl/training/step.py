@@ -36,11 +36,12 @@ _COMPARE_EVERY_STEPS = 50
 
 
 class FiniteLossCheck:
-    """Checks losses at once on CPU; on CUDA records them on the device, and all ranks compare the records now and then.
+    """Raises an error if a loss is NaN or infinite.
 
-    On CPU the rank with the loss raises before its backward pass; with a pipeline, after it. The other ranks wait for
-    its gradients no later than in the update to which the step belongs: if several losses of one update are not finite,
-    the error may name any of them. On CUDA the error names the earliest step over all ranks.
+    On CPU, the rank with the loss raises at once: before its backward pass or, with a pipeline, after it. The other
+    ranks cannot finish the update without its gradients. If several losses of one update are not finite, the error may
+    name any of them. On CUDA, losses are recorded on the device. All ranks compare the records every 50 steps, at the
+    end of an epoch and before a checkpoint, and the error names the earliest step of all ranks.
     """
 
     def __init__(self, communicator: Communicator, device: torch.device) -> None:

@@ -28,7 +28,14 @@ from torch.distributed.tensor import DTensor
 
 import sparkdl.torch
 from sparkdl.checkpoint.folder import MANIFEST
-from sparkdl.errors import CheckpointError, CommunicatorError, ParamError, SparkdlError, StoreError
+from sparkdl.errors import (
+    CheckpointError,
+    CheckpointsInUseError,
+    CommunicatorError,
+    ParamError,
+    SparkdlError,
+    StoreError,
+)
 from sparkdl.parallel.checkpoint import ShardedCheckpoints
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.pipeline.cut import cut
@@ -485,7 +492,7 @@ def check_training_continues_while_a_checkpoint_is_written() -> None:
 
 def check_a_checkpoint_that_is_not_written_in_time_is_an_error() -> None:
     may_write = threading.Event()
-    StumblingFileSystem.before = lambda *_: may_write.wait(15.0)
+    StumblingFileSystem.before = lambda _, path: "rank-" not in path or may_write.wait(15.0)
     checkpoints = ShardedCheckpoints(f"stumbling://{new_folder()}", layout_of("plain"), timeout_s=3.0)
     checkpoints.save(1, nn.Linear(2, 2))
     with pytest.raises(StoreError, match="still being written"):
@@ -511,6 +518,23 @@ def check_a_rank_that_saves_no_checkpoint_is_named() -> None:
             if not fails:
                 dist.barrier()
         dist.barrier()
+
+
+def check_a_folder_belongs_to_one_job_at_a_time() -> None:
+    folder, layout, module = new_folder(), layout_of("plain"), nn.Linear(2, 2)
+    with ShardedCheckpoints(folder, layout) as checkpoints:
+        checkpoints.save(1, module)
+        checkpoints.wait()
+        with ShardedCheckpoints(folder, layout) as others:
+            assert others.load(module) == {}
+            others.save(2, module)
+            with pytest.raises(CheckpointsInUseError, match="Another job, of process .* uses the folder"):
+                others.wait()
+            assert others.steps() == [1]
+    with ShardedCheckpoints(folder, layout) as others:
+        others.save(3, module)
+    dist.barrier()
+    assert [path.name.startswith("checkpoint-") for path in Path(folder).iterdir()] == [True] * 2
 
 
 def check_a_failure_to_write_on_one_rank_is_raised_on_all() -> None:
@@ -593,7 +617,7 @@ def resume_and_save(environment: RankEnvironment, folder: str) -> tuple[int, lis
         assert state is not None
         checkpoints.save(3, module)
         checkpoints.wait()
-        return state["step"], checkpoints.steps(), len(list(Path(folder).iterdir()))
+        return state["step"], checkpoints.steps(), len(list(Path(folder).glob("checkpoint-*")))
 
 
 def test_checkpoints_are_kept_on_an_object_store(s3: S3) -> None:

@@ -82,7 +82,8 @@ def fit_with_local_distributor(size: FitSize, frame: DataFrame, folder: Path) ->
 def fit_with_horovod(size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
     """Fit with Horovod's ``TorchEstimator``.
 
-    It does not report when the training begins and ends, so all time after the writing counts as training.
+    The estimator does not report when training begins and ends, so the time after it has written the rows counts as
+    training.
     """
     import torch
     from pyspark.sql import functions as F

@@ -213,7 +213,9 @@ class MpiReductions(MpiOperations):
         buffers = [flatten(array, writes=True) for array in arrays]
         dtypes = sorted({buffer.dtype for buffer in buffers})
         if len(dtypes) != 1:
-            raise ParamError(f"a group has arrays of one dtype, got {', '.join(dtypes) or 'no arrays'}")
+            raise ParamError(
+                f"the arrays of a group must have one dtype, got {', '.join(dtypes) or 'no arrays'}"
+            )
         sizes = tuple(buffer.data.size for buffer in buffers)
         signature = _signature(
             "allreduce", dtypes[0], sum(sizes), op, prescale, postscale, name, arrays=sizes

@@ -252,8 +252,8 @@ def _image(row: dict[str, Any], column: Column) -> npt.NDArray[np.uint8]:
     if data is None or len(data) != math.prod(shape):
         content = "no bytes" if data is None else f"{len(data)} bytes"
         raise DataError(
-            f"Column {column.name!r} has an image of {shape[0]} x {shape[1]} x {shape[2]} that holds {content}: "
-            f"{row['origin']}. Leave such rows out."
+            f"Column {column.name!r} has an image of {shape[0]} x {shape[1]} x {shape[2]}, which needs "
+            f"{math.prod(shape)} bytes, but it holds {content}: {row['origin']}. Leave such rows out."
         )
     return np.frombuffer(data, np.uint8).reshape(shape).copy()
 

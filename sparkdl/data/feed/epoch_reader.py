@@ -125,7 +125,10 @@ class EpochReader:
     def blocks(
         self, part: EpochSlice, rank: int, row_counts: Sequence[int], stack: ExitStack
     ) -> Iterator[Block]:
-        """Start to read a rank's rows of an epoch's slice, in their order; closing ``stack`` stops it."""
+        """Start to read a rank's rows in a slice of an epoch, and return their blocks in training order.
+
+        Closing ``stack`` stops the reading.
+        """
         plan, shard = part.plan, part.plan.shards()[rank]
         num_rows = sum(len(rows) for _, rows in shard)
         taken = min(taken_by(rank, part.num_taken), num_rows)

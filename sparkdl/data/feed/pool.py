@@ -173,7 +173,7 @@ class _ByteBudget:
         self._changed = threading.Condition()
 
     def take(self, num_bytes: int) -> bool:
-        """Take so many bytes once they are free or none are held; return False once the budget is closed."""
+        """Wait until so many bytes are free or none are held, and take them; return False if the budget is closed."""
         with self._changed:
             while self._held and self._held + num_bytes > self._budget_bytes and not self._is_closed:
                 self._changed.wait()

@@ -175,8 +175,9 @@ class RowStream:
         earlier rows, which are discarded.
 
         Raises:
-            ParamError: if it is not a state of such a stream.
-            DataError: if the feed is another one, has fewer rows, or cannot continue with this number of ranks.
+            ParamError: if ``state`` is not a state of such a stream.
+            DataError: for a resumable feed, as its ``resume`` raises; for another feed, if the number of ranks differs
+                or the feed has no such position. Other changes of the data are not detected.
         """
         self.close()
         if isinstance(self.feed, ResumableFeed):

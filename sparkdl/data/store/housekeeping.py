@@ -59,7 +59,7 @@ class Marks:
         return self.last_use is not None or self.has_manifest or self.is_being_removed
 
     def in_use(self, now: float) -> bool:
-        """Whether a process reads or writes there at the time ``now``, by the Store's clock."""
+        """Whether a lease of the folder has not expired at the time ``now``, in seconds by the Store's clock."""
         return any(now - time < LEASE_S for time in self.uses.values())
 
 

@@ -123,13 +123,16 @@ os.register_at_fork(after_in_child=_idle.clear)
 def prepare_in_task(
     partition: int, *, num_ranks: int, num_threads: int | None, modules: Sequence[str]
 ) -> None:
-    """Make a forkserver import modules while a task runs; the ranks that this executor runs next are forked from it.
+    """Start a forkserver for the next launch while another task runs; the ranks are then forked from it.
+
+    This is for ranks without GPUs: the barrier task assigns GPUs later. If it fails, the launch raises the error.
 
     Args:
-        partition: partition number of the task. Only the first ``num_ranks`` tasks do this: there may be thousands.
-        num_ranks: number of ranks of the launch that follows. Its ranks use no GPUs: the barrier task assigns those.
+        partition: partition number of the task. Only the first ``num_ranks`` tasks start a forkserver, as there may be
+            thousands of tasks.
+        num_ranks: number of ranks of the next launch.
         num_threads: number of threads of each rank that the user chose; None for the cores of a task.
-        modules: modules that :func:`~sparkdl.launch.run_on_ranks` will be called with.
+        modules: modules to import: those that :func:`~sparkdl.launch.run_on_ranks` will be called with.
     """
     if partition < num_ranks:
         from pyspark import TaskContext

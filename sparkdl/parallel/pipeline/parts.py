@@ -199,8 +199,8 @@ def blocks_in(module: nn.Module, parts: PipelineParts) -> nn.ModuleList | nn.Seq
     blocks = module.get_submodule(parts.blocks)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential):
         raise ParamError(
-            f"The blocks {parts.blocks!r} of {type(module).__name__} must be a torch.nn.ModuleList or Sequential, they "
-            f"are a {type(blocks).__name__}."
+            f"The blocks {parts.blocks!r} of {type(module).__name__} must be a torch.nn.ModuleList or Sequential; got "
+            f"a {type(blocks).__name__}."
         )
     return blocks
 

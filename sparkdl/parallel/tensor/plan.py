@@ -232,8 +232,8 @@ def _check(name: str, layer: nn.Module, style: str, size: int) -> None:
     wanted = nn.Embedding if style.startswith("embedding") else nn.Linear
     if not isinstance(layer, wanted):
         raise ParamError(
-            f"The plan divides {name!r} in the style {style!r}, which takes a torch.nn.{wanted.__name__}; it is a "
-            f"{type(layer).__name__}."
+            f"The plan divides {name!r} in the style {style!r}, which takes a torch.nn.{wanted.__name__}, but it is a "
+            f"{type(layer).__name__}. Choose another style, or leave this layer out of the plan."
         )
     if "weight" not in layer._parameters:
         raise ParamError(

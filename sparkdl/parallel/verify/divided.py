@@ -116,17 +116,9 @@ class TensorVerification(Verification):
                 "dropout."
             )
 
-    def _check_output(
-        self,
-        name: str,
-        inputs: Callable[..., Any] | None,
-        output: Callable[[Tensor], Tensor] | None,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
+    def _check_output(self, name: str, *call: Any) -> None:
         if self.begins(f"output of {name}"):
-            self._compare_output(name, inputs, output, module, args, kwargs)
+            self._compare_output(name, *call)
 
     @not_compiled
     def _compare_output(

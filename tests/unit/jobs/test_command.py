@@ -74,7 +74,7 @@ def test_sigterm_is_raised_once_and_only_inside_the_block():
 
 def test_missing_library_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        command.importlib.util, "find_spec", lambda name: None if name == "ruamel" else object()
+        command.importlib.util, "find_spec", lambda name: None if name == "ruamel.yaml" else object()
     )
     assert main(["train", str(write_job(tmp_path))]) == 2
     assert "install it with: pip install ruamel.yaml" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def test_matrices_are_padded_in_both_dimensions():
         ([np.ones(2, int), np.ones(1, int)], 0.5, "paddingValue is 0.5, and 'x' holds int64"),
         ([np.ones(2, int), np.ones(1, int)], float("nan"), "paddingValue is nan, and 'x' holds int64"),
         ([np.ones(2, np.uint8), np.ones(1, np.uint8)], -1, "paddingValue is -1, and 'x' holds uint8"),
-        (["a", "b"], 0, "Column 'x' holds str, not numbers"),
+        (["a", "b"], 0, "Column 'x' holds values that are not numbers, such as 'a'"),
         ([objects([np.ones(1), np.ones(2)])], 0, "arrays inside arrays that differ in length"),
     ],
 )

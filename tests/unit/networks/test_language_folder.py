@@ -167,7 +167,7 @@ def test_model_without_a_tokenizer_is_saved_without_one_and_replaced_only_by_ove
 
 def test_a_folder_whose_tokenizer_does_not_fit_is_refused(tokenizer, tmp_path):
     folder = written(small_decoder(vocabulary=100), tokenizer, tmp_path / "folder")
-    with pytest.raises(ParamError, match=f"has {tokenizer.num_tokens} tokens, and the model 100"):
+    with pytest.raises(ParamError, match=f"has {tokenizer.num_tokens} tokens, and the model has 100"):
         load_language_folder(folder, lora_rank=None, seed=0)
 
 
@@ -180,7 +180,7 @@ def test_several_texts_for_generate_are_refused(tokenizer):
     ("kind", "is_decoder", "words"),
     [
         ("Bert", False, "BertLMHeadModel that sees later tokens .*is_decoder"),
-        ("Roberta", True, "RobertaForCausalLM, whose positions begin behind its padding token"),
+        ("Roberta", True, "RobertaForCausalLM, whose positions begin after its padding token"),
     ],
 )
 def test_models_that_do_not_count_texts_from_zero_or_see_later_tokens_are_refused(

@@ -289,7 +289,9 @@ def test_exchange_can_be_repeated_and_may_not_exceed_the_bound(connect: Connect)
                 for rank, client in enumerate(clients)
             ]
             assert [answer.result() for answer in answers] == [[turn, turn]] * 2
-    with pytest.raises(CommunicatorError, match=f"2 ranks may exchange {MAX_VALUE_BYTES // 2} each"):
+    with pytest.raises(
+        CommunicatorError, match=f"with 2 ranks, a value may have {MAX_VALUE_BYTES // 2} bytes"
+    ):
         clients[0].exchange("k", rank=0, world_size=2, value=bytes(MAX_VALUE_BYTES // 2 + 1), timeout_s=1.0)
 
 

@@ -185,7 +185,10 @@ class Agreement:
         self._clashes = Ages()
 
     def run_oldest(self) -> bool:
-        """Run the oldest request, or the requests that all ranks have; False if there is no request.
+        """Run the oldest request; if the ranks differ in it, wait for requests that all ranks have made, and run those.
+
+        Returns:
+            False if this rank has no request, else True.
 
         Raises:
             CommunicatorError: if the ranks may no longer be at the same request.

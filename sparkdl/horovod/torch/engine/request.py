@@ -102,7 +102,7 @@ class Description:
 
     @cached_property
     def text(self) -> str:
-        """The attributes in one line, for :func:`parse_description`."""
+        """The attributes as one line of JSON, which :func:`parse_description` reads."""
         return json.dumps(asdict(self))
 
 

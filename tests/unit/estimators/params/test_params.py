@@ -142,9 +142,9 @@ STEP = {"loss": None, "trainStep": max}
         ({"callbacks": [print]}, "callbacks holds a builtin_function"),
         ({"callbacks": [Callback]}, "holds the class Callback, not one of its instances"),
         ({"metrics": [max]}, r"metrics must be a dict, such as .*; got a list\.$"),
-        ({"metrics": {"loss": max}}, "metrics has the name 'loss', which is reserved"),
-        ({"metrics": {"val_f1": max}}, "has the name 'val_f1', which is reserved"),
-        ({"metrics": {"f1/macro": max}}, "has the name 'f1/macro'. Choose one of letters"),
+        ({"metrics": {"loss": max}}, "metrics has a metric named 'loss', which is reserved"),
+        ({"metrics": {"val_f1": max}}, "has a metric named 'val_f1', which is reserved"),
+        ({"metrics": {"f1/macro": max}}, "has a metric named 'f1/macro'. Use a name of letters"),
         ({"metrics": {"f1": "f1"}}, r"Metric 'f1' must be a function of .*; got a str\.$"),
     ],
 )

@@ -30,7 +30,7 @@ from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWriter
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SavedModelError, SerializationError, SparkdlError
 from sparkdl.estimators.summary import TrainingSummary
-from sparkdl.meanings import explain_failure, reading_from
+from sparkdl.foreign_errors import explain_failure, reading_from
 from sparkdl.model.saved_model import load_model, load_module, save_model, save_module
 from sparkdl.training.history import EpochRecord
 

@@ -16,7 +16,7 @@ from sparkdl.data import Store
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.files.lease import SoleLease, hold_alone
 from sparkdl.errors import SparkdlError, StoreError
-from sparkdl.meanings import store_error
+from sparkdl.foreign_errors import store_error
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 from sparkdl.training.checkpoint.identity import check_progress, fit_identity, model_files_identity

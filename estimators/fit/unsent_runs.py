@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.meanings import store_error
+from sparkdl.foreign_errors import store_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

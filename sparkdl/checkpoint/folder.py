@@ -36,7 +36,7 @@ from sparkdl import __version__
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.store.housekeeping import list_folders
 from sparkdl.errors import CheckpointError, SparkdlError
-from sparkdl.meanings import explain_failure, store_error
+from sparkdl.foreign_errors import explain_failure, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping

@@ -40,7 +40,7 @@ from sparkdl.checkpoint.folder import (
 )
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.errors import CheckpointError, ParamError, SparkdlError
-from sparkdl.meanings import store_error
+from sparkdl.foreign_errors import store_error
 from sparkdl.model.weights_file import can_be_written, read_header, read_rows
 
 if TYPE_CHECKING:

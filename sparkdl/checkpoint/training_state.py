@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sparkdl.checkpoint.commits import provided_commits
+from sparkdl.checkpoint.commit_place import provided_commits
 from sparkdl.checkpoint.parts import Part, StateDictPart, mark_stages
 from sparkdl.checkpoint.values import check_values
 from sparkdl.collective.current import at_end, current_communicator

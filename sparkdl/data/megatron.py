@@ -34,7 +34,7 @@ import numpy.typing as npt
 from sparkdl.data.checks import check_counts
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import DataError, StoreError
-from sparkdl.meanings import reading_from
+from sparkdl.foreign_errors import reading_from
 
 if TYPE_CHECKING:
     import os

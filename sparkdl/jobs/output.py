@@ -18,7 +18,7 @@ from sparkdl.data import Store
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SparkdlError, StoreError
 from sparkdl.estimators.persistence import FolderWriter
-from sparkdl.meanings import store_error
+from sparkdl.foreign_errors import store_error
 from sparkdl.versions import package_versions
 
 if TYPE_CHECKING:

@@ -138,7 +138,7 @@ class _Checked:
     code: list[Path]
     identity: dict[str, Any]
     output: JobOutput
-    before: dict[str, Any] | None
+    earlier_result: dict[str, Any] | None
     columns: list[str]
 
 
@@ -180,8 +180,8 @@ def run_job(
                     return
             if not is_again:
                 _refuse_another(checked)
-                if checked.before is not None:
-                    say(_done_before(checked))
+                if checked.earlier_result is not None:
+                    say(_done_before_text(checked))
                     return
             _train(checked, frame, say, is_again=is_again)
 
@@ -195,7 +195,7 @@ def _check(job: TrainingJob, code: list[Path]) -> _Checked:
         code=code,
         identity=identity_of(job, checksums(code)),
         output=output,
-        before=output.result(),
+        earlier_result=output.result(),
         columns=estimator.columns_of_fit(),
     )
 
@@ -229,10 +229,10 @@ def _plan(checked: _Checked, frame: DataFrame, *, is_again: bool) -> str:
 def _state(checked: _Checked, *, is_again: bool) -> str:
     """Return the state of the output, as text."""
     url = checked.output.url
-    if checked.before is not None:
+    if checked.earlier_result is not None:
         if is_again:
             return f"{url} has a result, which will be replaced"
-        if changes := differences(checked.before["job"], checked.identity):
+        if changes := differences(checked.earlier_result["job"], checked.identity):
             return f"{url} has the result of another job: {'; '.join(changes)}. The job needs --again to replace it"
         return f"{url} has the result of this job: nothing will be trained"
     checkpoints = checked.estimator.getCheckpointDir()
@@ -243,9 +243,9 @@ def _state(checked: _Checked, *, is_again: bool) -> str:
 
 def _refuse_another(checked: _Checked) -> None:
     """Raise a :class:`ParamError` if the output has the result of a different job."""
-    if checked.before is None:
+    if checked.earlier_result is None:
         return
-    changes = differences(checked.before["job"], checked.identity)
+    changes = differences(checked.earlier_result["job"], checked.identity)
     if changes:
         raise ParamError(
             f"The output {checked.output.url} has the result of another job: {'; '.join(changes)}. Choose another "
@@ -253,12 +253,12 @@ def _refuse_another(checked: _Checked) -> None:
         )
 
 
-def _done_before(checked: _Checked) -> str:
-    assert checked.before is not None
+def _done_before_text(checked: _Checked) -> str:
+    assert checked.earlier_result is not None
     unknown = " Spark cannot tell whether its rows are the same." if checked.identity[ROWS] is None else ""
     return (
-        f"Already done at {checked.before.get('ended')}: {checked.output.url} has the result of this job.{unknown} "
-        "Use --again to train it again."
+        f"Already done at {checked.earlier_result.get('ended')}: {checked.output.url} has the result of this "
+        f"job.{unknown} Use --again to train it again."
     )
 
 

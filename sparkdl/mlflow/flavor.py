@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, ParamTypeError, SavedModelError
-from sparkdl.meanings import reading_from
+from sparkdl.foreign_errors import reading_from
 from sparkdl.tracking import Registration, SentRun, send_kept_runs
 from sparkdl.tracking.logged_model import check_registration
 from sparkdl.tracking.mlflow_model import FLAVOR_NAME, MODULE_FOLDER, FlavorOptions, log_flavor, save_flavor

@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import ParamError, SavedModelError, StoreError
-from sparkdl.meanings import store_error
+from sparkdl.foreign_errors import store_error
 from sparkdl.model.weights_file import StoredTensor, read_header, read_rows, write_weights
 from sparkdl.parallel.collectives import local_part, whole_tensor
 from sparkdl.parallel.sharding import copies_of_tied, local_ranges

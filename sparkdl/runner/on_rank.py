@@ -23,7 +23,7 @@ from sparkdl.patches.accelerate import teach_accelerate
 from sparkdl.runner.rank_logging import provide_progress, set_up_logging
 
 if TYPE_CHECKING:
-    from sparkdl.checkpoint.commits import Commits
+    from sparkdl.checkpoint.commit_place import CommitPlace
     from sparkdl.launch import RankContext
     from sparkdl.runner.packed_call import Call
     from sparkdl.runner.script import Script
@@ -90,7 +90,7 @@ class RankSetup:
     sees_gpus_of_host: bool
     log_level: int | None
     operation_timeout_s: float
-    commits: Commits | None
+    commits: CommitPlace | None
     init_torch: bool
     restart_count: int
     max_restarts: int
@@ -142,7 +142,7 @@ def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> 
 
 @contextmanager
 def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
-    from sparkdl.checkpoint.commits import provide_commits
+    from sparkdl.checkpoint.commit_place import provide_commits
     from sparkdl.torch import destroy_process_group, init_process_group
 
     set_up_logging(setup.log_level)

@@ -11,7 +11,7 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.checkpoint.commits import SETTING, USER, Commits
+from sparkdl.checkpoint.commit_place import SETTING, USER, CommitPlace
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import absolute_url
 from sparkdl.data.files.lease import hold_alone
@@ -175,7 +175,7 @@ class Runner:
                 sees_gpus_of_host=sees_gpus_of_host,
                 log_level=log_level,
                 operation_timeout_s=self.operation_timeout_s,
-                commits=None if lease is None else Commits(lease.url, lease.name),
+                commits=None if lease is None else CommitPlace(lease.url, lease.name),
                 init_torch=self.init_torch,
                 restart_count=0,
                 max_restarts=self.max_restarts + self.max_retries,
@@ -292,4 +292,4 @@ def _attempts_of(setup: RankSetup, lease: SoleLease | None) -> Iterator[RankSetu
         yield setup
         setup = replace(setup, restart_count=setup.restart_count + 1)
         if lease is not None:  # ranks that were wrongly considered lost cannot write any more
-            setup = replace(setup, commits=Commits(lease.url, lease.change_name()))
+            setup = replace(setup, commits=CommitPlace(lease.url, lease.change_name()))

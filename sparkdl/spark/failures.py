@@ -1,8 +1,9 @@
 """What the exceptions of Spark jobs mean: one error of sparkdl each, without Java's stack traces.
 
 Spark's error condition, the class of the last cause, and the state of the session decide, by the table of
-:mod:`sparkdl.meanings`. Messages decide only where Spark has neither class nor condition: lost executors, executors
-without a usable Python, cancellations before Spark 4, and on Spark Connect the end of the server's application.
+:mod:`sparkdl.foreign_errors`. Messages decide only where Spark has neither class nor condition: lost executors,
+executors without a usable Python, cancellations before Spark 4, and on Spark Connect the end of the server's
+application.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sparkdl.errors import (
     StoreError,
     WorkersLostError,
 )
-from sparkdl.meanings import first_meaning, one_line
+from sparkdl.foreign_errors import first_meaning, one_line
 from sparkdl.spark.session import is_connect, is_context_stopped, setting
 
 if TYPE_CHECKING:

@@ -276,7 +276,7 @@ class DataParallel(nn.Module):
         self._remove_hooks()
         self._buckets = make_buckets(parameters, self._communicator, bucket_bytes=self._bucket_bytes)
         self._pass = _BackwardPass(self._buckets)
-        take = partial(_call, WeakMethod(self._take), self._held)
+        take = partial(_call, WeakMethod(self._on_gradient), self._held)
         self._hooks = {
             parameter: parameter.register_post_accumulate_grad_hook(partial(take, index))
             for index, bucket in enumerate(self._buckets)
@@ -288,7 +288,7 @@ class DataParallel(nn.Module):
         for hook in self._hooks.values():
             hook.remove()
 
-    def _take(self, index: int) -> None:
+    def _on_gradient(self, index: int) -> None:
         """Handle a gradient that autograd has computed, of a parameter in the bucket of this index."""
         if not self._averages:
             return
@@ -304,14 +304,14 @@ class DataParallel(nn.Module):
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         if index < len(self._buckets) - 1:
             current.num_missing[index] -= 1
-            self._start_what_is_complete(current)
+            self._reduce_complete_buckets(current)
 
-    def _start_what_is_complete(self, current: _BackwardPass) -> None:
+    def _reduce_complete_buckets(self, current: _BackwardPass) -> None:
         # In the order of the buckets, which is the same on all ranks, whatever the order of the gradients. Not the last
         # bucket, as nothing is left to compute meanwhile: _finish reduces it on its own thread and wakes no other one.
         while (index := len(current.handles)) < len(self._buckets) - 1 and current.num_missing[index] <= 0:
             self._settle(self._buckets[index])
-            self._start(self._buckets[index], current)
+            self._start_allreduce(self._buckets[index], current)
 
     def _settle(self, bucket: Bucket) -> bool:
         try:
@@ -330,7 +330,7 @@ class DataParallel(nn.Module):
                     " average where gradients lie. Make its module without sparse=True."
                 ) from None
 
-    def _start(self, bucket: Bucket, current: _BackwardPass) -> None:
+    def _start_allreduce(self, bucket: Bucket, current: _BackwardPass) -> None:
         current.handles.append(self._communicator.allreduce_async(bucket.elements, op="avg"))
 
     def _finish(self) -> None:
@@ -342,7 +342,7 @@ class DataParallel(nn.Module):
             if not self._settle(bucket):
                 lacking.append(bucket)
             if index < len(self._buckets) - 1:
-                self._start(bucket, current)
+                self._start_allreduce(bucket, current)
             else:
                 self._communicator.allreduce(bucket.elements, op="avg")
         for handle in current.handles:

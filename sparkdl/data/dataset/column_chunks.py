@@ -76,7 +76,7 @@ class ColumnChunk:
         return low, high
 
 
-def read_footer(file: Any) -> tuple[pq.FileMetaData, list[range], list[list[ColumnChunk]]]:
+def parse_footer(file: Any) -> tuple[pq.FileMetaData, list[range], list[list[ColumnChunk]]]:
     """Return the footer of an open file.
 
     Returns:

@@ -26,7 +26,7 @@ from sparkdl.data.dataset.arrow import (
     warn_if_unchecked,
     with_object_sizes,
 )
-from sparkdl.data.dataset.column_chunks import ColumnChunk, read_footer
+from sparkdl.data.dataset.column_chunks import ColumnChunk, parse_footer
 from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup, folder_values, missing_column_error
 from sparkdl.data.dataset.row_group_file import RowGroupFile, is_damage
 from sparkdl.data.dataset.table_logs import refuse_tables
@@ -41,7 +41,7 @@ from sparkdl.errors import (
     ParamError,
     StoreAccessError,
 )
-from sparkdl.meanings import describe_reading_failure, one_line, reading_from
+from sparkdl.foreign_errors import describe_reading_failure, one_line, reading_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -248,7 +248,7 @@ def _read_footer(location: Location, path: str) -> _Footer:
     try:
         with location.open_file(f"{location.path}/{path}") as file:
             version = version_of(file, f"{location.path}/{path}")
-            metadata, leaves, row_groups = read_footer(file)
+            metadata, leaves, row_groups = parse_footer(file)
         schema = metadata.schema.to_arrow_schema()
     except FileNotFoundError as error:
         raise FileVanishedError(

@@ -21,7 +21,7 @@ from sparkdl.errors import (
     FileVanishedError,
     StoreAccessError,
 )
-from sparkdl.meanings import describe_reading_failure, one_line
+from sparkdl.foreign_errors import describe_reading_failure, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

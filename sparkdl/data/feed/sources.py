@@ -18,7 +18,7 @@ from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.data.files.threads import DaemonThreads
 from sparkdl.data.store.store import Store, open_dataset
 from sparkdl.errors import DataError, ParamError
-from sparkdl.meanings import describe_lasting_failure, reading_from
+from sparkdl.foreign_errors import describe_lasting_failure, reading_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from sparkdl.errors import ParamError, StoreError
-from sparkdl.meanings import explain_failure
+from sparkdl.foreign_errors import explain_failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import CheckpointsInUseError, SparkdlError, StoreError
-from sparkdl.meanings import store_error
+from sparkdl.foreign_errors import store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

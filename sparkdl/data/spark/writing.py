@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import is_list
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.meanings import describe_lasting_failure, is_disk_full
+from sparkdl.foreign_errors import describe_lasting_failure, is_disk_full
 from sparkdl.spark.jobs import spark_job
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sparkdl.data.dataset.dataset import MANIFEST_NAME
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.files.lease import LEASE_S, file_names, store_time
 from sparkdl.errors import StoreError
-from sparkdl.meanings import store_error
+from sparkdl.foreign_errors import store_error
 
 if TYPE_CHECKING:
     from sparkdl.data.files.filesystems import Location

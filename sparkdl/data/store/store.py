@@ -34,7 +34,7 @@ from sparkdl.data.store.housekeeping import (
     remove_old_folders,
 )
 from sparkdl.errors import ParamError, StoreError
-from sparkdl.meanings import describe_lasting_failure, reading_from, store_error
+from sparkdl.foreign_errors import describe_lasting_failure, reading_from, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -81,7 +81,7 @@ class TensorVerification(Verification):
         if not self._is_off and is_here and kind not in self._kinds:
             self._kinds.add(kind)
             module.register_forward_pre_hook(
-                functools.partial(self._check_output, name, inputs, output), with_kwargs=True
+                functools.partial(self._check_with_whole, name, inputs, output), with_kwargs=True
             )
 
     def _check_input(self, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -116,12 +116,12 @@ class TensorVerification(Verification):
                 "dropout."
             )
 
-    def _check_output(self, name: str, *call: Any) -> None:
+    def _check_with_whole(self, name: str, *call: Any) -> None:
         if self.begins(f"output of {name}"):
-            self._compare_output(name, *call)
+            self._compare_with_whole(name, *call)
 
     @not_compiled
-    def _compare_output(
+    def _compare_with_whole(
         self,
         name: str,
         inputs: Callable[..., Any] | None,

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from sparkdl import data
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import CheckpointError
+from sparkdl.foreign_errors import store_error
 from sparkdl.identity import checksum, differences
-from sparkdl.meanings import store_error
 from sparkdl.training.spec import DRAWN
 from sparkdl.training.update import make_optimizer
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import SerializationError, StoreError
-from sparkdl.meanings import store_error
+from sparkdl.foreign_errors import store_error
 from sparkdl.model.architecture import join_module, join_tensors, split_module, split_tensors
 from sparkdl.model.weights_file import HashingFile, map_weights, read_weights, write_weights
 

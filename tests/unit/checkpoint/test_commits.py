@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparkdl.checkpoint import tensors as tensors_module
-from sparkdl.checkpoint.commits import SETTING, USER, Commits
+from sparkdl.checkpoint.commit_place import SETTING, USER, CommitPlace
 from sparkdl.checkpoint.tensors import Content, write_checkpoint
 from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import CheckpointError, CheckpointsInUseError, StoreError
@@ -40,7 +40,7 @@ def lease(tmp_path):
 
 @pytest.fixture
 def commits(lease):
-    return Commits(lease.url, lease.name)
+    return CommitPlace(lease.url, lease.name)
 
 
 def names_in(commits):
@@ -79,7 +79,7 @@ def test_a_damaged_commit_is_named(commits):
 
 def test_ranks_that_were_replaced_cannot_write(lease, commits):
     keep(commits, 1)
-    anew = Commits(lease.url, lease.change_name())
+    anew = CommitPlace(lease.url, lease.change_name())
     assert read(anew) == 1
     with pytest.raises(CheckpointsInUseError, match="this rank was taken for lost"):
         keep(commits, 2)
@@ -105,7 +105,7 @@ def test_a_commit_that_took_too_long_to_write_is_given_up(lease, commits, monkey
 
 def test_a_folder_that_only_the_driver_sees_is_named_on_the_rank(tmp_path):
     with pytest.raises(StoreError, match=r"cannot reach\. Choose a checkpoint_dir .* SPARKDL_STORE"):
-        keep(Commits(str(tmp_path / "elsewhere"), "_alone-mine"), 1)
+        keep(CommitPlace(str(tmp_path / "elsewhere"), "_alone-mine"), 1)
 
 
 def test_folder_without_a_name_is_removed_after_the_run(tmp_path, monkeypatch):
@@ -115,18 +115,18 @@ def test_folder_without_a_name_is_removed_after_the_run(tmp_path, monkeypatch):
     for is_local in (True, False):
         runner = Runner(num_workers=1, max_restarts=1, local=True)
         with runner._hold_commits(is_local=is_local) as lease:
-            commits = Commits(lease.url, lease.name)
+            commits = CommitPlace(lease.url, lease.name)
             keep(commits, 1)
             assert commits.url.startswith(str(tmp_path)) is not is_local
         assert not Path(commits.url).exists()
     runner = Runner(num_workers=1, checkpoint_dir=tmp_path / "named", local=True)
     for other in (None, runner):
         with runner._hold_commits(is_local=False) as lease:
-            keep(Commits(lease.url, lease.name), 1)
+            keep(CommitPlace(lease.url, lease.name), 1)
             if other is not None:
                 with pytest.raises(CheckpointsInUseError, match="Another run, of process"):
                     other._hold_commits(is_local=False).__enter__()
-    assert read(Commits(lease.url, lease.name)) == 1
+    assert read(CommitPlace(lease.url, lease.name)) == 1
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="file cannot be written.*Choose a checkpoint_dir"):
         Runner(num_workers=1, checkpoint_dir=tmp_path / "file", local=True)._hold_commits(

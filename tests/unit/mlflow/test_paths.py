@@ -11,7 +11,7 @@ import s3fs
 import torch
 
 import sparkdl.mlflow
-from sparkdl.checkpoint.commits import Commits
+from sparkdl.checkpoint.commit_place import CommitPlace
 from sparkdl.data import Store
 from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import SparkdlError
@@ -104,8 +104,8 @@ def use_checkpoints(url):
 
 def use_commits(url):
     with hold_alone(url, print, user="run", setting="checkpoint_dir") as lease:
-        keep(Commits(url, lease.name), 1)
-    assert read(Commits(url, lease.name)) == 1
+        keep(CommitPlace(url, lease.name), 1)
+    assert read(CommitPlace(url, lease.name)) == 1
 
 
 FUNCTIONS = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sparkdl.checkpoint.commits import provided_commits
+from sparkdl.checkpoint.commit_place import provided_commits
 from sparkdl.checkpoint.parts import Part, StateDictPart
 from sparkdl.checkpoint.training_state import Ranks, TrainingState
 from sparkdl.horovod.torch.basics import rank, size

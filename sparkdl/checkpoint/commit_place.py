@@ -16,7 +16,7 @@ USER, SETTING = "run", "checkpoint_dir"
 
 
 @dataclass(frozen=True)
-class Commits:
+class CommitPlace:
     """The commits of a run, for the ranks of one start of it.
 
     Attributes:
@@ -61,15 +61,15 @@ class Commits:
         return f"commit {self.folder(0).number(name)} of its state"
 
 
-_provided: list[Commits] = []
+_provided: list[CommitPlace] = []
 """The commits of this process's run, as the only entry; empty if commits stay in memory."""
 
 
-def provide_commits(commits: Commits) -> None:
+def provide_commits(commits: CommitPlace) -> None:
     """Set the place in which this process stores commits. For launchers of ranks."""
     _provided[:] = [commits]
 
 
-def provided_commits() -> Commits | None:
+def provided_commits() -> CommitPlace | None:
     """Return the place in which this process stores commits; None if they stay in memory."""
     return _provided[0] if _provided else None

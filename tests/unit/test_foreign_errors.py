@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from sparkdl.errors import RankLostError
-from sparkdl.meanings import describe_lasting_failure, describe_reading_failure, explain_failure
+from sparkdl.foreign_errors import describe_lasting_failure, describe_reading_failure, explain_failure
 
 MISLEADING = (
     "forbidden",

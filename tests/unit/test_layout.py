@@ -45,7 +45,7 @@ LAYERS = {
     "torch": "registration, gpu, process_group, movements | reductions | objects, submission | data_parallel, "
     "replicas, buffers | sync_batch_norm | futures, work",
     "data": "blend | petastorm, feed, megatron | spark, store, dataset, checks | files",
-    "checkpoint": "training_state | writer, tensors | commits | parts, folder | values",
+    "checkpoint": "training_state | writer, tensors | commit_place | parts, folder | values",
     "parallel": "checkpoint | parallelize | weights, context, attention | pipeline, "
     "sequence | tensor, sharding, verify, parallelism | collectives, replaced_parameters",
     "training": "remote, trainer, callbacks | stages, step | validation, checkpoint, history | "

@@ -449,7 +449,7 @@ def test_models_predict_in_a_process_without_sparkdl(carried, tmp_path):
     assert loaded == f"{sparkdl.__version__} ManyIntoMany"
     assert is_same == "True", "what is logged there carries the same modules"
     assert float(predicted) == pytest.approx(module(torch.tensor([[1.0, 2.0, 3.0]])).item(), rel=1e-5)
-    assert "part of an installed sparkdl" in missing
+    assert "needs an installed sparkdl" in missing
 
 
 STRANGER = """

@@ -19,8 +19,8 @@ from sparkdl.checkpoint.folder import Checkpoint, CheckpointFolder
 from sparkdl.checkpoint.tensors import Content, TrainingTensors, call_on_all_ranks
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.checkpoint.writer import CheckpointWriter
-from sparkdl.data.files.lease import SoleLease, hold_alone
-from sparkdl.errors import CheckpointError, ParamError
+from sparkdl.data.files.lease import SoleLease, check_lease, hold_alone
+from sparkdl.errors import CheckpointError, ParamError, StoreError
 from sparkdl.parallel.context import WholeSequences
 from sparkdl.parallel.parallelism import DIMENSIONS
 from sparkdl.random_state import random_state, rank_seed, seed_generators, set_random_state
@@ -52,7 +52,8 @@ class ShardedCheckpoints:
                     checkpoints.save(step + 1, model, optimizer, scheduler, state={"step": step + 1})
 
     It opens a process group of its own, so that a checkpoint can be written while training uses the other groups. From
-    its first checkpoint to the end, rank 0 holds the folder alone.
+    its first checkpoint to the end, rank 0 holds the folder alone; if a job on another machine held it and was killed,
+    rank 0 first waits up to two minutes.
 
     Args:
         folder: path or URL that all ranks can reach, as a Store takes it.
@@ -73,6 +74,7 @@ class ShardedCheckpoints:
             raise ParamError(f"num_kept must be positive, got {num_kept}.")
         self._holds = ExitStack()
         self._lease: SoleLease | None = None
+        self._is_closed = False
         self._folder = CheckpointFolder(folder, _KIND, num_kept=num_kept, check=self._hold)
         self._layout = layout
         self._sizes = {name: layout.size(name) for name in DIMENSIONS}
@@ -225,8 +227,11 @@ class ShardedCheckpoints:
         Raises:
             StoreError: if the checkpoint could not be written, or not in time.
         """
-        with self._holds:
-            self._writer.close()
+        try:
+            with self._holds:
+                self._writer.close()
+        finally:
+            self._is_closed = True
 
     def __enter__(self) -> ShardedCheckpoints:
         return self
@@ -234,16 +239,24 @@ class ShardedCheckpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._holds:
+        try:
             self._writer.__exit__(kind, error, trace)
+        finally:
+            self._is_closed = True
+            self._holds.__exit__(kind, error, trace)
 
     def _hold(self) -> None:
         """Begin to hold the folder alone, on the thread of rank 0 that writes; later, check that this is still so."""
-        if self._lease is None:
+        url = self._folder.url
+        if self._lease is None and not self._is_closed:
             self._lease = self._holds.enter_context(
-                hold_alone(self._folder.url, _logger.warning, user="job", setting="folder")
+                hold_alone(url, _logger.warning, user="job", setting="folder")
             )
+        if self._lease is None or self._is_closed:
+            self._holds.close()
+            raise StoreError(f"A checkpoint in {url} was given up, as it was not written before the end.")
         self._lease.check()
+        check_lease(url, self._lease.name, user="job", setting="folder")
 
 
 def _find(folder: CheckpointFolder, step: int | None) -> Checkpoint | None:

@@ -26,13 +26,6 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def device_of_counts(device: torch.device | None, group: dist.ProcessGroup) -> torch.device:
-    """The CPU if the group takes its tensors: reading counts from a GPU would wait for all that it has to do."""
-    if dist.get_backend(group) != "nccl":
-        return torch.device("cpu")
-    return device if device is not None and device.type == "cuda" else torch.device("cuda")
-
-
 def whole_tensor(tensor: Tensor) -> Tensor:
     """Gather the whole of a DTensor, collectively; return any other tensor itself."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

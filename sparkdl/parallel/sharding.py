@@ -25,11 +25,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import begin_equal, device_of_counts, local_part, whole_tensor
+from sparkdl.parallel.collectives import begin_equal, whole_tensor
 from sparkdl.parallel.parallelism import SHARDING_STAGES
 from sparkdl.parallel.replaced_parameters import noting_replaced_parameters
 from sparkdl.parallel.verify.sketches import check_equal_once
 from sparkdl.parallel.verify.verification import ShardedVerification
+from sparkdl.torch.averaging import average_gradients_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -276,23 +277,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
     if not parameters:
         return
     check_equal_once(parameters, group)
-    has_gradient = torch.tensor(
-        [parameter.grad is not None for parameter in parameters],
-        dtype=torch.uint8,
-        device=device_of_counts(parameters[0].device, group),
-    )
-    dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
-    for parameter, is_there in zip(parameters, has_gradient.tolist(), strict=True):
-        if is_there and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):  # the same order on all ranks
-        alike = [gradient for gradient in gradients if gradient.dtype == dtype]
-        flat = torch.cat([gradient.flatten() for gradient in alike])
-        dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group)
-        parts = torch.split(flat, [gradient.numel() for gradient in alike])
-        for gradient, part in zip(alike, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
+    average_gradients_of(parameters, group)
 
 
 def clip_gradients(module: nn.Module | Sequence[nn.Module], max_norm: float, layout: RankLayout) -> Tensor:

@@ -1,8 +1,11 @@
 """DistributedDataParallel averages the gradients of parameters that were unfrozen or added after it was made.
 
-On its own it knows only the parameters that were trained when it was made, and each rank would train later ones on its
-own rows. Here, if a forward pass finds later ones, it gives those that were added the values of the first rank, and
-makes the reducer anew, with all of them.
+On its own it averages those that were trained when it was made, and each rank would train later ones on its own rows.
+Here, the forward pass looks for later ones. All that were added, also frozen ones, begin with the values of the first
+rank, and at the end of a backward pass that averages, the gradients of those that are trained are averaged together.
+
+Not for models whose other dimension is tensor parallelism, and not for the compiled reducer
+(``optimize_ddp="python_reducer"``). Under ``join``, later parameters are an error: ranks without rows take no part.
 
 Upstream: https://github.com/pytorch/pytorch/issues/12603 left it so. Versions: all up to torch 2.13. It can go when
 torch's reducer takes up such parameters.
@@ -14,17 +17,18 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch._C._distributed_c10d import _register_comm_hook
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _world
-from torch.distributed.utils import _sync_params_and_buffers, _verify_param_shape_across_processes
+from torch.distributed.utils import _sync_params_and_buffers
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from sparkdl.patches.compiler import not_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    import torch.distributed as dist
 
 
 class Layers(Protocol):
@@ -43,12 +47,17 @@ class Layers(Protocol):
 _STATE = "_sparkdl_late_parameters"
 
 
-def average_late_parameters(backend: str, layers_of: Callable[[nn.Module], Layers]) -> None:
-    """Let DistributedDataParallel take up later parameters in groups of a backend; once.
+def average_late_parameters(
+    backend: str,
+    layers_of: Callable[[nn.Module], Layers],
+    average: Callable[[list[nn.Parameter], dist.ProcessGroup], None],
+) -> None:
+    """Let DistributedDataParallel average later parameters in groups of a backend; once.
 
     Args:
         backend: name of the backend.
         layers_of: function that returns the layers of a module, to be looked at in each forward pass.
+        average: function that averages the gradients of parameters over the ranks of a group.
     """
     kind: Any = DistributedDataParallel
     build, before, after = kind._build_params_for_reducer, kind._pre_forward, kind._post_forward
@@ -57,23 +66,25 @@ def average_late_parameters(backend: str, layers_of: Callable[[nn.Module], Layer
 
     @wraps(build)
     def build_params_for_reducer(self: Any) -> Any:
-        parameters, expects_sparse = build(self)
-        if backend in str(_world.pg_backend_config.get(self.process_group)):
-            ignored = self.parameters_to_ignore
-            tensors = {name: tensor for name, tensor in _tensors(self.module) if name not in ignored}
-            self.__dict__[_STATE] = _Known(layers_of(self.module), set(parameters), set(tensors.values()))
-        return parameters, expects_sparse
+        averaged, expects_sparse = build(self)
+        has_tensor_parallelism = any(hasattr(parameter, "_st_info") for parameter in self.module.parameters())
+        if backend in str(_world.pg_backend_config.get(self.process_group)) and not has_tensor_parallelism:
+            self.__dict__[_STATE] = _LateParameters(self, layers_of(self.module), set(averaged), average)
+        return averaged, expects_sparse
 
     # Before the pass, so that it computes with the first rank's values, and afterwards, as it may unfreeze parameters.
     @wraps(before)
     def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        _take_up(self)
+        if not self._use_python_reducer:
+            _look(self)
         return before(self, *inputs, **kwargs)
 
     @wraps(after)
     def post_forward(self: Any, output: Any) -> Any:
-        _take_up(self)
-        return after(self, output)
+        output = after(self, output)
+        if not self._use_python_reducer:
+            _look(self, output)
+        return output
 
     kind._build_params_for_reducer, kind._pre_forward, kind._post_forward = (
         build_params_for_reducer,
@@ -82,36 +93,79 @@ def average_late_parameters(backend: str, layers_of: Callable[[nn.Module], Layer
     )
 
 
-class _Known:
-    """What the reducer of a DistributedDataParallel has, and what all ranks have alike."""
+@not_compiled
+def _look(wrapper: Any, output: Any = None) -> None:
+    late = wrapper.__dict__.get(_STATE)
+    if isinstance(late, _LateParameters) and torch.is_grad_enabled():
+        late.look(wrapper)
+        late.average_after(wrapper, output)
 
-    def __init__(self, layers: Layers, averaged: set[nn.Parameter], equal: set[Tensor]) -> None:
-        self.layers, self.averaged, self.equal = layers, averaged, equal
 
-    def __reduce__(self) -> Any:  # a copy or a loaded wrapper makes a reducer of its own
+class _LateParameters:
+    """The later parameters of a DistributedDataParallel.
+
+    Args:
+        wrapper: the DistributedDataParallel.
+        layers: its layers.
+        averaged: the parameters that it averages itself.
+        average: see :func:`average_late_parameters`.
+    """
+
+    def __init__(
+        self, wrapper: Any, layers: Layers, averaged: set[nn.Parameter], average: Callable[..., None]
+    ) -> None:
+        self._layers, self._averaged, self._average = layers, averaged, average
+        self._equal = set(layers.parameters)
+        self._ignored = {
+            parameter
+            for name, parameter in wrapper.module.named_parameters()
+            if name in wrapper.parameters_to_ignore
+        }
+        self._late: list[nn.Parameter] = []
+        self._is_queued = False
+
+    def __reduce__(self) -> Any:  # a copy or a loaded wrapper makes its own
         return dict, ()
 
+    def look(self, wrapper: Any) -> None:
+        """Find later parameters; give all that were added the first rank's values. Collective if there are any."""
+        if not self._layers.look():
+            return
+        parameters = [parameter for parameter in self._layers.parameters if parameter not in self._ignored]
+        late = [
+            parameter
+            for parameter in parameters
+            if parameter.requires_grad and parameter not in self._averaged
+        ]
+        added = [parameter for parameter in parameters if parameter not in self._equal]
+        if (late or added) and wrapper._join_config.enable:
+            raise RuntimeError(
+                "Parameters were unfrozen or added under join(), where ranks without rows take no part in averaging "
+                "them. Do so outside of join(), or make DistributedDataParallel anew."
+            )
+        if added:
+            values = [parameter.detach() for parameter in added]
+            _sync_params_and_buffers(wrapper.process_group, values, wrapper.broadcast_bucket_size, 0)
+        self._equal = set(parameters)
+        self._late = late
 
-@not_compiled
-def _take_up(wrapper: Any) -> None:
-    known = wrapper.__dict__.get(_STATE)
-    if not isinstance(known, _Known) or not torch.is_grad_enabled() or not known.layers.look():
-        return
-    ignored = wrapper.parameters_to_ignore
-    tensors = {tensor for name, tensor in _tensors(wrapper.module) if name not in ignored}
-    late = {tensor for tensor in tensors if tensor.requires_grad} - known.averaged
-    if not late:
-        return
-    parameters, expects_sparse = wrapper._build_params_for_reducer()
-    _verify_param_shape_across_processes(wrapper.process_group, parameters)
-    added = [tensor.detach() for name, tensor in _tensors(wrapper.module) if tensor in tensors - known.equal]
-    if added:
-        _sync_params_and_buffers(wrapper.process_group, added, wrapper.broadcast_bucket_size, 0)
-    names = wrapper._build_debug_param_to_name_mapping(parameters)
-    wrapper._ddp_init_helper(parameters, expects_sparse, names, wrapper.static_graph)
-    for hook, state in wrapper._comm_hooks:
-        _register_comm_hook(wrapper.reducer, state, hook)
+    def average_after(self, wrapper: Any, output: Any) -> None:
+        """Average the gradients of later parameters at the end of the backward pass of an output."""
+        if not self._late or not wrapper.require_backward_grad_sync:
+            return
+        self._is_queued = False  # also if an error has ended the last backward pass
+        group, engine = wrapper.process_group, torch.autograd.Variable._execution_engine
 
+        def average() -> None:
+            self._is_queued = False
+            self._average(self._late, group)
 
-def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]
+        def queue(_: Tensor) -> None:
+            if not self._is_queued:
+                self._is_queued = True
+                # Twice, so that it runs after the callback of the reducer, which may be queued later than this one.
+                engine.queue_callback(lambda: engine.queue_callback(average))
+
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(queue)

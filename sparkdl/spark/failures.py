@@ -43,7 +43,12 @@ _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _CONDITION = re.compile(r"\[([A-Z_]+(?:\.[A-Z_]+)?)\]")
 _JAVA_CLASS = re.compile(r"\b(?:[a-z]\w*\.)+([A-Z][\w$]*)(?=[:\s]|$)")
 _JAVA_EXCEPTION = re.compile(r"\b(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
-_SYSTEM_ERROR = re.compile(r"FileNotFoundException: .* \(([^()]+)\)$")  # Java has this class for all of them
+_SYSTEM_ERROR = re.compile(r"FileNotFoundException: .* \(([^()]+)\)$")
+_OTHER_ERRORS = frozenset(
+    map(os.strerror, (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE))
+)
+"""Errors of the system for which Java has this class as well, although the file is there."""
+
 _SERVER_CODE = re.compile(r"\bError Code: (\w+)")  # as Amazon's library for Java writes it
 _OWN_ERROR = re.compile(r"^sparkdl\.errors\.(\w+): (.+?)\s*$", re.MULTILINE)
 
@@ -254,7 +259,7 @@ def _file_error(url: str, text: str) -> DataError:
     names = *_SERVER_CODE.findall(cause), *reversed(_JAVA_CLASS.findall(cause)), *_CONDITION.findall(text)
     meaning = first_meaning(names)
     system_error = _SYSTEM_ERROR.search(cause)
-    if system_error is not None and system_error[1] != os.strerror(errno.ENOENT):
+    if system_error is not None and system_error[1] in _OTHER_ERRORS:
         meaning = None
     words = one_line(_JAVA_EXCEPTION.sub("", cause))
     if meaning is None or not issubclass(meaning.error, DataError):

@@ -63,6 +63,7 @@ from sparkdl.rendezvous.addresses import (
 )
 from sparkdl.rendezvous.deadline import to_seconds
 from sparkdl.rendezvous.store import all_gather_bytes
+from sparkdl.torch.averaging import average_gradients_of
 from sparkdl.torch.gpu.accelerator import CUDA_BACKENDS, open_accelerator
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 from sparkdl.torch.replicas import LiveParameters
@@ -380,7 +381,7 @@ def register() -> None:
         dist.Backend.register_backend(
             BACKEND_NAME, create_process_group, extended_api=True, devices=["cpu", "cuda"]
         )
-        average_late_parameters(BACKEND_NAME, LiveParameters)
+        average_late_parameters(BACKEND_NAME, LiveParameters, average_gradients_of)
 
 
 def init_process_group(

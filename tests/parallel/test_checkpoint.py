@@ -499,6 +499,8 @@ def check_a_checkpoint_that_is_not_written_in_time_is_an_error() -> None:
         checkpoints.close()
     StumblingFileSystem.before = None
     may_write.set()
+    with pytest.raises(StoreError, match="was given up, as it was not written before the end"):
+        checkpoints._hold()  # as before the manifest: another job may use the folder now
 
 
 def check_a_rank_that_saves_no_checkpoint_is_named() -> None:

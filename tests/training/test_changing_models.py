@@ -219,8 +219,8 @@ def train_each(environment: RankEnvironment, dataset: ParquetDataset) -> dict[tu
         init_process_group(communicator, cuda=False)
         for change in CHANGES:
             module = model_for(change)
-            # torch has to be told that parameters may be frozen.
-            averaged = DistributedDataParallel(module, find_unused_parameters="frozen" in change)
+            # torch has to be told that parameters may be frozen or removed.
+            averaged = DistributedDataParallel(module, find_unused_parameters="added" not in change)
             weights["DistributedDataParallel", change] = train_plainly(
                 change, rows, module, OPTIMIZER(module.parameters()), averaged, seed=5 + environment.rank
             )

@@ -43,7 +43,7 @@ LAYERS = {
     "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "
     "nccl | telemetry, buffers | byte_exchange | operation_queue | error_origin",
     "torch": "registration, gpu, process_group, movements | reductions | objects, submission | data_parallel, "
-    "replicas, buffers | sync_batch_norm | futures, work",
+    "averaging, replicas, buffers | sync_batch_norm | futures, work",
     "data": "blend | petastorm, feed, megatron | spark, store, dataset, checks | files",
     "checkpoint": "training_state | writer, tensors | commit_place | parts, folder | values",
     "parallel": "checkpoint | parallelize | weights, context, attention | pipeline, "

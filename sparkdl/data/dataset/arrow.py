@@ -306,9 +306,9 @@ def _primitive_to_numpy(values: pa.Array, dtype: str) -> npt.NDArray[Any]:
 
 
 def values_or_nulls(values: pa.Array) -> npt.NDArray[Any]:
-    """Return the rows of a column of any type: numbers and times, with NaN and NaT for nulls, or else objects.
+    """Return the rows of a column: numbers, times and durations, with NaN and NaT for nulls; other rows as objects.
 
-    It is ``values.to_numpy(zero_copy_only=False)`` without importing pandas.
+    Unlike ``values.to_numpy(zero_copy_only=False)``, which returns the same, it does not import pandas.
     """
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
@@ -321,11 +321,13 @@ def values_or_nulls(values: pa.Array) -> npt.NDArray[Any]:
         if has_nulls:
             numbers[_primitive_to_numpy(values.is_null(), "bool")] = np.nan
         return numbers
-    if kind in {"date", "timestamp"}:
+    if kind in {"date", "timestamp"} or pa.types.is_duration(values.type):
         unit = "D" if pa.types.is_date32(values.type) else getattr(values.type, "unit", "ms")
         numbers = values.cast(pa.int32() if unit == "D" else pa.int64()).cast(pa.int64())
-        times = _primitive_to_numpy(numbers, "int64").view(f"datetime64[{unit}]")
-        times[_primitive_to_numpy(values.is_null(), "bool")] = np.datetime64("NaT")
+        times = _primitive_to_numpy(numbers, "int64").view(
+            f"{'timedelta' if kind is None else 'datetime'}64[{unit}]"
+        )
+        times[_primitive_to_numpy(values.is_null(), "bool")] = "NaT"
         return times
     rows = [
         values_or_nulls(row.values) if row.is_valid and is_list(values.type) else row.as_py()

@@ -205,6 +205,7 @@ def store_time(location: Location) -> float:
 def file_names(location: Location) -> list[str]:
     """Return the names of the files and folders directly in a folder; none if it does not exist."""
     try:
+        location.filesystem.invalidate_cache()
         paths: Iterable[object] = location.filesystem.ls(location.path, detail=False)
     except FileNotFoundError:
         return []
@@ -301,8 +302,9 @@ def hold_alone(
     alone = SoleLease(lease, url, user, setting)
     with lease:
         try:
-            for name in _names_of_leases(location, _ALONE):
-                if name != lease.name:
+            # Again after each wait: the other holder may have changed the name of its lease meanwhile.
+            while others := [name for name in _names_of_leases(location, _ALONE) if name != lease.name]:
+                for name in others:
                     _await_end(location, name, on_wait, f"the {setting} {url}", user)
         except SparkdlError:
             raise

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import device_of_counts, local_part
+from sparkdl.parallel.collectives import local_part
+from sparkdl.torch.averaging import device_of_counts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

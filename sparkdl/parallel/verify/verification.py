@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import device_of_counts
 from sparkdl.parallel.verify.sketches import check_rows
 from sparkdl.patches.compiler import not_compiled
+from sparkdl.torch.averaging import device_of_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -95,6 +95,7 @@ COLUMNS = [
     pa.array([3, None, 5], pa.timestamp("us")),
     pa.array([3, None, 5], pa.timestamp("ns", "UTC")),
     pa.array([3, None], pa.date32()),
+    pa.array([3, None], pa.duration("s")),
     pa.array([86_400_000, None], pa.date64()),
     pa.array([[1.0, None], None, []], pa.list_(pa.float64())),
     pa.array([["a"], [None, "b"]]),

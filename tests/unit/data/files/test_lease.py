@@ -121,6 +121,19 @@ def test_lease_that_a_living_process_on_this_host_no_longer_renews_expires(tmp_p
         assert not lease.exists()
 
 
+def test_lease_whose_name_changes_while_another_waits_for_it_still_refuses(tmp_path):
+    lease = lease_from_elsewhere(tmp_path)
+
+    def change_name(text):
+        if lease.exists():
+            lease.rename(tmp_path / "_alone-renamed")
+        else:
+            os.utime(tmp_path / "_alone-renamed", (time.time() + 1,) * 2)
+
+    with pytest.raises(CheckpointsInUseError), hold_alone(str(tmp_path), change_name):
+        raise AssertionError("held by two")
+
+
 def test_holder_that_was_suspended_notices_at_the_next_start_that_another_has_the_folder(
     tmp_path, monkeypatch
 ):

@@ -218,7 +218,7 @@ def check_latent_attention_without_the_size_of_its_shared_key_is_refused() -> No
     module.qk_rope_head_dim = 8
     with pytest.raises(ParamError, match="'0' has 8 output .* qk_rope_head_dim = 8"):
         divide(module, layout.mesh["tensor"], plan)
-    with pytest.raises(ParamError, match=r"takes a torch\.nn\.Linear; it is a Embedding"):
+    with pytest.raises(ParamError, match=r"takes a torch\.nn\.Linear, but it is a Embedding"):
         divide(nn.Sequential(nn.Embedding(4, 4)), layout.mesh["tensor"], plan)
 
 

@@ -31,7 +31,7 @@ def play(environment: RankEnvironment, hosts: Sequence[int]) -> dict[str, Outcom
     """Play all scenes; return by name what this rank saw of each."""
     outcomes = {}
     for name, scene in SCENES.items():
-        with environment.open(name=name, host_of_rank=tuple(hosts)) as communicator:
+        with environment.open(name=name, host_of_rank=tuple(hosts), timeout_s=120.0) as communicator:
             outcomes[name] = scene(communicator)
     return outcomes
 

@@ -97,7 +97,7 @@ def as_label(columns):
         ({"prepareFeatures": fail}, "prepareFeatures failed on 1 rows of dense: KeyError: 'nowhere'"),
         (
             {"prepareFeatures": lambda columns: {"kind": columns["kind"]}, "featuresCol": ["kind"]},
-            "Column 'kind' holds str, .*with prepareFeatures",
+            "Column 'kind' holds values that are not numbers, .*with prepareFeatures",
         ),
         (
             {"model": nn.Linear(4, 1), "labelCol": "kind", "loss": nn.MSELoss()},

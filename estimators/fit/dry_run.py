@@ -168,11 +168,11 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
         batch = _try("augment", lambda: objective.prepare(rows, position=StepPosition(0, 1, 1, 0)))
         if not spec.user_step:
             with evaluating(model):
-                failure = _try("loss", lambda: objective.evaluate(model, batch))
-            try_metrics(spec.metrics, (failure, objective.num_rows(rows)), whole_batches, dataset.num_rows)
+                evaluation = _try("loss", lambda: objective.evaluate(model, batch))
+            try_metrics(spec.metrics, (evaluation, objective.num_rows(rows)), whole_batches, dataset.num_rows)
             return None
         gradients = TrialGradients(model, shared)
-        failure = _try_user_step(objective, model, batch, gradients)
+        evaluation = _try_user_step(objective, model, batch, gradients)
         if versions != [parameter._version for parameter in shared]:
             raise ParamError(
                 "Param trainStep changes weights of the model by itself, tried on the first rows. Return the loss, and "
@@ -185,7 +185,7 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
                     "trainStep without gradients, as validation calls it,",
                     lambda: objective.evaluate(model, batch),
                 )
-        try_metrics(spec.metrics, (failure, objective.num_rows(rows)), whole_batches, dataset.num_rows)
+        try_metrics(spec.metrics, (evaluation, objective.num_rows(rows)), whole_batches, dataset.num_rows)
         return gradients.found
 
 
@@ -214,8 +214,8 @@ def _whole_batches(
             batch = _try("augment", partial(objective.prepare, rows, position=StepPosition(0, 1, step, 0)))
             name = "trainStep" if spec.user_step else "loss"
             with single_rows_allowed(model.train()) if spec.user_step else evaluating(model):
-                failure = _try(name, partial(objective.evaluate, model, batch))
-            yield failure, objective.num_rows(rows)
+                evaluation = _try(name, partial(objective.evaluate, model, batch))
+            yield evaluation, objective.num_rows(rows)
 
 
 def _try(name: str, function: Callable[[], T]) -> T:

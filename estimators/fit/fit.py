@@ -118,7 +118,7 @@ def fit_on_rows(
                 run.log_params(params_to_log(params, parquet))
                 if run.is_tracked and run.switches.log_datasets:
                     run.log_dataset(describe_dataset(params, parquet, rows.source))
-                listener = FitListener(run, progress, _do_nothing if lease is None else lease.check)
+                listener = FitListener(run, progress, (lambda: None) if lease is None else lease.check)
                 communication = None
                 if finished is None:
                     outcome = _train(params, spark, inputs.spec, parquet, weights, listener, run, lease)
@@ -165,10 +165,6 @@ def _prepare(params: _TorchEstimatorParams, num_threads: int | None) -> Callable
         prepare_in_task(task, num_ranks=num_ranks, num_threads=num_threads, modules=modules)
 
     return prepare
-
-
-def _do_nothing() -> None:
-    """Do nothing: a fit without checkpoints has no lease to lose."""
 
 
 def _train(

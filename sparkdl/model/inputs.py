@@ -145,9 +145,9 @@ class ModelInputs:
 
     def with_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> ModelInputs:
         """Return a copy with these inputs: ``dtypes`` has the dtype in which each enters the model, by its name."""
-        names = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()}
+        dtype_names = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()}
         return replace(
-            self, inputs=tuple(ModelInput(name=name, dtype=dtype) for name, dtype in names.items())
+            self, inputs=tuple(ModelInput(name=name, dtype=dtype) for name, dtype in dtype_names.items())
         )
 
     def prepared(self, batch: Arrays) -> dict[str, npt.NDArray[Any]]:

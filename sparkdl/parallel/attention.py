@@ -209,7 +209,7 @@ class _RingAttention(torch.autograd.Function):
             transfer = ring.pass_on(block) if step + 1 < ring.size else None
             source = ring.source(step)
             for rows, columns, diagonal in _visible(ring, source, query.shape[2], is_causal, window):
-                mixed, found_lse = _attend(
+                part, found_lse = _attend(
                     query[:, :, rows],
                     block[0][:, :, columns],
                     block[1][:, :, columns],
@@ -217,7 +217,7 @@ class _RingAttention(torch.autograd.Function):
                     is_causal=diagonal,
                     mask=_mask(documents, block, ring, source, rows, columns, diagonal, window),
                 )
-                _merge(output[:, :, rows], logsumexp[:, :, rows], mixed, found_lse)
+                _merge(output[:, :, rows], logsumexp[:, :, rows], part, found_lse)
             if transfer is not None:
                 block = transfer.wait()
         result = output.to(query.dtype)

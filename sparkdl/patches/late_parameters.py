@@ -23,6 +23,7 @@ from torch.distributed.utils import _sync_params_and_buffers
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from sparkdl.errors import ParamError
 from sparkdl.patches.compiler import not_compiled
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class _LateParameters:
         ]
         added = [parameter for parameter in parameters if parameter not in self._equal]
         if (late or added) and wrapper._join_config.enable:
-            raise RuntimeError(
+            raise ParamError(
                 "Parameters were unfrozen or added under join(), where ranks without rows take no part in averaging "
                 "them. Do so outside of join(), or make DistributedDataParallel anew."
             )

@@ -257,10 +257,10 @@ def digests_of(tensors: dict[str, Tensor]) -> _Digests:
     )
     return {
         name: (
-            ", ".join(f"{part.dtype} {tuple(part.shape)}" for part in tensors),
-            [next(on_host) for _ in tensors],
+            ", ".join(f"{part.dtype} {tuple(part.shape)}" for part in pieces),
+            [next(on_host) for _ in pieces],
         )
-        for name, tensors in parts.items()
+        for name, pieces in parts.items()
     }
 
 

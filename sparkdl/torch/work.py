@@ -91,8 +91,8 @@ class UnawaitedWorks:
             self._is_closed = True
             kept = (self._works, self._large)
             self._works, self._large = deque(), deque()
-        for reference in kept:
-            reference.clear()
+        for queue in kept:
+            queue.clear()
 
 
 class KeptWork(Work):

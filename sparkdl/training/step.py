@@ -92,15 +92,15 @@ def _not_finite(value: str, epoch: int, step: int, where: str, bad_columns: str 
 
 def _bad_columns(batch: Batch) -> str:
     """Return a text that names the columns with NaN or infinity, and the number of such rows; empty without any."""
-    stoppers = []
+    causes = []
     for name, values in batch.items():
         if not (values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"):
             continue  # strings, which a trainStep may be given, and integers, which are always finite
         is_bad = ~torch.isfinite(torch.as_tensor(values))
         count = int(is_bad.reshape(len(values), -1).any(dim=1).sum())
         if count:
-            stoppers.append(f"{name!r} is NaN or infinite in {count} of {len(values)} rows")
-    return " and ".join(stoppers)
+            causes.append(f"{name!r} is NaN or infinite in {count} of {len(values)} rows")
+    return " and ".join(causes)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from sparkdl.errors import ParamError
 from tests.checks import checks_in, require
 from tests.torch.checks import run_checks
 from tests.torch.training_examples import (
@@ -146,7 +147,7 @@ def check_a_layer_cannot_be_unfrozen_while_ranks_without_rows_have_joined() -> N
     wrapped = DistributedDataParallel(module)
     with wrapped.join():
         module[0].requires_grad_(True)
-        with pytest.raises(RuntimeError, match=r"under join\(\), where ranks without rows take no part"):
+        with pytest.raises(ParamError, match=r"under join\(\), where ranks without rows take no part"):
             wrapped(torch.ones(2, 3))
 
 

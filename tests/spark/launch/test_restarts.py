@@ -22,6 +22,7 @@ from sparkdl.errors import (
     StoreError,
     TrainingError,
 )
+from sparkdl.estimators import Callback
 from sparkdl.launch import Restarts, run_with_restarts
 from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 from tests.spark.estimators.estimator_examples import (
@@ -197,6 +198,28 @@ def test_checkpoints_of_another_model_dataset_or_setting_are_refused_before_rank
 
 
 @pytest.mark.any_spark_will_do
+class RenamesTheLease(Callback):
+    """Renames the driver's lease after the first epoch, as the driver does when it starts the ranks again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_epoch_end(self, context) -> None:
+        if context.rank == 0 and context.epoch == 1:
+            (lease,) = self.folder.glob("_alone-*")
+            lease.rename(self.folder / "_alone-renamed")
+
+
+def test_ranks_that_were_replaced_write_no_checkpoint(frame, tmp_path):
+    folder = tmp_path / "checkpoints"
+    estimator = make_estimator(
+        tmp_path, epochs=EPOCHS, checkpointDir=str(folder), callbacks=[RenamesTheLease(folder)]
+    )
+    with pytest.raises(RankError, match="Another fit has taken the checkpointDir") as caught:
+        estimator.fit(frame)
+    assert isinstance(caught.value.__cause__, CheckpointsInUseError)
+
+
 def test_exception_of_the_users_code_is_not_restarted_and_is_raised_although_its_rows_cannot_be_removed(
     frame, tmp_path, caplog, monkeypatch
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,16 @@ class TablesMadeOnce:
         self._first: bytes | None = None
 
     def __call__(self, engine: Engine) -> None:
+        root = logging.getLogger()
+        handlers, level = root.handlers[:], root.level
+        try:
+            self._copy_or_make(engine)
+        finally:
+            # Migrations configure logging anew, and pytest's caplog would no longer see anything.
+            root.handlers[:] = handlers
+            root.setLevel(level)
+
+    def _copy_or_make(self, engine: Engine) -> None:
         file = Path(engine.url.database or "")
         # Some versions of MLflow initialize a file again that holds runs.
         if engine.dialect.name != "sqlite" or (file.is_file() and file.stat().st_size):

@@ -10,21 +10,22 @@ import os
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from sparkdl.collective import Deadline, check_timeout, check_transport, new_secret
-from sparkdl.cores import check_threads, in_threads, threads_of_local_rank
-from sparkdl.errors import LaunchError, ParamError
+from sparkdl.collective import Deadline
+from sparkdl.cores import in_threads, threads_of_local_rank
+from sparkdl.errors import LaunchError
 from sparkdl.launch.forkserver.reuse import end_idle_forkservers
-from sparkdl.launch.hangs.watch import hang_limits
-from sparkdl.launch.supervision import Listener, OnEvent, OnLog, supervise
+from sparkdl.launch.ranks import make_spec, run_spec
 from sparkdl.launch.task.barrier_task import RankTask, run_barrier_task
-from sparkdl.launch.wire.channel import DriverChannel
-from sparkdl.launch.wire.messages import pickle_call
-from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
 from sparkdl.rendezvous.addresses import LOOPBACK
+
+if TYPE_CHECKING:
+    from sparkdl.launch.elastic.roster import ElasticLimits
+    from sparkdl.launch.supervision import OnEvent, OnLog
+    from sparkdl.launch.wire.spec import LaunchSpec
 
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ def run_on_local_ranks(
     silence_timeout_s: float | None = None,
     on_log: OnLog | None = None,
     on_event: OnEvent | None = None,
+    elastic: ElasticLimits | None = None,
+    leases: Iterator[str] | None = None,
     **kwargs: Any,
 ) -> list[Any]:
     """Run ``function(context, *args, **kwargs)`` in one process of this machine per rank, and return all values.
@@ -72,39 +75,36 @@ def run_on_local_ranks(
         RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is that rank's exception.
         HangError: if a rank hangs; the error names the rank and where it was. The log has the stacks of all ranks.
     """
-    if num_ranks < 1:
-        raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
-    if gpus_per_rank < 0:
-        raise ParamError(f"The number of GPUs per rank cannot be negative, got {gpus_per_rank}.")
-    check_threads(threads_per_rank)
-    check_transport(transport, wire)
-    check_timeout(operation_timeout_s, "operation_timeout_s")
-    limits = hang_limits(hang_timeout_s, operation_timeout_s, silence_timeout_s)
-    payload = pickle_call(function, args, kwargs)
-    num_threads = threads_per_rank or threads_of_local_rank(num_ranks)
-    gpus = [gpus_of(rank, gpus_per_rank, os.environ) for rank in range(num_ranks)]
-    check_loopback()
-    _logger.info("Starting %d ranks on this machine with %s each.", num_ranks, in_threads(num_threads))
-    secret = new_secret()
-    channel = DriverChannel(secret, num_ranks, host=LOOPBACK)
-    spec = LaunchSpec(
+    spec = make_spec(
+        (function, args, kwargs),
         num_ranks=num_ranks,
-        secret=secret,
-        payload=payload,
-        driver=channel.address,
         transport=transport,
         wire=wire,
         gpus_per_rank=gpus_per_rank,
-        num_threads=num_threads,
+        threads_per_rank=threads_per_rank or threads_of_local_rank(max(1, num_ranks)),
         mpi=mpi,
-        environment=tuple((environment or {}).items()),
-        modules=tuple(modules),
-        versions=installed_versions(),
+        environment=environment,
+        modules=modules,
         start_timeout_s=_START_TIMEOUT_S,
-        limits=limits,
+        operation_timeout_s=operation_timeout_s,
+        hang_timeout_s=hang_timeout_s,
+        silence_timeout_s=silence_timeout_s,
+        elastic=elastic,
     )
+    most = num_ranks if elastic is None else elastic.most
+    gpus = [gpus_of(rank, gpus_per_rank, os.environ) for rank in range(most)]
+    check_loopback()
+    _logger.info("Starting %d ranks on this machine with %s each.", num_ranks, in_threads(spec.num_threads))
     try:
-        return supervise(lambda: LocalStage(spec, gpus), channel, limits, Listener(on_log, on_event))
+        return run_spec(
+            lambda spec, slot: LocalStage(spec, gpus[slot:]),
+            spec,
+            host=LOOPBACK,
+            on_log=on_log,
+            on_event=on_event,
+            elastic=elastic,
+            leases=leases,
+        )
     finally:
         end_idle_forkservers(_IDLE_S)
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective import check_timeout, check_transport, new_secret
-from sparkdl.cores import check_threads, in_threads
-from sparkdl.launch.hangs.watch import hang_limits
+from sparkdl.cores import in_threads
+from sparkdl.launch.ranks import make_spec, run_spec
 from sparkdl.launch.slots import OnWait, check_cluster
 from sparkdl.launch.spark_job import SparkJob, driver_hosts
-from sparkdl.launch.supervision import Listener, OnEvent, OnLog, supervise
-from sparkdl.launch.wire.channel import DriverChannel
-from sparkdl.launch.wire.messages import pickle_call
-from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
 from sparkdl.spark.jobs import jobs_of, name_of
 from sparkdl.spark.session import active_session, task_cpus, threads_by_settings
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
+
+    from sparkdl.launch.elastic.roster import ElasticLimits
+    from sparkdl.launch.supervision import OnEvent, OnLog
 
 _logger = logging.getLogger(__name__)
 
@@ -45,6 +44,8 @@ def run_on_ranks(
     on_log: OnLog | None = None,
     on_event: OnEvent | None = None,
     on_wait: OnWait | None = None,
+    elastic: ElasticLimits | None = None,
+    leases: Iterator[str] | None = None,
     **kwargs: Any,
 ) -> list[Any]:
     """Run ``function(context, *args, **kwargs)`` in one process per rank, all at once, and return every rank's value.
@@ -93,6 +94,10 @@ def run_on_ranks(
         on_event: called with rank and event for every ``context.report(event)``.
         on_wait: called with a line that says what the launch waits for before the ranks start, whenever that changes
             and every half minute; the line is also logged as a warning.
+        elastic: limits of an elastic launch, which begins with ``num_ranks`` ranks and continues while ranks are lost
+            and others join; ``on_log`` and ``on_event`` then get the number of a member, which no other process has.
+            None for a launch whose ranks start and end together.
+        leases: names under which the successive worlds of an elastic launch use the folder of their checkpoints.
         kwargs: keyword arguments of the function.
 
     Returns:
@@ -106,44 +111,45 @@ def run_on_ranks(
         RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is that rank's exception.
         HangError: if a rank hangs; the error names the rank and where it was. The log has the stacks of all ranks.
     """
-    check_transport(transport, wire)
-    check_timeout(start_timeout_s, "start_timeout_s")
-    check_timeout(operation_timeout_s, "operation_timeout_s")
-    check_threads(threads_per_rank)
-    limits = hang_limits(hang_timeout_s, operation_timeout_s, silence_timeout_s)
-    payload = pickle_call(function, args, kwargs)
+    spec = make_spec(
+        (function, args, kwargs),
+        num_ranks=num_ranks,
+        transport=transport,
+        wire=wire,
+        gpus_per_rank=gpus_per_rank,
+        threads_per_rank=threads_per_rank,
+        mpi=mpi,
+        environment=environment,
+        modules=modules,
+        start_timeout_s=start_timeout_s,
+        operation_timeout_s=operation_timeout_s,
+        hang_timeout_s=hang_timeout_s,
+        silence_timeout_s=silence_timeout_s,
+        elastic=elastic,
+    )
     session = spark or active_session()
     check_cluster(
         session,
-        num_ranks=num_ranks,
+        num_ranks=num_ranks if elastic is None else elastic.least,
         gpus_per_rank=gpus_per_rank,
         resources=resources,
         start_timeout_s=start_timeout_s,
         on_wait=on_wait,
+        is_barrier=elastic is None,
     )
-    num_threads = threads_per_rank or threads_by_settings(session)
+    spec = replace(spec, num_threads=threads_per_rank or threads_by_settings(session))
     _logger.info(
-        "Starting %d ranks with %s each.", num_ranks, in_threads(num_threads or task_cpus(session, resources))
-    )
-    secret = new_secret()
-    channel = DriverChannel(secret, num_ranks, host=driver_hosts(session))
-    spec = LaunchSpec(
-        num_ranks=num_ranks,
-        secret=secret,
-        payload=payload,
-        driver=channel.address,
-        transport=transport,
-        wire=wire,
-        gpus_per_rank=gpus_per_rank,
-        num_threads=num_threads,
-        mpi=mpi,
-        environment=tuple((environment or {}).items()),
-        modules=tuple(modules),
-        versions=installed_versions(),
-        start_timeout_s=start_timeout_s,
-        limits=limits,
+        "Starting %d ranks with %s each.",
+        num_ranks,
+        in_threads(spec.num_threads or task_cpus(session, resources)),
     )
     with jobs_of(f"run {name_of(function)}", unless_named=True):
-        return supervise(
-            lambda: SparkJob(session, spec, resources), channel, limits, Listener(on_log, on_event)
+        return run_spec(
+            lambda spec, _: SparkJob(session, spec, resources),
+            spec,
+            host=driver_hosts(session),
+            on_log=on_log,
+            on_event=on_event,
+            elastic=elastic,
+            leases=leases,
         )

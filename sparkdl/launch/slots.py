@@ -44,6 +44,7 @@ def check_cluster(
     resources: ResourceProfile | None = None,
     start_timeout_s: float | None = None,
     on_wait: OnWait | None = None,
+    is_barrier: bool = True,
 ) -> None:
     """Refuse a launch that Spark would refuse or never start, and name the setting to change.
 
@@ -55,6 +56,7 @@ def check_cluster(
         start_timeout_s: seconds to wait for slots of executors that Spark has yet to start, such as replacements of
             lost ones; None leaves this wait to a later check and refuses only if there will never be enough slots.
         on_wait: called with a line that says what the check waits for; the line is also logged.
+        is_barrier: whether the tasks are one barrier stage; False for tasks that start and end by themselves.
 
     Raises:
         ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range, or ``resources`` requests executors, or fewer
@@ -74,15 +76,18 @@ def check_cluster(
             f"Ranks on Spark Connect need Spark 4.0 or later, and the server is Spark {spark.version}. "
             "Use a classic session there, or a newer server."
         )
-    if setting(spark, "spark.dynamicAllocation.enabled").lower() == "true" and not is_local(spark):
+    is_dynamic = setting(spark, "spark.dynamicAllocation.enabled").lower() == "true" and not is_local(spark)
+    if is_dynamic and is_barrier:
         raise LaunchError(
             "Ranks start together in a barrier stage, which Spark does not run with dynamic allocation. "
-            "Set spark.dynamicAllocation.enabled=false and spark.executor.instances for this application."
+            "Set spark.dynamicAllocation.enabled=false and spark.executor.instances for this application, or make "
+            "the fit elastic (elastic=True)."
         )
     check_memory(lambda name: setting(spark, name))
     if resources is not None:
         _check_resources(spark, resources, gpus_per_rank)
-    _require_slots(spark, num_ranks, resources, start_timeout_s, on_wait)
+    if not is_dynamic:  # otherwise tasks that wait make Spark start executors
+        _require_slots(spark, num_ranks, resources, start_timeout_s, on_wait)
 
 
 def wait_for_slots(

@@ -171,16 +171,19 @@ FETCH_CHUNKS = 12
 def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Make the function that Spark pickles; it holds the spec and nothing else."""
 
+    is_plain = spec.roster is not None
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
-        from pyspark import BarrierTaskContext
+        from pyspark import BarrierTaskContext, TaskContext
 
-        from sparkdl.launch.task.barrier_task import run_barrier_task, spark_task  # not needed on the driver
+        # not needed on the driver
+        from sparkdl.launch.task.barrier_task import plain_task, run_barrier_task, spark_task
 
         for _ in batches:
             pass  # each row only makes Spark start a task
         types = (pa.int32(), pa.string(), pa.int32(), pa.binary())
-        task = spark_task(BarrierTaskContext.get())
+        task = plain_task(TaskContext.get()) if is_plain else spark_task(BarrierTaskContext.get())
         for row in run_barrier_task(spec, task):
             values = (task.rank, *row)
             columns = [pa.array([value], type_) for value, type_ in zip(values, types, strict=True)]
@@ -343,7 +346,9 @@ class SparkJob:
             spark.registerProgressHandler(note_progress)
         try:
             tasks = spark.range(0, spec.num_ranks, 1, spec.num_ranks)
-            rows = tasks.mapInArrow(barrier_function(spec), ROW_SCHEMA, barrier=True, **self._profile)
+            # A member of an elastic launch needs no other task, and may so run with dynamic allocation.
+            is_barrier = spec.roster is None
+            rows = tasks.mapInArrow(barrier_function(spec), ROW_SCHEMA, barrier=is_barrier, **self._profile)
             # This runs the stage once and keeps its rows on the executors, from which they are fetched in parts: no
             # limit on the size of a result applies to all rows together, and no fetch can run the ranks again.
             return rows.localCheckpoint(eager=True)

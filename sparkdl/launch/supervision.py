@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from types import TracebackType
 from typing import Any
 
 from sparkdl.collective import Deadline
@@ -21,7 +22,7 @@ from sparkdl.launch.hangs.watch import Hang, HangWatch
 from sparkdl.launch.stage import Stage
 from sparkdl.launch.task.meeting import FINISH_TIMEOUT_S
 from sparkdl.launch.wire.channel import DriverChannel, RankMessage
-from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
+from sparkdl.launch.wire.outcome import Failure, HealthReport, RankHealth, StopReason
 from sparkdl.launch.wire.spec import HangLimits
 
 _logger = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ END_AFTER_FAILURE_TIMEOUT_S = FINISH_TIMEOUT_S + END_TIMEOUT_S
 
 
 CANCEL_TIMEOUT_S = 10.0
+_MOST_MESSAGES = 1000
+"""How many messages are passed on before the tasks are looked at again."""
+
+_NO_LIMITS = HangLimits(hang_timeout_s=math.inf, operation_timeout_s=math.inf, silence_timeout_s=math.inf)
 LAST_LINES_TIMEOUT_S = 5.0
 
 OnLog = Callable[[int, str], None]
@@ -43,36 +48,159 @@ OnEvent = Callable[[int, dict[str, Any]], None]
 class Listener:
     """Passes log lines and events of the ranks to the caller's callbacks.
 
-    Attributes:
-        on_log: called with rank and line; prints ``[rank N] line`` if None was given.
+    Args:
+        on_log: called with rank and line; prints ``[rank N] line`` when None.
+        on_event: called with rank and event; events are dropped when None.
+        first_rank: number of the launch's first rank for the callbacks.
     """
 
-    def __init__(self, on_log: OnLog | None, on_event: OnEvent | None) -> None:
-        self.on_log = on_log or _print_line
+    def __init__(self, on_log: OnLog | None, on_event: OnEvent | None, *, first_rank: int = 0) -> None:
+        self._on_log = on_log or _print_line
         self._on_event = on_event
+        self._first_rank = first_rank
+
+    def log(self, rank: int, line: str) -> None:
+        """Pass on a line that a rank has printed."""
+        self._on_log(self._first_rank + rank, line)
 
     def handle(self, message: RankMessage) -> None:
         """Pass on a log line or an event."""
         if message.line is not None:
-            self.on_log(message.rank, message.line)
+            self.log(message.rank, message.line)
         elif message.event is not None and self._on_event is not None:
-            self._on_event(message.rank, message.event)
+            self._on_event(self._first_rank + message.rank, message.event)
 
 
 def _print_line(rank: int, line: str) -> None:
     print(f"[rank {rank}] {line}", file=sys.stderr, flush=True)
 
 
-def supervise(
-    start: Callable[[], Stage], channel: DriverChannel, limits: HangLimits, listener: Listener
-) -> list[Any]:
-    """Start the tasks of a launch, and return the values of their ranks, in order of rank.
+class Supervision:
+    """The supervision of the tasks of a launch, from their start to the values of their ranks; a context manager.
+
+    Call :meth:`poll` until it returns False, and then :meth:`values`. If the block is left before, the tasks are
+    cancelled.
 
     Args:
         start: function that starts the tasks.
         channel: channel to the tasks; it is closed once they have ended.
         limits: times after which a rank counts as hanging.
-        listener: receives log lines and events, on this thread.
+        listener: receives log lines and events, on the thread that calls :meth:`poll`.
+        watches_hangs: whether to look for ranks that hang; False if the caller does so for several launches together.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Stage],
+        channel: DriverChannel,
+        limits: HangLimits,
+        listener: Listener,
+        *,
+        watches_hangs: bool = True,
+    ) -> None:
+        self._start, self._channel, self._limits, self._listener = start, channel, limits, listener
+        self._guard = HangGuard(channel, limits if watches_hangs else _NO_LIMITS)
+        self._stack = ExitStack()
+        self._has_left = False
+
+    def __enter__(self) -> Supervision:
+        with ExitStack() as stack:
+            stack.enter_context(self._channel)
+            self._stage = self._start()
+            self._stack = stack.pop_all()
+        return self
+
+    @property
+    def health(self) -> dict[int, HealthReport]:
+        """The latest report on each rank whose task is connected."""
+        return self._channel.health
+
+    @property
+    def was_rank_lost(self) -> bool:
+        """Whether a task has reported that its rank was lost, or is itself lost."""
+        return any(failure.is_loss for failure in self._channel.failures)
+
+    def poll(self, timeout_s: float) -> bool:
+        """Pass on messages of the ranks, waiting for the first at most so long, and look for hangs.
+
+        Returns:
+            Whether the tasks still run, and do not have to be ended.
+
+        Raises:
+            SlotsMissingError: if the cluster did not have the slots in time.
+        """
+        if not self._stage.running or self._stage.error is not None or self._guard.is_overdue:
+            return False
+        for _ in range(_MOST_MESSAGES):
+            message = self._channel.next_message(timeout_s)
+            if message is None:
+                break
+            self._listener.handle(message)
+            timeout_s = 0.0
+        self._guard.poll()
+        self._stage.check_start(len(self._channel.started))
+        return True
+
+    def cancel(self, reason: StopReason) -> None:
+        """Have all ranks ended for this reason; they end while :meth:`poll` is called, or when the block is left."""
+        self._channel.cancel(reason)
+
+    def values(self) -> list[Any]:
+        """Return the values of the ranks, in order of rank, once :meth:`poll` has returned False.
+
+        Raises:
+            LaunchError: if the ranks could not be started.
+            RankError: if a rank failed; ``__cause__`` is its exception.
+            HangError: if a rank hung.
+        """
+        self._pass_on_last_lines()
+        self._guard.check()
+        if self._stage.running:
+            # A rank or its task failed, and another task does not end: what was received suffices.
+            self._channel.cancel(StopReason("a rank failed, and not all tasks ended in time"))
+            self._stage.cancel(timeout_s=CANCEL_TIMEOUT_S)
+            self._leave()
+        return collect(self._stage, self._channel.failures, self._listener.log, self._limits)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._stage.running and not self._has_left:
+                why = "it is no longer needed" if kind is None else f"the driver cancelled: {kind.__name__}"
+                self._channel.cancel(StopReason(why))
+                self._stage.cancel(timeout_s=CANCEL_TIMEOUT_S)
+        finally:
+            self._leave()
+            self._stage.close()
+
+    def _leave(self) -> None:
+        """Close the channel; if tasks still run, once they have ended."""
+        self._has_left = True
+        stack, self._stack = self._stack, ExitStack()
+        with stack:
+            if self._stage.running:
+                _cancel_in_background(self._stage, self._channel, stack.pop_all())
+
+    def _pass_on_last_lines(self) -> None:
+        """Pass on the last lines of ranks, which may still be on their way when their tasks have ended."""
+        is_running = self._stage.running
+        timeout_s = 0.0 if is_running else LAST_LINES_TIMEOUT_S
+        deadline, last_of_running = Deadline(timeout_s), Deadline(LAST_LINES_TIMEOUT_S)
+        while not (is_running and last_of_running.expired):
+            is_complete = self._channel.wait_until_disconnected(0.0)
+            message = self._channel.next_message(0.0 if is_complete else deadline.at_most(0.1).timeout_s)
+            if message is not None:
+                self._listener.handle(message)
+                deadline = Deadline(timeout_s)
+            elif is_complete or deadline.expired:
+                return
+
+
+def supervise(
+    start: Callable[[], Stage], channel: DriverChannel, limits: HangLimits, listener: Listener
+) -> list[Any]:
+    """Start the tasks of a launch, and return the values of their ranks; see :class:`Supervision`.
 
     Raises:
         LaunchError: if the ranks cannot be started.
@@ -80,50 +208,10 @@ def supervise(
         RankError: if a rank fails; ``__cause__`` is its exception.
         HangError: if a rank hangs.
     """
-    with ExitStack() as stack:
-        stack.enter_context(channel)
-        stage = start()
-        try:
-            guard = HangGuard(channel, limits)
-            _watch(stage, channel, guard, listener)
-            guard.check()
-            if stage.running:
-                # A rank or its task failed, and another task does not end: what was received suffices.
-                channel.cancel(StopReason("a rank failed, and not all tasks ended in time"))
-                stage.cancel(timeout_s=CANCEL_TIMEOUT_S)
-        except BaseException as error:
-            channel.cancel(StopReason(f"the driver cancelled: {type(error).__name__}"))
-            stage.cancel(timeout_s=CANCEL_TIMEOUT_S)
-            raise
-        finally:
-            if stage.running:
-                _cancel_in_background(stage, channel, stack.pop_all())
-        try:
-            return collect(stage, channel.failures, listener.on_log, limits)
-        finally:
-            stage.close()
-
-
-def _watch(stage: Stage, channel: DriverChannel, guard: HangGuard, listener: Listener) -> None:
-    """Pass on messages until the tasks have ended or have to be ended."""
-    while stage.running and stage.error is None and not guard.is_overdue:
-        message = channel.next_message(0.1)
-        if message is not None:
-            listener.handle(message)
-        guard.poll()
-        stage.check_start(len(channel.started))
-    # The last lines of ranks may still be on their way when their tasks have ended.
-    is_running = stage.running
-    timeout_s = 0.0 if is_running else LAST_LINES_TIMEOUT_S
-    deadline, last_of_running = Deadline(timeout_s), Deadline(LAST_LINES_TIMEOUT_S)
-    while not (is_running and last_of_running.expired):
-        is_complete = channel.wait_until_disconnected(0.0)
-        message = channel.next_message(0.0 if is_complete else deadline.at_most(0.1).timeout_s)
-        if message is not None:
-            listener.handle(message)
-            deadline = Deadline(timeout_s)
-        elif is_complete or deadline.expired:
-            return
+    with Supervision(start, channel, limits, listener) as supervision:
+        while supervision.poll(0.1):
+            pass
+        return supervision.values()
 
 
 def _cancel_in_background(stage: Stage, channel: DriverChannel, stack: ExitStack) -> None:

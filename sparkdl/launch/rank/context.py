@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from typing import Any
 
 from sparkdl.collective import Communicator, PrefixRendezvous, Rendezvous, find_hosts, open_communicator
+from sparkdl.collective.current import provide_job
 from sparkdl.collective.job import RankJob
 from sparkdl.collective.telemetry.stalls import NotedWait
+from sparkdl.errors import CommunicatorError
+from sparkdl.launch.elastic.membership import Membership
+from sparkdl.launch.elastic.world import World
 from sparkdl.launch.rank.heartbeat import RankHeartbeat
 from sparkdl.launch.rank.stacks import RankStacks
 from sparkdl.launch.wire.messages import MessageConnection
@@ -15,6 +21,9 @@ from sparkdl.topology import Topology
 
 class RankContext:
     """First argument of every function that runs on the ranks.
+
+    In an elastic launch the ranks form a new world whenever one of them is lost or another one joins:
+    :meth:`meet_again` then changes the attributes.
 
     Attributes:
         rank: number of this rank.
@@ -31,6 +40,7 @@ class RankContext:
         task: MessageConnection,
         heartbeat: RankHeartbeat,
         stacks: RankStacks,
+        membership: Membership | None = None,
     ) -> None:
         self.rank = job.rank
         self.world_size = job.world_size
@@ -39,8 +49,77 @@ class RankContext:
         self._task = task
         self._heartbeat = heartbeat
         self._stacks = stacks
+        self._membership, self._all_worlds = membership, rendezvous
         self._communicator: Communicator | None = None
         self._topology: Topology | None = None
+
+    def begin(self) -> None:
+        """Provide the job to code without this context; in an elastic launch, first wait for the first world."""
+        if self._membership is not None:
+            world = self._membership.enter()
+            assert world is not None, "nobody is done before it has begun"
+            self._enter(world)
+        provide_job(self.job, self.rendezvous)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the ranks may form other worlds."""
+        return self._membership is not None
+
+    @property
+    def is_to_leave(self) -> bool:
+        """Whether other ranks wait to join, so that all ranks are to call :meth:`meet_again` after this step.
+
+        Ranks learn this at different times, and have to agree on the step.
+        """
+        return self._membership is not None and self._membership.is_to_leave
+
+    @property
+    def world(self) -> World | None:
+        """The current world of an elastic launch; None in any other launch."""
+        return None if self._membership is None else self._membership.world
+
+    def meet_again(self, reason: str, *, updates: int = -1) -> None:
+        """Leave the world, and wait for the next one. Only for an elastic launch.
+
+        Args:
+            reason: why this rank leaves, for ranks that still wait for it.
+            updates: number of updates of this rank's state; -1 if it has none.
+
+        Raises:
+            CommunicatorError: if the others have continued without this rank, or ranks meet too often.
+        """
+        assert self._membership is not None
+        with contextlib.suppress(CommunicatorError):  # it may have failed already
+            self.close(failed=True, reason=reason)
+        self._communicator = None
+        world = self._membership.enter(updates=updates)
+        assert world is not None, "the function has not returned"
+        self._enter(world)
+        provide_job(self.job, self.rendezvous)
+
+    def finish(self, *, updates: int = -1) -> bool:
+        """Wait until the value of rank 0 has reached the driver; return at once on rank 0, and if nothing is elastic.
+
+        Returns:
+            Whether the run is over. If not, rank 0 was lost before, and the ranks have formed a new world.
+        """
+        if self._membership is None or self.rank == 0:
+            return True
+        self.close()
+        world = self._membership.enter(updates=updates, is_done=True)
+        if world is None:
+            return True
+        self._enter(world)
+        provide_job(self.job, self.rendezvous)
+        return False
+
+    def _enter(self, world: World) -> None:
+        assert self._membership is not None
+        self.rank, self.world_size = world.members.index(self._membership.member), len(world.members)
+        self.rendezvous = PrefixRendezvous(self._all_worlds, f"world-{world.number}")
+        self.job = replace(self.job, rank=self.rank, world_size=self.world_size)
+        self._communicator = self._topology = None
 
     @property
     def communicator(self) -> Communicator:

@@ -24,10 +24,10 @@ from typing import Any, NoReturn, TypeAlias
 import cloudpickle
 
 from sparkdl.collective import RendezvousClient, provide_communicator
-from sparkdl.collective.current import provide_job
 from sparkdl.collective.error_origin import Origin, origin_of
 from sparkdl.collective.job import RankJob
 from sparkdl.errors import CommunicatorError
+from sparkdl.launch.elastic.membership import Membership
 from sparkdl.launch.rank.context import RankContext
 from sparkdl.launch.rank.heartbeat import RankHeartbeat
 from sparkdl.launch.rank.stacks import RankStacks
@@ -114,10 +114,11 @@ def _run(
     heartbeat: RankHeartbeat,
     stacks: RankStacks,
 ) -> Any:
+    roster = assignment["roster"]
     job = RankJob(
         rank=assignment["rank"],
         world_size=assignment["world_size"],
-        coordinator=Address.from_bytes(assignment["coordinator"]),
+        coordinator=Address.from_bytes(roster or assignment["coordinator"]),
         secret=bytes.fromhex(assignment["secret"]),
         transport=assignment["transport"],
         wire=assignment["wire"],
@@ -125,9 +126,14 @@ def _run(
     )
     with RendezvousClient.connect(job.coordinator, job.secret, timeout_s=CONNECT_TIMEOUT_S) as client:
         context = RankContext(
-            job=job, rendezvous=client.prefix("ranks"), task=task, heartbeat=heartbeat, stacks=stacks
+            job=job,
+            rendezvous=client.prefix("ranks"),
+            task=task,
+            heartbeat=heartbeat,
+            stacks=stacks,
+            membership=Membership(client.prefix("members"), assignment["member"]) if roster else None,
         )
-        provide_job(job, context.rendezvous)
+        context.begin()
         provide_communicator(lambda: context.communicator, lambda: context.has_communicator)
         try:
             value = call(context)

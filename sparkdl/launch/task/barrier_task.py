@@ -38,7 +38,7 @@ from sparkdl.rendezvous.hosts import Mark, find_hosts, is_marked
 from sparkdl.rendezvous.pmi import PmiServer, pmi_environment
 
 if TYPE_CHECKING:
-    from pyspark import BarrierTaskContext
+    from pyspark import BarrierTaskContext, TaskContext
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,18 @@ class RankTask:
     gpus: Sequence[str] | None
     cpus: int
     all_gather: Callable[[str], list[str]]
+
+
+def plain_task(context: TaskContext) -> RankTask:
+    """Describe this task of Spark, which has a launch of one rank to itself."""
+    gpus = context.resources().get("gpu")
+    return RankTask(
+        rank=0,
+        hosts=[LOOPBACK],
+        gpus=None if gpus is None else list(gpus.addresses),
+        cpus=context.cpus(),
+        all_gather=lambda text: [text],
+    )
 
 
 def spark_task(context: BarrierTaskContext) -> RankTask:
@@ -214,6 +226,8 @@ def _assignment(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, 
         "transport": spec.transport,
         "wire": spec.wire,
         "operation_timeout_s": spec.limits.operation_timeout_s,
+        "roster": spec.roster and spec.roster.to_bytes().decode(),
+        "member": spec.member,
     }
 
 

@@ -45,9 +45,6 @@ class LaunchSpec:
     payload: bytes = field(repr=False)
     """The pickled function with its arguments."""
 
-    driver: Address
-    """Address at which the driver receives log lines, events and failures."""
-
     transport: str
     """Transport of the communicator: one of :data:`sparkdl.collective.TRANSPORTS`."""
 
@@ -75,6 +72,15 @@ class LaunchSpec:
     """How long tasks wait for tasks that have not started."""
 
     limits: HangLimits
+
+    driver: Address | None = None
+    """Address at which the driver receives log lines, events and failures; set when it listens there."""
+
+    roster: Address | None = None
+    """Address of the rendezvous of an elastic launch, in which this launch is one member; None for any other."""
+
+    member: int = 0
+    """Number of the member in an elastic launch."""
 
 
 def installed_versions() -> dict[str, str]:

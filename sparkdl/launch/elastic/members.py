@@ -1,0 +1,303 @@
+"""Starts and supervises the members of an elastic launch, and returns the values of the last world's ranks.
+
+Runs on the *driver*. Each member is a launch of one rank: its stage, its channel and its supervision are those of any
+other launch. Lost members are started again; a rank whose code raises ends all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import count, repeat
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collective import Coordinator, RendezvousClient
+from sparkdl.errors import ClusterLostError, LaunchError, ProcessesLostError, RankError, SlotsMissingError
+from sparkdl.launch.elastic.roster import ElasticLimits, Roster
+from sparkdl.launch.hangs.report import hang_error
+from sparkdl.launch.hangs.watch import HangWatch
+from sparkdl.launch.supervision import END_TIMEOUT_S, Listener, Supervision
+from sparkdl.launch.wire.channel import DriverChannel
+from sparkdl.launch.wire.outcome import StopReason
+
+if TYPE_CHECKING:
+    from sparkdl.launch.elastic.world import World
+    from sparkdl.launch.ranks import MakeStage
+    from sparkdl.launch.supervision import OnEvent, OnLog
+    from sparkdl.launch.wire.spec import LaunchSpec
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 60.0
+_POLL_S = 0.05
+_PATIENT = 1e6
+"""Seconds for which a member may wait for a slot: it joins when there is one."""
+
+
+@dataclass
+class _Member:
+    """A member that was started.
+
+    Attributes:
+        supervision: supervision of its launch.
+        slot: number of its slot, which no other running member has.
+        is_given_up: whether the others have continued without it.
+        value: value of its function, as the only entry; empty before it has returned.
+    """
+
+    supervision: Supervision
+    slot: int
+    is_given_up: bool = False
+    value: tuple[Any, ...] = ()
+
+
+def run_members(
+    make_stage: MakeStage,
+    spec: LaunchSpec,
+    limits: ElasticLimits,
+    *,
+    host: str | Sequence[str],
+    on_log: OnLog | None,
+    on_event: OnEvent | None,
+    leases: Iterator[str] | None = None,
+) -> list[Any]:
+    """Run the function of a launch on ranks that come and go, and return the values of the last world's ranks.
+
+    Args:
+        make_stage: function that starts the task of a member by its spec and the number of its slot.
+        spec: spec of the launch; ``num_ranks`` is the number of ranks with which it is to begin.
+        limits: limits of the launch.
+        host: address or addresses of this machine at which the tasks reach it.
+        on_log: called with the number of a member and a line that it has printed; prints them when None.
+        on_event: called with the number of a member and an event that it has reported.
+        leases: names under which successive worlds use the folder of their checkpoints; empty names when None.
+
+    Raises:
+        SlotsMissingError: if there are not enough slots for ``limits.least`` ranks in time.
+        ProcessesLostError: if more ranks are lost than ``limits`` allow; it is the error of the last one.
+        RankError: if code on a rank raises; ``__cause__`` is its exception.
+        HangError: if the code of the ranks hangs.
+    """
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(Coordinator(secret=spec.secret, world_size=limits.most, host=host))
+        client = RendezvousClient.connect(coordinator.address, spec.secret, timeout_s=CONNECT_TIMEOUT_S)
+        stack.enter_context(client)
+        roster = Roster(
+            client.prefix("members"), wanted=spec.num_ranks, limits=limits, leases=leases or repeat("")
+        )
+        run = _Run(
+            make_stage,
+            replace(spec, num_ranks=1, roster=coordinator.address),
+            limits,
+            roster,
+            wanted=spec.num_ranks,
+            host=host,
+            on_log=on_log,
+            on_event=on_event,
+        )
+        with run:
+            return run.values()
+
+
+class _Run:
+    """The members of one launch; a context manager that ends them."""
+
+    def __init__(
+        self,
+        make_stage: MakeStage,
+        spec: LaunchSpec,
+        limits: ElasticLimits,
+        roster: Roster,
+        *,
+        wanted: int,
+        host: str | Sequence[str],
+        on_log: OnLog | None,
+        on_event: OnEvent | None,
+    ) -> None:
+        self._make_stage, self._spec, self._limits, self._roster = make_stage, spec, limits, roster
+        self._wanted, self._host, self._on_log, self._on_event = wanted, host, on_log, on_event
+        self._members: dict[int, _Member] = {}
+        self._numbers = count()
+        self._num_losses = 0
+        self._last_loss: ProcessesLostError | None = None
+        self._too_few_since: float | None = time.monotonic()
+        self._watch: tuple[World, HangWatch] | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for member in self._members.values():
+            member.supervision.cancel(StopReason("the run has ended"))
+        self._stack.close()
+
+    def values(self) -> list[Any]:
+        """Supervise the members until the function has returned on rank 0, and return the values by rank."""
+        while True:
+            self._start_missing()
+            for number, member in list(self._members.items()):
+                if not member.value and not member.supervision.poll(0.0):
+                    self._end(number, member)
+            self._look_for_hangs()
+            self._roster.poll(_POLL_S)
+            self._check_size()
+            world = self._roster.world
+            if world is not None and self._has_returned(world.members[0]):
+                return self._last_values(world)
+
+    def _start_missing(self) -> None:
+        """Start members up to the number that is wanted, and up to the maximum once the function runs."""
+        target = self._wanted if self._roster.world is None else self._limits.most
+        active = sum(not member.is_given_up for member in self._members.values())
+        for _ in range(target - active):
+            if self._num_losses > self._limits.max_restarts:
+                return
+            self._start(next(self._numbers))
+
+    def _start(self, number: int) -> None:
+        channel = DriverChannel(self._spec.secret, 1, host=self._host)
+        spec = replace(
+            self._spec,
+            job=f"sparkdl-{secrets.token_hex(8)}",
+            driver=channel.address,
+            member=number,
+            start_timeout_s=_PATIENT,
+        )
+        slot = min(set(range(len(self._members) + 1)) - {member.slot for member in self._members.values()})
+        supervision = Supervision(
+            lambda: self._make_stage(spec, slot),
+            channel,
+            spec.limits,
+            Listener(self._on_log, self._on_event, first_rank=number),
+            watches_hangs=False,
+        )
+        self._members[number] = _Member(self._stack.enter_context(supervision), slot)
+
+    def _end(self, number: int, member: _Member) -> None:
+        """Take in how a member has ended: with its value, as lost, or by an error that ends all."""
+        was_lost = member.supervision.was_rank_lost
+        try:
+            (value,) = member.supervision.values()
+            member.value = (value,)
+            return
+        except (ClusterLostError, SlotsMissingError):
+            raise
+        except ProcessesLostError as error:
+            if not member.is_given_up:
+                logger.warning("Member %d was lost: %s", number, _first_line(error))
+                self._last_loss = error
+                self._num_losses += was_lost or not isinstance(error, RankError)
+        except (RankError, LaunchError) as error:
+            if not member.is_given_up:
+                raise _of_member(error, number) from error.__cause__
+        del self._members[number]
+        self._roster.lose(number)
+
+    def _give_up(self, number: int, reason: StopReason) -> None:
+        """Continue without a member, and have it ended."""
+        self._members[number].is_given_up = True
+        self._num_losses += 1
+        self._members[number].supervision.cancel(reason)
+        self._roster.lose(number)
+
+    def _look_for_hangs(self) -> None:
+        """Give up the ranks of the current world that hang.
+
+        Raises:
+            HangError: if the code of the ranks is the cause, and would hang again.
+        """
+        world = self._roster.world
+        if world is None:
+            return
+        if self._watch is None or self._watch[0] is not world:
+            self._watch = world, HangWatch(self._spec.limits)
+        reports = {
+            rank: report
+            for rank, number in enumerate(world.members)
+            if number in self._members and not self._members[number].is_given_up
+            for report in self._members[number].supervision.health.values()
+        }
+        hang = self._watch[1].observe(time.monotonic(), reports)
+        if hang is None:
+            return
+        error = hang_error(hang, (), {rank: report.health for rank, report in reports.items()}, {})
+        if hang.is_in_code or len(hang.culprits) == len(world.members):
+            raise error
+        self._last_loss = error
+        for rank in hang.culprits:
+            number = world.members[rank]
+            if number in self._members:
+                logger.warning("Member %d is given up, as %s.", number, hang.why)
+                self._give_up(number, StopReason(hang.why, is_hang=True))
+
+    def _check_size(self) -> None:
+        """Check that there are enough members, or may be again.
+
+        Raises:
+            SlotsMissingError: if there have not been enough for too long.
+            ProcessesLostError: if too few are left and no more are started.
+        """
+        if len(self._roster.members) >= self._limits.least or self._roster.world is None:
+            if self._roster.world is not None:
+                self._too_few_since = None
+        elif self._too_few_since is None:
+            self._too_few_since = time.monotonic()
+        may_start = self._num_losses <= self._limits.max_restarts
+        active = sum(not member.is_given_up for member in self._members.values())
+        if not may_start and active < self._limits.least and self._last_loss is not None:
+            raise self._last_loss
+        if self._too_few_since is None:
+            return
+        waited_s = time.monotonic() - self._too_few_since
+        if waited_s > self._spec.start_timeout_s:
+            raise SlotsMissingError(
+                f"{len(self._roster.members)} ranks run after {waited_s:.0f} s, and at least {self._limits.least} are "
+                "needed (minWorkers, min_workers): other jobs hold the free slots, or executors are missing. Wait for "
+                "them, or lower the minimum."
+            ) from self._last_loss
+
+    def _has_returned(self, number: int) -> bool:
+        member = self._members.get(number)
+        return member is not None and bool(member.value)
+
+    def _last_values(self, world: World) -> list[Any]:
+        """Let the other ranks of the last world return, too, and return the values of all; None for a lost one."""
+        deadline = time.monotonic() + END_TIMEOUT_S
+        waiting = {number for number in world.members if number in self._members}
+        while waiting and time.monotonic() < deadline:
+            self._roster.poll(_POLL_S)
+            self._roster.end()
+            for number in list(waiting):
+                member = self._members[number]
+                if not member.value and not member.supervision.poll(0.0):
+                    try:
+                        member.value = tuple(member.supervision.values())
+                    except (ProcessesLostError, RankError) as error:
+                        logger.warning(
+                            "Member %d ended after rank 0 had returned: %s", number, _first_line(error)
+                        )
+                        waiting.discard(number)
+                if member.value:
+                    waiting.discard(number)
+        return [
+            member.value[0] if (member := self._members.get(number)) is not None and member.value else None
+            for number in world.members
+        ]
+
+
+def _of_member(error: RankError | LaunchError, number: int) -> RankError | LaunchError:
+    """The error of a member's launch, in which it is rank 0, with the number of the member."""
+    if not isinstance(error, RankError):
+        return error
+    text = str(error).replace("Rank 0 ", f"Rank {number} ", 1)
+    return type(error)(text, rank=number, host=error.host, traceback_text=error.traceback_text)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+

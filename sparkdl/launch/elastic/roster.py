@@ -1,0 +1,207 @@
+"""The roster of an elastic launch: which members there are, and who forms the next world. Runs on the *driver*.
+
+A world ends when one of its members is lost or cannot reach the others, or when others wait to join. Its members then
+arrive here, one after the other, as each notices it; the next world begins when all that are left have arrived, with
+those that wait to join. Nobody is waited for who is not in the current world.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import CommunicatorTimeoutError
+from sparkdl.launch.elastic.world import ARRIVALS, Answer, Arrival, World, answer_key, leave_key
+
+if TYPE_CHECKING:
+    from sparkdl.rendezvous.store import Rendezvous
+
+logger = logging.getLogger(__name__)
+
+SETTLE_S = 10.0
+"""How long the first world waits for more members once it has enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticLimits:
+    """How many ranks an elastic launch may have, and what it survives.
+
+    Attributes:
+        least: minimum number of ranks.
+        most: maximum number of ranks.
+        max_restarts: maximum number of members that are started in place of lost ones.
+        max_retries: how often in succession the same members may form a world again without a further update.
+    """
+
+    least: int
+    most: int
+    max_restarts: int
+    max_retries: int = 3
+
+
+class Roster:
+    """The members of an elastic launch.
+
+    Args:
+        rendezvous: rendezvous that the members use.
+        wanted: number of members with which the first world begins, if they come in time.
+        limits: limits of the launch.
+        leases: names under which successive worlds use a folder.
+
+    Attributes:
+        world: the current world; None before the first.
+        retries: number of worlds that the same members have formed again.
+    """
+
+    def __init__(
+        self, rendezvous: Rendezvous, *, wanted: int, limits: ElasticLimits, leases: Iterator[str]
+    ) -> None:
+        self._rendezvous, self._wanted, self._limits, self._leases = rendezvous, wanted, limits, leases
+        self.world: World | None = None
+        self.retries = 0
+        self._next = 1
+        self._waiting: dict[int, tuple[int, Arrival]] = {}
+        """Number of the arrival, and the arrival, of each member that waits for an answer."""
+        self._lost: set[int] = set()
+        self._last_arrival_at = 0.0
+        self._asked_to_leave = 0
+        self._updates = -1
+        self._fruitless = 0
+
+    @property
+    def members(self) -> set[int]:
+        """The members that take part or wait to do so."""
+        current = set() if self.world is None else set(self.world.members)
+        return (current | set(self._waiting)) - self._lost
+
+    def rank_of(self, member: int) -> int | None:
+        """The rank of a member in the current world; None if it is not in it."""
+        if self.world is None or member not in self.world.members:
+            return None
+        return self.world.members.index(member)
+
+    def poll(self, timeout_s: float) -> None:
+        """Take in arrivals and losses, waiting for one at most so long, and begin the next world if it is complete."""
+        while (arrival := self._take(timeout_s)) is not None:
+            number, content = arrival
+            if content.is_lost:
+                self.lose(content.member)
+            elif content.member in self._lost:
+                self._answer(number, _OF_REPLACED)
+            else:
+                self._waiting[content.member] = number, content
+                self._last_arrival_at = time.monotonic()
+            timeout_s = 0.0
+        self._form()
+
+    def lose(self, member: int) -> None:
+        """Note that a member is lost, or was given up. Whatever it still asks for is refused."""
+        self._lost.add(member)
+        if (waiting := self._waiting.pop(member, None)) is not None:
+            self._answer(waiting[0], _OF_REPLACED)
+
+    def end(self) -> None:
+        """Release the members whose function has returned, as the run is over."""
+        for member, (number, arrival) in list(self._waiting.items()):
+            if arrival.is_done:
+                self._answer(number, Answer())
+                del self._waiting[member]
+
+    def _take(self, timeout_s: float) -> tuple[int, Arrival] | None:
+        try:
+            content = self._rendezvous.get(f"{ARRIVALS}/{self._next}", timeout_s)
+        except CommunicatorTimeoutError:
+            return None
+        number, self._next = self._next, self._next + 1
+        self._rendezvous.delete(f"{ARRIVALS}/{number}")
+        return number, Arrival.from_json(content)
+
+    def _form(self) -> None:
+        """Begin the next world if everybody is here whom it has to wait for."""
+        if self.world is not None:
+            absent = set(self.world.members) - self._lost - self._waiting.keys()
+            if absent:
+                if any(arrival.after == 0 for _, arrival in self._waiting.values()):
+                    self._ask_to_leave(self.world)
+                return
+        if len(self._waiting) < self._limits.least:
+            return
+        if self.world is None and len(self._waiting) < self._wanted:
+            if time.monotonic() < self._last_arrival_at + SETTLE_S:
+                return
+        self._begin()
+
+    def _begin(self) -> None:
+        before = self.world
+        rank_before = {} if before is None else {member: rank for rank, member in enumerate(before.members)}
+        arrivals = {member: arrival for member, (_, arrival) in self._waiting.items()}
+        members = sorted(
+            arrivals,
+            key=lambda member: (-arrivals[member].updates, rank_before.get(member, len(rank_before)), member),
+        )[: self._limits.most]
+        updates = arrivals[members[0]].updates
+        if before is not None and not self._may_try_again(set(members) == set(before.members), updates):
+            return
+        self._updates = updates
+        self.world = World(
+            number=1 if before is None else before.number + 1,
+            members=tuple(members),
+            has_state=updates >= 0,
+            lease=next(self._leases),
+        )
+        if before is not None:
+            self._log(before, self.world)
+            self._rendezvous.set(leave_key(before.number), b"")  # ends the members' watches
+        for member in members:
+            number, _ = self._waiting.pop(member)
+            self._answer(number, Answer(world=self.world))
+
+    def _may_try_again(self, are_same: bool, updates: int) -> bool:
+        """Whether the same members may form a world once more; count that, and refuse them all if not."""
+        self._fruitless = self._fruitless + 1 if are_same and updates <= self._updates else 0
+        self.retries += are_same
+        if self._fruitless <= self._limits.max_retries:
+            return True
+        refusal = (
+            f"The ranks have met {self._fruitless} times without losing one and without finishing a step in between. "
+            "Look at the network between them."
+        )
+        for number, _ in self._waiting.values():
+            self._answer(number, Answer(refusal=refusal))
+        self._waiting.clear()
+        return False
+
+    def _ask_to_leave(self, world: World) -> None:
+        if self._asked_to_leave < world.number:
+            self._asked_to_leave = world.number
+            self._rendezvous.set(leave_key(world.number), b"")
+
+    def _log(self, before: World, after: World) -> None:
+        gone, new = set(before.members) - set(after.members), set(after.members) - set(before.members)
+        what = [
+            f"without {_name(gone)}" if gone else "",
+            f"with {_name(new)} in addition" if new else "",
+            "" if gone or new else "with the same ranks, as a connection between them failed",
+        ]
+        logger.warning(
+            "The run continues with %d rank%s, %s.",
+            len(after.members),
+            "" if len(after.members) == 1 else "s",
+            " and ".join(filter(None, what)),
+        )
+
+    def _answer(self, number: int, answer: Answer) -> None:
+        self._rendezvous.set(answer_key(number), answer.to_json())
+
+
+_OF_REPLACED = Answer(
+    refusal="This rank was considered lost, and the others have continued without it. Its work is not needed any more."
+)
+
+
+def _name(members: set[int]) -> str:
+    numbers = ", ".join(map(str, sorted(members)))
+    return f"member{'' if len(members) == 1 else 's'} {numbers}"

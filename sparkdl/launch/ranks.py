@@ -1,0 +1,121 @@
+"""What every launch has in common, whoever runs its tasks: the checks of its arguments, its spec, its supervision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sparkdl.collective import check_timeout, check_transport, new_secret, uses_mpi
+from sparkdl.cores import check_threads
+from sparkdl.errors import ParamError
+from sparkdl.launch.hangs.watch import hang_limits
+from sparkdl.launch.supervision import Listener, OnEvent, OnLog, supervise
+from sparkdl.launch.wire.channel import DriverChannel
+from sparkdl.launch.wire.messages import pickle_call
+from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
+
+if TYPE_CHECKING:
+    from sparkdl.launch.elastic.roster import ElasticLimits
+    from sparkdl.launch.stage import Stage
+
+MakeStage: TypeAlias = "Callable[[LaunchSpec, int], Stage]"
+"""Starts the tasks of a spec; the number is that of the slot of its first rank, such as of a machine's GPUs."""
+
+
+def make_spec(
+    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
+    *,
+    num_ranks: int,
+    transport: str,
+    wire: str,
+    gpus_per_rank: int,
+    threads_per_rank: int | None,
+    mpi: bool,
+    environment: Mapping[str, str] | None,
+    modules: Sequence[str],
+    start_timeout_s: float,
+    operation_timeout_s: float,
+    hang_timeout_s: float | None,
+    silence_timeout_s: float | None,
+    elastic: ElasticLimits | None,
+) -> LaunchSpec:
+    """Check the arguments of a launch, which are those of :func:`~sparkdl.launch.run_on_ranks`, and make its spec.
+
+    Raises:
+        ParamError: if an argument has a value that cannot work.
+        SerializationError: if the call cannot be pickled.
+    """
+    if num_ranks < 1:
+        raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
+    if gpus_per_rank < 0:
+        raise ParamError(f"The number of GPUs per rank cannot be negative, got {gpus_per_rank}.")
+    check_threads(threads_per_rank)
+    check_transport(transport, wire)
+    check_timeout(start_timeout_s, "start_timeout_s")
+    check_timeout(operation_timeout_s, "operation_timeout_s")
+    if elastic is not None:
+        _check_elastic(elastic, num_ranks, transport)
+    function, args, kwargs = call
+    return LaunchSpec(
+        num_ranks=num_ranks,
+        secret=new_secret(),
+        payload=pickle_call(function, args, kwargs),
+        transport=transport,
+        wire=wire,
+        gpus_per_rank=gpus_per_rank,
+        num_threads=threads_per_rank,
+        mpi=mpi and elastic is None,
+        environment=tuple((environment or {}).items()),
+        modules=tuple(modules),
+        versions=installed_versions(),
+        start_timeout_s=start_timeout_s,
+        limits=hang_limits(hang_timeout_s, operation_timeout_s, silence_timeout_s),
+    )
+
+
+def _check_elastic(elastic: ElasticLimits, num_ranks: int, transport: str) -> None:
+    if not 1 <= elastic.least <= num_ranks <= elastic.most:
+        raise ParamError(
+            f"An elastic launch begins with {num_ranks} ranks, which have to be between its minimum, {elastic.least}, "
+            f"and its maximum, {elastic.most}; the minimum is at least 1."
+        )
+    if uses_mpi(transport):
+        raise ParamError(
+            f"transport={transport!r} cannot be elastic: no rank can leave or join an MPI world. Use 'auto'."
+        )
+
+
+def run_spec(
+    make_stage: MakeStage,
+    spec: LaunchSpec,
+    *,
+    host: str | Sequence[str],
+    on_log: OnLog | None,
+    on_event: OnEvent | None,
+    elastic: ElasticLimits | None,
+    leases: Iterator[str] | None,
+) -> list[Any]:
+    """Run the ranks of a launch, and return their values in order of rank.
+
+    Args:
+        make_stage: function that starts the tasks of a spec, the first of them in the slot of that number.
+        spec: spec of the launch.
+        host: address or addresses of this machine at which the tasks reach it.
+        on_log: called with rank and line; prints ``[rank N] line`` when None.
+        on_event: called with rank and event; events are dropped when None.
+        elastic: limits of an elastic launch; None for one whose ranks start and end together.
+        leases: names under which successive worlds of an elastic launch use a folder.
+
+    Raises:
+        SparkdlError: as :func:`~sparkdl.launch.run_on_ranks`.
+    """
+    if elastic is not None:
+        from sparkdl.launch.elastic.members import run_members
+
+        return run_members(
+            make_stage, spec, elastic, host=host, on_log=on_log, on_event=on_event, leases=leases
+        )
+    channel = DriverChannel(spec.secret, spec.num_ranks, host=host)
+    complete = replace(spec, driver=channel.address)
+    return supervise(lambda: make_stage(complete, 0), channel, spec.limits, Listener(on_log, on_event))

@@ -38,6 +38,7 @@ from sparkdl.checkpoint.folder import (
     tensor_file,
     write_files,
 )
+from sparkdl.checkpoint.held import HeldCheckpoint
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.errors import CheckpointError, ParamError, SparkdlError
 from sparkdl.foreign_errors import store_error
@@ -233,7 +234,7 @@ class TrainingTensors:
             "such as AdamW or SGD."
         )
 
-    def check(self, checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> None:
+    def check(self, checkpoint: Checkpoint | HeldCheckpoint, group: dist.ProcessGroup | None) -> None:
         """Check that a checkpoint is of this model and optimizer. Collective over the group.
 
         Args:
@@ -270,7 +271,10 @@ class TrainingTensors:
             )
 
     def load(
-        self, checkpoint: Checkpoint, values: Mapping[str, Any], group: dist.ProcessGroup | None
+        self,
+        checkpoint: Checkpoint | HeldCheckpoint,
+        values: Mapping[str, Any],
+        group: dist.ProcessGroup | None,
     ) -> None:
         """Overwrite the tensors and the optimizer's state with those of a checkpoint.
 
@@ -285,7 +289,10 @@ class TrainingTensors:
         """
         tensors = self._tensors_to_load(checkpoint.manifest)
         try:
-            _load(tensors, _PartReader(checkpoint), group)
+            if isinstance(checkpoint, HeldCheckpoint):
+                checkpoint.copy_into(tensors)
+            else:
+                _load(tensors, _PartReader(checkpoint), group)
         except CheckpointException as error:
             _raise_first(error, f"The checkpoint {checkpoint.url} cannot be loaded")
         with torch.no_grad():
@@ -372,7 +379,7 @@ def call_on_all_ranks(work: Callable[[], Result], group: dist.ProcessGroup | Non
     return [result for result, _ in outcomes]
 
 
-def _check_same_model(checkpoint: Checkpoint, described: Sequence[Any]) -> None:
+def _check_same_model(checkpoint: Checkpoint | HeldCheckpoint, described: Sequence[Any]) -> None:
     """Check names, shapes and dtypes of all ranks' tensors, and the groups of the optimizer, against a checkpoint."""
     url, manifest = checkpoint.url, checkpoint.manifest
     here: dict[str, Any] = {}

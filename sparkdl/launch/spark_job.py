@@ -170,7 +170,6 @@ FETCH_CHUNKS = 12
 
 def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Make the function that Spark pickles; it holds the spec and nothing else."""
-
     is_plain = spec.roster is not None
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

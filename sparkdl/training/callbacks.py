@@ -331,7 +331,7 @@ class FitControl:
         module: module that is trained.
         optimizer: optimizer of the module's parameters.
         steps_per_epoch: number of steps of an epoch, the same on every rank.
-        is_divided: whether the module is divided among ranks.
+        keeps_best: whether this rank keeps the best weights, or its part of them.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class FitControl:
         module: nn.Module,
         optimizer: Optimizer,
         steps_per_epoch: int,
-        is_divided: bool = False,
+        keeps_best: bool,
     ) -> None:
         self._communicator = communicator
         self._callbacks = Callbacks(
@@ -356,7 +356,7 @@ class FitControl:
         )
         self._best: BestWeights | None = None
         if spec.best is not None:
-            self._best = BestWeights(spec.best, module, is_keeper=communicator.rank == 0 or is_divided)
+            self._best = BestWeights(spec.best, module, is_keeper=keeps_best)
         self._stopping: EarlyStopping | None = None
         if spec.patience is not None:
             assert spec.watched is not None, "patience needs a watched metric"
@@ -409,13 +409,16 @@ class FitControl:
         self._callbacks.call("on_step_end", epoch=epoch, step=step, loss=loss)
 
     def end_epoch(self, record: EpochRecord) -> None:
-        """Process the record of an epoch, after its validation. Collective if the fit may end early."""
+        """Process the record of an epoch, after its validation; :meth:`agree_to_stop` follows."""
         self._last = record
         if self._best is not None:
             self._best.offer(record)
         self._callbacks.call("on_epoch_end", epoch=record.epoch, record=record)
         if self._stopping is not None:
             self._stopping.observe(record)
+
+    def agree_to_stop(self) -> None:
+        """Decide whether the fit ends after this epoch. Collective if it may end early."""
         self._has_ended = self._agreed_to_stop()
 
     def end(self) -> int:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sparkdl.collective import Communicator
+    from sparkdl.training.checkpoint.handover import Handover
     from sparkdl.training.objective import Batch
     from sparkdl.training.spec import TrainingSpec
 
@@ -110,6 +111,7 @@ def train(
     on_step: Callable[[], None] = lambda: None,
     on_position: Callable[[str], None] = lambda _: None,
     keep: Callable[[ModelDistribution], Any] = methodcaller("whole_module"),
+    handover: Handover | None = None,
 ) -> TrainingResult:
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 
@@ -130,6 +132,8 @@ def train(
         keep: called on every rank with the distribution that holds the trained module; its result is
             ``TrainingResult.module``. The default returns the module on CPU and in ``eval()`` mode, equal on all ranks
             except for buffers; for a module divided among ranks it returns None on ranks other than 0.
+        handover: state that this rank has brought from an earlier world of an elastic launch, and takes along when it
+            leaves; None if the ranks stay together.
 
     Raises:
         TrainingError: if the loss is no longer finite, or the user's code fails: the model, its losses, a trainStep,
@@ -139,7 +143,7 @@ def train(
         ReplicasDifferError: if the weights of ranks differ that should have the same.
         CheckpointError: if the checkpoints are of another fit, or a state cannot be written.
         StoreError: if a checkpoint cannot be written or read.
-        CommunicatorError: if another rank failed or was lost.
+        CommunicatorError: if another rank failed or was lost, or all ranks leave their world.
     """
     was_initialized = torch.distributed.is_initialized()
     try:
@@ -153,8 +157,14 @@ def train(
                 report=report or _report_nothing,
                 on_step=on_step,
                 on_position=on_position,
+                handover=handover,
             )
-            return trainer.fit(keep)
+            try:
+                return trainer.fit(keep)
+            except BaseException as error:
+                if handover is not None and handover.can_continue(error):
+                    handover.hold(trainer)
+                raise
     except BaseException as error:
         communicator.abort(f"{type(error).__name__}: {error}")
         raise
@@ -174,6 +184,7 @@ class Trainer:
         report: function that is called with progress events, on rank 0 only.
         on_step: called after each step and each batch of validation.
         on_position: called with a text that names epoch and step.
+        handover: state from an earlier world of the ranks; None if they stay together.
 
     Attributes:
         device: device on which the module computes.
@@ -202,14 +213,17 @@ class Trainer:
         report: Report,
         on_step: Callable[[], None],
         on_position: Callable[[str], None],
+        handover: Handover | None = None,
     ) -> None:
         self.spec = spec
+        self.handover = handover
         self.communicator = communicator
         self.on_position = on_position
         refuse_what_varies(spec.deterministic)
         torch.set_num_threads(threads_of_local_rank(communicator.topology.local_size))
         self.device = choose_device(spec.device, communicator)
-        choice = agree_on_checkpoint(spec, dataset, communicator)
+        meet = agree_on_checkpoint if handover is None else handover.meet
+        choice = meet(spec, dataset, communicator)
         self.distribution = distribute(spec, communicator, self.device, resources)
         self.module = self.distribution.module
         seed_rank(spec.seed, self.distribution.generator_index)
@@ -252,7 +266,7 @@ class Trainer:
             module=self.module,
             optimizer=optimizer,
             steps_per_epoch=self.feed.steps_per_epoch,
-            is_divided=self.distribution.is_divided,
+            keeps_best=communicator.rank == 0 or self.distribution.is_divided or handover is not None,
         )
         state = FitState(
             self.module,
@@ -293,6 +307,8 @@ class Trainer:
                     break
                 self.run_epoch(epoch)
             self.on_position("")
+            if self.handover is not None and self.communicator.rank != 0:
+                self.handover.hold(self)  # before the best weights replace the last ones
             model_epoch = self.control.end()
         return TrainingResult(keep(self.distribution), tuple(self.history), model_epoch)
 
@@ -317,12 +333,17 @@ class Trainer:
         self.progress.epoch(record)
         self.history.append(record)
         self.control.end_epoch(record)
+        if self.handover is not None:
+            self.handover.note_epoch(self, epoch)
+        self.control.agree_to_stop()
         self._compare_replicas(f"the end of epoch {epoch}")
         self.checkpoints.after_epoch(
             self.history,
             finished=epoch == self.spec.epochs or not self.control.should_continue,
             is_best=self.control.best_epoch == epoch,
         )
+        if self.handover is not None:
+            self.handover.leave_if_asked(self.communicator)
 
     def run_step(self, position: StepPosition, batch: Batch, meter: EpochMeter) -> None:
         """Apply one batch, together with all other ranks, and take a checkpoint if one is due."""
@@ -332,6 +353,8 @@ class Trainer:
         with error_context("training", rank=position.rank, where=text, batch=batch):
             result = self.step.run(batch, epoch=epoch, step=step, metrics=meter.metrics)
         meter.add(result.loss_mean, result.weight, result.rows)
+        if self.handover is not None and self.plan.is_last_of_update(step):
+            self.handover.note_step(self, epoch, step, meter)
         self.control.end_step(epoch, step, result.loss_mean)
         if (
             self.replicas is not None
@@ -341,8 +364,12 @@ class Trainer:
             self._compare_replicas(text)
         self.progress.step(epoch=epoch, step=step, rows=self.plan.rows_of_step(step), meter=meter)
         self.checkpoints.after_step(epoch, step, meter)
+        if self.handover is not None and self.plan.is_last_of_update(step) and step < self.plan.num_steps:
+            self.handover.leave_if_asked(self.communicator)
 
     def _run_steps(self, epoch: int, meter: EpochMeter) -> None:
+        if not self.plan.has_steps:
+            return
         first = StepPosition(
             self.communicator.rank, epoch, self.plan.steps_before + 1, self.distribution.reader
         )

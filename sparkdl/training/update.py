@@ -45,6 +45,7 @@ class UpdatePlan:
     Attributes:
         num_steps: number of steps of the current epoch.
         steps_before: number of its steps that were done before the fit was resumed.
+        has_steps: whether steps of the current epoch are left to do when it begins.
     """
 
     def __init__(self, feed: PlannedFeed, num_batches: int) -> None:
@@ -52,6 +53,7 @@ class UpdatePlan:
         self.num_steps = feed.steps_per_epoch
         self._resumed: int | None = None
         self.steps_before = 0
+        self.has_steps = True
         self._rows: dict[int, int] = {}
         self._rows_of_last: dict[int, int] = {}
 
@@ -60,12 +62,13 @@ class UpdatePlan:
         """Number of updates of a whole epoch."""
         return updates_per_epoch(self._feed.steps_per_epoch, self._num_batches)
 
-    def begin(self, epoch: int, steps_before: int = 0) -> None:
-        """Begin an epoch, counted from 1, or resume it after ``steps_before`` steps."""
+    def begin(self, epoch: int, steps_before: int = 0, *, has_steps: bool = True) -> None:
+        """Begin an epoch, counted from 1, or resume it after ``steps_before`` steps, which may be all of them."""
+        self.has_steps = has_steps
         self._resumed = epoch - 1 if steps_before else None
         self.steps_before = steps_before
         rest = self._feed.steps_in(epoch - 1) if steps_before else self._feed.steps_per_epoch
-        self.num_steps = steps_before + rest
+        self.num_steps = steps_before + (rest if has_steps else 0)
         self._rows, self._rows_of_last = {}, {}
 
     def rows_of_step(self, step: int) -> int:

@@ -16,7 +16,14 @@ from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import Coordinator, RendezvousClient
-from sparkdl.errors import ClusterLostError, LaunchError, ProcessesLostError, RankError, SlotsMissingError
+from sparkdl.errors import (
+    ClusterLostError,
+    LaunchError,
+    LinkLostError,
+    ProcessesLostError,
+    RankError,
+    SlotsMissingError,
+)
 from sparkdl.launch.elastic.roster import ElasticLimits, Roster
 from sparkdl.launch.hangs.report import hang_error
 from sparkdl.launch.hangs.watch import HangWatch
@@ -79,6 +86,7 @@ def run_members(
     Raises:
         SlotsMissingError: if there are not enough slots for ``limits.least`` ranks in time.
         ProcessesLostError: if more ranks are lost than ``limits`` allow; it is the error of the last one.
+        LinkLostError: if ranks meet again and again without finishing a step.
         RankError: if code on a rank raises; ``__cause__`` is its exception.
         HangError: if the code of the ranks hangs.
     """
@@ -123,6 +131,7 @@ class _Run:
         self._members: dict[int, _Member] = {}
         self._numbers = count()
         self._num_losses = 0
+        self._world_of_loss = -1
         self._last_loss: ProcessesLostError | None = None
         self._too_few_since: float | None = time.monotonic()
         self._watch: tuple[World, HangWatch] | None = None
@@ -145,6 +154,8 @@ class _Run:
                     self._end(number, member)
             self._look_for_hangs()
             self._roster.poll(_POLL_S)
+            if self._roster.failure:
+                raise LinkLostError(self._roster.failure, rank=0, host="")
             self._check_size()
             world = self._roster.world
             if world is not None and self._has_returned(world.members[0]):
@@ -190,13 +201,20 @@ class _Run:
         except ProcessesLostError as error:
             if not member.is_given_up:
                 logger.warning("Member %d was lost: %s", number, _first_line(error))
-                self._last_loss = error
-                self._num_losses += was_lost or not isinstance(error, RankError)
+                self._count_loss(error, is_cause=was_lost or not isinstance(error, RankError))
         except (RankError, LaunchError) as error:
             if not member.is_given_up:
                 raise _of_member(error, number) from error.__cause__
         del self._members[number]
         self._roster.lose(number)
+
+    def _count_loss(self, error: ProcessesLostError, *, is_cause: bool) -> None:
+        """Count a lost member; of those that ended because another one was lost, one for each world."""
+        self._last_loss = error
+        world = 0 if self._roster.world is None else self._roster.world.number
+        if is_cause or self._world_of_loss != world:
+            self._num_losses += 1
+        self._world_of_loss = world
 
     def _give_up(self, number: int, reason: StopReason) -> None:
         """Continue without a member, and have it ended."""
@@ -300,4 +318,3 @@ def _of_member(error: RankError | LaunchError, number: int) -> RankError | Launc
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
-

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
-from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
-from sparkdl.launch.elastic.world import ARRIVALS, Answer, Arrival, World, answer_key, leave_key
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, RankLostError
+from sparkdl.launch.elastic.world import (
+    ARRIVALS,
+    Answer,
+    Arrival,
+    World,
+    answer_key,
+    broken_key,
+    leave_key,
+)
+from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.rendezvous.store import PrefixRendezvous
 
 if TYPE_CHECKING:
     from sparkdl.rendezvous.store import Rendezvous
 
+Value = TypeVar("Value")
+
 _WATCH_S = 3600.0
+_SLICE_S = 0.25
+"""How often a wait for another rank looks whether that rank is lost."""
 
 
 class Membership:
@@ -20,31 +35,34 @@ class Membership:
     Args:
         rendezvous: rendezvous that the driver serves.
         member: number of this member.
+        on_break: called from a thread when another rank of the current world is lost, with the reason.
 
     Attributes:
         member: number of this member.
         world: the current world; None before the first.
     """
 
-    def __init__(self, rendezvous: Rendezvous, member: int) -> None:
-        self._rendezvous = rendezvous
+    def __init__(self, rendezvous: Rendezvous, member: int, on_break: Callable[[str], None]) -> None:
+        self._rendezvous = PrefixRendezvous(rendezvous, "members")
+        self._worlds = PrefixRendezvous(rendezvous, "worlds")
+        self._on_break = on_break
         self.member = member
         self.world: World | None = None
-        self._is_to_leave = threading.Event()
+        self._signals = _Signals()
         # The coordinator notices the end of this process within milliseconds, also of one that was killed.
-        rendezvous.post_if_lost(ARRIVALS, Arrival(member=member, is_lost=True).to_json())
+        self._rendezvous.post_if_lost(ARRIVALS, Arrival(member=member, is_lost=True).to_json())
 
     @property
     def is_to_leave(self) -> bool:
         """Whether the members of the current world are to leave it after their current step."""
-        return self._is_to_leave.is_set()
+        return self._signals.leave.is_set()
 
-    def enter(self, *, updates: int = -1, is_done: bool = False) -> World | None:
+    def enter(self, *, progress: int = -1, is_done: bool = False) -> World | None:
         """Wait for the next world, for as long as it takes: the driver ends this process if there will be none.
 
         Args:
-            updates: number of updates of this member's state, so that members with fewer take over the state of one
-                with most; -1 if it has no state.
+            progress: how far this member's state has come, such as a number of steps: members that are behind, or
+                have no state (-1), take over that of one that is ahead.
             is_done: whether the function has returned on this rank.
 
         Returns:
@@ -54,19 +72,50 @@ class Membership:
             CommunicatorError: if the driver has no world for this member, as after it was replaced by another one.
         """
         after = 0 if self.world is None else self.world.number
-        arrival = Arrival(member=self.member, after=after, updates=updates, is_done=is_done)
-        number = self._rendezvous.post(ARRIVALS, arrival.to_json())
-        answer = Answer.from_json(self._wait_for(answer_key(number)))
+        arrival = Arrival(member=self.member, after=after, progress=progress, is_done=is_done)
+        key = answer_key(self._rendezvous.post(ARRIVALS, arrival.to_json()))
+        answer = Answer.from_json(self._wait_for(key))
+        self._rendezvous.delete(key)
         if answer.refusal:
             raise CommunicatorError(answer.refusal)
         if answer.world is None:
             return None
-        self.world = answer.world
-        self._is_to_leave = is_to_leave = threading.Event()
-        threading.Thread(
-            target=self._watch, args=(answer.world, is_to_leave), name="sparkdl-membership", daemon=True
-        ).start()
+        self.world, self._signals = answer.world, _Signals()
+        for watch in (self._watch_for_leave, self._watch_for_break):
+            threading.Thread(
+                target=watch, args=(answer.world, self._signals), name="sparkdl-membership", daemon=True
+            ).start()
         return answer.world
+
+    def rendezvous(self) -> Rendezvous:
+        """The rendezvous of the current world, whose waits end when one of its ranks is lost."""
+        assert self.world is not None
+        return _WorldRendezvous(self._worlds, str(self.world.number), self.check)
+
+    def unless_broken(self, open_: Callable[[], Value], discard: Callable[[Value], None]) -> Value:
+        """Call a function that waits for other ranks; raise an error as soon as one of them is lost.
+
+        The call then continues in its thread until its own deadline, and its value is discarded.
+
+        Raises:
+            RankLostError: if a rank of the current world is lost.
+            Exception: what the function raises.
+        """
+        call, signals = _Call(open_, discard), self._signals
+        while not call.ended.wait(_SLICE_S):
+            if signals.broken.is_set():
+                call.abandon()
+                self.check()
+        return call.result()
+
+    def check(self) -> None:
+        """Raise an error if a rank of the current world is lost.
+
+        Raises:
+            RankLostError: if so.
+        """
+        if self._signals.broken.is_set():
+            raise RankLostError("a rank of this world was lost while its ranks met")
 
     def _wait_for(self, key: str) -> bytes:
         while True:
@@ -75,10 +124,93 @@ class Membership:
             except CommunicatorTimeoutError:
                 pass
 
-    def _watch(self, world: World, is_to_leave: threading.Event) -> None:
+    def _watch_for_leave(self, world: World, signals: _Signals) -> None:
         """Wait until the members are to leave a world; the driver says so at the latest when the next one begins."""
         try:
             self._wait_for(leave_key(world.number))
         except CommunicatorError:
             return  # the driver has ended, and ends this process
-        is_to_leave.set()
+        signals.leave.set()
+
+    def _watch_for_break(self, world: World, signals: _Signals) -> None:
+        """Wait until a member of a world is lost, or the next one begins."""
+        try:
+            lost = self._wait_for(broken_key(world.number))
+        except CommunicatorError:
+            return
+        signals.broken.set()
+        if self.world is world and lost:
+            self._on_break(f"member {lost.decode()} was lost")
+
+
+class _Signals:
+    """What the driver has said about one world."""
+
+    def __init__(self) -> None:
+        self.leave, self.broken = threading.Event(), threading.Event()
+
+
+class _WorldRendezvous(PrefixRendezvous):
+    """The rendezvous of one world."""
+
+    def __init__(self, rendezvous: Rendezvous, name: str, check: Callable[[], None]) -> None:
+        super().__init__(rendezvous, name)
+        self._check = check
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """See :class:`~sparkdl.rendezvous.store.Rendezvous`."""
+        deadline = Deadline(timeout_s)
+        while True:
+            self._check()
+            try:
+                return super().get(key, min(_SLICE_S, deadline.remaining_s()))
+            except CommunicatorTimeoutError:
+                if deadline.expired:
+                    raise CommunicatorTimeoutError(f"no rank set {key!r} within {timeout_s:g} s") from None
+
+    def exchange(
+        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+    ) -> list[bytes] | frozenset[int]:
+        """See :class:`~sparkdl.rendezvous.store.Rendezvous`."""
+        deadline = Deadline(timeout_s)
+        while True:
+            self._check()
+            left_s = min(_SLICE_S, deadline.remaining_s())
+            values = super().exchange(key, rank=rank, world_size=world_size, value=value, timeout_s=left_s)
+            if isinstance(values, list) or deadline.expired:
+                return values
+
+
+class _Call:
+    """Calls a function in a thread of its own, whose caller may stop waiting for it."""
+
+    def __init__(self, function: Callable[[], Value], discard: Callable[[Value], None]) -> None:
+        self.ended = threading.Event()
+        self._function, self._discard = function, discard
+        self._lock, self._is_abandoned = threading.Lock(), False
+        self._value: tuple[Value, ...] = ()
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="sparkdl-opening", daemon=True).start()
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._is_abandoned = True
+            if self._value:
+                self._discard(self._value[0])
+
+    def result(self) -> Value:
+        if self._error is not None:
+            raise self._error
+        return self._value[0]
+
+    def _run(self) -> None:
+        try:
+            value = self._function()
+        except BaseException as error:
+            self._error = error
+        else:
+            with self._lock:
+                self._value = (value,)
+                if self._is_abandoned:
+                    self._discard(value)
+        self.ended.set()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import CommunicatorTimeoutError
-from sparkdl.launch.elastic.world import ARRIVALS, Answer, Arrival, World, answer_key, leave_key
+from sparkdl.launch.elastic.world import ARRIVALS, Answer, Arrival, World, answer_key, broken_key, leave_key
 
 if TYPE_CHECKING:
     from sparkdl.rendezvous.store import Rendezvous
@@ -54,6 +54,7 @@ class Roster:
     Attributes:
         world: the current world; None before the first.
         retries: number of worlds that the same members have formed again.
+        failure: why no further world is formed; empty if nothing speaks against it.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Roster:
         self._rendezvous, self._wanted, self._limits, self._leases = rendezvous, wanted, limits, leases
         self.world: World | None = None
         self.retries = 0
+        self.failure = ""
         self._next = 1
         self._waiting: dict[int, tuple[int, Arrival]] = {}
         """Number of the arrival, and the arrival, of each member that waits for an answer."""
         self._lost: set[int] = set()
         self._last_arrival_at = 0.0
         self._asked_to_leave = 0
-        self._updates = -1
+        self._progress = -1
         self._fruitless = 0
 
     @property
@@ -100,6 +102,8 @@ class Roster:
     def lose(self, member: int) -> None:
         """Note that a member is lost, or was given up. Whatever it still asks for is refused."""
         self._lost.add(member)
+        if self.world is not None and member in self.world.members:
+            self._rendezvous.set(broken_key(self.world.number), str(member).encode())
         if (waiting := self._waiting.pop(member, None)) is not None:
             self._answer(waiting[0], _OF_REPLACED)
 
@@ -129,9 +133,9 @@ class Roster:
                 return
         if len(self._waiting) < self._limits.least:
             return
-        if self.world is None and len(self._waiting) < self._wanted:
-            if time.monotonic() < self._last_arrival_at + SETTLE_S:
-                return
+        is_settled = time.monotonic() >= self._last_arrival_at + SETTLE_S
+        if self.world is None and len(self._waiting) < self._wanted and not is_settled:
+            return
         self._begin()
 
     def _begin(self) -> None:
@@ -140,37 +144,42 @@ class Roster:
         arrivals = {member: arrival for member, (_, arrival) in self._waiting.items()}
         members = sorted(
             arrivals,
-            key=lambda member: (-arrivals[member].updates, rank_before.get(member, len(rank_before)), member),
+            key=lambda member: (
+                -arrivals[member].progress,
+                rank_before.get(member, len(rank_before)),
+                member,
+            ),
         )[: self._limits.most]
-        updates = arrivals[members[0]].updates
-        if before is not None and not self._may_try_again(set(members) == set(before.members), updates):
+        progress = arrivals[members[0]].progress
+        if before is not None and not self._may_try_again(set(members) == set(before.members), progress):
             return
-        self._updates = updates
+        self._progress = progress
         self.world = World(
             number=1 if before is None else before.number + 1,
             members=tuple(members),
-            has_state=updates >= 0,
+            has_state=progress >= 0,
             lease=next(self._leases),
         )
         if before is not None:
             self._log(before, self.world)
-            self._rendezvous.set(leave_key(before.number), b"")  # ends the members' watches
+            for key in (leave_key, broken_key):  # ends the members' watches
+                self._rendezvous.set(key(before.number), b"")
         for member in members:
             number, _ = self._waiting.pop(member)
             self._answer(number, Answer(world=self.world))
 
-    def _may_try_again(self, are_same: bool, updates: int) -> bool:
+    def _may_try_again(self, are_same: bool, progress: int) -> bool:
         """Whether the same members may form a world once more; count that, and refuse them all if not."""
-        self._fruitless = self._fruitless + 1 if are_same and updates <= self._updates else 0
+        self._fruitless = self._fruitless + 1 if are_same and progress <= self._progress else 0
         self.retries += are_same
         if self._fruitless <= self._limits.max_retries:
             return True
-        refusal = (
+        self.failure = (
             f"The ranks have met {self._fruitless} times without losing one and without finishing a step in between. "
             "Look at the network between them."
         )
         for number, _ in self._waiting.values():
-            self._answer(number, Answer(refusal=refusal))
+            self._answer(number, Answer(refusal=self.failure))
         self._waiting.clear()
         return False
 

@@ -20,6 +20,11 @@ def leave_key(world: int) -> str:
     return f"leave/{world}"
 
 
+def broken_key(world: int) -> str:
+    """The key that is set when a member of a world is lost, with its number as text."""
+    return f"broken/{world}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
     """A member that waits for the next world, or that was lost.
@@ -27,14 +32,14 @@ class Arrival:
     Attributes:
         member: number of the member.
         after: number of the world that it has left; 0 if it has just started.
-        updates: number of updates of its state; -1 if it has no state.
+        progress: how far its state has come, such as a number of steps; -1 if it has no state.
         is_done: whether its function has returned.
         is_lost: whether its process has ended.
     """
 
     member: int
     after: int = 0
-    updates: int = -1
+    progress: int = -1
     is_done: bool = False
     is_lost: bool = False
 
@@ -54,7 +59,7 @@ class World:
 
     Attributes:
         number: number of the world, from 1.
-        members: numbers of the members, in order of rank. Rank 0 has made most updates of its state.
+        members: numbers of the members, in order of rank. Rank 0 has come farthest.
         has_state: whether rank 0 has a state, which other ranks take over.
         lease: name under which the ranks of this world use the folder of their checkpoints; empty for none.
     """
@@ -88,9 +93,7 @@ class Answer:
 
     def to_json(self) -> bytes:
         """Encode it."""
-        return json.dumps(
-            {"world": self.world and self.world.to_fields(), "refusal": self.refusal}
-        ).encode()
+        return json.dumps({"world": self.world and self.world.to_fields(), "refusal": self.refusal}).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sparkdl.collective import Communicator, PrefixRendezvous, Rendezvous, find_hosts, open_communicator
@@ -40,7 +41,7 @@ class RankContext:
         task: MessageConnection,
         heartbeat: RankHeartbeat,
         stacks: RankStacks,
-        membership: Membership | None = None,
+        member: int | None = None,
     ) -> None:
         self.rank = job.rank
         self.world_size = job.world_size
@@ -49,7 +50,7 @@ class RankContext:
         self._task = task
         self._heartbeat = heartbeat
         self._stacks = stacks
-        self._membership, self._all_worlds = membership, rendezvous
+        self._membership = None if member is None else Membership(rendezvous, member, self._break)
         self._communicator: Communicator | None = None
         self._topology: Topology | None = None
 
@@ -79,12 +80,13 @@ class RankContext:
         """The current world of an elastic launch; None in any other launch."""
         return None if self._membership is None else self._membership.world
 
-    def meet_again(self, reason: str, *, updates: int = -1) -> None:
+    def meet_again(self, reason: str, *, progress: int = -1) -> None:
         """Leave the world, and wait for the next one. Only for an elastic launch.
 
         Args:
             reason: why this rank leaves, for ranks that still wait for it.
-            updates: number of updates of this rank's state; -1 if it has none.
+            progress: how far this rank's state has come, such as a number of steps; -1 if it has none. The rank that
+                has come farthest is rank 0 of the next world.
 
         Raises:
             CommunicatorError: if the others have continued without this rank, or ranks meet too often.
@@ -93,12 +95,12 @@ class RankContext:
         with contextlib.suppress(CommunicatorError):  # it may have failed already
             self.close(failed=True, reason=reason)
         self._communicator = None
-        world = self._membership.enter(updates=updates)
+        world = self._membership.enter(progress=progress)
         assert world is not None, "the function has not returned"
         self._enter(world)
         provide_job(self.job, self.rendezvous)
 
-    def finish(self, *, updates: int = -1) -> bool:
+    def finish(self, *, progress: int = -1) -> bool:
         """Wait until the value of rank 0 has reached the driver; return at once on rank 0, and if nothing is elastic.
 
         Returns:
@@ -107,7 +109,7 @@ class RankContext:
         if self._membership is None or self.rank == 0:
             return True
         self.close()
-        world = self._membership.enter(updates=updates, is_done=True)
+        world = self._membership.enter(progress=progress, is_done=True)
         if world is None:
             return True
         self._enter(world)
@@ -117,15 +119,23 @@ class RankContext:
     def _enter(self, world: World) -> None:
         assert self._membership is not None
         self.rank, self.world_size = world.members.index(self._membership.member), len(world.members)
-        self.rendezvous = PrefixRendezvous(self._all_worlds, f"world-{world.number}")
+        self.rendezvous = self._membership.rendezvous()
         self.job = replace(self.job, rank=self.rank, world_size=self.world_size)
         self._communicator = self._topology = None
+
+    def _break(self, reason: str) -> None:
+        """Abort the communicator, as a rank is lost: this ends waits for one that is only frozen, too."""
+        communicator = self._communicator
+        if communicator is not None:
+            with contextlib.suppress(CommunicatorError):  # it may be closing
+                communicator.abort(reason)
 
     @property
     def communicator(self) -> Communicator:
         """The communicator of all ranks; opened on first use, for which every rank has to call this."""
         if self._communicator is None:
-            self._communicator = open_communicator(
+            open_ = partial(
+                open_communicator,
                 rendezvous=self.rendezvous,
                 rank=self.rank,
                 world_size=self.world_size,
@@ -135,6 +145,11 @@ class RankContext:
                 timeout_s=self.job.timeout_s,
                 host_of_rank=self.topology.host_of_rank,
             )
+            if self._membership is None:
+                self._communicator = open_()
+            else:
+                self._communicator = self._membership.unless_broken(open_, _discard)
+                self._membership.check()
         return self._communicator
 
     @property
@@ -192,3 +207,9 @@ class RankContext:
             self._communicator.abort(reason)
         self._communicator.close()
         self._communicator = None
+
+
+def _discard(communicator: Communicator) -> None:
+    with contextlib.suppress(CommunicatorError):
+        communicator.abort("a rank was lost while the communicator was opened")
+        communicator.close()

@@ -27,7 +27,6 @@ from sparkdl.collective import RendezvousClient, provide_communicator
 from sparkdl.collective.error_origin import Origin, origin_of
 from sparkdl.collective.job import RankJob
 from sparkdl.errors import CommunicatorError
-from sparkdl.launch.elastic.membership import Membership
 from sparkdl.launch.rank.context import RankContext
 from sparkdl.launch.rank.heartbeat import RankHeartbeat
 from sparkdl.launch.rank.stacks import RankStacks
@@ -127,11 +126,11 @@ def _run(
     with RendezvousClient.connect(job.coordinator, job.secret, timeout_s=CONNECT_TIMEOUT_S) as client:
         context = RankContext(
             job=job,
-            rendezvous=client.prefix("ranks"),
+            rendezvous=client if roster else client.prefix("ranks"),
             task=task,
             heartbeat=heartbeat,
             stacks=stacks,
-            membership=Membership(client.prefix("members"), assignment["member"]) if roster else None,
+            member=assignment["member"] if roster else None,
         )
         context.begin()
         provide_communicator(lambda: context.communicator, lambda: context.has_communicator)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.checkpoint.folder import DamagedCheckpointError
+from sparkdl.checkpoint.held import HeldCheckpoint
 from sparkdl.errors import CheckpointError
 from sparkdl.random_state import random_numbers_apart, seed_rank, set_random_state
 from sparkdl.training.checkpoint.choice import Choice
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sparkdl.checkpoint.folder import Checkpoint
-    from sparkdl.checkpoint.tensors import TrainingTensors
+    from sparkdl.checkpoint.tensors import Content, TrainingTensors
     from sparkdl.checkpoint.writer import CheckpointWriter
     from sparkdl.collective import Communicator
     from sparkdl.data import PlannedFeed
     from sparkdl.training.callbacks import FitControl
     from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.history import EpochMeter
-    from sparkdl.training.spec import TrainingSpec
+    from sparkdl.training.spec import CheckpointPlan, TrainingSpec
     from sparkdl.training.step import TrainingStep
     from sparkdl.training.update import UpdatePlan
 
@@ -58,12 +59,14 @@ class ResumePoint:
         step: number of completed steps of the epoch.
         history: records of the completed epochs.
         meter: state of this rank's meter of the epoch; empty if the epoch begins.
+        has_steps: whether steps of the epoch are left to do.
     """
 
     epoch: int = 1
     step: int = 0
     history: tuple[EpochRecord, ...] = ()
     meter: dict[str, Any] = field(default_factory=dict)
+    has_steps: bool = True
 
 
 class Checkpoints:
@@ -118,16 +121,22 @@ class Checkpoints:
             self._writer.__exit__(kind, error, traceback)
 
     def resume(self) -> ResumePoint:
-        """Load the chosen checkpoint, if there is one. Collective; call it last before training.
+        """Load the chosen checkpoint or state, if there is one. Collective; call it last before training.
 
         Raises:
             CheckpointError: if this rank cannot read the checkpoint.
             StoreError: if the folder cannot be read.
         """
-        if self._plan is None:
-            return self._position
+        if self._plan is not None:
+            self._open_folder(self._plan)
+        if self._choice.held is not None:
+            self._position = self._restore(self._choice.held)
+        return self._position
+
+    def _open_folder(self, plan: CheckpointPlan) -> None:
+        """Begin to write checkpoints, and restore the one that was chosen."""
         is_divided = self._distribution.is_divided
-        folder = fit_folder(self._plan.url, num_kept=self._plan.num_kept, lease=self._plan.lease)
+        folder = fit_folder(plan.url, num_kept=plan.num_kept, lease=plan.lease)
         if is_divided or self._communicator.rank == 0:
             from sparkdl.checkpoint.writer import CheckpointWriter  # only fits with checkpoints need it
 
@@ -145,14 +154,15 @@ class Checkpoints:
                     f"The checkpoint {folder.url}/{self._choice.name} was intact when the ranks checked it, but rank "
                     f"{self._communicator.rank} cannot read it: {error} Check that every executor can read it."
                 ) from error
-        return self._position
 
     def begin_epoch(self, epoch: int, meter: EpochMeter) -> None:
         """Begin an epoch; in the epoch in which the fit resumes, restore plan and meter."""
         is_resumed = epoch == self._position.epoch and self._position.step > 0
         step = self._position.step if is_resumed else 0
-        self._updates.begin(epoch, step)
-        if not self._step.has_batch and not self._feed.rows_in_step(0, epoch - 1)[self._distribution.reader]:
+        has_steps = not is_resumed or self._position.has_steps
+        self._updates.begin(epoch, step, has_steps=has_steps)
+        has_rows = has_steps and self._feed.rows_in_step(0, epoch - 1)[self._distribution.reader]
+        if not self._step.has_batch and not has_rows:
             self._step.remember(self._earlier_batch(epoch, step))
         if is_resumed and self._position.meter:
             meter.load_state_dict(self._position.meter)
@@ -199,9 +209,35 @@ class Checkpoints:
         ranks = gather_rank_states(module, self._spec.losses, self._step.device, own, self._communicator)
         if self._writer is None:
             return
+        self._writer.wait()
+        self._writer.write(self._content(where, ranks, history, is_best=is_best))
+
+    def hold(
+        self, where: dict[str, Any], ranks: Sequence[bytes], history: Sequence[EpochRecord], **others: Any
+    ) -> HeldCheckpoint:
+        """Copy the state into the memory of this process; a module that is divided among ranks is not supported.
+
+        Args:
+            where: position, in the fields of a :class:`FitManifest`.
+            ranks: states of ranks, as :func:`read_rank_state` reads them.
+            history: records of all completed epochs.
+            others: further values, of types that a checkpoint can hold.
+        """
+        return HeldCheckpoint(self._content(where, ranks, history, is_whole=True, **others))
+
+    def _content(
+        self,
+        where: dict[str, Any],
+        ranks: Sequence[bytes],
+        history: Sequence[EpochRecord],
+        *,
+        is_best: bool = False,
+        is_whole: bool = False,
+        **others: Any,
+    ) -> Content:
+        """Copy this rank's part of a checkpoint; rank 0, or ``is_whole``, adds the state that all ranks share."""
         from sparkdl.checkpoint.tensors import Content
 
-        self._writer.wait()
         tensors = self._tensors()
         copies = tensors.copy()
         manifest = FitManifest(
@@ -212,23 +248,22 @@ class Checkpoints:
             identity=self._choice.identity,
         )
         state: dict[str, Any] = {}
-        if self._communicator.rank == 0:
+        if self._communicator.rank == 0 or is_whole:
             fit = self._state.capture(
                 history=[asdict(record) for record in history],
                 feed=self._feed.state(where["step"] - self._updates.steps_before, where["epoch"] - 1),
                 num_updates=self._num_updates,
+                **others,
             )
             state = {"training": copies.values, "fit": fit, "ranks": ranks}
-        self._writer.write(
-            Content(
-                label=manifest.label,
-                tensors=copies.tensors,
-                state=state,
-                groups=tensors.groups(),
-                about=asdict(manifest),
-                is_best=is_best,
-                damaged=self._choice.damaged,
-            )
+        return Content(
+            label=manifest.label,
+            tensors=copies.tensors,
+            state=state,
+            groups=tensors.groups(),
+            about=asdict(manifest),
+            is_best=is_best,
+            damaged=self._choice.damaged,
         )
 
     def _tensors(self) -> TrainingTensors:
@@ -242,14 +277,15 @@ class Checkpoints:
             is_divided=self._distribution.is_divided,
         )
 
-    def _restore(self, checkpoint: Checkpoint) -> ResumePoint:
+    def _restore(self, checkpoint: Checkpoint | HeldCheckpoint) -> ResumePoint:
         manifest = FitManifest(**checkpoint.manifest.about)
         state = checkpoint.load_state()
         fit = state["fit"]
         epoch, step = (manifest.epoch + 1, 0) if manifest.ends_epoch else (manifest.epoch, manifest.step)
         # The rows may have been rewritten to files of other names; by the identity they are the same rows.
         self._feed.resume({**fit["feed"], "of": self._feed.state()["of"]})
-        self._updates.begin(epoch, step)
+        has_steps = fit.get("has_steps", True)
+        self._updates.begin(epoch, step, has_steps=has_steps)
         self._num_updates = fit["num_updates"]
         self._state.restore_parts(fit)  # makes room for the best weights
         tensors, group = self._tensors(), None if self._writer is None else self._writer.group
@@ -261,7 +297,7 @@ class Checkpoints:
         is_alike = manifest.layout == self._distribution.name
         meter = self._restore_rank(state["ranks"], (epoch, step), is_alike=is_alike)
         return ResumePoint(
-            epoch, step, tuple(EpochRecord.from_dict(record) for record in fit["history"]), meter
+            epoch, step, tuple(EpochRecord.from_dict(record) for record in fit["history"]), meter, has_steps
         )
 
     def _restore_rank(
@@ -281,8 +317,8 @@ class Checkpoints:
             for state in reversed(states):
                 set_buffers(dict(module.named_buffers()), state["buffers"])
             seed_rank(self._spec.seed, self._distribution.generator_index, *position)
-            meters = [state.get("meter") for state in states]
-            return join_meter_states([meter for meter in meters if meter], rank) if all(meters) else {}
+            meters = [meter for state in states if (meter := state.get("meter"))]
+            return join_meter_states(meters, rank) if meters else {}
         set_buffers(dict(module.named_buffers()), own["buffers"])
         set_random_state(own["random"], self._step.device)
         meter: dict[str, Any] = own.get("meter", {})

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from sparkdl.checkpoint.folder import CheckpointFolder
+    from sparkdl.checkpoint.held import HeldCheckpoint
     from sparkdl.collective import Communicator
     from sparkdl.data import ParquetDataset
     from sparkdl.training.spec import TrainingSpec
@@ -39,22 +40,37 @@ class Choice:
         num_ranks_at_start: number of readers when the fit began, for which the rows are planned.
         damaged: names of later checkpoints that cannot be read, on rank 0; empty on other ranks.
         identity: identity of the fit, on rank 0; empty on other ranks.
+        held: state of the ranks of an earlier world, from which the fit continues; None without one.
     """
 
     name: str | None
     num_ranks_at_start: int
     damaged: tuple[str, ...] = ()
     identity: dict[str, Any] = field(default_factory=dict)
+    held: HeldCheckpoint | None = None
 
 
-def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicator: Communicator) -> Choice:
+def agree_on_checkpoint(
+    spec: TrainingSpec,
+    dataset: ParquetDataset,
+    communicator: Communicator,
+    *,
+    planned_ranks: int | None = None,
+) -> Choice:
     """Choose the checkpoint to resume from on rank 0, and broadcast the choice. Collective.
+
+    Args:
+        spec: spec of the fit.
+        dataset: the rows.
+        communicator: communicator of all ranks.
+        planned_ranks: number of ranks for which the rows of a fit without a checkpoint are planned; None for that of
+            the plan of the checkpoints, or else of the communicator.
 
     Raises:
         CheckpointError: as :func:`choose_checkpoint`.
         StoreError: if the folder cannot be read.
     """
-    choice = Choice(None, num_readers(spec, communicator.world_size))
+    choice = Choice(None, num_readers(spec, planned_ranks or communicator.world_size))
     if spec.checkpoints is None:
         return choice
     folder = fit_folder(spec.checkpoints.url)
@@ -65,7 +81,8 @@ def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicato
     while True:
         if communicator.rank == 0:
             name, manifest, damaged = choose_checkpoint(folder, identity, spec.epochs, known_damaged=damaged)
-            planned = num_readers(spec, spec.checkpoints.num_ranks or communicator.world_size)
+            wanted = planned_ranks or spec.checkpoints.num_ranks or communicator.world_size
+            planned = num_readers(spec, wanted)
             num_ranks = planned if manifest is None else manifest.num_ranks_at_start
             choice = Choice(name, num_ranks, damaged, identity)
         if communicator.world_size > 1:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from sparkdl.collective.job import RankJob
     from sparkdl.data import ParquetDataset
     from sparkdl.topology import Topology
+    from sparkdl.training.checkpoint.handover import Handover
     from sparkdl.training.history import EpochRecord
+    from sparkdl.training.spec import TrainingSpec
 
 
 IMPORTED_FIRST = (
@@ -35,6 +38,7 @@ class Context(Protocol):
     """The part of the launcher's context that a fit uses; :class:`sparkdl.launch.RankContext` has it."""
 
     rank: int
+    world_size: int
     job: RankJob
 
     @property
@@ -44,6 +48,24 @@ class Context(Protocol):
     @property
     def topology(self) -> Topology:
         """Topology of the ranks, which says which of them share a host."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the ranks may form other worlds."""
+
+    @property
+    def is_to_leave(self) -> bool:
+        """Whether other ranks wait to join."""
+
+    @property
+    def world(self) -> Any:
+        """The current world of an elastic launch; None in any other launch."""
+
+    def meet_again(self, reason: str, *, progress: int = -1) -> None:
+        """Leave the world, and wait for the next one."""
+
+    def finish(self, *, progress: int = -1) -> bool:
+        """Wait until the run is over; False if the ranks have formed a new world instead."""
 
     def report(self, event: dict[str, Any]) -> None:
         """Send an event to the driver."""
@@ -81,8 +103,12 @@ def fit_on_rank(
     reports_progress: bool = False,
     reports_load: bool = False,
     lease: str = "",
+    planned_ranks: int | None = None,
 ) -> FitOutcome | None:
     """Train on this rank; rank 0 returns the outcome, every other rank None. Runs on a *rank*.
+
+    In an elastic launch, the ranks train until one of them is lost or another one joins. They then form another world,
+    and continue with the step that was in flight.
 
     Args:
         context: the launcher's context of this rank.
@@ -92,14 +118,58 @@ def fit_on_rank(
         reports_progress: whether to report each step as progress, so that a step longer than the hang timeout counts
             as a hang.
         reports_load: whether to report the load of the hosts and the communication to the driver.
-        lease: name of the driver's lease on the folder of the checkpoints; empty for none.
+        lease: name of the driver's lease on the folder of the checkpoints; empty for none. In an elastic launch each
+            world has one of its own.
+        planned_ranks: number of ranks for which the rows of an elastic launch are planned, so that a step has as many
+            rows whoever is there; None for as many as there are in each world.
     """
     # Imported here: the driver imports this module and needs neither of them.
+    from sparkdl.training.checkpoint.handover import Handover
+
+    spec = load_spec(stored)
+    handover = Handover(context, planned_ranks) if context.is_elastic else None
+    while True:
+        try:
+            outcome = _train(
+                context,
+                stored,
+                spec,
+                dataset,
+                has_gpu=has_gpu,
+                reports_progress=reports_progress,
+                reports_load=reports_load,
+                lease=lease if context.world is None else context.world.lease,
+                handover=handover,
+            )
+            if context.finish(progress=-1 if handover is None else handover.progress):
+                return outcome
+        except Exception as error:
+            if handover is None or not handover.can_continue(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            # The frames of a failed step hold its batches and gradients.
+            traceback.clear_frames(error.__traceback__)
+            context.note_position("")
+            context.meet_again(reason, progress=handover.progress)
+
+
+def _train(
+    context: Context,
+    stored: StoredSpec,
+    spec: TrainingSpec,
+    dataset: ParquetDataset,
+    *,
+    has_gpu: bool,
+    reports_progress: bool,
+    reports_load: bool,
+    lease: str,
+    handover: Handover | None,
+) -> FitOutcome | None:
+    """Train in the current world of the ranks."""
     from sparkdl.training.remote.host_watch import HostWatch
     from sparkdl.training.trainer import train
 
     export_torchrun_variables(context.job, context.topology, is_alone=has_gpu)
-    spec = load_spec(stored)
     if spec.checkpoints is not None:
         spec = replace(spec, checkpoints=replace(spec.checkpoints, lease=lease))
     communicator = context.communicator
@@ -114,6 +184,7 @@ def fit_on_rank(
             on_position=context.note_position,
             # done=True: the hang timeout must not apply to writing the model.
             keep=partial(store_trained, folder=stored.folder, before=partial(context.progress, done=True)),
+            handover=handover,
         )
     communication = communicator.gather_report() if reports_load else None
     if context.rank != 0:

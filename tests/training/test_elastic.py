@@ -1,0 +1,134 @@
+"""A fit whose ranks are lost, frozen and joined by others makes the updates of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.launch import run_on_local_ranks
+from sparkdl.launch.elastic.roster import ElasticLimits
+from sparkdl.training.remote.fit_on_rank import IMPORTED_FIRST, fit_on_rank
+from sparkdl.training.remote.transfer import fetch_module, store_spec
+from tests.processes import wait_until_gone
+from tests.training.scenes.training_scenes import (
+    assert_same_weights,
+    make_spec,
+    train_in_one_process,
+    write_dataset,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sparkdl.launch import RankContext
+    from sparkdl.training.remote.fit_on_rank import FitOutcome
+    from sparkdl.training.spec import TrainingSpec
+
+PLANNED = 3
+TOLERANCE = 2e-6  # float32, other order of sums
+NUM_ROWS = 403  # 17 steps of 24 rows, the last of 19
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), NUM_ROWS)
+
+
+def slowly(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    time.sleep(0.04)
+    return arrays
+
+
+def slow_spec(**changes: Any) -> TrainingSpec:
+    return make_spec(
+        **{"augment": slowly, "optimizer": partial(torch.optim.AdamW, lr=0.02), "epochs": 3, **changes}
+    )
+
+
+def fit_and_report(context: RankContext, *args: Any, **kwargs: Any) -> FitOutcome | None:
+    context.report({"kind": "pid", "pid": os.getpid()})
+    return fit_on_rank(context, *args, **kwargs)
+
+
+class Fit:
+    """An elastic fit on this machine, and what happens to its ranks meanwhile.
+
+    Args:
+        act: called with this object, the number of a member and each event that it reports.
+    """
+
+    def __init__(self, act: Callable[[Fit, int, dict[str, Any]], None]) -> None:
+        self.act = act
+        self.pids: dict[int, int] = {}
+        self.steps: list[tuple[int, int]] = []
+
+    def run(
+        self,
+        folder: Path,
+        spec: TrainingSpec,
+        dataset: Any,
+        *,
+        planned_ranks: int | None = PLANNED,
+        **limits: Any,
+    ) -> tuple[nn.Module, FitOutcome]:
+        folder.mkdir()
+        limits = {"least": 1, "most": PLANNED, "max_restarts": 10, **limits}
+        values = run_on_local_ranks(
+            partial(fit_and_report, planned_ranks=planned_ranks),
+            store_spec(spec, str(folder)),
+            dataset,
+            num_ranks=min(PLANNED, limits["most"]),
+            elastic=ElasticLimits(**limits),
+            on_event=self._on_event,
+            hang_timeout_s=4.0,
+            modules=IMPORTED_FIRST,
+        )
+        assert wait_until_gone(list(self.pids.values()), 10) == []
+        return fetch_module(values[0].module, str(folder)), values[0]
+
+    def kill(self, member: int, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pids[member], number)
+
+    def _on_event(self, member: int, event: dict[str, Any]) -> None:
+        if event["kind"] == "pid":
+            self.pids[member] = event["pid"]
+        elif event["kind"] == "step":
+            self.steps.append((event["epoch"], event["step"]))
+        self.act(self, member, event)
+
+
+def state_of(module: nn.Module) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in module.state_dict().items()}
+
+
+def kill_in_turn(*members: int) -> Callable[[Fit, int, dict[str, Any]], None]:
+    """Kill members, each when a step is reported after the one before."""
+    left = list(members)
+
+    def act(fit: Fit, member: int, event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and left and left[0] in fit.pids:
+            fit.kill(left.pop(0))
+
+    return act
+
+
+@pytest.mark.parametrize(
+    "members",
+    [pytest.param((1,), id="one rank"), pytest.param((0, 3, 2), id="rank 0, its successor, another")],
+)
+def test_a_fit_that_loses_ranks_makes_the_updates_of_one_that_does_not(dataset, tmp_path, members):
+    expected = train_in_one_process(slow_spec(), dataset, PLANNED)
+    fit = Fit(kill_in_turn(*members))
+    module, outcome = fit.run(tmp_path / "fit", slow_spec(), dataset)
+    assert len(fit.pids) >= PLANNED + len(members)
+    assert [record.rows for record in outcome.history][-1] == NUM_ROWS
+    assert_same_weights(state_of(module), expected, atol=TOLERANCE)

@@ -92,7 +92,12 @@ def fit_on_rows(
     """
     check_columns(params, rows.available)
     check_picklable(params)
-    check_cluster(spark, num_ranks=params.getNumWorkers(), gpus_per_rank=params.getGpusPerWorker())
+    check_cluster(
+        spark,
+        num_ranks=params.getMinWorkers() if params.getElastic() else params.getNumWorkers(),
+        gpus_per_rank=params.getGpusPerWorker(),
+        is_barrier=not params.getElastic(),
+    )
     if params.getGpusPerWorker():
         check_gpus(spark)
     with _progress(show=params.getShowProgress()) as progress:
@@ -180,6 +185,7 @@ def _train(
     stored, num_threads = store_spec(spec, weights), _threads_of_ranks(params, spark)
     threads = in_threads(num_threads or task_cpus(spark))
     lease_names = repeat("") if lease is None else lease.names()
+    elastic = params.elastic_limits()
 
     def run(num_ranks: int) -> FitOutcome:
         ranks = f"1 rank with {threads}" if num_ranks == 1 else f"{num_ranks} ranks with {threads} each"
@@ -190,7 +196,9 @@ def _train(
                 has_gpu=params.getGpusPerWorker() > 0,
                 reports_progress=params.getHangTimeoutSeconds() is not None,
                 reports_load=tracking.is_tracked,
-                lease=next(lease_names),  # ranks that were wrongly considered lost cannot write any more
+                # Ranks that were wrongly considered lost cannot write any more.
+                lease=next(lease_names) if elastic is None else "",
+                planned_ranks=None if params.getGlobalBatchSize() is None else params.getNumWorkers(),
             ),
             stored,
             parquet,
@@ -205,16 +213,23 @@ def _train(
             on_event=listener.handle_event,
             on_log=listener.log,
             on_wait=listener.progress.status,
+            elastic=elastic,
+            leases=lease_names,
         )
         return cast("FitOutcome", outcomes[0])
 
     with jobs_of("training"):
-        outcome = run_with_restarts(
-            run,
-            Restarts(max_restarts=params.getMaxRestarts(), min_ranks=params.getMinWorkers()),
-            spark=spark,
-            num_ranks=params.getNumWorkers(),
-            where=lambda: newest_position(spec),
+        # Lost ranks of an elastic fit are started again one by one.
+        outcome = (
+            run(params.getNumWorkers())
+            if elastic
+            else run_with_restarts(
+                run,
+                Restarts(max_restarts=params.getMaxRestarts(), min_ranks=params.getMinWorkers()),
+                spark=spark,
+                num_ranks=params.getNumWorkers(),
+                where=lambda: newest_position(spec),
+            )
         )
     module = fetch_module(outcome.module, weights).eval()
     return FinishedFit(module, outcome.history, outcome.model_epoch), outcome.communication

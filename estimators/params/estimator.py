@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from sparkdl.collective import check_transport
+from sparkdl.collective import check_transport, uses_mpi
 from sparkdl.errors import ParamError
 from sparkdl.estimators.params.base import CheckedParams
 from sparkdl.estimators.params.inputs import (
@@ -63,6 +63,7 @@ class SharedArguments(TypedDict, total=False):
     """Arguments that the constructors of all estimators have; None leaves a Param as it is."""
 
     batchSize: int | None
+    globalBatchSize: int | None
     epochs: int | None
     seed: int | None
     predictionCol: str | None
@@ -99,6 +100,9 @@ class SharedArguments(TypedDict, total=False):
     keepCheckpoints: int | None
     maxRestarts: int | None
     minWorkers: int | None
+    elastic: bool | None
+    maxWorkers: int | None
+    communicationRetries: int | None
     hangTimeoutSeconds: float | None
     transport: str | None
     wire: str | None
@@ -224,6 +228,54 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                 f"Param minWorkers is {self.getMinWorkers()} and numWorkers {self.getNumWorkers()}: "
                 f"{self.minWorkers.doc}."
             ).about("minWorkers", "numWorkers")
+        self._check_batch_size()
+        self._check_elastic()
+
+    def _check_batch_size(self) -> None:
+        given, num_ranks = self.getGlobalBatchSize(), self.getNumWorkers()
+        if given is None:
+            return
+        if self.isSet(self.batchSize):
+            raise ParamError(
+                f"Params batchSize and globalBatchSize are both set, to {self.getOrDefault(self.batchSize)} and "
+                f"{given}. Leave one of them out."
+            ).about("batchSize", "globalBatchSize")
+        if given % num_ranks:
+            near = max(1, round(given / num_ranks)) * num_ranks
+            raise ParamError(
+                f"Param globalBatchSize is {given}, which numWorkers, {num_ranks}, does not divide. Set it to {near}, "
+                "for example."
+            ).about("globalBatchSize", "numWorkers")
+
+    def _check_elastic(self) -> None:
+        num_ranks, most = self.getNumWorkers(), self.getMaxWorkers()
+        if not self.getElastic():
+            if self.isSet(self.maxWorkers):
+                raise ParamError(
+                    f"Param maxWorkers is {most}, and the fit is not elastic. Set elastic=True, or leave maxWorkers "
+                    "out."
+                ).about("maxWorkers", "elastic")
+            return
+        if most < num_ranks:
+            raise ParamError(
+                f"Param maxWorkers is {most} and numWorkers {num_ranks}: {self.maxWorkers.doc}."
+            ).about("maxWorkers", "numWorkers")
+        if uses_mpi(self.getTransport()):
+            raise ParamError(
+                f"Param transport is {self.getTransport()!r}, and the fit is elastic: no rank can leave or join an MPI "
+                "world. Leave transport out, or elastic."
+            ).about("transport", "elastic")
+        if self.getParallelism() is not None:
+            raise ParamError(
+                "Param parallelism is set, and the fit is elastic: when a rank is lost, its part of the model is, too. "
+                "Leave parallelism out, or use maxRestarts in place of elastic: the fit then restarts from its last "
+                "checkpoint."
+            ).about("parallelism", "elastic")
+        if self.getPrecision() == "float8":
+            raise ParamError(
+                "Param precision is 'float8', and the fit is elastic, which float8 cannot be. Choose 'bfloat16', or "
+                "leave elastic out."
+            ).about("precision", "elastic")
 
     def _check_presence(self) -> None:
         needed: list[Param[Any]] = [self.model, self.optimizer]

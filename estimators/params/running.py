@@ -17,6 +17,7 @@ from sparkdl.data.store.store import KEEP_FOR
 from sparkdl.errors import ParamError, did_you_mean
 from sparkdl.estimators.params.base import ParamsT, one_of
 from sparkdl.estimators.params.table import Entry, among, at_least, optional, param
+from sparkdl.launch.elastic.roster import ElasticLimits
 from sparkdl.launch.hangs.watch import MIN_HANG_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ def _check_filled(param: Param[Any], value: str) -> None:
 def _check_parallelism(param: Param[Any], value: Mapping[str, Any]) -> None:
     del param
     _parallelism(value)
+
+
+MAX_RESTARTS = 100
+"""How many lost ranks of an elastic fit are started again if Param ``maxRestarts`` is not set."""
 
 
 class HasRanks(Params):
@@ -206,7 +211,27 @@ class HasCheckpoints(Params):
     minWorkers = Entry(
         TypeConverters.toInt,
         "minimum number of ranks of a restart if slots are missing, from 1 to numWorkers; default: "
-        "numWorkers",
+        "numWorkers, or 1 if the fit is elastic",
+    )
+    elastic, getElastic, setElastic = param(
+        TypeConverters.toBoolean,
+        "whether the fit continues with the ranks that are left when others are lost, and takes in new ones",
+        default=False,
+        more="Ranks that are lost are started again, in each case as a Spark task of its own, and so also with dynamic "
+        "allocation. Ranks that are left repeat the step in flight; new ones take over the state of another. "
+        "``maxRestarts``, if it is set, limits how many are started again. See docs/elastic.md.",
+    )
+    maxWorkers = Entry(
+        TypeConverters.toInt,
+        "maximum number of ranks of an elastic fit, which takes in further ones where slots are free (>= numWorkers); "
+        "default: numWorkers",
+    )
+    communicationRetries, getCommunicationRetries, setCommunicationRetries = param(
+        TypeConverters.toInt,
+        "how often in succession the ranks of an elastic fit meet again and repeat a step whose communication has "
+        "failed although no rank was lost (>= 0)",
+        default=3,
+        check=at_least(0),
     )
     hangTimeoutSeconds, getHangTimeoutSeconds, setHangTimeoutSeconds = optional(
         TypeConverters.toFloat,
@@ -222,11 +247,32 @@ class HasCheckpoints(Params):
         """Return the minimum number of ranks of a restarted fit."""
         if self.isSet(self.minWorkers):
             return self.getOrDefault(self.minWorkers)
-        return int(self.getOrDefault("numWorkers"))
+        return 1 if self.getElastic() else int(self.getOrDefault("numWorkers"))
 
     def setMinWorkers(self: ParamsT, value: int | None) -> ParamsT:
         """Set the minimum number of ranks of a restarted fit."""
         return self._set(minWorkers=value)
+
+    def getMaxWorkers(self) -> int:
+        """Return the maximum number of ranks of an elastic fit."""
+        if self.isSet(self.maxWorkers):
+            return self.getOrDefault(self.maxWorkers)
+        return int(self.getOrDefault("numWorkers"))
+
+    def setMaxWorkers(self: ParamsT, value: int | None) -> ParamsT:
+        """Set the maximum number of ranks of an elastic fit."""
+        return self._set(maxWorkers=value)
+
+    def elastic_limits(self) -> ElasticLimits | None:
+        """Return the limits of an elastic fit; None for a fit whose ranks start and end together."""
+        if not self.getElastic():
+            return None
+        return ElasticLimits(
+            least=self.getMinWorkers(),
+            most=self.getMaxWorkers(),
+            max_restarts=self.getMaxRestarts() if self.isSet(self.maxRestarts) else MAX_RESTARTS,
+            max_retries=self.getCommunicationRetries(),
+        )
 
 
 class HasTracking(Params):

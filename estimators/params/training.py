@@ -193,12 +193,20 @@ class HasFunctions(Params):
 class HasTraining(HasSeed):
     """Params for the epochs of a fit, the updates of the weights, and the epoch whose weights a fit returns."""
 
-    batchSize, getBatchSize, setBatchSize = param(
+    batchSize = Entry(
         TypeConverters.toInt,
-        "number of rows per rank and step (> 0)",
+        "number of rows per rank and step (> 0), unless globalBatchSize is set",
         default=32,
         check=at_least(1),
         field="batch_size",
+    )
+    setBatchSize = batchSize.setter()
+    globalBatchSize, getGlobalBatchSize, setGlobalBatchSize = optional(
+        TypeConverters.toInt,
+        "number of rows of all ranks together per step, a multiple of numWorkers, in place of batchSize",
+        check=at_least(1),
+        more="In an elastic fit a step then has as many rows whoever is there. With ``batchSize`` it has more or fewer "
+        "rows when ranks come or go.",
     )
     epochs, getEpochs, setEpochs = param(
         TypeConverters.toInt,
@@ -318,6 +326,13 @@ class HasTraining(HasSeed):
         "whether the best value of bestMetric is its minimum or its maximum: min or max; default: min for a loss",
         more="It is required if bestMetric is a metric.",
     )
+
+    def getBatchSize(self) -> int:
+        """Return the number of rows per rank and step."""
+        of_all: int | None = self.getGlobalBatchSize()
+        if of_all is None:
+            return self.getOrDefault(self.batchSize)
+        return of_all // int(self.getOrDefault("numWorkers"))
 
 
 def patience_of(params: HasTraining) -> Patience | None:

@@ -75,13 +75,14 @@ def run_on_local_ranks(
         RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is that rank's exception.
         HangError: if a rank hangs; the error names the rank and where it was. The log has the stacks of all ranks.
     """
+    num_threads = threads_per_rank or threads_of_local_rank(max(1, num_ranks))
     spec = make_spec(
         (function, args, kwargs),
         num_ranks=num_ranks,
         transport=transport,
         wire=wire,
         gpus_per_rank=gpus_per_rank,
-        threads_per_rank=threads_per_rank or threads_of_local_rank(max(1, num_ranks)),
+        threads_per_rank=num_threads,
         mpi=mpi,
         environment=environment,
         modules=modules,
@@ -94,7 +95,7 @@ def run_on_local_ranks(
     most = num_ranks if elastic is None else elastic.most
     gpus = [gpus_of(rank, gpus_per_rank, os.environ) for rank in range(most)]
     check_loopback()
-    _logger.info("Starting %d ranks on this machine with %s each.", num_ranks, in_threads(spec.num_threads))
+    _logger.info("Starting %d ranks on this machine with %s each.", num_ranks, in_threads(num_threads))
     try:
         return run_spec(
             lambda spec, slot: LocalStage(spec, gpus[slot:]),

@@ -182,7 +182,9 @@ def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], I
         for _ in batches:
             pass  # each row only makes Spark start a task
         types = (pa.int32(), pa.string(), pa.int32(), pa.binary())
-        task = plain_task(TaskContext.get()) if is_plain else spark_task(BarrierTaskContext.get())
+        context = TaskContext.get()
+        assert context is not None, "a task calls this"
+        task = plain_task(context) if is_plain else spark_task(BarrierTaskContext.get())
         for row in run_barrier_task(spec, task):
             values = (task.rank, *row)
             columns = [pa.array([value], type_) for value, type_ in zip(values, types, strict=True)]

@@ -302,10 +302,8 @@ class _Run:
                         waiting.discard(number)
                 if member.value:
                     waiting.discard(number)
-        return [
-            member.value[0] if (member := self._members.get(number)) is not None and member.value else None
-            for number in world.members
-        ]
+        values = {number: member.value for number, member in self._members.items()}
+        return [next(iter(values.get(number, ())), None) for number in world.members]
 
 
 def _of_member(error: RankError | LaunchError, number: int) -> RankError | LaunchError:

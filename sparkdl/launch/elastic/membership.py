@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, RankLostError
 from sparkdl.launch.elastic.world import (
@@ -181,7 +181,7 @@ class _WorldRendezvous(PrefixRendezvous):
                 return values
 
 
-class _Call:
+class _Call(Generic[Value]):
     """Calls a function in a thread of its own, whose caller may stop waiting for it."""
 
     def __init__(self, function: Callable[[], Value], discard: Callable[[Value], None]) -> None:

@@ -98,6 +98,7 @@ def spark_task(context: BarrierTaskContext) -> RankTask:
 def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
     """Run the rank of this task, and yield how it ended."""
     rank, host = task.rank, socket.gethostname()
+    assert spec.driver is not None, "the driver listens before it starts tasks"
     with ExitStack() as stack:
         coordinator = _coordinator(spec, hosts_for_tasks(task.hosts), stack) if rank == 0 else None
         mark = stack.enter_context(Mark())

@@ -317,7 +317,7 @@ class Checkpoints:
             for state in reversed(states):
                 set_buffers(dict(module.named_buffers()), state["buffers"])
             seed_rank(self._spec.seed, self._distribution.generator_index, *position)
-            meters = [meter for state in states if (meter := state.get("meter"))]
+            meters = [state["meter"] for state in states if state.get("meter")]
             return join_meter_states(meters, rank) if meters else {}
         set_buffers(dict(module.named_buffers()), own["buffers"])
         set_random_state(own["random"], self._step.device)

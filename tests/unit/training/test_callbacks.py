@@ -131,7 +131,9 @@ def make_course(*callbacks, best=None, patience=None):
     watched = {"best": best, "patience": patience, "watched": Goal(metric="loss")}
     spec = SimpleNamespace(callbacks=callbacks, epochs=3, **watched)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    return FitControl(spec, communicator=ALONE, module=module, optimizer=optimizer, steps_per_epoch=1, keeps_best=True)
+    return FitControl(
+        spec, communicator=ALONE, module=module, optimizer=optimizer, steps_per_epoch=1, keeps_best=True
+    )
 
 
 def run(course, losses):

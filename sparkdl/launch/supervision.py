@@ -116,6 +116,11 @@ class Supervision:
         return self._channel.health
 
     @property
+    def hosts(self) -> dict[int, str]:
+        """The hosts of the ranks whose tasks have connected."""
+        return self._channel.hosts
+
+    @property
     def was_rank_lost(self) -> bool:
         """Whether a task has reported that its rank was lost, or is itself lost."""
         return any(failure.is_loss for failure in self._channel.failures)

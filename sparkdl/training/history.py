@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from operator import truediv
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -144,15 +145,18 @@ EPOCH_METRICS = tuple(field.name for field in fields(EpochRecord) if field.metad
 def join_meter_states(states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
     """Join the meter states of another number of ranks into the state from which a rank's meter continues.
 
-    Rank 0 gets the sums of all ranks. Every rank gets the elapsed time of the slowest rank and the mean waiting times.
+    Rank 0 gets the sums of all ranks. Every rank gets the elapsed time of the slowest rank, the mean waiting times, and
+    what the ranks had added up together.
     """
     totals = {name: sum(state[name] for state in states) for name in ("loss_sum", "weight", "rows")}
+    shared = max((state["shared"] for state in states), key=lambda of: float(of[2]))
     metrics = [metric for state in states for metric in state["metrics"]]
     return {
         **(totals if rank == 0 else dict.fromkeys(totals, 0.0)),
         "metrics": metrics if rank == 0 else [],
         **{name: sum(state[name] for state in states) / len(states) for name in ("waited_s", "blocked_s")},
         "elapsed_s": max(state["elapsed_s"] for state in states),
+        "shared": shared,
     }
 
 
@@ -179,6 +183,8 @@ class EpochMeter:
         self._blocked_before_s = _blocked_s(communicator)
         self._loss = LossSum(device)
         self._rows = 0
+        self._shared = np.zeros(3)
+        """Sum of the losses, weight and rows of all ranks that :meth:`share` has added up."""
         self._waited_s = 0.0
         self._started = time.perf_counter()
 
@@ -199,9 +205,30 @@ class EpochMeter:
         self._loss.add(loss_mean, weight)
         self._rows += rows
 
+    def share(self, further: float) -> float:
+        """Add up what all ranks have, so that a rank that is lost takes nothing of it away. Collective.
+
+        Args:
+            further: a number that is added up along with it.
+
+        Returns:
+            The sum of the further numbers of all ranks.
+        """
+        sums = np.array([float(self._loss.total), self._loss.weight, self._rows, further])
+        if self._communicator.world_size > 1:
+            self._communicator.allreduce(sums, op="sum", name="meters of ranks")
+        self._shared += sums[:3]
+        self._loss.load(0.0, 0.0)
+        self._rows = 0
+        return float(sums[3])
+
     def running_loss(self) -> float:
-        """Return this rank's mean loss of the epoch so far, waiting for the device; NaN before any row."""
-        return float(self._loss.total) / self._loss.weight if self._loss.weight else float("nan")
+        """Return the mean loss of this rank's rows of the epoch so far, waiting for the device; NaN before any row.
+
+        Of steps whose sums the ranks have shared, it is that of all rows.
+        """
+        weight = self._loss.weight + self._shared[1]
+        return (float(self._loss.total) + self._shared[0]) / weight if weight else float("nan")
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank has added up so far, waiting for the device."""
@@ -213,6 +240,7 @@ class EpochMeter:
             "blocked_s": _blocked_s(self._communicator) - self._blocked_before_s,
             "elapsed_s": time.perf_counter() - self._started,
             "metrics": [self.metrics.state_dict()],
+            "shared": self._shared.tolist(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -222,6 +250,7 @@ class EpochMeter:
         self._waited_s = state["waited_s"]
         self._blocked_before_s = _blocked_s(self._communicator) - state["blocked_s"]
         self._started = time.perf_counter() - state["elapsed_s"]
+        self._shared = np.array(state["shared"])
         self.metrics.load_state_dicts(state["metrics"])
 
     def close(self, *, learning_rate: float) -> EpochRecord:
@@ -243,6 +272,8 @@ class EpochMeter:
             self._communicator, loss_of_rank, self._loss.weight, self._rows, *times
         )
         loss_sum, weight, rows, *times = totals
+        shared_loss, shared_weight, shared_rows = self._shared.tolist()
+        loss_sum, weight, rows = loss_sum + shared_loss, weight + shared_weight, rows + shared_rows
         waited, blocked, elapsed_of_ranks = times[::3], times[1::3], times[2::3]
         duration = max(elapsed_of_ranks)
         return EpochRecord(
@@ -311,10 +342,19 @@ class ProgressReporter:
         self._steps_before = 0
         self._warm_since: float | None = None
 
-    def resume(self, *, epoch: int, steps: int, history: Sequence[EpochRecord] = ()) -> None:
-        """Begin in an epoch after ``steps`` of its steps; earlier steps and epochs do not count in the time."""
+    def resume(
+        self, *, epoch: int, steps: int, history: Sequence[EpochRecord] = (), is_restart: bool = True
+    ) -> None:
+        """Begin in an epoch after ``steps`` of its steps; earlier steps and epochs do not count in the time.
+
+        Args:
+            epoch: number of the epoch, from 1.
+            steps: number of its steps that are done.
+            history: records of the epochs before.
+            is_restart: whether the fit resumes from a checkpoint, which is reported as such.
+        """
         self._steps_before = (epoch - 1) * self._steps + steps
-        if self._steps_before:
+        if self._steps_before and is_restart:
             self._report({"kind": "resumed", "epoch": epoch, "epochs": self._epochs, "step": steps})
         for record in history:
             self._report({"kind": "restored", "epochs": self._epochs, **asdict(record)})

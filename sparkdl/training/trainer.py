@@ -343,7 +343,7 @@ class Trainer:
             is_best=self.control.best_epoch == epoch,
         )
         if self.handover is not None:
-            self.handover.leave_if_asked(self.communicator)
+            self.handover.leave_if_asked(meter)
 
     def run_step(self, position: StepPosition, batch: Batch, meter: EpochMeter) -> None:
         """Apply one batch, together with all other ranks, and take a checkpoint if one is due."""
@@ -365,7 +365,7 @@ class Trainer:
         self.progress.step(epoch=epoch, step=step, rows=self.plan.rows_of_step(step), meter=meter)
         self.checkpoints.after_step(epoch, step, meter)
         if self.handover is not None and self.plan.is_last_of_update(step) and step < self.plan.num_steps:
-            self.handover.leave_if_asked(self.communicator)
+            self.handover.leave_if_asked(meter)
 
     def _run_steps(self, epoch: int, meter: EpochMeter) -> None:
         if not self.plan.has_steps:
@@ -383,7 +383,12 @@ class Trainer:
     def _resume(self) -> int:
         """Restore the checkpoint that was chosen, if any, and return the epoch to continue with."""
         start = self.checkpoints.resume()
-        self.progress.resume(epoch=start.epoch, steps=start.step, history=start.history)
+        self.progress.resume(
+            epoch=start.epoch,
+            steps=start.step,
+            history=start.history,
+            is_restart=self.handover is None or not self.handover.has_state,
+        )
         self.history = list(start.history)
         self.control.begin(self.history, in_epoch=start.step > 0)
         return start.epoch

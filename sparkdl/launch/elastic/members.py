@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.collective import Coordinator, RendezvousClient
 from sparkdl.errors import (
     ClusterLostError,
+    HangError,
     LaunchError,
     LinkLostError,
     ProcessesLostError,
@@ -179,7 +180,8 @@ class _Run:
             member=number,
             start_timeout_s=_PATIENT,
         )
-        slot = min(set(range(len(self._members) + 1)) - {member.slot for member in self._members.values()})
+        taken = {member.slot for member in self._members.values() if not member.is_given_up}
+        slot = min(set(range(len(taken) + 1)) - taken)
         supervision = Supervision(
             lambda: self._make_stage(spec, slot),
             channel,
@@ -200,7 +202,7 @@ class _Run:
             raise
         except ProcessesLostError as error:
             if not member.is_given_up:
-                logger.warning("Member %d was lost: %s", number, _first_line(error))
+                logger.warning("Member %d was lost: %s", number, _why(error))
                 self._count_loss(error, is_cause=was_lost or not isinstance(error, RankError))
         except (RankError, LaunchError) as error:
             if not member.is_given_up:
@@ -243,14 +245,24 @@ class _Run:
         hang = self._watch[1].observe(time.monotonic(), reports)
         if hang is None:
             return
-        error = hang_error(hang, (), {rank: report.health for rank, report in reports.items()}, {})
+        hosts = {
+            rank: host
+            for rank, number in enumerate(world.members)
+            if number in self._members
+            for host in self._members[number].supervision.hosts.values()
+        }
         if hang.is_in_code or len(hang.culprits) == len(world.members):
-            raise error
-        self._last_loss = error
+            health = {rank: report.health for rank, report in reports.items()}
+            raise hang_error(hang, (), health, hosts)
         for rank in hang.culprits:
             number = world.members[rank]
             if number in self._members:
                 logger.warning("Member %d is given up, as %s.", number, hang.why)
+                self._last_loss = HangError(
+                    f"Rank {number} on {hosts.get(rank, 'an unknown host')} hung: {hang.why}",
+                    rank=number,
+                    host=hosts.get(rank, ""),
+                )
                 self._give_up(number, StopReason(hang.why, is_hang=True))
 
     def _check_size(self) -> None:
@@ -296,9 +308,7 @@ class _Run:
                     try:
                         member.value = tuple(member.supervision.values())
                     except (ProcessesLostError, RankError) as error:
-                        logger.warning(
-                            "Member %d ended after rank 0 had returned: %s", number, _first_line(error)
-                        )
+                        logger.warning("Member %d ended after rank 0 had returned: %s", number, _why(error))
                         waiting.discard(number)
                 if member.value:
                     waiting.discard(number)
@@ -314,5 +324,6 @@ def _of_member(error: RankError | LaunchError, number: int) -> RankError | Launc
     return type(error)(text, rank=number, host=error.host, traceback_text=error.traceback_text)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+def _why(error: Exception) -> str:
+    """Why a member ended, in one line: of a rank that failed, what it reported."""
+    return str(error).strip().splitlines()[0].rpartition("all ranks were ended: ")[2]

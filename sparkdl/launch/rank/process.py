@@ -113,7 +113,7 @@ def _run(
     heartbeat: RankHeartbeat,
     stacks: RankStacks,
 ) -> Any:
-    roster = assignment["roster"]
+    roster = assignment.get("roster")
     job = RankJob(
         rank=assignment["rank"],
         world_size=assignment["world_size"],
@@ -130,7 +130,7 @@ def _run(
             task=task,
             heartbeat=heartbeat,
             stacks=stacks,
-            member=assignment["member"] if roster else None,
+            member=assignment.get("member"),
         )
         context.begin()
         provide_communicator(lambda: context.communicator, lambda: context.has_communicator)

@@ -227,8 +227,7 @@ def _assignment(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, 
         "transport": spec.transport,
         "wire": spec.wire,
         "operation_timeout_s": spec.limits.operation_timeout_s,
-        "roster": spec.roster and spec.roster.to_bytes().decode(),
-        "member": spec.member,
+        **({} if spec.roster is None else {"roster": spec.roster.to_bytes().decode(), "member": spec.member}),
     }
 
 

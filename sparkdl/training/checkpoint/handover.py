@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 
 from sparkdl.checkpoint.held import HeldCheckpoint
@@ -62,14 +62,14 @@ class Border:
     Attributes:
         where: epoch and step, in the fields of a manifest of a fit.
         has_steps: whether steps of the epoch are left.
-        meter: state of this rank's meter of the epoch; empty at the end of the epoch.
+        meter: returns the state of this rank's meter of the epoch; an empty dict at the end of the epoch.
         random: states of the generators of random numbers.
         buffers: copies of the buffers of the module and of the losses, which a step changes before its update.
     """
 
     where: dict[str, Any]
     has_steps: bool
-    meter: dict[str, Any]
+    meter: Callable[[], dict[str, Any]]
     random: dict[str, Any]
     buffers: list[torch.Tensor]
 
@@ -93,9 +93,9 @@ class Handover:
         self._held: HeldCheckpoint | None = None
         self._own = b""
         """State of this rank alone, as :func:`~sparkdl.training.checkpoint.state.read_rank_state` reads it."""
+        self._is_meter_kept = False
         self._place = (0, 0)
         """Rank and number of ranks in the world that this rank has left."""
-        self._vote = np.zeros(1)
 
     def can_continue(self, error: BaseException) -> bool:
         """Whether the ranks can continue in another world after an error, as another rank is its cause."""
@@ -143,13 +143,23 @@ class Handover:
 
     def note_step(self, trainer: Trainer, epoch: int, step: int, meter: EpochMeter) -> None:
         """Note the border after an update of the weights."""
-        self._note(trainer, {"epoch": epoch, "step": step, "ends_epoch": False}, meter.state_dict())
+        self._note(
+            trainer, {"epoch": epoch, "step": step, "ends_epoch": False}, self._state_of(trainer, meter)
+        )
 
     def note_epoch(self, trainer: Trainer, epoch: int) -> None:
         """Note the border at the end of an epoch, after validation and callbacks."""
-        self._note(trainer, {"epoch": epoch, "step": trainer.plan.num_steps, "ends_epoch": True}, {})
+        self._note(trainer, {"epoch": epoch, "step": trainer.plan.num_steps, "ends_epoch": True}, dict)
 
-    def _note(self, trainer: Trainer, where: dict[str, Any], meter: dict[str, Any]) -> None:
+    def _state_of(self, trainer: Trainer, meter: EpochMeter) -> Callable[[], dict[str, Any]]:
+        """Return a function that returns the meter's state as it is now, until the next border."""
+        self._is_meter_kept = bool(trainer.spec.metrics) or trainer.spec.accumulated_batches > 1
+        if not self._is_meter_kept:
+            return meter.state_dict  # a step adds to it after its update, together with the next border
+        state = meter.state_dict()
+        return lambda: state
+
+    def _note(self, trainer: Trainer, where: dict[str, Any], meter: Callable[[], dict[str, Any]]) -> None:
         self.progress += 1
         with torch.no_grad():
             buffers = [buffer.clone() for buffer in _buffers(trainer)]
@@ -161,16 +171,22 @@ class Handover:
             buffers=buffers,
         )
 
-    def leave_if_asked(self, communicator: Communicator) -> None:
-        """Leave the world if ranks wait to join, on all ranks after the same step. Collective.
+    @property
+    def has_state(self) -> bool:
+        """Whether this rank has the state of a training."""
+        return self._held is not None
+
+    def leave_if_asked(self, meter: EpochMeter) -> None:
+        """Share the sums of the meters, and leave the world if ranks wait to join. Collective.
 
         Raises:
             LeavingWorldError: if so.
         """
-        self._vote[0] = self._context.is_to_leave
-        if communicator.world_size > 1:
-            communicator.allreduce(self._vote, op="max", name="whether to leave")
-        if self._vote[0]:
+        is_asked = meter.share(float(self._context.is_to_leave)) > 0
+        if self._is_meter_kept and self._border is not None and not self._border.where["ends_epoch"]:
+            state = meter.state_dict()
+            self._border = replace(self._border, meter=lambda: state)
+        if is_asked:
             raise LeavingWorldError("other ranks wait to join")
 
     def hold(self, trainer: Trainer) -> None:
@@ -190,7 +206,7 @@ class Handover:
             "buffers": {},
             "loss_buffers": loss_buffers(trainer.spec.losses, trainer.module),
             "wants_to_stop": trainer.control.wants_to_stop,
-            **({"meter": border.meter} if border.meter else {}),
+            "meter": border.meter(),
         }
         file = io.BytesIO()
         torch.save(copy_to_host(own, "the state of a rank"), file)

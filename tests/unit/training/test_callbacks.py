@@ -142,6 +142,7 @@ def run(course, losses):
         course.begin_epoch(epoch)
         course.end_step(epoch, 1, torch.tensor(0.5))
         course.end_epoch(record_of(epoch, loss, "loss"))
+        course.agree_to_stop()
         if not course.should_continue:
             break
     return epoch, course.end()
@@ -186,12 +187,15 @@ def test_fit_control_continues_from_its_state():
     first = make_course(Diary(), **settings)
     first.begin()
     first.end_epoch(record_of(1, 1.0, "loss"))
+    first.agree_to_stop()
     first.end_epoch(record_of(2, 2.0, "loss"))
+    first.agree_to_stop()
     assert first.should_continue
     diary = Diary()
     second = make_course(diary, **settings)
     second.load_state_dict(first.state_dict())
     assert diary.pages == ["torn out"] * 3
     second.end_epoch(record_of(3, 3.0, "loss"))
+    second.agree_to_stop()
     assert not second.should_continue
     assert second.end() == 1

@@ -45,13 +45,13 @@ LAYERS = {
     "torch": "registration, gpu, process_group, movements | reductions | objects, submission | data_parallel, "
     "averaging, replicas, buffers | sync_batch_norm | futures, work",
     "data": "blend | petastorm, feed, megatron | spark, store, dataset, checks | files",
-    "checkpoint": "training_state | writer, tensors | commit_place | parts, folder | values",
+    "checkpoint": "training_state | writer, tensors | commit_place | parts, held, folder | values",
     "parallel": "checkpoint | parallelize | weights, context, attention | pipeline, "
     "sequence | tensor, sharding, verify, parallelism | collectives, replaced_parameters",
     "training": "remote, trainer, callbacks | stages, step | validation, checkpoint, history | "
     "distribution, objective | probe, device_batches | learning_rate | metrics | spec | update",
-    "launch": "programs, run | local_launch, spark_job | supervision, collect, failures, stage, task, forkserver | "
-    "hangs, rank | restarts, slots | wire",
+    "launch": "programs, run | local_launch, ranks, elastic, spark_job | supervision, collect, failures, stage, task, "
+    "forkserver | hangs, rank | restarts, slots | wire",
     "loaders": "converter, feed_dataset",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",

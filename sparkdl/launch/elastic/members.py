@@ -33,10 +33,10 @@ from sparkdl.launch.wire.channel import DriverChannel
 from sparkdl.launch.wire.outcome import StopReason
 
 if TYPE_CHECKING:
-    from sparkdl.launch.elastic.world import World
     from sparkdl.launch.ranks import MakeStage
     from sparkdl.launch.supervision import OnEvent, OnLog
     from sparkdl.launch.wire.spec import LaunchSpec
+    from sparkdl.launch.wire.world import World
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import CommunicatorTimeoutError
-from sparkdl.launch.elastic.world import ARRIVALS, Answer, Arrival, World, answer_key, broken_key, leave_key
+from sparkdl.launch.wire.world import ARRIVALS, Answer, Arrival, World, answer_key, broken_key, leave_key
 
 if TYPE_CHECKING:
     from sparkdl.rendezvous.store import Rendezvous

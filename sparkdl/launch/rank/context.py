@@ -12,11 +12,11 @@ from sparkdl.collective.current import provide_job
 from sparkdl.collective.job import RankJob
 from sparkdl.collective.telemetry.stalls import NotedWait
 from sparkdl.errors import CommunicatorError
-from sparkdl.launch.elastic.membership import Membership
-from sparkdl.launch.elastic.world import World
 from sparkdl.launch.rank.heartbeat import RankHeartbeat
+from sparkdl.launch.rank.membership import Membership
 from sparkdl.launch.rank.stacks import RankStacks
 from sparkdl.launch.wire.messages import MessageConnection
+from sparkdl.launch.wire.world import World
 from sparkdl.topology import Topology
 
 

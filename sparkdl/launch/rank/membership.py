@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, RankLostError
-from sparkdl.launch.elastic.world import (
+from sparkdl.launch.wire.world import (
     ARRIVALS,
     Answer,
     Arrival,

@@ -277,6 +277,13 @@ class CommunicatorAbortedError(CommunicatorError):
     """Some rank aborted the communicator; the message holds its reason."""
 
 
+class WorldLeftError(CommunicatorError):
+    """The ranks of an elastic fit or run form another world, because others wait to join.
+
+    It ends the function on all ranks after the same step. Do not catch it; they continue from there with the new ranks.
+    """
+
+
 class RankLostError(CommunicatorError, ConnectionError):
     """A peer of the communicator died or cannot be reached any more; the message names the rank."""
 

@@ -17,7 +17,7 @@ from sparkdl.data.store.store import KEEP_FOR
 from sparkdl.errors import ParamError, did_you_mean
 from sparkdl.estimators.params.base import ParamsT, one_of
 from sparkdl.estimators.params.table import Entry, among, at_least, optional, param
-from sparkdl.launch.elastic.roster import ElasticLimits
+from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits
 from sparkdl.launch.hangs.watch import MIN_HANG_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -63,10 +63,6 @@ def _check_filled(param: Param[Any], value: str) -> None:
 def _check_parallelism(param: Param[Any], value: Mapping[str, Any]) -> None:
     del param
     _parallelism(value)
-
-
-MAX_RESTARTS = 100
-"""How many lost ranks of an elastic fit are started again if Param ``maxRestarts`` is not set."""
 
 
 class HasRanks(Params):

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from sparkdl.checkpoint.commit_place import provided_commits
 from sparkdl.checkpoint.parts import Part, StateDictPart, mark_stages
 from sparkdl.checkpoint.values import check_values
-from sparkdl.collective.current import at_end, current_communicator
-from sparkdl.errors import CheckpointError, LaunchError, ParamError
+from sparkdl.collective.current import at_end, current_communicator, current_worlds
+from sparkdl.errors import CheckpointError, LaunchError, ParamError, WorldLeftError
 from sparkdl.torch.objects import broadcast_object, pickle_for_others, refuse_shards
 
 if TYPE_CHECKING:
@@ -25,6 +25,21 @@ if TYPE_CHECKING:
     from sparkdl.checkpoint.tensors import TrainingTensors
 
 _numbers = count()
+
+_states: dict[int, TrainingState] = {}
+"""The states of this world by number; in an elastic run, at first those of the world before."""
+
+
+def begin_world() -> None:
+    """Number states anew, and let them meet over a new communicator, as the function is called in another world."""
+    global _numbers  # noqa: PLW0603  # there is one world at a time
+    _numbers = count()
+    _all_ranks.cache_clear()
+
+
+def progress() -> int:
+    """Return how far the states of this process have come: the number of their commits; -1 without a commit."""
+    return sum(state._num_commits for state in _states.values()) or -1
 
 
 @dataclass(frozen=True)
@@ -100,7 +115,8 @@ class TrainingState:
             {name: StateDictPart(value) for name, value in parts.items() if is_part[name]},
             {name: value for name, value in parts.items() if not is_part[name]},
         )
-        self.take_up_commit()
+        if not self._take_up_state():
+            self.take_up_commit()
         self.sync()
 
     def _set_up(self, ranks: Ranks, parts: dict[str, Part], values: dict[str, Any]) -> None:
@@ -118,6 +134,36 @@ class TrainingState:
         for name, part in parts.items():
             object.__setattr__(self, name, part.value)
         self._set_values()
+
+    def _take_up_state(self) -> bool:
+        """Take up the last commit of this number in this process, of the world before; return whether there is one."""
+        before, _states[self._number] = _states.get(self._number), self
+        worlds = current_worlds()
+        if worlds is None or not worlds.has_state() or self._sharded_parts():
+            return False
+        if before is not None and before._num_commits:
+            self._num_commits = before._num_commits
+            for name, part in before._parts.items():
+                if name in self._parts:
+                    self._parts[name].set_committed(part.committed())
+                    object.__setattr__(self, name, self._parts[name].value)
+            self._saved_state = {
+                name: before._saved_state.get(name, value) for name, value in self._saved_state.items()
+            }
+            self._set_values()
+        # All ranks now get the state of rank 0, which has made most commits.
+        self._num_commits = int(self._ranks.broadcast(self._num_commits))
+        return True
+
+    def _leave_if_asked(self) -> None:
+        """Leave the world if other ranks wait to join, on all ranks after the same commit. Collective.
+
+        Raises:
+            WorldLeftError: if so.
+        """
+        worlds = current_worlds()
+        if worlds is not None and self._ranks.broadcast(worlds.is_to_leave()):
+            raise WorldLeftError("other ranks wait to join")
 
     def save(self) -> None:
         """Remember the state as it is now, on this rank.
@@ -163,10 +209,12 @@ class TrainingState:
             CheckpointError: if a commit cannot hold a value.
             StoreError: if the commit cannot be written.
             CheckpointsInUseError: if another run, or the ranks of a restart, have taken the folder.
+            WorldLeftError: if the run is elastic, and other ranks wait to join.
         """
         self.save()
         self._keep()
         self._num_commits += 1
+        self._leave_if_asked()
 
     def _keep(self) -> None:
         """If the run stores commits, store this one: rank 0 all of it, or every rank its part if parts are sharded."""

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -225,6 +226,36 @@ def log_on_driver(message: str) -> None:
 def provide_driver_log(write: Callable[[str], None]) -> None:
     """Set the function that carries messages of this process to the driver. For launchers of ranks."""
     _driver_log[:] = [write]
+
+
+@dataclass(frozen=True)
+class Worlds:
+    """How the ranks of an elastic launch form another world.
+
+    Attributes:
+        has_state: returns whether rank 0 of the current world has a state that the others take over.
+        is_to_leave: returns whether other ranks wait to join; ranks learn this at different times.
+        meet_again: leaves the current world for a reason, and waits for the next one; its second argument says how far
+            this rank's state has come: the rank that has come farthest is rank 0 of the next world.
+    """
+
+    has_state: Callable[[], bool]
+    is_to_leave: Callable[[], bool]
+    meet_again: Callable[[str, int], None]
+
+
+_worlds: list[Worlds] = []
+"""How this process changes its world, as the only entry; empty if the ranks stay together."""
+
+
+def current_worlds() -> Worlds | None:
+    """Return how this process changes its world; None if the ranks stay together."""
+    return _worlds[0] if _worlds else None
+
+
+def provide_worlds(worlds: Worlds) -> None:
+    """Set how this process changes its world. For launchers of ranks."""
+    _worlds[:] = [worlds]
 
 
 def current_job() -> RankJob | None:

@@ -12,13 +12,14 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import all_gather_bytes
-from sparkdl.collective.current import end_program
+from sparkdl.collective.current import Worlds, end_program, provide_worlds
+from sparkdl.collective.error_origin import is_consequence
 from sparkdl.collective.torchrun_variables import export_torchrun_variables
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, WorldLeftError
 from sparkdl.patches.accelerate import teach_accelerate
 from sparkdl.runner.rank_logging import provide_progress, set_up_logging
 
@@ -119,7 +120,33 @@ def _was_raised_by_init(error: ValueError) -> bool:
 
 
 def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> Returned:
-    """Prepare the rank, run the call, and return its value if it is wanted."""
+    """Prepare the rank, run the call, and return its value if it is wanted.
+
+    In an elastic launch the call is made again, in the same process, when the ranks form another world: if one of them
+    was lost, or if others join.
+    """
+    if not context.is_elastic:
+        return _run_once(context, setup, call)
+    from sparkdl.checkpoint.training_state import begin_world, progress
+    from sparkdl.torch import destroy_process_group
+
+    while True:
+        begin_world()
+        try:
+            returned = _run_once(context, setup, call)
+            if context.finish(progress=progress()):
+                return returned
+        except Exception as error:
+            if not (isinstance(error, WorldLeftError) or is_consequence(error)):
+                raise
+            end_program()
+            destroy_process_group()
+            reason = f"{type(error).__name__}: {error}"
+            traceback.clear_frames(error.__traceback__)
+            context.meet_again(reason, progress=progress())
+
+
+def _run_once(context: RankContext, setup: RankSetup, call: Call | Script) -> Returned:
     from sparkdl.torch import collective_errors
 
     with _ready(context, setup):
@@ -142,32 +169,67 @@ def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> 
 
 @contextmanager
 def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
-    from sparkdl.checkpoint.commit_place import provide_commits
-    from sparkdl.torch import destroy_process_group, init_process_group
+    from sparkdl.torch import destroy_process_group
 
     set_up_logging(setup.log_level)
     if setup.sees_gpus_of_host:
         see_gpus_of_host(context)
-    # A rank with GPUs of its own sees only these, numbered from 0.
-    export_torchrun_variables(
-        context.job,
-        context.topology,
-        is_alone=setup.gpus > 0,
-        restart_count=setup.restart_count,
-        max_restarts=setup.max_restarts,
-    )
+    if context.is_elastic:
+        provide_worlds(_worlds_of(context, setup))
     provide_progress(context)
-    if setup.commits is not None:
-        provide_commits(setup.commits)
     teach_accelerate()
+    _enter_world(context, setup)
     if setup.init_torch:
-        # A process that initializes CUDA takes hundreds of MiB of GPU memory.
-        init_process_group(context.communicator, timeout_s=setup.operation_timeout_s, cuda=setup.gpus > 0)
         _warn_without_gpu(context.rank, setup.gpus)
     yield
     # After an exception the communicator is aborted, which ends the other ranks.
     end_program()
     destroy_process_group()
+
+
+def _enter_world(context: RankContext, setup: RankSetup) -> None:
+    """Set what depends on the ranks that there are: variables, the place of commits, and torch.distributed."""
+    from sparkdl.checkpoint.commit_place import provide_commits
+    from sparkdl.torch import init_process_group
+
+    world = context.world
+    # A rank with GPUs of its own sees only these, numbered from 0.
+    export_torchrun_variables(
+        context.job,
+        context.topology,
+        is_alone=setup.gpus > 0,
+        restart_count=setup.restart_count if world is None else world.number - 1,
+        max_restarts=setup.max_restarts,
+    )
+    if setup.commits is not None:
+        provide_commits(setup.commits if world is None else replace(setup.commits, lease=world.lease))
+    if setup.init_torch:
+        # A process that initializes CUDA takes hundreds of MiB of GPU memory.
+        init_process_group(context.communicator, timeout_s=setup.operation_timeout_s, cuda=setup.gpus > 0)
+
+
+def _worlds_of(context: RankContext, setup: RankSetup) -> Worlds:
+    """How code without the context, such as that of Horovod's API, changes the world of this rank."""
+    from sparkdl.torch import destroy_process_group
+
+    def meet_again(reason: str, progress: int) -> None:
+        while True:
+            destroy_process_group()
+            context.meet_again(reason, progress=progress)
+            try:
+                _enter_world(context, setup)
+            except Exception as error:
+                if not is_consequence(error):
+                    raise
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                return
+
+    return Worlds(
+        has_state=lambda: context.world is not None and context.world.has_state,
+        is_to_leave=lambda: context.is_to_leave,
+        meet_again=meet_again,
+    )
 
 
 def _warn_without_gpu(rank: int, gpus: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from sparkdl.data.files.filesystems import absolute_url
 from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_ranks, run_with_restarts
+from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits
 from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_rank
 from sparkdl.runner.packed_call import pack
 from sparkdl.runner.rank_logging import LineReader, OnLine, level_number
@@ -62,7 +64,13 @@ class Runner:
             host that went away, a rank that hung, or a connection that was cut.
         max_retries: maximum number of restarts of the ranks after code on one of them raised, or a connection was cut
             when no ``max_restarts`` are left.
-        min_workers: minimum number of ranks after a restart, if slots are gone; ``num_workers`` when None.
+        min_workers: minimum number of ranks after a restart, if slots are gone; ``num_workers`` when None, or 1 if the
+            run is elastic.
+        elastic: whether the run continues with the ranks that are left when others are lost, and takes in new ones, up
+            to ``max_workers``. The function is then called again on all ranks, in the same processes, and a
+            :class:`~sparkdl.runner.TrainingState` that it makes has the last commit of the ranks that are left.
+            ``max_restarts``, if it is not 0, limits how many lost ranks are started again. See docs/elastic.md.
+        max_workers: maximum number of ranks of an elastic run; ``num_workers`` when None.
         checkpoint_dir: folder or URL, as for a Store, to which rank 0 writes the commits of a state (see
             :class:`~sparkdl.runner.TrainingState`), so that a later run continues from the last commit. When None,
             commits are kept until the run ends, if restarts or retries are possible: in the default Store, which driver
@@ -96,6 +104,8 @@ class Runner:
         max_restarts: int = 0,
         max_retries: int = 0,
         min_workers: int | None = None,
+        elastic: bool = False,
+        max_workers: int | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         log_level: int | str | None = None,
         on_log: OnLine | None = None,
@@ -117,6 +127,8 @@ class Runner:
         self.max_restarts = max_restarts
         self.max_retries = max_retries
         self.min_workers = min_workers
+        self.elastic = elastic
+        self.max_workers = max_workers
         self.checkpoint_dir = checkpoint_dir
         self.log_level = log_level
         self.on_log = on_log
@@ -186,16 +198,28 @@ class Runner:
                 silence_timeout_s=silence_timeout_s,
             )
             attempts = _attempts_of(setup, lease)
-            with jobs_of(f"run {name_of(train)}"):
-                returned: list[Returned] = run_with_restarts(
-                    lambda num_ranks: start(run_on_rank, next(attempts), call, num_ranks=num_ranks),
-                    self._restarts(),
-                    spark=session,
-                    num_ranks=self.num_workers,
-                    where=lambda: "the beginning" if setup.commits is None else setup.commits.position(),
-                    resources=self.resources,
+            if self.elastic:
+                start = partial(
+                    start,
+                    elastic=self._elastic_limits(),
+                    leases=repeat("") if lease is None else lease.names(),
                 )
-        if len(returned) > 1 and not any(outcome.has_met for outcome in returned):
+            returned: list[Returned]
+            with jobs_of(f"run {name_of(train)}"):
+                # Lost ranks of an elastic run are started again one by one.
+                returned = (
+                    start(run_on_rank, setup, call, num_ranks=self.num_workers)
+                    if self.elastic
+                    else run_with_restarts(
+                        lambda num_ranks: start(run_on_rank, next(attempts), call, num_ranks=num_ranks),
+                        self._restarts(),
+                        spark=session,
+                        num_ranks=self.num_workers,
+                        where=lambda: "the beginning" if setup.commits is None else setup.commits.position(),
+                        resources=self.resources,
+                    )
+                )
+        if len(returned) > 1 and not any(outcome is None or outcome.has_met for outcome in returned):
             logger.warning(
                 "No rank opened the communicator or initialized torch.distributed with other ranks. If the function "
                 "trains a model, its %d ranks trained %d unconnected models: call "
@@ -203,7 +227,7 @@ class Runner:
                 len(returned),
                 len(returned),
             )
-        return [outcome.value for outcome in returned]
+        return [None if outcome is None else outcome.value for outcome in returned]
 
     @contextmanager
     def _hold_commits(self, *, is_local: bool) -> Iterator[SoleLease | None]:
@@ -256,11 +280,24 @@ class Runner:
         return Restarts(
             max_restarts=self.max_restarts,
             max_retries=self.max_retries,
-            min_ranks=self.num_workers if self.min_workers is None else self.min_workers,
+            min_ranks=self._least(),
             start_timeout_s=self.start_timeout_s,
             what="run",
             advice="Lower min_workers, or run again when there are more.",
         )
+
+    def _elastic_limits(self) -> ElasticLimits:
+        return ElasticLimits(
+            least=self._least(),
+            most=self.num_workers if self.max_workers is None else self.max_workers,
+            max_restarts=self.max_restarts or MAX_RESTARTS,
+            max_retries=self.max_retries or ElasticLimits.max_retries,
+        )
+
+    def _least(self) -> int:
+        if self.min_workers is not None:
+            return self.min_workers
+        return 1 if self.elastic else self.num_workers
 
     def _session(self) -> SparkSession | None:
         """The session whose cluster runs the ranks; None for processes of this machine."""
@@ -283,6 +320,11 @@ class Runner:
         if self.min_workers is not None and not 1 <= self.min_workers <= self.num_workers:
             raise ParamError(
                 f"min_workers={self.min_workers} must be between 1 and num_workers={self.num_workers}."
+            )
+        if self.max_workers is not None and not (self.elastic and self.max_workers >= self.num_workers):
+            raise ParamError(
+                f"max_workers={self.max_workers} must be at least num_workers={self.num_workers}, and needs "
+                "elastic=True."
             )
 
 

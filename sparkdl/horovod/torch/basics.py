@@ -20,7 +20,7 @@ import torch
 import sparkdl.torch  # noqa: F401  # makes current_communicator understand torchrun's variables
 from sparkdl.collective import Communicator, StallCheck, current_communicator
 from sparkdl.collective.byte_exchange import allgather_bytes, broadcast_bytes
-from sparkdl.collective.current import at_end, cancel_at_end
+from sparkdl.collective.current import Worlds, at_end, cancel_at_end, current_worlds
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.horovod.torch.current_session import begin_session, end_session, has_session, session
 from sparkdl.horovod.torch.handles import forget_handles
@@ -125,13 +125,21 @@ def shutdown() -> None:
     forget_handles()
 
 
-def begin_again() -> None:
+def begin_again(reason: str = "", *, progress: int = -1) -> None:
     """Shut down and initialize again on the same ranks, with the process sets given to ``init`` and not removed since.
 
-    The same process set objects are usable again. If ``init`` has not been called before, this calls it.
+    The same process set objects are usable again. If ``init`` has not been called before, this calls it. In an elastic
+    run, the ranks form another world, in which only the global process set exists.
+
+    Args:
+        reason: why the ranks begin again, for ranks that still wait for this one.
+        progress: number of commits of this rank's state; in an elastic run the rank with most is rank 0.
     """
     if not has_session():
         init()
+        return
+    if (worlds := current_worlds()) is not None:
+        _meet_in_another_world(worlds, reason, progress)
         return
     old = session()
     again = old.static_sets()
@@ -141,6 +149,13 @@ def begin_again() -> None:
     for process_set in objects:
         _bind(process_set)
     _static_sets.extend(objects)
+
+
+def _meet_in_another_world(worlds: Worlds, reason: str, progress: int) -> None:
+    shutdown()
+    worlds.meet_again(reason, progress)
+    launched = _launched()
+    _begin(launched, list(range(launched.world_size)), lambda world: _exchange(world, [], [], None))
 
 
 def is_initialized() -> bool:

@@ -63,7 +63,7 @@ class HorovodInternalError(CommunicatorError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818  # Horovod's name
-    """The set of ranks has changed. sparkdl never raises it; it exists for programs that refer to it.
+    """Ranks wait to join an elastic run; ``commit`` and ``check_host_updates`` of a state raise it.
 
     Attributes:
         skip_sync: whether the state need not be synchronized before continuing.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_RESTARTS = 100
+"""How many lost ranks of an elastic fit or run are started again if the user has set no limit."""
+
 SETTLE_S = 10.0
 """How long the first world waits for more members once it has enough."""
 

@@ -20,7 +20,7 @@ from sparkdl.checkpoint.held import HeldCheckpoint
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.collective.byte_exchange import allgather_bytes
 from sparkdl.collective.error_origin import is_consequence
-from sparkdl.errors import CommunicatorError
+from sparkdl.errors import WorldLeftError
 from sparkdl.random_state import random_state, set_random_state
 from sparkdl.training.checkpoint.choice import Choice, agree_on_checkpoint
 from sparkdl.training.checkpoint.identity import fit_identity
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from sparkdl.training.history import EpochMeter
     from sparkdl.training.spec import TrainingSpec
     from sparkdl.training.trainer import Trainer
-
-
-class LeavingWorldError(CommunicatorError):
-    """All ranks leave their world, because others wait to join."""
 
 
 class ElasticContext(Protocol):
@@ -99,7 +95,7 @@ class Handover:
 
     def can_continue(self, error: BaseException) -> bool:
         """Whether the ranks can continue in another world after an error, as another rank is its cause."""
-        return isinstance(error, LeavingWorldError) or is_consequence(error)
+        return isinstance(error, WorldLeftError) or is_consequence(error)
 
     def meet(self, spec: TrainingSpec, dataset: ParquetDataset, communicator: Communicator) -> Choice:
         """Choose the state from which the ranks of a new world continue, and give rank 0's to all. Collective.
@@ -180,14 +176,14 @@ class Handover:
         """Share the sums of the meters, and leave the world if ranks wait to join. Collective.
 
         Raises:
-            LeavingWorldError: if so.
+            WorldLeftError: if so.
         """
         is_asked = meter.share(float(self._context.is_to_leave)) > 0
         if self._is_meter_kept and self._border is not None and not self._border.where["ends_epoch"]:
             state = meter.state_dict()
             self._border = replace(self._border, meter=lambda: state)
         if is_asked:
-            raise LeavingWorldError("other ranks wait to join")
+            raise WorldLeftError("other ranks wait to join")
 
     def hold(self, trainer: Trainer) -> None:
         """Copy the state at the last border into memory, to take it along.

@@ -14,7 +14,7 @@ import pytest
 
 from sparkdl.data import materialize
 from sparkdl.errors import LaunchCancelledError, LaunchError
-from sparkdl.launch import run, run_on_ranks, supervision
+from sparkdl.launch import ranks, run_on_ranks, supervision
 from sparkdl.launch.spark_job import TaggedCall, collect_within
 from sparkdl.launch.wire.channel import PURPOSE, DriverChannel, RankMessage
 from sparkdl.rendezvous.dialing import connect_authenticated
@@ -147,7 +147,7 @@ def test_launch_that_is_cancelled_before_its_job_is_active_runs_no_rank(
         def next_message(self, timeout_s: float) -> RankMessage | None:
             raise KeyboardInterrupt  # like a Ctrl-C before Spark has received the job
 
-    monkeypatch.setattr(run, "DriverChannel", KnownChannel)
+    monkeypatch.setattr(ranks, "DriverChannel", KnownChannel)
     monkeypatch.setattr(supervision, "CANCEL_TIMEOUT_S", 0.0)
     ran = tmp_path / "ran"
     with pytest.raises(KeyboardInterrupt):

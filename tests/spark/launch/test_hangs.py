@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdl.errors import HangError, LaunchError, ProcessesLostError, RankError, SlotsMissingError
-from sparkdl.launch import run, run_on_ranks, slots, supervision, wait_for_slots
+from sparkdl.launch import ranks, run_on_ranks, slots, supervision, wait_for_slots
 from tests.collective.eventually import eventually
 from tests.processes import wait_until_gone
 from tests.spark.launch import rank_functions as functions
@@ -59,7 +59,7 @@ def test_rank_that_sleeps_while_others_wait_is_named_with_the_stacks_of_all(
 def test_hang_is_found_also_where_executors_cannot_reach_the_driver(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "DriverChannel", UnreachableChannel)
+    monkeypatch.setattr(ranks, "DriverChannel", UnreachableChannel)
     with pytest.raises(HangError, match="rank 0 has waited .* 'gradients'") as caught:
         launch(functions.sleep_on, 1, str(tmp_path), **WAITS)
     assert caught.value.rank == 1

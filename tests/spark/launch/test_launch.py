@@ -22,7 +22,7 @@ from sparkdl.errors import (
     SerializationError,
     WorkersLostError,
 )
-from sparkdl.launch import run, run_on_ranks, wait_for_slots
+from sparkdl.launch import ranks, run_on_ranks, wait_for_slots
 from sparkdl.launch.task.meeting import Meeting, Peer
 from sparkdl.launch.wire.channel import DriverChannel, DriverLink
 from sparkdl.launch.wire.spec import installed_versions
@@ -130,7 +130,7 @@ class FloodedChannel(DriverChannel):
 def test_ranks_start_and_print_while_the_drivers_port_is_flooded(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "DriverChannel", FloodedChannel)
+    monkeypatch.setattr(ranks, "DriverChannel", FloodedChannel)
     lines: list[tuple[int, str]] = []
     values = launch(functions.say_and_wait, 0.0, on_log=lambda *said: lines.append(said))
     assert values == [0, 1]
@@ -237,7 +237,7 @@ class UnreachableChannel(DriverChannel):
 def test_ranks_that_cannot_reach_the_driver_run_and_return_their_lines_with_the_result(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr(run, "DriverChannel", UnreachableChannel)
+    monkeypatch.setattr(ranks, "DriverChannel", UnreachableChannel)
     lines: list[tuple[int, str]] = []
     values = launch(
         functions.say_and_wait,
@@ -253,7 +253,7 @@ def test_ranks_that_cannot_reach_the_driver_run_and_return_their_lines_with_the_
 def test_version_that_differs_on_an_executor_is_named(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "installed_versions", lambda: {**installed_versions(), "cloudpickle": "0.1"})
+    monkeypatch.setattr(ranks, "installed_versions", lambda: {**installed_versions(), "cloudpickle": "0.1"})
     with pytest.raises(LaunchError, match="cloudpickle is 0.1 on the driver and .* on the executor"):
         launch(functions.sum_of_ranks)
 

@@ -43,11 +43,13 @@ def run(
     def wrapper(state: AnyState, *args: P.args, **kwargs: P.kwargs) -> R:
         skip_sync = False
         before: tuple[str, int] | None = None
+        reason = ""
         state.take_up_commit()
         while True:
             try:
                 if not skip_sync:
                     state.sync()
+                    state._agree_on_commits()
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
                 origin = origin_of(error)
@@ -56,12 +58,12 @@ def run(
                     raise
                 if state._sharded_parts():
                     raise
-                before = now
+                before, reason = now, str(error)
                 state.restore()
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
-                skip_sync = interrupt.skip_sync
-            begin_again()
+                skip_sync, reason = interrupt.skip_sync, "other ranks wait to join"
+            begin_again(reason, progress=state._num_commits or -1)
             state.on_reset()
 
     return cast(Callable[Concatenate[AnyState, P], R], wrapper)

@@ -15,6 +15,7 @@ import torch
 from sparkdl.checkpoint.commit_place import provided_commits
 from sparkdl.checkpoint.parts import Part, StateDictPart
 from sparkdl.checkpoint.training_state import Ranks, TrainingState
+from sparkdl.collective.current import current_worlds
 from sparkdl.horovod.torch.basics import rank, size
 from sparkdl.horovod.torch.elastic.sampler import ElasticSampler
 from sparkdl.horovod.torch.functions import (
@@ -22,6 +23,7 @@ from sparkdl.horovod.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from sparkdl.horovod.torch.names import HostsUpdatedInterrupt
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +75,20 @@ class State:
     def _sharded_parts(self) -> list[str]:
         return []
 
+    def _agree_on_commits(self) -> None:
+        """In an elastic run, count the commits of rank 0, whose state all ranks have now. Collective."""
+        if current_worlds() is not None:
+            self._num_commits = int(self._bcast_object(self._num_commits))
+
     def check_host_updates(self) -> None:
-        """Do nothing: the set of hosts does not change. Horovod interrupts the training here if it has changed."""
+        """Interrupt the training if the run is elastic, and ranks wait to join; all ranks call this. Collective.
+
+        Raises:
+            HostsUpdatedInterrupt: on all ranks, if so.
+        """
+        worlds = current_worlds()
+        if worlds is not None and self._bcast_object(worlds.is_to_leave()):
+            raise HostsUpdatedInterrupt(skip_sync=False)
 
     def save(self) -> None:
         """Remember the variables as they are now, on this rank."""

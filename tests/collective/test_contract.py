@@ -37,7 +37,8 @@ def outcomes(world: str) -> list[dict[str, str | None]] | Exception:
 
 
 # Three ranks cover all that two do, and random programs run on two ranks and on three hosts with two, one and one.
-SLOW = ("shm-2", "tcp-2", "mpi-2", "two-hosts-of-1-and-2", "interleaved-hosts")
+# MPI's own waits take most of the time on three ranks.
+SLOW = ("shm-2", "tcp-2", "mpi-3", "two-hosts-of-1-and-2", "interleaved-hosts")
 
 
 @pytest.mark.parametrize("check", CHECKS)

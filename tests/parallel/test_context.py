@@ -20,7 +20,7 @@ from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.sharding import blocks_of, recompute_activations, shard
 from sparkdl.parallel.tensor.divide import divide
 from sparkdl.parallel.tensor.loss import cross_entropy
-from tests.checks import checks_in, require
+from tests.checks import chosen, require, slow, with_marks
 from tests.parallel.models import POSITIONS, SIZES, batch, decoder, llama, logits_of, optimizer_of, reference
 from tests.torch.checks import run_checks
 
@@ -108,6 +108,7 @@ def check_a_model_that_calls_torch_itself_equals_one_process() -> None:
     check(Parallelism(context=2), plain, recompute=True)
 
 
+@slow
 def check_a_llama_equals_one_process() -> None:
     check(Parallelism(context=2, shard=2), llama)
 
@@ -137,6 +138,7 @@ def qwen() -> nn.Module:
     return llama(Qwen2ForCausalLM, use_sliding_window=True, max_window_layers=2, sliding_window=5)
 
 
+@slow
 def check_models_with_sliding_windows_equal_one_process() -> None:
     check(Parallelism(context=4), mistral)
     check(Parallelism(context=2, data=2), qwen, method="all-to-all", recompute=True)
@@ -239,14 +241,11 @@ def check_models_that_ranks_cannot_share_sequences_of_are_refused() -> None:
         share_sequences(capped, group)(tokens, position_ids=positions[None], use_cache=False)
 
 
-CHECKS = checks_in(__name__)
-
-
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, str | None]:
-    return run_checks([__name__], 4)
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    return run_checks([__name__], 4, names=chosen(request.session.items, __name__))
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", with_marks(__name__))
 def test_check_holds_on_four_ranks(check: str, outcomes: dict[str, str | None]) -> None:
     require(outcomes[check])

@@ -143,8 +143,14 @@ def outcomes(num_ranks: int, cases: dict[str, Parallelism], models: dict[str, st
 
 
 @pytest.fixture(scope="module")
-def pairs() -> Outcomes:
-    return outcomes(4, {**pairs_on_4(), **plans_on_4()}, {name: name.split(",")[0] for name in plans_on_4()})
+def pairs(request: pytest.FixtureRequest) -> Outcomes:
+    names = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == "test_each_pair_equals_one_process"
+    ]
+    cases = {name: case for name, case in {**pairs_on_4(), **plans_on_4()}.items() if name in names}
+    return outcomes(4, cases, {name: name.split(",")[0] for name in plans_on_4()})
 
 
 def pairs_on_4() -> dict[str, Parallelism]:
@@ -162,7 +168,23 @@ def plans_on_4() -> dict[str, Parallelism]:
     }
 
 
-@pytest.mark.parametrize("name", [*pairs_on_4(), *plans_on_4()])
+DAILY = (
+    "data 2 x pipeline 2",
+    "shard 2 x tensor 2",
+    "context 2 x tensor 2",
+    "pipeline 2 x context 2",
+    "latent attention, shard 2 x tensor 2",
+)
+"""Each dimension, and a plan of transformers, in pairs that take little time."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in DAILY else pytest.mark.slow)
+        for name in [*pairs_on_4(), *plans_on_4()]
+    ],
+)
 def test_each_pair_equals_one_process(name: str, pairs: Outcomes) -> None:
     require(pairs[name])
 

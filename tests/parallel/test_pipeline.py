@@ -118,6 +118,7 @@ def check_a_decoder_equals_one_process_on_every_schedule() -> None:
         check(Parallelism(pipeline=-1), schedule=schedule)
 
 
+@slow
 def check_a_decoder_whose_head_shares_the_embedding_equals_one_process() -> None:
     for schedule in ("1f1b", "interleaved-1f1b", "zero-bubble", "zbv"):  # zbv has both on the first rank
         check(Parallelism(pipeline=-1), tied, schedule=schedule)
@@ -181,6 +182,7 @@ def check_wrong_plans_of_tensor_parallelism_are_refused_in_stages() -> None:
             pipeline.step(tokens, target=labels)
 
 
+@slow
 def check_models_whose_layers_are_not_all_alike_equal_one_process() -> None:
     """The kind of a layer's attention depends on its number; here each stage has another kind."""
     kinds = {"layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]}
@@ -364,11 +366,13 @@ def check_blocks_may_return_tuples_and_be_alone_on_a_sharded_stage() -> None:
     assert not any(isinstance(block, nn.ModuleList) for block in blocks_of(alone))
 
 
+@slow
 def check_recomputed_activations_equal_one_process() -> None:
     check(Parallelism(pipeline=-1), recompute=True)
     check(Parallelism(pipeline=-1), tall, recompute=True, schedule="zero-bubble")
 
 
+@slow
 def check_pipeline_and_sharding_equal_one_process() -> None:
     check(Parallelism(pipeline=2, shard=2), lambda: llama(num_hidden_layers=2))  # one layer on each stage
     check(Parallelism(pipeline=2, data=2), schedule="interleaved-1f1b", recompute=True)
@@ -376,6 +380,7 @@ def check_pipeline_and_sharding_equal_one_process() -> None:
         check(Parallelism(pipeline=2, shard=2), schedule="zbv")
 
 
+@slow
 def check_replicas_of_a_zero_bubble_pipeline_equal_one_process() -> None:
     check(Parallelism(pipeline=2, data=2), schedule="zbv", averaged=True)
 

@@ -26,7 +26,7 @@ from sparkdl.parallel.sharding import (
 )
 from sparkdl.parallel.tensor.divide import divide
 from sparkdl.parallel.tensor.loss import cross_entropy
-from tests.checks import checks_in, require
+from tests.checks import chosen, require, slow, with_marks
 from tests.parallel.models import (
     BATCH,
     SIZES,
@@ -89,6 +89,7 @@ def check(
         optimizer.step()
 
 
+@slow
 def check_each_stage_equals_one_process() -> None:
     for stage in (1, 2, 3):
         check(Parallelism(shard=4), stage=stage, recompute=stage == 3)
@@ -98,6 +99,7 @@ def check_sharding_and_tensor_parallelism_equal_one_process() -> None:
     check(Parallelism(shard=2, tensor=2), sequence=True, recompute=True)
 
 
+@slow
 def check_a_llama_sharded_and_divided_equals_one_process() -> None:
     check(Parallelism(shard=2, tensor=2), llama)
 
@@ -142,6 +144,7 @@ def check_recomputed_blocks_begin_with_the_same_buffers() -> None:
     )
 
 
+@slow
 def check_a_gpt2_sharded_by_its_blocks_equals_one_process() -> None:
     check(Parallelism(data=2, shard=2), gpt2, recompute=True)
     for sizes in (Parallelism(tensor=4), Parallelism(pipeline=4)):
@@ -324,15 +327,12 @@ def check_what_cannot_be_sharded_so_is_refused() -> None:
         shard(decoder(), layout, offload=True)
 
 
-CHECKS = checks_in(__name__)
-
-
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, str | None]:
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
     assert BATCH == 4
-    return run_checks([__name__], 4)
+    return run_checks([__name__], 4, names=chosen(request.session.items, __name__))
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", with_marks(__name__))
 def test_check_holds_on_four_ranks(check: str, outcomes: dict[str, str | None]) -> None:
     require(outcomes[check])

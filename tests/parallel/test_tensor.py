@@ -19,7 +19,7 @@ from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.sharding import blocks_of, recompute_activations
 from sparkdl.parallel.tensor.divide import divide
 from sparkdl.parallel.tensor.loss import cross_entropy
-from tests.checks import checks_in, require
+from tests.checks import chosen, require, slow, with_marks
 from tests.parallel.models import (
     SIZES,
     batch,
@@ -104,6 +104,7 @@ def olmo() -> nn.Module:
     return llama(Olmo2ForCausalLM, num_hidden_layers=2)
 
 
+@slow
 def check_a_model_that_norms_all_heads_together_equals_one_process() -> None:
     check(olmo)
     check(olmo, sequence=True)
@@ -149,6 +150,7 @@ def of_lonely_experts() -> nn.Module:
     return module
 
 
+@slow
 def check_a_rank_whose_experts_get_no_tokens_takes_part() -> None:
     attention = {"q_b_proj": "colwise", "kv_b_proj": "colwise", "o_proj": "rowwise"}
     attention["kv_a_proj_with_mqa"] = "mla_kv_a_proj"
@@ -184,18 +186,21 @@ def check_blocks_may_read_the_weights_of_their_layers() -> None:
         check(make, plan=plan, recompute=recompute)
 
 
+@slow
 def check_mixtures_of_experts_with_divided_sequences_equal_one_process() -> None:
     check(mixtral, sequence=True)
     check(qwen_of_experts, sequence=True)
     check(hy_of_experts, sequence=True)
 
 
+@slow
 def check_latent_attention_equals_one_process() -> None:
     for recompute in (False, True):
         check(latent, recompute=recompute)
     check(lambda: latent(q_lora_rank=None))  # the plan names the projections of both kinds of queries
 
 
+@slow
 def check_latent_attention_with_divided_sequences_equals_one_process() -> None:
     for recompute in (False, True):
         check(latent, sequence=True, recompute=recompute)
@@ -479,14 +484,11 @@ def check_a_plan_that_does_not_fit_names_the_module_and_changes_nothing() -> Non
     assert not any(isinstance(parameter, DTensor) for parameter in (*module.parameters(), *odd.parameters()))
 
 
-CHECKS = checks_in(__name__)
-
-
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, str | None]:
-    return run_checks([__name__], 2)
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    return run_checks([__name__], 2, names=chosen(request.session.items, __name__))
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", with_marks(__name__))
 def test_check_holds_on_two_ranks(check: str, outcomes: dict[str, str | None]) -> None:
     require(outcomes[check])

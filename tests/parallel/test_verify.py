@@ -24,7 +24,7 @@ from sparkdl.parallel.pipeline.pipeline import Pipeline
 from sparkdl.parallel.sharding import accumulated, average_gradients
 from sparkdl.parallel.tensor.divide import divide
 from sparkdl.parallel.verify.sketches import differing, sketch
-from tests.checks import checks_in, require
+from tests.checks import chosen, require, slow, with_marks
 from tests.parallel.models import SIZES, batch, decoder
 from tests.torch.checks import run_checks
 
@@ -50,6 +50,7 @@ def check_context_ranks_with_other_rows_or_labels_are_told() -> None:
             loss.backward()
 
 
+@slow
 def check_context_ranks_of_a_pipeline_with_other_rows_are_told() -> None:
     layout = Parallelism(context=2, pipeline=2).lay_out()
     tokens, labels = batch(0)
@@ -197,6 +198,7 @@ def check_all_ranks_begin_with_the_weights_of_the_first() -> None:
         loss_of(called(tokens), labels).backward()
 
 
+@slow
 def check_replicas_of_pipeline_stages_begin_with_the_weights_of_the_first() -> None:
     layout = Parallelism(data=2, pipeline=2).lay_out()
     for averaged in (True, False):
@@ -224,10 +226,10 @@ def check_weights_that_nothing_made_equal_are_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, str | None]:
-    return run_checks([__name__], 4)
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    return run_checks([__name__], 4, names=chosen(request.session.items, __name__))
 
 
-@pytest.mark.parametrize("check", checks_in(__name__))
+@pytest.mark.parametrize("check", with_marks(__name__))
 def test_check_holds_on_four_ranks(check: str, outcomes: dict[str, str | None]) -> None:
     require(outcomes[check])

@@ -113,6 +113,7 @@ def check_a_rank_has_its_part_alone() -> None:
     assert own <= 1.1 * everything / 4
 
 
+@slow
 def check_folders_of_every_layout_are_read_in_another() -> None:
     read_folders(lambda source: [(source + 1) % len(LAYOUTS)])
 

@@ -38,6 +38,7 @@ def test_shards_and_other_values_that_no_state_can_keep_are_refused_with_their_n
     make_runner(checkpoint_dir=tmp_path).run(functions.keep_what_no_state_can)
 
 
+@pytest.mark.slow
 def test_sharded_commits_are_loaded_by_any_number_of_ranks_in_any_layout(tmp_path):
     folder, marker = tmp_path / "commits", str(tmp_path / "killed")
     with pytest.raises(RankDiedError, match="Rank 1"):
@@ -57,6 +58,7 @@ def test_sharded_commits_are_loaded_by_any_number_of_ranks_in_any_layout(tmp_pat
     torch.testing.assert_close(again[0]["weight"], again[1]["weight"], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_run_whose_rank_was_killed_continues_on_fewer_ranks_in_another_layout(tmp_path):
     folder, train = str(tmp_path / "checkpoints"), functions.train_in_layout
     with pytest.raises(RankDiedError, match="Rank 3"):

@@ -83,6 +83,7 @@ def test_mpi_that_is_not_cuda_aware_refuses_gpu_memory() -> None:
         assert "does not take arrays in GPU memory" in message
 
 
+@pytest.mark.slow
 def test_failure_of_nccl_on_one_rank_reaches_all_hosts() -> None:
     first, *others = seen("NCCL fails")
     assert first["kinds"][0] == "CommunicatorError", first

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +30,6 @@ from tests.training.scenes.training_scenes import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from sparkdl.launch import RankContext
     from sparkdl.training.remote.fit_on_rank import FitOutcome
@@ -44,14 +45,20 @@ def dataset(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("data"), NUM_ROWS)
 
 
-def slowly(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    time.sleep(0.04)
+def slowly(until: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Take long for a step until the file exists, so that what is to happen happens during the fit."""
+    time.sleep(0.01 if Path(until).exists() else 0.3)
     return arrays
 
 
-def slow_spec(**changes: Any) -> TrainingSpec:
+def slow_spec(folder: Path, **changes: Any) -> TrainingSpec:
     return make_spec(
-        **{"augment": slowly, "optimizer": partial(torch.optim.AdamW, lr=0.02), "epochs": 3, **changes}
+        **{
+            "augment": partial(slowly, str(folder / "all came")),
+            "optimizer": partial(torch.optim.AdamW, lr=0.02),
+            "epochs": 3,
+            **changes,
+        }
     )
 
 
@@ -65,10 +72,12 @@ class Fit:
 
     Args:
         act: called with this object, the number of a member and each event that it reports.
+        folder: folder in which a file says that as many members as are expected have come.
+        expected: number of members that are expected, with those that are lost.
     """
 
-    def __init__(self, act: Callable[[Fit, int, dict[str, Any]], None]) -> None:
-        self.act = act
+    def __init__(self, act: Callable[[Fit, int, dict[str, Any]], None], folder: Path, expected: int) -> None:
+        self.act, self.folder, self.expected = act, folder, expected
         self.pids: dict[int, int] = {}
         self.steps: list[tuple[int, int]] = []
 
@@ -103,6 +112,8 @@ class Fit:
     def _on_event(self, member: int, event: dict[str, Any]) -> None:
         if event["kind"] == "pid":
             self.pids[member] = event["pid"]
+            if len(self.pids) == self.expected:
+                (self.folder / "all came").touch()
         elif event["kind"] == "step":
             self.steps.append((event["epoch"], event["step"]))
         self.act(self, member, event)
@@ -128,16 +139,16 @@ def kill_in_turn(*members: int) -> Callable[[Fit, int, dict[str, Any]], None]:
     [pytest.param((1,), id="one rank"), pytest.param((0, 3, 2), id="rank 0, its successor, another")],
 )
 def test_a_fit_that_loses_ranks_makes_the_updates_of_one_that_does_not(dataset, tmp_path, members):
-    expected = train_in_one_process(slow_spec(), dataset, PLANNED)
-    fit = Fit(kill_in_turn(*members))
-    module, outcome = fit.run(tmp_path / "fit", slow_spec(), dataset)
-    assert len(fit.pids) >= PLANNED + len(members)
+    expected = train_in_one_process(slow_spec(tmp_path), dataset, PLANNED)
+    fit = Fit(kill_in_turn(*members), tmp_path, PLANNED + len(members))
+    module, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path), dataset)
+    assert len(fit.pids) == PLANNED + len(members)
     assert all(NUM_ROWS - PLANNED * 8 <= record.rows <= NUM_ROWS for record in outcome.history)
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)
 
 
 def test_a_frozen_rank_is_replaced_and_leaves_without_a_trace_when_it_runs_on(dataset, tmp_path):
-    expected = train_in_one_process(slow_spec(epochs=6), dataset, PLANNED)
+    expected = train_in_one_process(slow_spec(tmp_path, epochs=6), dataset, PLANNED)
     was_frozen: list[int] = []
 
     def act(fit: Fit, member: int, event: dict[str, Any]) -> None:
@@ -145,39 +156,44 @@ def test_a_frozen_rank_is_replaced_and_leaves_without_a_trace_when_it_runs_on(da
             fit.kill(1, signal.SIGSTOP)
             was_frozen.append(fit.pids[1])
         elif event["kind"] == "pid" and member >= PLANNED:
-            os.kill(was_frozen[0], signal.SIGCONT)  # unless it has been ended already
+            with suppress(ProcessLookupError):  # it may have been ended already
+                os.kill(was_frozen[0], signal.SIGCONT)
 
-    fit = Fit(act)
-    module, outcome = fit.run(tmp_path / "fit", slow_spec(epochs=6), dataset)
+    fit = Fit(act, tmp_path, PLANNED + 1)
+    module, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path, epochs=6), dataset)
     assert was_frozen
     assert all(record.rows >= NUM_ROWS - 8 for record in outcome.history)
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)
 
 
 def test_ranks_join_while_a_fit_runs_and_every_row_still_counts_once(dataset, tmp_path):
-    fit = Fit(lambda fit, member, event: None)
+    fit = Fit(lambda fit, member, event: None, tmp_path, PLANNED)
     module, outcome = fit.run(
-        tmp_path / "fit", slow_spec(epochs=4), dataset, planned_ranks=PLANNED, num_ranks=1
+        tmp_path / "fit", slow_spec(tmp_path, epochs=4), dataset, planned_ranks=PLANNED, num_ranks=1
     )
     assert len(fit.pids) == PLANNED
     assert [record.rows for record in outcome.history] == [NUM_ROWS] * 4
     assert [len(record.rank_seconds) for record in outcome.history][-1] == PLANNED
-    expected = train_in_one_process(slow_spec(epochs=4), dataset, PLANNED)
+    expected = train_in_one_process(slow_spec(tmp_path, epochs=4), dataset, PLANNED)
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)
 
 
 def test_batches_of_ranks_keep_their_size_whoever_is_there(dataset, tmp_path):
-    fit = Fit(kill_in_turn(1))
-    _, outcome = fit.run(tmp_path / "fit", slow_spec(), dataset, planned_ranks=None)
+    fit = Fit(kill_in_turn(1), tmp_path, PLANNED + 1)
+    _, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path), dataset, planned_ranks=None)
     assert all(NUM_ROWS - 8 <= record.rows <= NUM_ROWS for record in outcome.history)
     assert outcome.history[-1].loss < outcome.history[0].loss
 
 
 def test_code_that_raises_ends_all_ranks_and_losses_have_a_limit(dataset, tmp_path):
     with pytest.raises(RankError, match="augment"):
-        Fit(lambda fit, member, event: None).run(tmp_path / "raises", slow_spec(augment=fails), dataset)
+        Fit(lambda fit, member, event: None, tmp_path, PLANNED).run(
+            tmp_path / "raises", slow_spec(tmp_path, augment=fails), dataset
+        )
     with pytest.raises(RankDiedError, match="SIGKILL"):
-        Fit(kill_in_turn(2)).run(tmp_path / "lost", slow_spec(), dataset, least=3, max_restarts=0)
+        Fit(kill_in_turn(2), tmp_path, PLANNED).run(
+            tmp_path / "lost", slow_spec(tmp_path), dataset, least=3, max_restarts=0
+        )
 
 
 def fails(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -51,6 +51,7 @@ def model_of(names: list[str]) -> TorchModel:
     return TorchModel(saved).setFeaturesCol(names)
 
 
+@pytest.mark.slow
 def test_more_columns_take_few_more_calls_to_the_jvm(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ def own_loss(model, batch):
     return found.loss, found.logits
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_classifier_of_transformers_is_trained_by_a_loss_or_by_its_own_loss(spark, tmp_path):
     rows = [([2, 3 + index % 2, 5, 0], [1, 1, 1, 0], index % 2) for index in range(64)]

@@ -70,6 +70,7 @@ def test_language_model_continues_texts_and_is_saved_and_served(spark, texts, tm
     assert "string" in str(served.metadata.signature.outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 @pytest.mark.parametrize(
     "sizes",
@@ -131,6 +132,7 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
         tuned.fit(texts)
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_token_arrays_are_learned_and_continued(spark, tmp_path):
     rows = [([3 + index % 4, *range(20, 30)],) for index in range(200)]

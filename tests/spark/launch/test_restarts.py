@@ -120,6 +120,7 @@ def test_fit_with_a_killed_executor_resumes_and_ends_with_the_same_weights(
     assert store_is_empty(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_finished_fit_is_returned_without_training_and_a_longer_fit_continues_from_it(
     frame, undisturbed, tmp_path, capfd
@@ -141,6 +142,7 @@ def test_finished_fit_is_returned_without_training_and_a_longer_fit_continues_fr
     assert_equal_weights(longer, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_fit_resumed_with_another_number_of_workers_ends_with_the_same_weights(frame, tmp_path):
     def estimator(folder: Path, **changes):

@@ -101,6 +101,7 @@ def test_resources_apply_to_each_task_and_need_a_cluster(spark: SparkSession, sp
         Runner(num_workers=2, resources=two_cores).run(functions.keywords_of_the_launch, a=1)
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_run_that_lost_a_rank_resumes_from_the_last_commit_in_the_store(
     spark: SparkSession, tmp_path, caplog

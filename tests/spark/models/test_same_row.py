@@ -192,7 +192,10 @@ def test_clock_times_of_the_session_are_refused_for_instants(spark, ways, way):
             df.select(udf(F.struct(*map(quoted, df.columns)))).collect()
 
 
-@pytest.mark.parametrize("kind", ["bigint", "double", "date", "timestamp"])
+@pytest.mark.parametrize(
+    "kind",
+    ["bigint", "timestamp", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("double", "date"))],
+)
 def test_a_null_inside_an_array_is_an_error_on_every_spark(spark, kind):
     stored = {
         "bigint": ("number", "int64"),

@@ -129,6 +129,7 @@ class Knotted(nn.Module):
         return rows
 
 
+@pytest.mark.slow
 def test_garbage_collector_skips_imported_objects_and_frees_unused_models():
     packed, signature = pack_tensors(*split_module(Knotted())), make_signature((2,), "value", (2,))
     for _ in range(4):

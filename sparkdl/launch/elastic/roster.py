@@ -27,6 +27,8 @@ MAX_RESTARTS = 100
 SETTLE_S = 10.0
 """How long the first world waits for more members once it has enough."""
 
+_LONGEST_PAUSE_S = 30.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticLimits:
@@ -75,6 +77,8 @@ class Roster:
         self._asked_to_leave = 0
         self._progress = -1
         self._fruitless = 0
+        self._retried = 0
+        self._not_before = 0.0
 
     @property
     def members(self) -> set[int]:
@@ -154,7 +158,11 @@ class Roster:
             ),
         )[: self._limits.most]
         progress = arrivals[members[0]].progress
-        if before is not None and not self._may_try_again(set(members) == set(before.members), progress):
+        if (
+            before is not None
+            and set(members) == set(before.members)
+            and not self._may_retry(before, progress)
+        ):
             return
         self._progress = progress
         self.world = World(
@@ -166,17 +174,25 @@ class Roster:
         if before is not None:
             self._log(before, self.world)
             for key in (leave_key, broken_key):  # ends the members' watches
-                self._rendezvous.set(key(before.number), b"")
+                if not self._rendezvous.check([key(before.number)]):
+                    self._rendezvous.set(key(before.number), b"")
         for member in members:
             number, _ = self._waiting.pop(member)
             self._answer(number, Answer(world=self.world))
 
-    def _may_try_again(self, are_same: bool, progress: int) -> bool:
-        """Whether the same members may form a world once more; count that, and refuse them all if not."""
-        self._fruitless = self._fruitless + 1 if are_same and progress <= self._progress else 0
-        self.retries += are_same
+    def _may_retry(self, before: World, progress: int) -> bool:
+        """Whether the members of a world may form another one now; if they do so too often, refuse them all.
+
+        They wait longer each time that they have not finished a step in between: 1, 2, 4, ... seconds.
+        """
+        if self._retried < before.number:
+            self._retried = before.number
+            self.retries += 1
+            self._fruitless = self._fruitless + 1 if progress <= self._progress else 0
+            pause_s = min(2.0 ** (self._fruitless - 1), _LONGEST_PAUSE_S) if self._fruitless else 0.0
+            self._not_before = time.monotonic() + pause_s
         if self._fruitless <= self._limits.max_retries:
-            return True
+            return time.monotonic() >= self._not_before
         self.failure = (
             f"The ranks have met {self._fruitless} times without losing one and without finishing a step in between. "
             "Look at the network between them."

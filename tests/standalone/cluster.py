@@ -74,15 +74,24 @@ class StandaloneCluster:
             self._start("master", "master.Master")
             self.url = self._wait_for("master", r"Starting Spark master at (spark://\S+)")
             for index in range(self._num_workers):
-                name = f"worker-{index}"
-                place = ("--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / name), self.url)
-                self._start(name, "worker.Worker", *place)
+                self._start_worker(index)
             for index in range(self._num_workers):
                 self._wait_for(f"worker-{index}", r"(Successfully registered with master)")
         except BaseException:
             self.stop()
             raise
         return self
+
+    def add_worker(self) -> None:
+        """Add a worker with one slot, and wait until the master knows it."""
+        index, self._num_workers = self._num_workers, self._num_workers + 1
+        self._start_worker(index)
+        self._wait_for(f"worker-{index}", r"(Successfully registered with master)")
+
+    def _start_worker(self, index: int) -> None:
+        name = f"worker-{index}"
+        place = ("--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / name), self.url)
+        self._start(name, "worker.Worker", *place)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

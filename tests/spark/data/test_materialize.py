@@ -73,6 +73,7 @@ def files_of(store: Store) -> list[str]:
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
 
+@pytest.mark.slow_elsewhere
 def test_columns_arrive_with_their_values_types_and_shapes(df: DataFrame, store: Store) -> None:
     names = ["vector", "array", "grid", "flag", "with.dot", "id"]
     dataset = materialize(df, names, store)
@@ -207,6 +208,7 @@ def test_label_range_is_known_after_writing(df: DataFrame, store: Store) -> None
         check_labels(dataset, "id", 10)
 
 
+@pytest.mark.slow_elsewhere
 def test_a_failing_write_leaves_no_files(df: DataFrame, store: Store) -> None:
     with pytest.raises(Exception, match="no such luck"):
         materialize(df.selectExpr("if(id = 150, raise_error('no such luck'), id) as id"), ["id"], store)

@@ -134,6 +134,7 @@ def test_a_grid_over_layers_and_learning_rates_chooses_a_regressor(people, tmp_p
     assert store_is_empty(tmp_path)
 
 
+@pytest.mark.slow  # tests/unit/estimators/ready_made tests what they learn
 def test_moments_of_one_minute_are_told_apart_and_predicted(spark, tmp_path):
     moment = F.lit(1.7e9) + F.col("id") / 4
     rows = spark.range(0, 240, 1, 2).select(

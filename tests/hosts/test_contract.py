@@ -32,7 +32,7 @@ def topology(environment: RankEnvironment) -> Topology:
     [
         pytest.param((1, 1), marks=pytest.mark.slow),
         (2, 2),
-        (1, 1, 1),
+        pytest.param((1, 1, 1), marks=pytest.mark.slow),
         pytest.param((2, 1), marks=pytest.mark.slow),
     ],
 )

@@ -20,7 +20,7 @@ from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.sharding import blocks_of, recompute_activations, shard
 from sparkdl.parallel.tensor.divide import divide
 from sparkdl.parallel.tensor.loss import cross_entropy
-from tests.checks import checks_in, require
+from tests.checks import chosen, require, slow, with_marks
 from tests.parallel.models import POSITIONS, SIZES, batch, decoder, llama, logits_of, optimizer_of, reference
 from tests.torch.checks import run_checks
 
@@ -138,8 +138,12 @@ def qwen() -> nn.Module:
 
 
 def check_models_with_sliding_windows_equal_one_process() -> None:
-    check(Parallelism(context=4), mistral)
     check(Parallelism(context=2, data=2), qwen, method="all-to-all", recompute=True)
+
+
+@slow  # test_attention.py has windows of any width in a ring
+def check_a_model_with_sliding_windows_in_a_ring_equals_one_process() -> None:
+    check(Parallelism(context=4), mistral)
 
 
 def check_a_llama_keeps_packed_documents_apart() -> None:
@@ -239,14 +243,11 @@ def check_models_that_ranks_cannot_share_sequences_of_are_refused() -> None:
         share_sequences(capped, group)(tokens, position_ids=positions[None], use_cache=False)
 
 
-CHECKS = checks_in(__name__)
-
-
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, str | None]:
-    return run_checks([__name__], 4)
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    return run_checks([__name__], 4, names=chosen(request.session.items, __name__))
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", with_marks(__name__))
 def test_check_holds_on_four_ranks(check: str, outcomes: dict[str, str | None]) -> None:
     require(outcomes[check])

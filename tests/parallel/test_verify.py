@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from sparkdl.parallel.pipeline.pipeline import Pipeline
 from sparkdl.parallel.sharding import accumulated, average_gradients
 from sparkdl.parallel.tensor.divide import divide
 from sparkdl.parallel.verify.sketches import differing, sketch
-from tests.checks import checks_in, require
+from tests.checks import chosen, require, slow, with_marks
 from tests.parallel.models import SIZES, batch, decoder
 from tests.torch.checks import run_checks
 
@@ -36,9 +37,19 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def check_context_ranks_with_other_rows_or_labels_are_told() -> None:
+    tell_context_ranks_of(lambda tokens, rank: tokens.roll(rank, 1))
+
+
+@slow
+def check_context_ranks_with_further_other_rows_are_told() -> None:
+    tell_context_ranks_of(lambda tokens, rank: batch(rank)[0], lambda tokens, rank: tokens.roll(rank, 0))
+
+
+def tell_context_ranks_of(*changes: Callable[[Tensor, int], Tensor]) -> None:
     rank, group, (tokens, labels) = dist.get_rank(), dist.group.WORLD, batch(0)
     layout = Parallelism(context=4, verify=True).lay_out()
-    for others in (batch(rank)[0], tokens.roll(rank, 0), tokens.roll(rank, 1)):
+    for change in changes:
+        others = change(tokens, rank)
         module = parallelize(decoder(), layout, whole_outputs=True)
         loss_of(module(tokens), labels).backward()
         with pytest.raises(ParamError, match=r"context-parallel .*different inputs .*same rows"):
@@ -176,15 +187,18 @@ def check_sketches_tell_rows_from_rounding() -> None:
 
 
 def check_all_ranks_begin_with_the_weights_of_the_first() -> None:
+    begin_alike(Parallelism(shard=4), Parallelism(data=2, tensor=2), Parallelism(data=2, context=2))
+
+
+@slow
+def check_all_ranks_of_further_layouts_begin_with_the_weights_of_the_first() -> None:
+    begin_alike(Parallelism(data=2, shard=2), Parallelism(tensor=4))
+
+
+def begin_alike(*layouts: Parallelism) -> None:
     """Each rank draws other weights, as scripts do that set no seed."""
     tokens, labels = batch(0)
-    for sizes in (
-        Parallelism(shard=4),
-        Parallelism(data=2, shard=2),
-        Parallelism(data=2, tensor=2),
-        Parallelism(data=2, context=2),
-        Parallelism(tensor=4),
-    ):
+    for sizes in layouts:
         torch.manual_seed(dist.get_rank())
         module = Decoder(replace(UNTIED, key_heads=4))
         module.register_buffer("drawn", torch.rand(3))
@@ -224,10 +238,10 @@ def check_weights_that_nothing_made_equal_are_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, str | None]:
-    return run_checks([__name__], 4)
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    return run_checks([__name__], 4, names=chosen(request.session.items, __name__))
 
 
-@pytest.mark.parametrize("check", checks_in(__name__))
+@pytest.mark.parametrize("check", with_marks(__name__))
 def test_check_holds_on_four_ranks(check: str, outcomes: dict[str, str | None]) -> None:
     require(outcomes[check])

@@ -75,6 +75,7 @@ def test_output_of_a_classifier_is_accepted_by_evaluators(people, classified):
     assert MulticlassClassificationEvaluator(metricName="logLoss").evaluate(scored) < 0.2
 
 
+@pytest.mark.slow
 def test_a_table_of_categories_alone_is_fitted_and_saved(people, tmp_path):
     model = TorchClassifier(featuresCol=["colour"], epochs=2, **common(tmp_path)).fit(people)
     model.write().overwrite().save(str(tmp_path / "model"))

@@ -93,6 +93,7 @@ def test_failure_is_raised_and_the_stage_ended_even_if_the_task_of_another_rank_
     assert wait_until_gone(functions.pids_in(tmp_path) + workers, 20) == []
 
 
+@pytest.mark.slow  # tests/unit/launch/hangs/test_watch.py has the claim daily
 @pytest.mark.any_spark_will_do
 def test_function_that_stops_reporting_progress_hangs(spark: SparkSession) -> None:
     with pytest.raises(HangError, match="rank 0 has reported no progress for") as caught:

@@ -33,8 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Heed Ctrl-C, also in processes that the tests start: a shell makes background processes ignore it."""
+    config.addinivalue_line(
+        "markers",
+        "slow_on(*kinds): the same claim runs daily on another kind of Spark, so it is slow on these",
+    )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -45,6 +49,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mode = config.getoption("--spark")
     for item in items:
         if mode != "local" and item.get_closest_marker("slow_elsewhere"):
+            item.add_marker(pytest.mark.slow)
+        if any(mode in marker.args for marker in item.iter_markers("slow_on")):
             item.add_marker(pytest.mark.slow)
     elsewhere = {
         "any_spark_will_do": mode != "local",

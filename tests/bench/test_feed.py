@@ -45,7 +45,7 @@ def test_run_measures_every_contender_at_every_case(
         RandomTable(num_rows=100, list_length=4, rows_per_group=20),
     ],
 )
-@pytest.mark.parametrize("shuffle_rows", [0, 30])
+@pytest.mark.parametrize("shuffle_rows", [pytest.param(0, marks=pytest.mark.slow), 30])
 def test_every_contender_reads_every_row(
     tmp_path: Path, contender: str, table: RandomTable, shuffle_rows: int
 ) -> None:

@@ -76,7 +76,12 @@ def told_pids(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     ("transport", "carrier"),
-    [("auto", "native"), ("tcp", "native"), ("mpi", "mpi"), ("hierarchical-mpi", "mpi")],
+    [
+        ("auto", "native"),
+        pytest.param("tcp", "native", marks=pytest.mark.slow),
+        ("mpi", "mpi"),
+        pytest.param("hierarchical-mpi", "mpi", marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_find_each_other(tmp_path: Path, transport: str, carrier: str) -> None:
     if transport == "mpi":
@@ -212,7 +217,11 @@ print("done")
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_signal_to_the_command_leaves_nothing_running(tmp_path: Path, number: int, status: int) -> None:
     command = [*SPARKDL, "run", "-n", "2", "--", sys.executable, str(write_script(tmp_path, WAIT))]

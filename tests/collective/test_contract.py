@@ -37,8 +37,8 @@ def outcomes(world: str) -> list[dict[str, str | None]] | Exception:
 
 
 # Three ranks cover all that two do, and random programs run on two ranks and on three hosts with two, one and one.
-# MPI's own waits take most of the time on three ranks.
-SLOW = ("shm-2", "tcp-2", "mpi-3", "two-hosts-of-1-and-2", "interleaved-hosts")
+# test_mpiexec.py has the same checks on three ranks with Open MPI, and test_programs.py two ranks with MPICH.
+SLOW = ("shm-2", "shm-4", "tcp-2", "mpi-2", "mpi-3", "two-hosts-of-1-and-2", "interleaved-hosts")
 
 
 @pytest.mark.parametrize("check", CHECKS)

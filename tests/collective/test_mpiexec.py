@@ -56,8 +56,14 @@ communicator.allreduce(numpy.ones(3))
 tell(communicator.rank, "continued")
 """
 
-libraries = pytest.mark.parametrize("library", ["mpich", "openmpi"])
-transports = pytest.mark.parametrize("transport", ["auto", "mpi"])
+libraries_and_transports = pytest.mark.parametrize(
+    ("library", "transport"),
+    [
+        ("mpich", "mpi"),
+        ("openmpi", "auto"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("mpich", "auto"), ("openmpi", "mpi"))),
+    ],
+)
 
 
 def mpiexec(
@@ -69,8 +75,7 @@ def mpiexec(
     return run(command, cwd=folder, variables={**mpi.variables, **variables})
 
 
-@libraries
-@transports
+@libraries_and_transports
 def test_ranks_find_each_other(tmp_path: Path, library: str, transport: str) -> None:
     done = mpiexec(library, tmp_path, REDUCE, SPARKDL_TRANSPORT=transport)
     assert done.returncode == 0, done.stderr
@@ -118,8 +123,7 @@ def check_programs(folder: Path, *, seed: int, num_programs: int) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@libraries
-@transports
+@libraries_and_transports
 def test_rank_that_fails_ends_the_others(tmp_path: Path, library: str, transport: str) -> None:
     done = mpiexec(library, tmp_path, FAIL, SPARKDL_TRANSPORT=transport)
     assert done.returncode != 0

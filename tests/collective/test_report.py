@@ -20,7 +20,8 @@ WORLDS: dict[str, tuple[str, tuple[int, ...]]] = {
 }
 
 worlds = pytest.mark.parametrize(
-    "world", [pytest.param(name, marks=pytest.mark.slow) if name == "tcp" else name for name in WORLDS]
+    "world",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("tcp", "mpi") else name for name in WORLDS],
 )
 
 

@@ -26,7 +26,7 @@ WORLDS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {
 
 worlds = pytest.mark.parametrize(
     "world",
-    [pytest.param(name, marks=pytest.mark.slow) if name in ("tcp", "two hosts") else name for name in WORLDS],
+    [name if name in ("shm", "mpi") else pytest.param(name, marks=pytest.mark.slow) for name in WORLDS],
 )
 
 

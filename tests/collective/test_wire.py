@@ -10,7 +10,7 @@ from tests.collective.scenes import wire_scenes
 from tests.run_ranks import run_ranks
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_reduction_rounds_the_values_sent_and_adds_in_float32(world_size: int) -> None:
     run_ranks(world_size, wire_scenes.reductions)
 
@@ -19,7 +19,9 @@ def test_other_operations_and_dtypes_are_exact() -> None:
     run_ranks(2, wire_scenes.what_is_not_rounded)
 
 
-@pytest.mark.parametrize("host_of_rank", [(0, 0, 1, 1), (0, 1, 0), (0, 1, 2)])
+@pytest.mark.parametrize(
+    "host_of_rank", [(0, 0, 1, 1), (0, 1, 0), pytest.param((0, 1, 2), marks=pytest.mark.slow)]
+)
 def test_every_rank_gets_the_same_bits(host_of_rank: tuple[int, ...]) -> None:
     first, *others = run_ranks(len(host_of_rank), wire_scenes.over_hosts, host_of_rank)
     for other in others:

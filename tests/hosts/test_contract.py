@@ -27,15 +27,9 @@ def topology(environment: RankEnvironment) -> Topology:
         return communicator.topology
 
 
-@pytest.mark.parametrize(
-    "ranks_per_host",
-    [
-        pytest.param((1, 1), marks=pytest.mark.slow),
-        (2, 2),
-        (1, 1, 1),
-        pytest.param((2, 1), marks=pytest.mark.slow),
-    ],
-)
+# tests/collective/test_contract.py has the same checks daily on ranks that take themselves for two hosts of two.
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks_per_host", [(1, 1), (2, 2), (1, 1, 1), (2, 1)])
 def test_transport_agrees_with_numpy_on_hosts_of(ranks_per_host: Sequence[int]) -> None:
     with hosts_with_ranks(*ranks_per_host) as network:
         check_all(network)

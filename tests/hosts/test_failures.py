@@ -99,7 +99,7 @@ def test_survivors_communicate_without_the_lost_host_and_again_when_it_is_back(
         assert rank in stage.victims or outcome["remaining total"] == len(stage.survivors)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@worlds
 def test_killed_rank_is_named_by_all_others_within_seconds(world: str) -> None:
     with hosts_with_ranks(*WORLDS[world]) as network:
         stage, dead = stage_of(network), network.world_size - 1

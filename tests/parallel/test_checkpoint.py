@@ -168,6 +168,15 @@ def loads(target: str, sources: Iterable[str]) -> None:
             )
 
 
+# Together they have replicas and every way to divide a model.
+DAILY = ("plain", "TP x PP", "FSDP2 x TP")
+
+
+def check_layouts_of_every_dimension_load_from_one_another() -> None:
+    for number, target in enumerate(DAILY):
+        loads(target, [DAILY[number - 1]])
+
+
 @slow
 def check_each_layout_loads_from_another_one() -> None:
     names = list(LAYOUTS)
@@ -206,8 +215,17 @@ def check_a_rank_with_both_copies_of_a_weight_continues() -> None:
 
 
 def check_all_ranks_write_and_no_tensor_is_written_twice() -> None:
+    all_write(DAILY)
+
+
+@slow
+def check_all_ranks_of_every_layout_write_and_no_tensor_is_written_twice() -> None:
+    all_write(LAYOUTS)
+
+
+def all_write(layouts: Iterable[str]) -> None:
     whole = sum(p.numel() * p.element_size() for p in model().parameters())
-    for name in LAYOUTS:
+    for name in layouts:
         (checkpoint,) = Path(undisturbed(name)[0]).iterdir()
         sizes = [path.stat().st_size for path in sorted(checkpoint.glob("*.safetensors"))]
         assert len(sizes) == dist.get_world_size()
@@ -362,7 +380,7 @@ def check_checkpoints_of_another_model_are_refused_before_anything_changes() -> 
 
 
 def check_checkpoints_of_another_optimizer_are_refused() -> None:
-    folder, *_ = undisturbed("FSDP2")
+    folder, *_ = undisturbed("FSDP2 x TP")
     module = model()
     parameters = list(module.parameters())
     with ShardedCheckpoints(folder, layout_of("plain")) as checkpoints:
@@ -582,7 +600,18 @@ Only rank 0 writes the manifest, and renames a file.
 """
 
 
-@pytest.mark.parametrize("moment", KILLS)
+# The last moment before the commit, the first one after it, and a death of a rank that does not commit.
+DAILY_KILLS = (
+    "when a rank has written half of it",
+    "before the manifest is renamed",
+    "after the commit, before it knows of it",
+)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(moment, marks=() if moment in DAILY_KILLS else pytest.mark.slow) for moment in KILLS],
+)
 def test_rank_killed_during_a_save_leaves_earlier_checkpoints_usable(moment: str, tmp_path: Path) -> None:
     victim, event, name, steps = KILLS[moment]
     others = run_ranks(2, save_and_die, str(tmp_path), victim, event, name, may_die=[victim])

@@ -140,8 +140,12 @@ def qwen() -> nn.Module:
 
 @slow
 def check_models_with_sliding_windows_equal_one_process() -> None:
-    check(Parallelism(context=4), mistral)
     check(Parallelism(context=2, data=2), qwen, method="all-to-all", recompute=True)
+
+
+@slow  # test_attention.py has windows of any width in a ring
+def check_a_model_with_sliding_windows_in_a_ring_equals_one_process() -> None:
+    check(Parallelism(context=4), mistral)
 
 
 def check_a_llama_keeps_packed_documents_apart() -> None:

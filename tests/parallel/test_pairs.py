@@ -1,6 +1,7 @@
 """Each kind of parallelism, each pair and some triples of them: losses and gradients equal those of one process.
 
-The pairs on 4 ranks always run; all sizes on 2, 4 and 8 ranks, with and without activation checkpointing, are slow.
+Of the pairs on 4 ranks those run daily that no other module of this folder has; all sizes on 2, 4 and 8 ranks, with and
+without activation checkpointing, are slow.
 """
 
 from __future__ import annotations
@@ -144,12 +145,13 @@ def outcomes(num_ranks: int, cases: dict[str, Parallelism], models: dict[str, st
 
 @pytest.fixture(scope="module")
 def pairs(request: pytest.FixtureRequest) -> Outcomes:
-    names = [
+    """The outcomes of the pairs that are among the collected tests of this run."""
+    mine = {
         item.callspec.params["name"]
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname == "test_each_pair_equals_one_process"
-    ]
-    cases = {name: case for name, case in {**pairs_on_4(), **plans_on_4()}.items() if name in names}
+        if isinstance(item, pytest.Function) and item.originalname == NAME_OF_TEST
+    }
+    cases = {name: case for name, case in {**pairs_on_4(), **plans_on_4()}.items() if name in mine}
     return outcomes(4, cases, {name: name.split(",")[0] for name in plans_on_4()})
 
 
@@ -168,25 +170,29 @@ def plans_on_4() -> dict[str, Parallelism]:
     }
 
 
+# Pipelines with shards and context parallelism are in test_pipeline.py, the other pairs with context parallelism in
+# test_context.py, and the other pairs of shards in test_sharding.py.
 DAILY = (
     "data 2 x pipeline 2",
-    "shard 2 x tensor 2",
+    "data 2 x tensor 2",
     "context 2 x tensor 2",
-    "pipeline 2 x context 2",
     "latent attention, shard 2 x tensor 2",
+    "attention with sinks, tensor 2 x pipeline 2",
 )
-"""Each dimension, and a plan of transformers, in pairs that take little time."""
 
 
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=() if name in DAILY else pytest.mark.slow)
-        for name in [*pairs_on_4(), *plans_on_4()]
+        for name in (*pairs_on_4(), *plans_on_4())
     ],
 )
 def test_each_pair_equals_one_process(name: str, pairs: Outcomes) -> None:
     require(pairs[name])
+
+
+NAME_OF_TEST = test_each_pair_equals_one_process.__name__
 
 
 @pytest.mark.slow

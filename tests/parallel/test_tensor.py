@@ -96,6 +96,10 @@ def check_a_llama_with_divided_sequences_equals_one_process() -> None:
 def check_models_of_hugging_face_with_a_row_of_padding_equal_one_process() -> None:
     for token in (3, 20):  # a token in the vocabulary part of either rank
         check(lambda token=token: llama(pad_token_id=token))
+
+
+@slow
+def check_a_row_of_padding_with_divided_sequences_equals_one_process() -> None:
     check(lambda: llama(pad_token_id=3), sequence=True)
 
 
@@ -136,9 +140,13 @@ def hy_of_experts() -> nn.Module:
 
 
 def check_mixtures_of_experts_equal_one_process() -> None:
+    check(mixtral, recompute=True)
+
+
+@slow
+def check_further_mixtures_and_implementations_of_experts_equal_one_process() -> None:
     for implementation in ("eager", "batched_mm", "grouped_mm"):
         check(lambda how=implementation: mixtral(implementation=how))
-    check(mixtral, recompute=True)
     check(qwen_of_experts)
 
 
@@ -155,9 +163,13 @@ def check_a_rank_whose_experts_get_no_tokens_takes_part() -> None:
     attention = {"q_b_proj": "colwise", "kv_b_proj": "colwise", "o_proj": "rowwise"}
     attention["kv_a_proj_with_mqa"] = "mla_kv_a_proj"
     plan = {f"model.layers.*.self_attn.{name}": style for name, style in attention.items()}
-    check(of_lonely_experts)
-    check(of_lonely_experts, recompute=True)
     check(of_lonely_experts, sequence=True, plan={**of_lonely_experts().tp_plan, **plan})
+
+
+@slow
+def check_a_rank_whose_experts_get_no_tokens_of_whole_sequences_takes_part() -> None:
+    for recompute in (False, True):
+        check(of_lonely_experts, recompute=recompute)
 
 
 class OwnConvolution(nn.Module):
@@ -188,30 +200,45 @@ def check_blocks_may_read_the_weights_of_their_layers() -> None:
 
 @slow
 def check_mixtures_of_experts_with_divided_sequences_equal_one_process() -> None:
-    check(mixtral, sequence=True)
-    check(qwen_of_experts, sequence=True)
     check(hy_of_experts, sequence=True)
 
 
 @slow
+def check_further_mixtures_with_divided_sequences_equal_one_process() -> None:
+    check(mixtral, sequence=True)
+    check(qwen_of_experts, sequence=True)
+
+
 def check_latent_attention_equals_one_process() -> None:
-    for recompute in (False, True):
-        check(latent, recompute=recompute)
+    check(latent, recompute=True)
+
+
+@slow
+def check_latent_attention_of_both_kinds_of_queries_equals_one_process() -> None:
+    check(latent)
     check(lambda: latent(q_lora_rank=None))  # the plan names the projections of both kinds of queries
 
 
 @slow
 def check_latent_attention_with_divided_sequences_equals_one_process() -> None:
-    for recompute in (False, True):
-        check(latent, sequence=True, recompute=recompute)
+    check(latent, sequence=True)
+
+
+@slow
+def check_recomputed_latent_attention_with_divided_sequences_equals_one_process() -> None:
+    check(latent, sequence=True, recompute=True)
 
 
 def check_parameters_of_heads_are_divided() -> None:
-    for recompute in (False, True):
-        check(with_sinks, recompute=recompute)
-    check(with_sinks, sequence=True)
+    check(with_sinks, recompute=True)
     module = divide(with_sinks(), Parallelism(tensor=-1).lay_out().mesh["tensor"])
     assert len(module.model.layers[0].self_attn.sinks.to_local()) == 4 // dist.get_world_size()
+
+
+@slow
+def check_parameters_of_heads_are_divided_in_further_ways() -> None:
+    check(with_sinks)
+    check(with_sinks, sequence=True)
 
 
 def check_latent_attention_without_the_size_of_its_shared_key_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -36,9 +37,19 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def check_context_ranks_with_other_rows_or_labels_are_told() -> None:
+    tell_context_ranks_of(lambda tokens, rank: tokens.roll(rank, 1))
+
+
+@slow
+def check_context_ranks_with_further_other_rows_are_told() -> None:
+    tell_context_ranks_of(lambda tokens, rank: batch(rank)[0], lambda tokens, rank: tokens.roll(rank, 0))
+
+
+def tell_context_ranks_of(*changes: Callable[[Tensor, int], Tensor]) -> None:
     rank, group, (tokens, labels) = dist.get_rank(), dist.group.WORLD, batch(0)
     layout = Parallelism(context=4, verify=True).lay_out()
-    for others in (batch(rank)[0], tokens.roll(rank, 0), tokens.roll(rank, 1)):
+    for change in changes:
+        others = change(tokens, rank)
         module = parallelize(decoder(), layout, whole_outputs=True)
         loss_of(module(tokens), labels).backward()
         with pytest.raises(ParamError, match=r"context-parallel .*different inputs .*same rows"):
@@ -177,15 +188,18 @@ def check_sketches_tell_rows_from_rounding() -> None:
 
 
 def check_all_ranks_begin_with_the_weights_of_the_first() -> None:
+    begin_alike(Parallelism(shard=4), Parallelism(data=2, tensor=2), Parallelism(data=2, context=2))
+
+
+@slow
+def check_all_ranks_of_further_layouts_begin_with_the_weights_of_the_first() -> None:
+    begin_alike(Parallelism(data=2, shard=2), Parallelism(tensor=4))
+
+
+def begin_alike(*layouts: Parallelism) -> None:
     """Each rank draws other weights, as scripts do that set no seed."""
     tokens, labels = batch(0)
-    for sizes in (
-        Parallelism(shard=4),
-        Parallelism(data=2, shard=2),
-        Parallelism(data=2, tensor=2),
-        Parallelism(data=2, context=2),
-        Parallelism(tensor=4),
-    ):
+    for sizes in layouts:
         torch.manual_seed(dist.get_rank())
         module = Decoder(replace(UNTIED, key_heads=4))
         module.register_buffer("drawn", torch.rand(3))

@@ -38,7 +38,7 @@ def test_shards_and_other_values_that_no_state_can_keep_are_refused_with_their_n
     make_runner(checkpoint_dir=tmp_path).run(functions.keep_what_no_state_can)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the next test loads them in another layout, too
 def test_sharded_commits_are_loaded_by_any_number_of_ranks_in_any_layout(tmp_path):
     folder, marker = tmp_path / "commits", str(tmp_path / "killed")
     with pytest.raises(RankDiedError, match="Rank 1"):

@@ -344,7 +344,7 @@ CHECKS = [check for module_name in MODULES for check in checks_in(module_name)]
 
 @pytest.fixture(
     scope="module",
-    params=[("auto", 2), pytest.param(("auto", 4), marks=pytest.mark.slow), ("mpi", 2)],
+    params=[("auto", 2), *(pytest.param(each, marks=pytest.mark.slow) for each in (("auto", 4), ("mpi", 2)))],
     ids=lambda p: f"{p[0]}-{p[1]}",
 )
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:

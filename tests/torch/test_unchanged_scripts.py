@@ -318,7 +318,12 @@ def test_ranks_that_each_make_worlds_of_their_own_are_warned_of(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "urls", [("env://", "tcp://{MASTER_ADDR}:{MASTER_PORT}"), ("file://{PWD}/{backend}",)], ids=str
+    "urls",
+    [
+        ("env://", "tcp://{MASTER_ADDR}:{MASTER_PORT}"),
+        pytest.param(("file://{PWD}/{backend}",), marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_ranks_meet_at_any_kind_of_address_with_any_timeout(tmp_path: Path, urls: tuple[str, ...]) -> None:
     done = sparkdl_run(tmp_path, EACH_ADDRESS, *urls, PWD=str(tmp_path))
@@ -344,6 +349,10 @@ def test_own_backend_uses_the_jobs_communicator_and_may_be_left_open(tmp_path: P
     done = sparkdl_run(tmp_path, LEFT_OPEN, SPARKDL_TRANSPORT="tcp")
     assert (done.returncode, done.stderr) == (0, "")
     assert told(tmp_path) == {rank: [1.5, True, "native"] for rank in (0, 1)}
+
+
+@pytest.mark.slow
+def test_failed_rank_is_named_where_the_own_backend_was_left_open(tmp_path: Path) -> None:
     done = sparkdl_run(tmp_path, LEFT_OPEN, "fail")
     assert done.returncode == 1
     assert "terminate" not in done.stderr
@@ -368,7 +377,8 @@ def test_torch_that_was_kept_from_loading_backends_is_explained(tmp_path: Path) 
     assert "sparkdl: because of TORCH_DEVICE_BACKEND_AUTOLOAD=0 torch did not load" in done.stderr
 
 
-@pytest.mark.parametrize("device", ["any", pytest.param("cpu", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/runner/test_runner.py and tests/cli/test_readme.py use accelerate daily
+@pytest.mark.parametrize("device", ["any", "cpu"])
 def test_accelerate_trains_one_model(tmp_path: Path, device: str) -> None:
     done = sparkdl_run(tmp_path, ACCELERATE, device)
     assert done.returncode == 0, done.stderr

@@ -183,12 +183,22 @@ FITS: dict[str, Any] = {"fit": Replicas, "fit with DistributedDataParallel": Rep
 SCRIPTS = ("DataParallel", "hvd.DistributedOptimizer", "DistributedDataParallel")
 
 
-def train_each(environment: RankEnvironment, dataset: ParquetDataset) -> dict[tuple[str, str], Any]:
+# The fit itself has all changes daily, every other way those that take different paths through it.
+OF_EVERY_WAY = ("a layer is unfrozen and frozen", "an adapter is added", "a layer is parametrized")
+
+
+def train_each(
+    environment: RankEnvironment, dataset: ParquetDataset, chosen: set[tuple[str, str]]
+) -> dict[tuple[str, str], Any]:
     weights = {}
+
+    def changes_of(way: str) -> list[str]:
+        return [change for change in CHANGES if (way, change) in chosen]
+
     for way, replicas in FITS.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trainer, "Replicas", replicas)
-            for change in CHANGES:
+            for change in changes_of(way):
                 spec = make_spec(
                     model=model_for(change),
                     optimizer=OPTIMIZER,
@@ -202,12 +212,13 @@ def train_each(environment: RankEnvironment, dataset: ParquetDataset) -> dict[tu
     rows = read(dataset, slice(environment.rank * half, (environment.rank + 1) * half))
     with environment.communicator() as communicator:
         hvd.init()
-        for change in CHANGES:
+        for change in changes_of("DataParallel"):
             module = model_for(change)
             wrapped, optimizer = DataParallel(module, communicator), OPTIMIZER(module.parameters())
             weights["DataParallel", change] = train_plainly(change, rows, module, optimizer, wrapped)
             ReplicaCheck(module, optimizer=optimizer).compare("the end")
             wrapped.close()
+        for change in changes_of("hvd.DistributedOptimizer"):
             module = model_for(change)
             distributed = hvd.DistributedOptimizer(
                 OPTIMIZER(module.parameters()), named_parameters=module.named_parameters()
@@ -217,7 +228,7 @@ def train_each(environment: RankEnvironment, dataset: ParquetDataset) -> dict[tu
             )
         hvd.shutdown()
         init_process_group(communicator, cuda=False)
-        for change in CHANGES:
+        for change in changes_of("DistributedDataParallel"):
             module = model_for(change)
             # torch has to be told that parameters may be frozen or removed.
             averaged = DistributedDataParallel(module, find_unused_parameters="added" not in change)
@@ -234,18 +245,32 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> ParquetDataset:
 
 
 @pytest.fixture(scope="module")
-def weights(dataset: ParquetDataset) -> list[dict[tuple[str, str], Any]]:
-    return run_ranks(WORLD_SIZE, train_each, dataset)
+def weights(dataset: ParquetDataset, request: pytest.FixtureRequest) -> list[dict[tuple[str, str], Any]]:
+    """The weights of the ways and changes that are among the collected tests of this run."""
+    chosen = {
+        (item.callspec.params["way"], item.callspec.params["change"])
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == NAME_OF_TEST
+    }
+    return run_ranks(WORLD_SIZE, train_each, dataset, chosen)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("way", [*FITS, *SCRIPTS])
+@pytest.mark.parametrize(
+    ("way", "change"),
+    [
+        pytest.param(way, change, marks=() if way == "fit" or change in OF_EVERY_WAY else pytest.mark.slow)
+        for way in (*FITS, *SCRIPTS)
+        for change in CHANGES
+    ],
+)
 def test_two_ranks_train_a_changing_model_as_one_process_does(weights, dataset, way, change):
     module = model_for(change)
     expected = train_plainly(change, read(dataset), module, OPTIMIZER(module.parameters()), module)
     for of_rank in weights:
         assert_same_weights(of_rank[way, change], expected, atol=TOLERANCE)
 
+
+NAME_OF_TEST = test_two_ranks_train_a_changing_model_as_one_process_does.__name__
 
 DIVIDED = [change for change, function in CHANGES.items() if "frozen" in change and function is not leave]
 

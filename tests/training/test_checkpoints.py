@@ -68,6 +68,7 @@ def test_fit_resumed_after_a_killed_rank_ends_with_the_same_bits(dataset, undist
     assert again[0].events[0]["kind"] == "resumed"
 
 
+@pytest.mark.slow  # on one and three ranks, fits are resumed from several updates daily
 def test_fit_can_be_resumed_from_any_update(dataset, undisturbed, tmp_path):
     specs = [
         interrupted_spec(dataset, tmp_path / str(number), accumulated_batches=number, **changes)

@@ -87,24 +87,38 @@ def rows(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("rows"), NUM_ROWS)
 
 
-@pytest.fixture(scope="module")
-def replicas(rows):
-    """The outcomes of each fit with replicas on one, two and four ranks."""
-    cases = [(with_split(spec, rows, 0.2), rows) for spec in fits().values()]
-    return {
-        ranks: dict(zip(fits(), run_ranks(ranks, train_all, cases)[0], strict=True)) for ranks in (1, 2, 4)
-    }
-
-
 ALL = [(name, fit) for name in PARTS for fit in CHANGES]
-EACH_ONCE = [(name, list(CHANGES)[number % len(CHANGES)]) for number, name in enumerate(PARTS)]
+# Together they have each dimension, each schedule of shards and each kind of fit.
+DAILY = [
+    ("shard x tensor", "plain"),
+    ("whole gradients", "accumulated, clipped and weighted"),
+    ("pipeline", "best epoch"),
+    ("pipeline x tensor", "accumulated, clipped and weighted"),
+]
 
 
 @pytest.fixture(scope="module")
-def parts(rows, request):
-    """The outcomes of each fit that is among the collected tests of this run."""
+def chosen(request):
+    """The fits that are among the collected tests of this run."""
     mine = {item.callspec.id for item in request.session.items if item.originalname == NAME_OF_TEST}
-    chosen = [(name, fit) for name, fit in ALL if f"{name}-{fit}" in mine]
+    return [(name, fit) for name, fit in ALL if f"{name}-{fit}" in mine]
+
+
+@pytest.fixture(scope="module")
+def replicas(rows, chosen):
+    """The outcomes of the same fits with replicas, on as many ranks as read rows."""
+    found = {}
+    needed = {(readers_of(PARTS[name]), fit) for name, fit in chosen}
+    for ranks in sorted({ranks for ranks, _ in needed}):
+        mine = [fit for fit in CHANGES if (ranks, fit) in needed]
+        cases = [(with_split(fits()[fit], rows, 0.2), rows) for fit in mine]
+        found[ranks] = dict(zip(mine, run_ranks(ranks, train_all, cases)[0], strict=True))
+    return found
+
+
+@pytest.fixture(scope="module")
+def parts(rows, chosen):
+    """The outcomes of those fits."""
     cases = [
         (dataclasses.replace(with_split(fits()[fit], rows, 0.2), parallelism=PARTS[name]), rows)
         for name, fit in chosen
@@ -116,7 +130,7 @@ def parts(rows, request):
 
 @pytest.mark.parametrize(
     ("name", "fit"),
-    [pytest.param(*case, marks=() if case in EACH_ONCE else pytest.mark.slow) for case in ALL],
+    [pytest.param(*case, marks=() if case in DAILY else pytest.mark.slow) for case in ALL],
 )
 def test_ranks_with_parts_compute_what_replicas_do(parts, replicas, name, fit):
     found, expected = parts[name, fit], replicas[readers_of(PARTS[name])][fit]
@@ -173,11 +187,13 @@ def small_decoder() -> Decoder:
 
 
 SHARED_SEQUENCES = {
-    "each dimension once": [
+    "contexts of shards and a pipeline of replicas": [
         Parallelism(shard=2, context=2, verify=True),
+        Parallelism(pipeline=2, data=2, schedule="zbv"),
+    ],
+    "contexts of replicas and a pipeline of divided sequences": [
         Parallelism(context=2, data=2, attention="all-to-all"),
         Parallelism(pipeline=2, tensor=2, sequence=True, schedule="interleaved-1f1b"),
-        Parallelism(pipeline=2, data=2, schedule="zbv"),
     ],
     "others": [
         Parallelism(data=2, tensor=2, sequence=True),
@@ -188,8 +204,13 @@ SHARED_SEQUENCES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layouts", ["each dimension once", pytest.param("others", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param(name, marks=pytest.mark.slow if number else ())
+        for number, name in enumerate(SHARED_SEQUENCES)
+    ],
+)
 def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path, layouts):
     rng = np.random.default_rng(0)
     tokens = (np.arange(17) * rng.integers(1, 4, size=(21, 1)) + rng.integers(0, 32, size=(21, 1))) % 32
@@ -210,7 +231,8 @@ def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path, layouts)
         for each in SHARED_SEQUENCES[layouts]
     ]
     (found, *_) = run_ranks(4, train_all, cases)
-    expected = {ranks: run_ranks(ranks, train_all, [(spec, dataset)])[0][0] for ranks in (1, 2)}
+    readers = {readers_of(each) for each in SHARED_SEQUENCES[layouts]}
+    expected = {ranks: run_ranks(ranks, train_all, [(spec, dataset)])[0][0] for ranks in readers}
     for layout, outcome in zip(SHARED_SEQUENCES[layouts], found, strict=True):
         other = expected[readers_of(layout)]
         assert outcome.history[-1].loss == pytest.approx(other.history[-1].loss, rel=TOLERANCE), layout

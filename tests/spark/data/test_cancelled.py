@@ -43,6 +43,7 @@ def cancel(spark: SparkSession, spark_mode: str) -> Any:
         context.setLocalProperty(name, None)
 
 
+@pytest.mark.slow_on("local")
 @pytest.mark.no_cluster_needed
 def test_cancelled_launch_ends_its_ranks_and_the_next_launch_runs(
     launch: Launch, cancel: Callable[[], None], tmp_path: Path

@@ -73,6 +73,7 @@ def files_of(store: Store) -> list[str]:
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
 
+@pytest.mark.slow_elsewhere
 def test_columns_arrive_with_their_values_types_and_shapes(df: DataFrame, store: Store) -> None:
     names = ["vector", "array", "grid", "flag", "with.dot", "id"]
     dataset = materialize(df, names, store)
@@ -127,12 +128,19 @@ def test_missing_columns_and_an_empty_choice_are_refused(
     ("name", "expression", "message"),
     [
         ("id", "if(id < 4, null, id)", r"is null in 4 of 200 rows, first in \(id=None.*dropna"),
-        ("vector", "if(id < 4, null, vector)", "is null in 4 of 200 rows"),
-        ("array", "if(id < 4, null, array)", "is null in 4 of 200 rows"),
+        pytest.param(
+            "vector", "if(id < 4, null, vector)", "is null in 4 of 200 rows", marks=pytest.mark.slow
+        ),
+        pytest.param("array", "if(id < 4, null, array)", "is null in 4 of 200 rows", marks=pytest.mark.slow),
         ("array", "if(id < 4, array(1f, null, 2f), array)", "has arrays with null elements in 4 of 200 rows"),
         ("array", "if(id < 4, array(1f), array)", "has arrays of 1 to 3 elements"),
         ("array", "cast(array() as array<float>)", "arrays in column 'array' are empty"),
-        ("grid", "if(id < 4, array(array(1S, 2S, 3S)), grid)", "has arrays of 1 to 2 elements"),
+        pytest.param(
+            "grid",
+            "if(id < 4, array(array(1S, 2S, 3S)), grid)",
+            "has arrays of 1 to 2 elements",
+            marks=pytest.mark.slow,
+        ),
         ("grid", "if(id < 4, array(array(1S, 2S), array(3S, 4S)), grid)", "has arrays of 2 to 3 elements"),
     ],
 )
@@ -207,6 +215,7 @@ def test_label_range_is_known_after_writing(df: DataFrame, store: Store) -> None
         check_labels(dataset, "id", 10)
 
 
+@pytest.mark.slow_elsewhere
 def test_a_failing_write_leaves_no_files(df: DataFrame, store: Store) -> None:
     with pytest.raises(Exception, match="no such luck"):
         materialize(df.selectExpr("if(id = 150, raise_error('no such luck'), id) as id"), ["id"], store)

@@ -85,6 +85,7 @@ def test_columns_and_options_are_part_of_the_key(spark: SparkSession, store: Sto
     assert len(set(urls)) == len(urls)
 
 
+@pytest.mark.slow_elsewhere
 def test_random_rows_are_written_for_each_fit_and_the_log_says_why(
     spark: SparkSession, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,6 +238,7 @@ def test_rows_of_an_rdd_over_files_have_no_key(spark: SparkSession, tmp_path: Pa
     )
 
 
+@pytest.mark.slow_elsewhere
 def test_fits_at_once_write_the_rows_once(spark: SparkSession, store: Store) -> None:
     df = spark.range(0, 1000, 1, 4).selectExpr("id as x")
     found = in_threads(4, lambda: materialize(df, ["x"], store))
@@ -313,9 +315,10 @@ def test_lasting_key_depends_on_files_and_plan_and_is_none_for_rows_in_memory(
     ("first", "second"),
     [
         ("SELECT * FROM VALUES (1, 40), (7, 9) AS t(x, y)", "SELECT * FROM VALUES (2, 3), (7, 9) AS t(x, y)"),
-        (
+        pytest.param(
             "SELECT * FROM VALUES (1, array(40, 1)), (7, array(9, 1)) AS t(x, y)",
             "SELECT * FROM VALUES (2, array(3, 1)), (7, array(9, 1)) AS t(x, y)",
+            marks=pytest.mark.slow_elsewhere,
         ),
     ],
 )

@@ -162,7 +162,9 @@ def test_a_type_without_a_form_is_refused_by_name(df: DataFrame, store: Store) -
 @pytest.mark.parametrize(
     ("num_rows", "target", "partitions"),
     [
-        *((40_000, 1 << 16, partitions) for partitions in (1, 3, 40)),
+        pytest.param(40_000, 1 << 16, 1, marks=pytest.mark.slow),
+        (40_000, 1 << 16, 3),
+        pytest.param(40_000, 1 << 16, 40, marks=pytest.mark.slow_elsewhere),
         # More than the driver joins itself.
         pytest.param(9_000_000, 1 << 24, 40, marks=pytest.mark.any_spark_will_do),
     ],

@@ -37,6 +37,7 @@ def test_rows_are_written_to_s3_once_and_trained_on_from_there(frame, s3, tmp_pa
     assert first.history[1].loss < first.history[0].loss
 
 
+@pytest.mark.slow  # tests/unit/data/store/test_s3_failures.py has the message daily
 @pytest.mark.any_spark_will_do
 def test_executors_without_credentials_end_the_fit_with_the_settings_to_make(frame, s3, tmp_path):
     estimator = make_estimator(tmp_path, store=f"s3://{s3.make_bucket()}/rows", epochs=1)

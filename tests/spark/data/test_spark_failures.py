@@ -148,6 +148,7 @@ def _note_process(partition: int, folder: str) -> None:
     Path(folder, f"writer-{partition}.pid").write_text(str(os.getpid()))
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.no_cluster_needed
 def test_python_worker_killed_while_rows_are_written_is_named_and_leaves_no_files(
     spark: SparkSession, tmp_path: Path, store: Store

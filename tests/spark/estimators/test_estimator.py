@@ -98,6 +98,7 @@ def test_a_train_step_finds_its_place_and_the_threads_of_its_slot(frame, tmp_pat
     assert seen == list(range(NUM_ROWS)), "each row once"
 
 
+@pytest.mark.slow_on("local")
 def test_killed_rank_ends_the_fit_long_before_any_deadline_and_leaves_nothing(frame, tmp_path):
     estimator = make_estimator(tmp_path, loss=LossThatKillsRankOneOnce(tmp_path, call=20), epochs=500)
     with pytest.raises(RankError, match=r"SIGKILL \(out of memory\?\) in epoch \d+, step \d+") as caught:
@@ -143,6 +144,7 @@ def test_bad_weights_of_rows_are_named_before_any_rank_starts(frame, tmp_path):
             make_estimator(tmp_path, weightCol=name).fit(rows)
 
 
+@pytest.mark.slow_elsewhere
 def test_gpus_that_are_missing_are_told_before_rows_are_written(frame, tmp_path):
     if torch.cuda.device_count():
         pytest.skip("this machine has GPUs")

@@ -16,9 +16,8 @@ def own_loss(model, batch):
     return found.loss, found.logits
 
 
-@pytest.mark.slow
-@pytest.mark.any_spark_will_do
-def test_classifier_of_transformers_is_trained_by_a_loss_or_by_its_own_loss(spark, tmp_path):
+def classifier(spark, tmp_path, **changes):
+    """Rows, and an estimator of a small BERT for them."""
     rows = [([2, 3 + index % 2, 5, 0], [1, 1, 1, 0], index % 2) for index in range(64)]
     frame = spark.createDataFrame(
         rows, "input_ids array<long>, attention_mask array<long>, labels long"
@@ -44,8 +43,23 @@ def test_classifier_of_transformers_is_trained_by_a_loss_or_by_its_own_loss(spar
         featuresCol=["input_ids", "attention_mask"],
         passFeaturesBy="name",
         labelCol="labels",
-        epochs=10,
+        **changes,
     )
+    return frame, estimator
+
+
+@pytest.mark.any_spark_will_do
+def test_classifier_of_transformers_is_trained_and_predicts(spark, tmp_path):
+    frame, estimator = classifier(spark, tmp_path, epochs=10)
+    fitted = estimator.fit(frame)
+    assert fitted.history[-1].loss < 0.1
+    assert fitted.transform(frame).filter("prediction = labels").count() == 64
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_classifier_of_transformers_is_trained_by_a_loss_or_by_its_own_loss(spark, tmp_path):
+    frame, estimator = classifier(spark, tmp_path, epochs=10)
     fitted = estimator.fit(frame)
     assert fitted.history[-1].loss < 0.1
     fitted.write().save(str(tmp_path / "model"))

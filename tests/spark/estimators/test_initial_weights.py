@@ -40,6 +40,7 @@ def test_a_model_on_meta_begins_with_weights_that_ranks_draw_or_read(frame, whol
         assert estimator.fit(frame).history[0].loss == pytest.approx(expected, rel=1e-5), (given, sizes)
 
 
+@pytest.mark.slow  # tests/unit/training/checkpoint/test_identity.py refuses them daily
 def test_a_fit_does_not_resume_from_checkpoints_that_began_with_other_files(frame, meta, folder, tmp_path):
     estimator = make_estimator(
         tmp_path, model=meta, epochs=1, initialWeights=folder, checkpointDir=str(tmp_path / "run")

@@ -117,6 +117,7 @@ class Recurrent(nn.Module):
         return self.last(self.lstm(x[None])[0][0])
 
 
+@pytest.mark.slow  # tests/unit/estimators/fit/test_labels.py has the claim daily
 @pytest.mark.any_spark_will_do
 def test_labels_param_defines_the_classes_in_order_although_rows_lack_one(frame, tmp_path):
     torch.manual_seed(0)

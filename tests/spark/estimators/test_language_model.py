@@ -75,7 +75,7 @@ def test_language_model_continues_texts_and_is_saved_and_served(spark, texts, tm
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"pipeline": 2},
+        pytest.param({"pipeline": 2}, marks=pytest.mark.slow),
         pytest.param({"tensor": 2}, marks=pytest.mark.slow),
         pytest.param({"context": 2, "data": 1}, marks=pytest.mark.slow),
     ],
@@ -132,13 +132,31 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
         tuned.fit(texts)
 
 
+OF_TOKENS = {"featuresCol": "tokens", "vocabularySize": 40, "endToken": 2, "maxLength": 32}
+
+
+def tokens_of(spark, num_rows):
+    rows = [([3 + index % 4, *range(20, 30)],) for index in range(num_rows)]
+    return spark.createDataFrame(rows, "tokens array<int>").repartition(2)
+
+
+@pytest.mark.any_spark_will_do
+def test_token_arrays_are_planned_and_numbers_beyond_the_vocabulary_are_refused(spark, tmp_path):
+    tokens = tokens_of(spark, 20)
+    planned, rows = make(tmp_path, **OF_TOKENS).planned(tokens)
+    assert rows.num_rows > 0
+    assert planned.getModel() is not None
+    with pytest.raises(ParamError, match="vocabularySize is not set"):
+        make(tmp_path, **{**OF_TOKENS, "vocabularySize": None}).fit(tokens)
+    with pytest.raises(DataError, match="the token 29, and there are 29 tokens"):
+        make(tmp_path, **{**OF_TOKENS, "vocabularySize": 29}).fit(tokens)
+
+
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_token_arrays_are_learned_and_continued(spark, tmp_path):
-    rows = [([3 + index % 4, *range(20, 30)],) for index in range(200)]
-    tokens = spark.createDataFrame(rows, "tokens array<int>").repartition(2)
-    changes = {"featuresCol": "tokens", "vocabularySize": 40, "endToken": 2, "maxLength": 32}
-    model = make(tmp_path, **changes).fit(tokens)
+    tokens = tokens_of(spark, 200)
+    model = make(tmp_path, **OF_TOKENS).fit(tokens)
     assert model.generate([3, 20, 21, 22]) == list(range(23, 30))  # followed by the end token
     asked = spark.createDataFrame([([3, 20, 21],), (None,)], "tokens array<int>")
     found = {
@@ -152,10 +170,6 @@ def test_token_arrays_are_learned_and_continued(spark, tmp_path):
         model.generate("text")
     with pytest.raises(DataError, match="holds string"):
         model.transform(spark.createDataFrame([("a",)], "tokens string"))
-    with pytest.raises(ParamError, match="vocabularySize is not set"):
-        make(tmp_path, **{**changes, "vocabularySize": None}).fit(tokens)
-    with pytest.raises(DataError, match="the token 29, and there are 29 tokens"):
-        make(tmp_path, **{**changes, "vocabularySize": 29}).fit(tokens)
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ def predictions(model: TorchModel, frame: DataFrame) -> list[tuple[int, float]]:
     return sorted((row["ids"], row["prediction"]) for row in model.transform(frame).collect())
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.no_cluster_needed
 def test_weights_too_large_for_a_broadcast_reach_the_executors_as_a_file(spark: SparkSession) -> None:
     module = Words(100 * MIB)

@@ -221,6 +221,7 @@ def test_a_split_chooses_the_model_of_the_best_metric(case, split, frame, metric
     assert store_is_empty(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_elsewhere
 def test_a_split_and_its_model_are_saved_and_loaded(case, split, frame, tmp_path):
     tuning, model, _ = split

@@ -28,6 +28,7 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     return dict(model.module.state_dict())
 
 
+@pytest.mark.slow  # tests/training/test_parallelism.py compares shards daily
 @pytest.mark.slow_elsewhere
 def test_shards_on_two_workers_learn_what_replicas_do(frame, tmp_path):
     replicas = make_estimator(tmp_path, epochs=3).fit(frame)

@@ -75,6 +75,7 @@ def test_output_of_a_classifier_is_accepted_by_evaluators(people, classified):
     assert MulticlassClassificationEvaluator(metricName="logLoss").evaluate(scored) < 0.2
 
 
+@pytest.mark.slow
 def test_a_table_of_categories_alone_is_fitted_and_saved(people, tmp_path):
     model = TorchClassifier(featuresCol=["colour"], epochs=2, **common(tmp_path)).fit(people)
     model.write().overwrite().save(str(tmp_path / "model"))
@@ -134,6 +135,7 @@ def test_a_grid_over_layers_and_learning_rates_chooses_a_regressor(people, tmp_p
     assert store_is_empty(tmp_path)
 
 
+@pytest.mark.slow  # tests/unit/estimators/ready_made tests what they learn
 def test_moments_of_one_minute_are_told_apart_and_predicted(spark, tmp_path):
     moment = F.lit(1.7e9) + F.col("id") / 4
     rows = spark.range(0, 240, 1, 2).select(

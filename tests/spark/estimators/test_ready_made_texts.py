@@ -44,6 +44,7 @@ def texts(spark):
     )
 
 
+@pytest.mark.slow  # tests/unit/estimators/ready_made/test_text.py tests the classifier daily
 def test_text_classifier_solves_a_task_that_bags_of_words_cannot_solve(texts, tmp_path):
     is_tested = F.col("id") % 5 == 0
     estimator = TextClassifier(
@@ -84,6 +85,7 @@ def test_text_classifier_solves_a_task_that_bags_of_words_cannot_solve(texts, tm
             assert loaded.predict(row["text"]) == row["prediction"]
 
 
+@pytest.mark.slow
 def test_bag_of_words_classifier_fails_on_the_task_of_the_text_classifier():
     """The accuracy of bags of words on the task of the test above."""
     _, texts, first = zip(*make_texts(), strict=True)

@@ -36,6 +36,33 @@ def is_right(outputs, labels):
 
 
 @pytest.mark.any_spark_will_do
+def test_marked_rows_are_validated_on_and_not_trained_on(frame, tmp_path):
+    marked = frame.withColumn("validates", F.col("id") % 4 == 0)
+    model = make_estimator(
+        tmp_path,
+        validationIndicatorCol="validates",
+        metrics={"right": is_right},
+        bestMetric="val_loss",
+        epochs=3,
+        callbacks=[WritesDown(tmp_path)],
+        wire="bfloat16",
+    ).fit(marked)
+    assert [(tmp_path / f"{rank}.wire").read_text() for rank in (0, 1)] == ["bfloat16"] * 2
+    num_validated = marked.filter("validates").count()
+    assert {record.rows for record in model.history} == {NUM_ROWS - num_validated}
+    losses = [record.metrics["val_loss"] for record in model.history]
+    best = model.summary.model_epoch
+    assert best == int(np.argmin(losses)) + 1
+    kept = json.loads((tmp_path / f"0-{best}.json").read_text())
+    for weights, parameter in zip(kept, model.module.parameters(), strict=True):
+        np.testing.assert_array_equal(np.array(weights, np.float32), parameter.detach().numpy())
+    scored = model.transform(marked.filter("validates"))
+    right = scored.filter(F.col("prediction") == F.col("digit")).count() / num_validated
+    assert model.history[best - 1].metrics["val_right"] == pytest.approx(right)
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
 def test_marked_rows_are_validated_on_and_the_best_model_comes_back(frame, tracked):
     marked = frame.withColumn("validates", F.col("id") % 4 == 0)
     estimator = make_estimator(

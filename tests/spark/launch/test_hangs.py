@@ -55,6 +55,7 @@ def test_rank_that_sleeps_while_others_wait_is_named_with_the_stacks_of_all(
     assert wait_until_gone(functions.pids_in(tmp_path), 10) == []
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_hang_is_found_also_where_executors_cannot_reach_the_driver(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -92,6 +93,7 @@ def test_failure_is_raised_and_the_stage_ended_even_if_the_task_of_another_rank_
     assert wait_until_gone(functions.pids_in(tmp_path) + workers, 20) == []
 
 
+@pytest.mark.slow  # tests/unit/launch/hangs/test_watch.py has the claim daily
 @pytest.mark.any_spark_will_do
 def test_function_that_stops_reporting_progress_hangs(spark: SparkSession) -> None:
     with pytest.raises(HangError, match="rank 0 has reported no progress for") as caught:
@@ -99,6 +101,7 @@ def test_function_that_stops_reporting_progress_hangs(spark: SparkSession) -> No
     assert "in tell_and_sleep" in caught.value.traceback_text
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_ranks_that_have_returned_may_wait_longer_than_the_hang_timeout(launch: Launch) -> None:
     assert launch(functions.linger_on, 1, 4.0, **WAITS) == [0, 1]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,13 +42,12 @@ def sure(outputs, labels):
 """
 
 
-@pytest.mark.no_cluster_needed
-@pytest.mark.slow_elsewhere
-def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path):
+def runs_of(spark: Any, frame: Any, folder: Path) -> Callable[..., str]:
+    """A function that runs the job with overrides, and returns what was said."""
     frame.createOrReplaceTempView("rows_of_jobs")
-    (tmp_path / "metrics_of_jobs.py").write_text(METRICS)
-    file = tmp_path / "job.yaml"
-    file.write_text(JOB.format(folder=tmp_path))
+    (folder / "metrics_of_jobs.py").write_text(METRICS)
+    file = folder / "job.yaml"
+    file.write_text(JOB.format(folder=folder))
 
     def run(*arguments: str, **options: bool) -> str:
         said: list[str] = []
@@ -54,6 +55,13 @@ def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path
         run_job(job, lambda _: nullcontext(spark), say=said.append, **options)
         return "\n".join(said)
 
+    return run
+
+
+@pytest.mark.no_cluster_needed
+@pytest.mark.slow_elsewhere
+def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path):
+    run = runs_of(spark, frame, tmp_path)
     plan = run(is_dry_run=True)
     assert "rows     203 of sql SELECT image, digit" in plan
     assert "162 for training, 41 for validation" in plan
@@ -74,11 +82,19 @@ def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path
     assert "nothing will be trained" in run(is_dry_run=True)
     with pytest.raises(ParamError, match="another job: params.epochs was 2 and is 1"):
         run("epochs=1")
+    table = "data.table=rows_of_jobs", "data.validation=", f"output={tmp_path / 'of the table'}"
+    assert "rows     203 of table rows_of_jobs" in run(*table, is_dry_run=True)
+    with pytest.raises(JobFileError, match=r"': data.sql: Spark cannot read it: .*no_such_column"):
+        run("data.sql=SELECT no_such_column FROM rows_of_jobs", f"output={tmp_path / 'other'}")
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_job_is_run_on_a_table_as_on_a_query(spark, frame, tmp_path):
+    run = runs_of(spark, frame, tmp_path)
     run("data.table=rows_of_jobs", "data.validation=", "epochs=1", f"output={tmp_path / 'of the table'}")
     of_table = json.loads((tmp_path / "of the table" / "result.json").read_text())
     assert of_table["epochs"] == 1
-    with pytest.raises(JobFileError, match=r"': data.sql: Spark cannot read it: .*no_such_column"):
-        run("data.sql=SELECT no_such_column FROM rows_of_jobs", f"output={tmp_path / 'other'}")
 
 
 LANGUAGE_JOB = """\

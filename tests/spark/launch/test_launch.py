@@ -108,6 +108,7 @@ print(run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark))
     assert ("[3.0, 3.0]" in ended.stdout) == (not fails)
 
 
+@pytest.mark.slow_elsewhere
 def test_launch_on_one_machine_listens_only_on_loopback(launch: Launch) -> None:
     values = launch(functions.where_they_listen, os.getpid())
     assert values == [["127.0.0.1"]] * 2
@@ -137,13 +138,16 @@ def test_ranks_start_and_print_while_the_drivers_port_is_flooded(
     assert sorted(lines) == [(0, "from rank 0"), (1, "from rank 1")]
 
 
+@pytest.mark.slow_elsewhere
 def test_ranks_share_an_mpi_world_without_mpirun(launch: Launch) -> None:
     pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
     values = launch(functions.mpi_world, transport="mpi")
     assert values == [(0, 2, 3.0), (1, 2, 3.0)]
 
 
-@pytest.mark.parametrize("culprit", [pytest.param(0, marks=pytest.mark.any_spark_will_do), 1])
+@pytest.mark.parametrize(
+    "culprit", [pytest.param(0, marks=[pytest.mark.slow, pytest.mark.any_spark_will_do]), 1]
+)
 def test_failing_rank_is_named_with_host_and_traceback(launch: Launch, culprit: int) -> None:
     started = time.monotonic()
     with pytest.raises(RankError, match=f"Rank {culprit} .*looked in vain") as caught:
@@ -155,20 +159,36 @@ def test_failing_rank_is_named_with_host_and_traceback(launch: Launch, culprit: 
     assert isinstance(caught.value.__cause__, LookupError)
 
 
+@pytest.mark.slow_elsewhere
 def test_ranks_have_the_threads_of_their_slots_unless_the_user_chose_others(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert launch(functions.count_threads, modules=("torch",)) == [(1, "1")] * 2
-    assert launch(functions.count_threads, threads_per_rank=2, modules=("torch",)) == [(2, "2")] * 2
     monkeypatch.setenv(
         "OMP_NUM_THREADS", "2"
     )  # of the machine of the driver, which is also that of the executors
     assert launch(functions.count_threads) == [(2, "2")] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_threads_of_a_launch_precede_those_of_the_environment(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert launch(functions.count_threads, threads_per_rank=2, modules=("torch",)) == [(2, "2")] * 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert launch(functions.count_threads, environment={"OMP_NUM_THREADS": "1"})[1][0] == 1
 
 
-@pytest.mark.parametrize("culprit", [pytest.param(0, marks=pytest.mark.any_spark_will_do), 1])
+@pytest.mark.parametrize(
+    "culprit",
+    [
+        pytest.param(0, marks=[pytest.mark.slow, pytest.mark.any_spark_will_do]),
+        pytest.param(1, marks=pytest.mark.slow_elsewhere),
+    ],
+)
 def test_killed_rank_ends_all_long_before_any_deadline(launch: Launch, culprit: int) -> None:
     started = time.monotonic()
     with pytest.raises(RankDiedError, match="SIGKILL") as caught:
@@ -177,6 +197,7 @@ def test_killed_rank_ends_all_long_before_any_deadline(launch: Launch, culprit: 
     assert time.monotonic() - started < 100  # operations wait for 300 s
 
 
+@pytest.mark.slow_on("local")
 def test_lost_python_worker_is_named_and_nothing_runs_twice(launch: Launch, tmp_path: Path) -> None:
     with pytest.raises(RankDiedError, match="lost") as caught:
         launch(functions.kill_own_worker_on, 1, str(tmp_path))
@@ -333,6 +354,7 @@ class Toucher(logging.Handler):
             self.path.touch()
 
 
+@pytest.mark.slow_on("local")
 def test_ranks_wait_without_limit_for_the_slots_of_another_launch(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, launch: Launch
 ) -> None:

@@ -74,6 +74,7 @@ def fit_and_restart(estimator, frame, caplog):
     return model, said
 
 
+@pytest.mark.slow_on("local", "connect")
 def test_a_fit_whose_rank_was_killed_restarts_and_ends_with_the_same_weights(
     frame, undisturbed, tmp_path, caplog
 ):
@@ -138,11 +139,21 @@ def test_finished_fit_is_returned_without_training_and_a_longer_fit_continues_fr
     longer = make_estimator(tmp_path, epochs=EPOCHS + 1, showProgress=True, **params).fit(frame)
     assert "continuing from a checkpoint: epoch 4/4" in capfd.readouterr().err
     assert longer.history[:EPOCHS] == model.history
+    assert [record.epoch for record in longer.history] == list(range(1, EPOCHS + 2))
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_a_longer_fit_has_the_weights_of_one_that_was_as_long_from_the_start(frame, undisturbed, tmp_path):
+    shutil.copytree(undisturbed[1], tmp_path / "checkpoints")
+    params = {"model": make_model(), "checkpointDir": str(tmp_path / "checkpoints")}
+    longer = make_estimator(tmp_path, epochs=EPOCHS + 1, **params).fit(frame)
+    assert longer.history[:EPOCHS] == undisturbed[0].history
     whole = make_estimator(tmp_path, epochs=EPOCHS + 1, model=make_model()).fit(frame)
     assert_equal_weights(longer, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # tests/training/test_checkpoints.py resumes on other ranks daily
 @pytest.mark.any_spark_will_do
 def test_fit_resumed_with_another_number_of_workers_ends_with_the_same_weights(frame, tmp_path):
     def estimator(folder: Path, **changes):
@@ -199,7 +210,6 @@ def test_checkpoints_of_another_model_dataset_or_setting_are_refused_before_rank
         make_estimator(tmp_path, **{**same, "checkpointDir": str(file)}).fit(frame)
 
 
-@pytest.mark.any_spark_will_do
 class RenamesTheLease(Callback):
     """Renames the driver's lease after the first epoch, as the driver does when it starts the ranks again."""
 
@@ -212,6 +222,7 @@ class RenamesTheLease(Callback):
             lease.rename(self.folder / "_alone-renamed")
 
 
+@pytest.mark.any_spark_will_do
 def test_ranks_that_were_replaced_write_no_checkpoint(frame, tmp_path):
     folder = tmp_path / "checkpoints"
     estimator = make_estimator(
@@ -222,6 +233,7 @@ def test_ranks_that_were_replaced_write_no_checkpoint(frame, tmp_path):
     assert isinstance(caught.value.__cause__, CheckpointsInUseError)
 
 
+@pytest.mark.any_spark_will_do
 def test_exception_of_the_users_code_is_not_restarted_and_is_raised_although_its_rows_cannot_be_removed(
     frame, tmp_path, caplog, monkeypatch
 ):

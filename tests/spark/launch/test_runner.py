@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.mark.slow_on("local", "connect")
 def test_a_function_finds_everything_ready_on_every_rank_of_the_stage(spark: SparkSession) -> None:
     values = Runner(num_workers=2).run_all(functions.see_everything, 1, second=2)
     assert [value["horovod"] for value in values] == [(0, 2), (1, 2)]
@@ -29,12 +30,14 @@ def test_a_function_finds_everything_ready_on_every_rank_of_the_stage(spark: Spa
     assert [value["backend"] for value in values] == ["sparkdl"] * 2
 
 
+@pytest.mark.slow  # tests/runner/test_runner.py does so daily
 def test_a_function_may_initialize_torch_itself_on_the_ranks_of_the_stage(spark: SparkSession) -> None:
     values = Runner(num_workers=2, init_torch=False).run_all(functions.initialize_torch_in_every_way)
     for value in values:
         assert value[1:] == [[name, 2, [3.0, 3.0]] for name in ("sparkdl", "gloo", "undefined")]
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.no_cluster_needed
 def test_a_script_that_no_executor_has_runs_on_all_ranks(spark: SparkSession, tmp_path) -> None:
     script = tmp_path / "train.py"
@@ -45,6 +48,7 @@ def test_a_script_that_no_executor_has_runs_on_all_ranks(spark: SparkSession, tm
     assert sorted(lines) == [(rank, f"word ['a', '--b', '1'] {rank}", None) for rank in (0, 1)]
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.no_cluster_needed
 def test_horovod_runner_prints_messages_for_the_driver_or_all_output(spark: SparkSession, capfd) -> None:
     HorovodRunner(np=2).run(functions.log_and_print)
@@ -55,6 +59,7 @@ def test_horovod_runner_prints_messages_for_the_driver_or_all_output(spark: Spar
     assert "[rank 0] printed\n" in capfd.readouterr().err
 
 
+@pytest.mark.slow  # tests/runner/test_horovod_runner.py runs it daily
 @pytest.mark.no_cluster_needed
 def test_the_documented_training_runs_on_tasks_of_the_session(spark: SparkSession, tmp_path) -> None:
     losses = HorovodRunner(np=2).run(notebook.train_hvd, learning_rate=0.1, log_dir=str(tmp_path))
@@ -101,7 +106,7 @@ def test_resources_apply_to_each_task_and_need_a_cluster(spark: SparkSession, sp
         Runner(num_workers=2, resources=two_cores).run(functions.keywords_of_the_launch, a=1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # tests/runner/test_elastic.py restarts a Runner daily
 @pytest.mark.any_spark_will_do
 def test_run_that_lost_a_rank_resumes_from_the_last_commit_in_the_store(
     spark: SparkSession, tmp_path, caplog

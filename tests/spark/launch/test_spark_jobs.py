@@ -84,6 +84,21 @@ def test_users_job_group_is_kept_and_their_description_restored(
 ) -> None:
     told = ToldJobs(spark)
     spark.sparkContext.setJobGroup("of the user", "an experiment")
+    materialize(spark.range(10).selectExpr("id + 1 as x"), ["x"], str(tmp_path / "store"))
+    assert told.names() == [("sparkdl materialize: writing rows", "of the user")]
+    assert properties() == ("an experiment", "of the user")
+    with pytest.raises(ZeroDivisionError), spark_job(spark, "dividing"):
+        raise ZeroDivisionError
+    assert properties() == ("an experiment", "of the user")
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_every_kind_of_job_has_the_job_group_of_the_user(
+    spark: SparkSession, properties: Any, tmp_path: Path
+) -> None:
+    told = ToldJobs(spark)
+    spark.sparkContext.setJobGroup("of the user", "an experiment")
     Runner(num_workers=1, spark=spark).run(functions_of_runner)
     materialize(spark.range(10).selectExpr("id + 1 as x"), ["x"], str(tmp_path / "store"))
     look_at_executors(spark, 1, timeout_s=60)
@@ -93,9 +108,6 @@ def test_users_job_group_is_kept_and_their_description_restored(
         ("sparkdl materialize: writing rows", "of the user"),
         ("sparkdl looking at the executors", "of the user"),
     ]
-    assert properties() == ("an experiment", "of the user")
-    with pytest.raises(ZeroDivisionError), spark_job(spark, "dividing"):
-        raise ZeroDivisionError
     assert properties() == ("an experiment", "of the user")
 
 

@@ -102,9 +102,21 @@ COMPLETE_ROWS = st.lists(st.tuples(*VALUES).map(list), min_size=1, max_size=4)
 ZONES = ("UTC", "Asia/Tokyo", "America/New_York", "America/St_Johns", "Africa/Monrovia")
 
 
-@settings(max_examples=12, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+# An example takes four seconds.
+@settings(max_examples=4, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_row_has_one_prediction_in_every_company_and_by_every_way(spark, ways, data):
+    compare_ways(spark, ways, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=24, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_many_rows_have_one_prediction_in_every_company_and_by_every_way(spark, ways, data):
+    compare_ways(spark, ways, data)
+
+
+def compare_ways(spark, ways, data):
     model, pyfunc, udf = ways
     rows, complete = data.draw(ROWS), data.draw(COMPLETE_ROWS)
     rows += complete
@@ -194,7 +206,12 @@ def test_clock_times_of_the_session_are_refused_for_instants(spark, ways, way):
 
 @pytest.mark.parametrize(
     "kind",
-    ["bigint", "timestamp", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("double", "date"))],
+    [
+        "bigint",
+        pytest.param("double", marks=pytest.mark.slow),
+        "date",
+        pytest.param("timestamp", marks=pytest.mark.slow),
+    ],
 )
 def test_a_null_inside_an_array_is_an_error_on_every_spark(spark, kind):
     stored = {

@@ -65,6 +65,7 @@ def called_rows(folder: Path) -> list[int]:
 ALL = {"probabilityCol": "probability", "rawPredictionCol": "raw"}
 
 
+@pytest.mark.slow_elsewhere
 def test_copies_of_a_model_are_loaded_once_per_process(frame, tmp_path):
     model, one_task = make_model(tmp_path), frame.coalesce(1)
     for each in (model, model.copy({model.predictionCol: "p"}), model.copy()):
@@ -172,6 +173,7 @@ class JoinedColumns(nn.Module):
         return self.linear(torch.cat(columns, dim=1))
 
 
+@pytest.mark.slow_elsewhere
 def test_numeric_feature_columns_are_packed_for_python_and_returned_unchanged(frame):
     names = [f"x{index}" for index in range(4)]
     signature = ModelSignature(inputs=make_inputs(*names), outputs=(ModelOutput(name="y", kind="value"),))
@@ -224,6 +226,7 @@ def test_nan_is_a_value_for_the_model_and_null_gives_a_null_prediction(spark, na
     assert found == {0: 1.0 if alone else 3.0, 1: 0.0 if alone else 2.0, 2: None}
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize(("names", "shape"), [(["x", "y", "z"], ()), (["array"], (3,)), (["vector"], (3,))])
 def test_a_row_that_the_model_answers_with_nan_has_null_in_all_columns(spark, names, shape):
     rows = spark.createDataFrame(

@@ -133,6 +133,7 @@ def test_run_of_a_resumed_or_restarted_or_finished_fit_has_every_epoch_once(fram
 @pytest.mark.skipif(
     mlflow.__version__ < "2.19", reason="MLflow takes pytest's handlers from the log when it makes a database"
 )
+@pytest.mark.slow  # tests/unit/tracking/test_run.py keeps and sends such a run daily
 def test_a_store_that_goes_away_does_not_lose_the_model(frame, tracked, caplog):
     loss = LossThatSpoils(tracked, "mlflow.db")
     model = make_estimator(tracked, tracking="on", epochs=3, loss=loss).fit(frame)

@@ -209,8 +209,17 @@ def asked(served, form, rows):
     not hasattr(mlflow.types.schema, "AnyType"),
     reason="MLflow before 2.19 refuses whole numbers in arrays of doubles",
 )
-@pytest.mark.parametrize("form", ["dataframe_split", "dataframe_records", "instances", "inputs"])
-@pytest.mark.parametrize("kind", ["array", "nested", "ragged", "tokens"])
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        # Every form daily with one kind, and every kind with one form.
+        pytest.param(
+            form, kind, marks=() if form == "dataframe_split" or kind == "nested" else pytest.mark.slow
+        )
+        for form in ("dataframe_split", "dataframe_records", "instances", "inputs")
+        for kind in ("array", "nested", "ragged", "tokens")
+    ],
+)
 def test_numbers_without_a_fraction_are_numbers_of_any_type(tmp_path, form, kind):
     ragged = {"kind": "ragged", "dtype": "object", "lengths": (None,)}
     column = {

@@ -98,7 +98,13 @@ def computed_anew(decoder, text, num_tokens):
     return found
 
 
-@pytest.mark.parametrize("kind", ["ours", *KINDS])
+# Keys of the whole text, with and without numbers of positions in rotary form, and of windows in some or all layers.
+DAILY = ("Llama", "GPTNeo", "GPT2", "Mistral", "Gemma3", "GptOss")
+
+
+@pytest.mark.parametrize(
+    "kind", ["ours", *(pytest.param(kind, marks=() if kind in DAILY else pytest.mark.slow) for kind in KINDS)]
+)
 def test_each_continuation_equals_the_one_computed_anew_from_the_whole_text(kind):
     decoder = model_of(kind)
     found = continuations(decoder, TEXTS, Generation(max_tokens=10))

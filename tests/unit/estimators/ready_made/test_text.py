@@ -149,7 +149,15 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
 PADDINGS = {"xlnet": "left", "fnet": "full"}
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2", "roberta", "llama", "opt", *PADDINGS])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "bert",
+        "gpt2",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("distilbert", "roberta", "llama", "opt")),
+        *PADDINGS,
+    ],
+)
 @pytest.mark.parametrize("tokens", ["", "[CLS]"])
 def test_probability_of_a_text_does_not_depend_on_the_texts_beside_it(
     dataset, pretrained, tmp_path, kind, tokens
@@ -285,7 +293,14 @@ def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(dataset, p
         learned(dataset, folder)
 
 
-@pytest.mark.parametrize("kept", ["vocab.txt", "tokenizer.4.0.0.json", "characters", "bytes"])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "vocab.txt",
+        "bytes",
+        *(pytest.param(kept, marks=pytest.mark.slow) for kept in ("tokenizer.4.0.0.json", "characters")),
+    ],
+)
 def test_tokenizers_with_other_vocabulary_files_or_none_are_loaded(dataset, pretrained, tmp_path, kept):
     import transformers
 

@@ -522,7 +522,6 @@ def check_a_checkpoint_that_is_not_written_in_time_is_an_error() -> None:
         checkpoints._hold()  # as before the manifest: another job may use the folder now
 
 
-@slow
 def check_a_rank_that_saves_no_checkpoint_is_named() -> None:
     """The other ranks wait for it until the deadline, or until it reports the error that has ended its training."""
     module, is_missing = nn.Linear(2, 2), dist.get_rank() == 2

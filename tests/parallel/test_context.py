@@ -108,7 +108,6 @@ def check_a_model_that_calls_torch_itself_equals_one_process() -> None:
     check(Parallelism(context=2), plain, recompute=True)
 
 
-@slow
 def check_a_llama_equals_one_process() -> None:
     check(Parallelism(context=2, shard=2), llama)
 
@@ -138,7 +137,6 @@ def qwen() -> nn.Module:
     return llama(Qwen2ForCausalLM, use_sliding_window=True, max_window_layers=2, sliding_window=5)
 
 
-@slow
 def check_models_with_sliding_windows_equal_one_process() -> None:
     check(Parallelism(context=2, data=2), qwen, method="all-to-all", recompute=True)
 

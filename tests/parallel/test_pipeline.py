@@ -118,7 +118,6 @@ def check_a_decoder_equals_one_process_on_every_schedule() -> None:
         check(Parallelism(pipeline=-1), schedule=schedule)
 
 
-@slow
 def check_a_decoder_whose_head_shares_the_embedding_equals_one_process() -> None:
     for schedule in ("1f1b", "zbv"):  # zbv has both on the first rank
         check(Parallelism(pipeline=-1), tied, schedule=schedule)
@@ -382,13 +381,11 @@ def check_blocks_may_return_tuples_and_be_alone_on_a_sharded_stage() -> None:
     assert not any(isinstance(block, nn.ModuleList) for block in blocks_of(alone))
 
 
-@slow
 def check_recomputed_activations_equal_one_process() -> None:
     check(Parallelism(pipeline=-1), recompute=True)
     check(Parallelism(pipeline=-1), tall, recompute=True, schedule="zero-bubble")
 
 
-@slow
 def check_pipeline_and_sharding_equal_one_process() -> None:
     check(Parallelism(pipeline=2, shard=2), lambda: llama(num_hidden_layers=2))  # one layer on each stage
     with pytest.raises(ParamError, match="splits the backward pass"):

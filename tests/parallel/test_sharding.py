@@ -89,7 +89,6 @@ def check(
         optimizer.step()
 
 
-@slow
 def check_each_stage_equals_one_process() -> None:
     for stage in (1, 2, 3):
         check(Parallelism(shard=4), stage=stage, recompute=stage == 3)
@@ -144,7 +143,6 @@ def check_recomputed_blocks_begin_with_the_same_buffers() -> None:
     )
 
 
-@slow
 def check_a_gpt2_sharded_by_its_blocks_equals_one_process() -> None:
     check(Parallelism(data=2, shard=2), gpt2, recompute=True)
     for sizes in (Parallelism(tensor=4), Parallelism(pipeline=4)):

@@ -108,7 +108,6 @@ def olmo() -> nn.Module:
     return llama(Olmo2ForCausalLM, num_hidden_layers=2)
 
 
-@slow
 def check_a_model_that_norms_all_heads_together_equals_one_process() -> None:
     check(olmo)
     check(olmo, sequence=True)
@@ -158,7 +157,6 @@ def of_lonely_experts() -> nn.Module:
     return module
 
 
-@slow
 def check_a_rank_whose_experts_get_no_tokens_takes_part() -> None:
     attention = {"q_b_proj": "colwise", "kv_b_proj": "colwise", "o_proj": "rowwise"}
     attention["kv_a_proj_with_mqa"] = "mla_kv_a_proj"
@@ -198,7 +196,6 @@ def check_blocks_may_read_the_weights_of_their_layers() -> None:
         check(make, plan=plan, recompute=recompute)
 
 
-@slow
 def check_mixtures_of_experts_with_divided_sequences_equal_one_process() -> None:
     check(hy_of_experts, sequence=True)
 
@@ -219,7 +216,6 @@ def check_latent_attention_of_both_kinds_of_queries_equals_one_process() -> None
     check(lambda: latent(q_lora_rank=None))  # the plan names the projections of both kinds of queries
 
 
-@slow
 def check_latent_attention_with_divided_sequences_equals_one_process() -> None:
     check(latent, sequence=True)
 

@@ -61,7 +61,6 @@ def tell_context_ranks_of(*changes: Callable[[Tensor, int], Tensor]) -> None:
             loss.backward()
 
 
-@slow
 def check_context_ranks_of_a_pipeline_with_other_rows_are_told() -> None:
     layout = Parallelism(context=2, pipeline=2).lay_out()
     tokens, labels = batch(0)
@@ -212,7 +211,6 @@ def begin_alike(*layouts: Parallelism) -> None:
         loss_of(called(tokens), labels).backward()
 
 
-@slow
 def check_replicas_of_pipeline_stages_begin_with_the_weights_of_the_first() -> None:
     layout = Parallelism(data=2, pipeline=2).lay_out()
     for averaged in (True, False):

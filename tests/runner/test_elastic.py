@@ -58,7 +58,6 @@ def test_sharded_commits_are_loaded_by_any_number_of_ranks_in_any_layout(tmp_pat
     torch.testing.assert_close(again[0]["weight"], again[1]["weight"], rtol=0, atol=0)
 
 
-@pytest.mark.slow
 def test_run_whose_rank_was_killed_continues_on_fewer_ranks_in_another_layout(tmp_path):
     folder, train = str(tmp_path / "checkpoints"), functions.train_in_layout
     with pytest.raises(RankDiedError, match="Rank 3"):

@@ -32,7 +32,6 @@ def folder(whole, tmp_path):
     return str(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_model_on_meta_begins_with_weights_that_ranks_draw_or_read(frame, whole, meta, folder, tmp_path):
     expected = make_estimator(tmp_path, model=whole, epochs=1).fit(frame).history[0].loss
     for given, sizes in (("drawn", None), (folder, {"shard": 2})):

@@ -70,7 +70,6 @@ def test_language_model_continues_texts_and_is_saved_and_served(spark, texts, tm
     assert "string" in str(served.metadata.signature.outputs)
 
 
-@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 @pytest.mark.parametrize(
     "sizes",

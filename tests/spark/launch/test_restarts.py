@@ -121,7 +121,6 @@ def test_fit_with_a_killed_executor_resumes_and_ends_with_the_same_weights(
     assert store_is_empty(tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_finished_fit_is_returned_without_training_and_a_longer_fit_continues_from_it(
     frame, undisturbed, tmp_path, capfd

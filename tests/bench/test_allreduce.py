@@ -13,10 +13,12 @@ from tests.bench.parsed import parsed
 OURS = ("copy", "native", "arena", "torch")
 
 
-@pytest.mark.slow  # many ranks with torch; test_rank_group.py tests how contenders take turns
 @pytest.mark.parametrize(
     ("num_ranks", "against", "theirs"),
-    [(2, "mpi", ("mpi",)), (4, "gloo,mpi", ("gloo", "gloo tuned", "mpi"))],
+    [
+        (2, "mpi", ("mpi",)),
+        pytest.param(4, "gloo,mpi", ("gloo", "gloo tuned", "mpi"), marks=pytest.mark.slow),
+    ],
 )
 def test_run_measures_every_contender_at_every_case(
     num_ranks: int, against: str, theirs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -117,6 +119,31 @@ class Fit:
         elif event["kind"] == "step":
             self.steps.append((event["epoch"], event["step"]))
         self.act(self, member, event)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(20))
+def test_kills_and_a_freeze_at_random_moments_change_nothing(dataset, tmp_path, seed):
+    """Of three ranks two are killed and one is frozen at random times from the launch to the end."""
+    draw = random.Random(seed)
+    expected = train_in_one_process(slow_spec(tmp_path), dataset, PLANNED)
+    fit = Fit(lambda fit, member, event: None, tmp_path, PLANNED + 9)  # slow to the end
+
+    def disturb() -> None:
+        for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP):
+            time.sleep(draw.uniform(0.0, 4.0))
+            if fit.pids:
+                with suppress(ProcessLookupError):
+                    os.kill(draw.choice(list(fit.pids.values())[-PLANNED:]), number)
+
+    disturber = threading.Thread(target=disturb, daemon=True)
+    disturber.start()
+    module, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path), dataset)
+    disturber.join()
+    assert [record.epoch for record in outcome.history] == [1, 2, 3]
+    assert all(NUM_ROWS - 3 * 8 <= record.rows <= NUM_ROWS for record in outcome.history)
+    assert_same_weights(state_of(module), expected, atol=TOLERANCE)
 
 
 def state_of(module: nn.Module) -> dict[str, np.ndarray]:

@@ -115,11 +115,10 @@ class Roster:
             self._answer(waiting[0], _OF_REPLACED)
 
     def end(self) -> None:
-        """Release the members whose function has returned, as the run is over."""
-        for member, (number, arrival) in list(self._waiting.items()):
-            if arrival.is_done:
-                self._answer(number, Answer())
-                del self._waiting[member]
+        """Release the members that wait, as the run is over: the function has returned on rank 0."""
+        for number, arrival in self._waiting.values():
+            self._answer(number, Answer() if arrival.is_done else _OF_OVER)
+        self._waiting.clear()
 
     def _take(self, timeout_s: float) -> tuple[int, Arrival] | None:
         try:
@@ -225,6 +224,7 @@ class Roster:
         self._rendezvous.set(answer_key(number), answer.to_json())
 
 
+_OF_OVER = Answer(refusal="The function has returned on rank 0, and the run is over.")
 _OF_REPLACED = Answer(
     refusal="This rank was considered lost, and the others have continued without it. Its work is not needed any more."
 )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.slow_on("local", "connect")
+@pytest.mark.slow_on("local")
 def test_a_function_finds_everything_ready_on_every_rank_of_the_stage(spark: SparkSession) -> None:
     values = Runner(num_workers=2).run_all(functions.see_everything, 1, second=2)
     assert [value["horovod"] for value in values] == [(0, 2), (1, 2)]

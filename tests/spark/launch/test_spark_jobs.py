@@ -77,7 +77,6 @@ def test_jobs_of_a_fit_are_described_and_share_one_job_group(
     assert properties() == (None, None), "the user's thread has what it had"
 
 
-@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_users_job_group_is_kept_and_their_description_restored(
     spark: SparkSession, properties: Any, tmp_path: Path

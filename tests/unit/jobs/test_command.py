@@ -72,7 +72,6 @@ def test_sigterm_is_raised_once_and_only_inside_the_block():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.slow
 def test_missing_library_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         command.importlib.util, "find_spec", lambda name: None if name == "ruamel.yaml" else object()

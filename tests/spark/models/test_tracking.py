@@ -128,7 +128,6 @@ def test_run_of_a_resumed_or_restarted_or_finished_fit_has_every_epoch_once(fram
         assert killed.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 @pytest.mark.skipif(
     mlflow.__version__ < "2.19", reason="MLflow takes pytest's handlers from the log when it makes a database"

@@ -6,7 +6,7 @@ them on the *driver*; :mod:`~sparkdl.launch.elastic.roster` decides who forms th
 :class:`~sparkdl.launch.wire.world.World`. The other end, on the *rank*, is
 :mod:`~sparkdl.launch.rank.membership`. They exchange a few keys of a rendezvous that the driver serves::
 
-    rank    post("arrivals", Arrival)          it has started, or its world has failed, or it is done
+    rank    post("arrivals", MemberArrival)          it has started, or its world has failed, or it is done
     driver  set("answers/<number>", World)     once the next world is complete, or why there is none for it
     driver  set("leave/<world>", b"")          members wait to join: leave this world after the current step
     driver  set("broken/<world>", member)      a member of this world is lost: leave it at once

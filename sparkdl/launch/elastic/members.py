@@ -47,7 +47,7 @@ _PATIENT = 1e6
 
 
 @dataclass
-class _Member:
+class _MemberLaunch:
     """A member that was started.
 
     Attributes:
@@ -129,7 +129,7 @@ class _Run:
     ) -> None:
         self._make_stage, self._spec, self._limits, self._roster = make_stage, spec, limits, roster
         self._wanted, self._host, self._on_log, self._on_event = wanted, host, on_log, on_event
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, _MemberLaunch] = {}
         self._numbers = count()
         self._num_losses = 0
         self._world_of_loss = -1
@@ -189,9 +189,9 @@ class _Run:
             Listener(self._on_log, self._on_event, first_rank=number),
             watches_hangs=False,
         )
-        self._members[number] = _Member(self._stack.enter_context(supervision), slot)
+        self._members[number] = _MemberLaunch(self._stack.enter_context(supervision), slot)
 
-    def _end(self, number: int, member: _Member) -> None:
+    def _end(self, number: int, member: _MemberLaunch) -> None:
         """Take in how a member has ended: with its value, as lost, or by an error that ends all."""
         was_lost = member.supervision.was_rank_lost
         try:

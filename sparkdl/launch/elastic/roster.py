@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import CommunicatorTimeoutError
-from sparkdl.launch.wire.world import ARRIVALS, Answer, Arrival, World, answer_key, broken_key, leave_key
+from sparkdl.launch.wire.world import (
+    ARRIVALS,
+    Answer,
+    MemberArrival,
+    World,
+    answer_key,
+    broken_key,
+    leave_key,
+)
 
 if TYPE_CHECKING:
     from sparkdl.rendezvous.store import Rendezvous
@@ -70,7 +78,7 @@ class Roster:
         self.retries = 0
         self.failure = ""
         self._next = 1
-        self._waiting: dict[int, tuple[int, Arrival]] = {}
+        self._waiting: dict[int, tuple[int, MemberArrival]] = {}
         """Number of the arrival, and the arrival, of each member that waits for an answer."""
         self._lost: set[int] = set()
         self._last_arrival_at = 0.0
@@ -120,14 +128,14 @@ class Roster:
             self._answer(number, Answer() if arrival.is_done else _OF_OVER)
         self._waiting.clear()
 
-    def _take(self, timeout_s: float) -> tuple[int, Arrival] | None:
+    def _take(self, timeout_s: float) -> tuple[int, MemberArrival] | None:
         try:
             content = self._rendezvous.get(f"{ARRIVALS}/{self._next}", timeout_s)
         except CommunicatorTimeoutError:
             return None
         number, self._next = self._next, self._next + 1
         self._rendezvous.delete(f"{ARRIVALS}/{number}")
-        return number, Arrival.from_json(content)
+        return number, MemberArrival.from_json(content)
 
     def _form(self) -> None:
         """Begin the next world if everybody is here whom it has to wait for."""

@@ -10,7 +10,7 @@ from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, RankLost
 from sparkdl.launch.wire.world import (
     ARRIVALS,
     Answer,
-    Arrival,
+    MemberArrival,
     World,
     answer_key,
     broken_key,
@@ -50,7 +50,7 @@ class Membership:
         self.world: World | None = None
         self._signals = _Signals()
         # The coordinator notices the end of this process within milliseconds, also of one that was killed.
-        self._rendezvous.post_if_lost(ARRIVALS, Arrival(member=member, is_lost=True).to_json())
+        self._rendezvous.post_if_lost(ARRIVALS, MemberArrival(member=member, is_lost=True).to_json())
 
     @property
     def is_to_leave(self) -> bool:
@@ -72,7 +72,7 @@ class Membership:
             CommunicatorError: if the driver has no world for this member, as after it was replaced by another one.
         """
         after = 0 if self.world is None else self.world.number
-        arrival = Arrival(member=self.member, after=after, progress=progress, is_done=is_done)
+        arrival = MemberArrival(member=self.member, after=after, progress=progress, is_done=is_done)
         key = answer_key(self._rendezvous.post(ARRIVALS, arrival.to_json()))
         answer = Answer.from_json(self._wait_for(key))
         self._rendezvous.delete(key)

@@ -26,7 +26,7 @@ def broken_key(world: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrival:
+class MemberArrival:
     """A member that waits for the next world, or that was lost.
 
     Attributes:
@@ -48,7 +48,7 @@ class Arrival:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_json(cls, text: bytes) -> Arrival:
+    def from_json(cls, text: bytes) -> MemberArrival:
         """Decode what :meth:`to_json` made."""
         return cls(**json.loads(text))
 

@@ -12,7 +12,15 @@ import pytest
 from sparkdl.collective import Coordinator, RendezvousClient, new_secret
 from sparkdl.launch.elastic import roster as module
 from sparkdl.launch.elastic.roster import ElasticLimits, Roster
-from sparkdl.launch.wire.world import ARRIVALS, Answer, Arrival, World, answer_key, broken_key, leave_key
+from sparkdl.launch.wire.world import (
+    ARRIVALS,
+    Answer,
+    MemberArrival,
+    World,
+    answer_key,
+    broken_key,
+    leave_key,
+)
 
 
 class Driver:
@@ -28,7 +36,7 @@ class Driver:
         )
 
     def arrive(self, member: int, **fields: Any) -> int:
-        number = self.client.post(ARRIVALS, Arrival(member=member, **fields).to_json())
+        number = self.client.post(ARRIVALS, MemberArrival(member=member, **fields).to_json())
         self.roster.poll(0.0)
         return number
 
@@ -83,7 +91,7 @@ def test_a_lost_member_is_not_waited_for_and_breaks_its_world(client):
     driver = Driver(client)
     driver.begin(0, 1)
     first = driver.arrive(0, after=1, progress=3)
-    driver.client.post(ARRIVALS, Arrival(member=1, is_lost=True).to_json())
+    driver.client.post(ARRIVALS, MemberArrival(member=1, is_lost=True).to_json())
     driver.roster.poll(0.0)
     assert client.get(broken_key(1), 0.0) == b"1"
     assert driver.world(first).members == (0,)

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.estimators.torch_estimator import FittingEstimator
     from sparkdl.estimators.torch_model import TorchModel
+    from sparkdl.launch.elastic.roster import ElasticLimits
     from sparkdl.tracking import FitRun, RunGroup
     from sparkdl.training.spec import TrainingSpec
 
@@ -185,7 +186,7 @@ def _train(
     stored, num_threads = store_spec(spec, weights), _threads_of_ranks(params, spark)
     threads = in_threads(num_threads or task_cpus(spark))
     lease_names = repeat("") if lease is None else lease.names()
-    elastic = params.elastic_limits()
+    elastic = _elastic_limits(params)
 
     def run(num_ranks: int) -> FitOutcome:
         ranks = f"1 rank with {threads}" if num_ranks == 1 else f"{num_ranks} ranks with {threads} each"
@@ -233,6 +234,20 @@ def _train(
         )
     module = fetch_module(outcome.module, weights).eval()
     return FinishedFit(module, outcome.history, outcome.model_epoch), outcome.communication
+
+
+def _elastic_limits(params: _TorchEstimatorParams) -> ElasticLimits | None:
+    """Return the limits of an elastic fit; None for a fit whose ranks start and end together."""
+    if not params.getElastic():
+        return None
+    from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits  # other fits do without it
+
+    return ElasticLimits(
+        least=params.getMinWorkers(),
+        most=params.getMaxWorkers(),
+        max_restarts=params.getMaxRestarts() if params.isSet(params.maxRestarts) else MAX_RESTARTS,
+        max_retries=params.getCommunicationRetries(),
+    )
 
 
 @contextmanager

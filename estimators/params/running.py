@@ -17,7 +17,6 @@ from sparkdl.data.store.store import KEEP_FOR
 from sparkdl.errors import ParamError, did_you_mean
 from sparkdl.estimators.params.base import ParamsT, one_of
 from sparkdl.estimators.params.table import Entry, among, at_least, optional, param
-from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits
 from sparkdl.launch.hangs.watch import MIN_HANG_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -258,17 +257,6 @@ class HasCheckpoints(Params):
     def setMaxWorkers(self: ParamsT, value: int | None) -> ParamsT:
         """Set the maximum number of ranks of an elastic fit."""
         return self._set(maxWorkers=value)
-
-    def elastic_limits(self) -> ElasticLimits | None:
-        """Return the limits of an elastic fit; None for a fit whose ranks start and end together."""
-        if not self.getElastic():
-            return None
-        return ElasticLimits(
-            least=self.getMinWorkers(),
-            most=self.getMaxWorkers(),
-            max_restarts=self.getMaxRestarts() if self.isSet(self.maxRestarts) else MAX_RESTARTS,
-            max_retries=self.getCommunicationRetries(),
-        )
 
 
 class HasTracking(Params):

@@ -121,9 +121,19 @@ class Supervision:
         return self._channel.hosts
 
     @property
-    def was_rank_lost(self) -> bool:
-        """Whether a task has reported that its rank was lost, or is itself lost."""
-        return any(failure.is_loss for failure in self._channel.failures)
+    def failures(self) -> list[Failure]:
+        """Failures that the tasks have reported, and one for each task that was lost."""
+        return self._channel.failures
+
+    @property
+    def is_task_lost(self) -> bool:
+        """Whether a task has gone without a goodbye; Spark may run it again."""
+        return bool(self._channel.lost)
+
+    @property
+    def error(self) -> Exception | None:
+        """The exception that ended the tasks; None without one."""
+        return self._stage.error
 
     def poll(self, timeout_s: float) -> bool:
         """Pass on messages of the ranks, waiting for the first at most so long, and look for hangs.
@@ -149,6 +159,8 @@ class Supervision:
     def cancel(self, reason: StopReason) -> None:
         """Have all ranks ended for this reason; they end while :meth:`poll` is called, or when the block is left."""
         self._channel.cancel(reason)
+        if not self._channel.started:
+            self._stage.cancel(timeout_s=0.0)  # so that Spark gives its slot to nobody
 
     def values(self) -> list[Any]:
         """Return the values of the ranks, in order of rank, once :meth:`poll` has returned False.

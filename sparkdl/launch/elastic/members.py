@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sparkdl.collective import Coordinator, RendezvousClient
 from sparkdl.errors import (
@@ -24,8 +24,10 @@ from sparkdl.errors import (
     ProcessesLostError,
     RankError,
     SlotsMissingError,
+    SparkdlError,
 )
 from sparkdl.launch.elastic.roster import ElasticLimits, Roster
+from sparkdl.launch.failures import rank_error
 from sparkdl.launch.hangs.report import hang_error
 from sparkdl.launch.hangs.watch import HangWatch
 from sparkdl.launch.supervision import END_TIMEOUT_S, Listener, Supervision
@@ -54,13 +56,13 @@ class _MemberLaunch:
         supervision: supervision of its launch.
         slot: number of its slot, which no other running member has.
         is_given_up: whether the others have continued without it.
-        value: value of its function, as the only entry; empty before it has returned.
+        has_returned: whether its function has returned.
     """
 
     supervision: Supervision
     slot: int
     is_given_up: bool = False
-    value: tuple[Any, ...] = ()
+    has_returned: bool = False
 
 
 def run_members(
@@ -151,8 +153,20 @@ class _Run:
         while True:
             self._start_missing()
             for number, member in list(self._members.items()):
-                if not member.value and not member.supervision.poll(0.0):
+                if member.has_returned:
+                    continue
+                if not member.supervision.poll(0.0):
                     self._end(number, member)
+                elif member.supervision.is_task_lost and not member.is_given_up:
+                    (failure, *_) = member.supervision.failures
+                    self._lose(
+                        number,
+                        cast("ProcessesLostError", rank_error(replace(failure, rank=number), were_lost=True)),
+                        is_cause=True,
+                    )
+                    self._give_up(
+                        number, StopReason("its task was lost, and the others have continued without it")
+                    )
             self._look_for_hangs()
             self._roster.poll(_POLL_S)
             if self._roster.failure:
@@ -192,22 +206,48 @@ class _Run:
         self._members[number] = _MemberLaunch(self._stack.enter_context(supervision), slot)
 
     def _end(self, number: int, member: _MemberLaunch) -> None:
-        """Take in how a member has ended: with its value, as lost, or by an error that ends all."""
-        was_lost = member.supervision.was_rank_lost
-        try:
-            (value,) = member.supervision.values()
-            member.value = (value,)
+        """Take in how a member has ended: with its value, as lost, or by an error that ends all.
+
+        What it reported to the driver decides. Its rows are fetched by a task of Spark, for which there may be no slot
+        while others run: so only when all are to end.
+        """
+        failures, error = member.supervision.failures, member.supervision.error
+        has_ended_well = not failures and error is None and not member.is_given_up
+        if has_ended_well and self._roster.rank_of(number) is not None:
+            member.has_returned = True
             return
+        if not member.is_given_up:
+            failure = next(iter(failures), None)
+            if failure is None or not (failure.is_loss or failure.is_consequence):
+                self._raise(number, member)
+            else:
+                lost = rank_error(replace(failure, rank=number), were_lost=True)
+                self._lose(number, cast("ProcessesLostError", lost), is_cause=failure.is_loss)
+        del self._members[number]
+
+    def _raise(self, number: int, member: _MemberLaunch) -> None:
+        """Raise the error of a member whose code has raised, or whose task could not run, unless it was only lost.
+
+        Raises:
+            RankError: if its code has raised; ``__cause__`` is the exception.
+            LaunchError: if Spark could not run it.
+        """
+        if member.supervision.error is None:  # why it failed is in its rows
+            for other in self._members.values():
+                if other is not member:
+                    other.supervision.cancel(StopReason(f"member {number} failed"))
+        try:
+            member.supervision.values()
         except (ClusterLostError, SlotsMissingError):
             raise
         except ProcessesLostError as error:
-            if not member.is_given_up:
-                logger.warning("Member %d was lost: %s", number, _why(error))
-                self._count_loss(error, is_cause=was_lost or not isinstance(error, RankError))
+            self._lose(number, error, is_cause=True)
         except (RankError, LaunchError) as error:
-            if not member.is_given_up:
-                raise _of_member(error, number) from error.__cause__
-        del self._members[number]
+            raise _of_member(error, number) from error.__cause__
+
+    def _lose(self, number: int, error: ProcessesLostError, *, is_cause: bool) -> None:
+        logger.warning("Member %d was lost: %s", number, _why(error))
+        self._count_loss(error, is_cause=is_cause)
         self._roster.lose(number)
 
     def _count_loss(self, error: ProcessesLostError, *, is_cause: bool) -> None:
@@ -221,7 +261,6 @@ class _Run:
     def _give_up(self, number: int, reason: StopReason) -> None:
         """Continue without a member, and have it ended."""
         self._members[number].is_given_up = True
-        self._num_losses += 1
         self._members[number].supervision.cancel(reason)
         self._roster.lose(number)
 
@@ -258,11 +297,12 @@ class _Run:
             number = world.members[rank]
             if number in self._members:
                 logger.warning("Member %d is given up, as %s.", number, hang.why)
-                self._last_loss = HangError(
+                error = HangError(
                     f"Rank {number} on {hosts.get(rank, 'an unknown host')} hung: {hang.why}",
                     rank=number,
                     host=hosts.get(rank, ""),
                 )
+                self._count_loss(error, is_cause=True)
                 self._give_up(number, StopReason(hang.why, is_hang=True))
 
     def _check_size(self) -> None:
@@ -293,30 +333,34 @@ class _Run:
 
     def _has_returned(self, number: int) -> bool:
         member = self._members.get(number)
-        return member is not None and bool(member.value)
+        return member is not None and member.has_returned
 
     def _last_values(self, world: World) -> list[Any]:
         """Let the other ranks of the last world return, too, and return the values of all; None for a lost one."""
+        for number, member in self._members.items():
+            if number not in world.members:
+                member.supervision.cancel(StopReason("the run is over"))
         deadline = time.monotonic() + END_TIMEOUT_S
-        waiting = {number for number in world.members if number in self._members}
-        while waiting and time.monotonic() < deadline:
+        running = {number for number in world.members if number in self._members}
+        while running and time.monotonic() < deadline:
             self._roster.poll(_POLL_S)
             self._roster.end()
-            for number in list(waiting):
-                member = self._members[number]
-                if not member.value and not member.supervision.poll(0.0):
-                    try:
-                        member.value = tuple(member.supervision.values())
-                    except (ProcessesLostError, RankError) as error:
-                        logger.warning("Member %d ended after rank 0 had returned: %s", number, _why(error))
-                        waiting.discard(number)
-                if member.value:
-                    waiting.discard(number)
-        values = {number: member.value for number, member in self._members.items()}
-        return [next(iter(values.get(number, ())), None) for number in world.members]
+            running = {number for number in running if self._members[number].supervision.poll(0.0)}
+        values: list[Any] = []
+        for rank, number in enumerate(world.members):
+            value = None
+            if number in self._members and number not in running:
+                try:
+                    (value,) = self._members[number].supervision.values()
+                except (ProcessesLostError, RankError) as error:
+                    if rank == 0:
+                        raise _of_member(error, number) from error.__cause__
+                    logger.warning("Member %d ended after rank 0 had returned: %s", number, _why(error))
+            values.append(value)
+        return values
 
 
-def _of_member(error: RankError | LaunchError, number: int) -> RankError | LaunchError:
+def _of_member(error: SparkdlError, number: int) -> SparkdlError:
     """The error of a member's launch, in which it is rank 0, with the number of the member."""
     if not isinstance(error, RankError):
         return error

@@ -250,6 +250,12 @@ class DriverChannel:
             return self._state.failures + lost
 
     @property
+    def lost(self) -> list[int]:
+        """Ranks whose tasks have gone without a goodbye. Spark may run such a task again."""
+        with self._lock:
+            return list(self._state.lost)
+
+    @property
     def hosts(self) -> dict[int, str]:
         """The hosts of the ranks whose tasks have connected."""
         with self._lock:

@@ -1,7 +1,7 @@
 """Replicas of a module: what they consist of, whether that has changed, and whether they are equal on all ranks.
 
 :class:`LiveParameters` notices layers that are added or replaced and parameters that are frozen or unfrozen after a
-module was wrapped. :class:`ReplicaCheck` compares the replicas by a digest of each parameter.
+module was wrapped. :class:`ReplicaCheck` compares the replicas by a digest of each parameter and buffer.
 """
 
 from __future__ import annotations
@@ -121,13 +121,14 @@ def _odd_numbers(count: int, device: torch.device) -> Tensor:
 
 
 class ReplicaCheck:
-    """Compares a module's parameters between ranks that each have a replica of it.
+    """Compares a module's parameters and buffers between ranks that each have a replica of it.
 
-    The ranks exchange 8 bytes while they are equal. Buffers are not compared: each rank's own rows may change them, and
-    rank 0's count.
+    The ranks exchange 16 bytes while they are equal. A buffer is compared if no rank has changed it since the last
+    comparison, or since this object was made: what changes with each rank's own rows, such as the statistics of a
+    BatchNorm, differs by right.
 
     Args:
-        module: module that is trained, the same on all ranks of the communicator. Of parameters that are divided among
+        module: module that is trained, the same on all ranks of the communicator. Of tensors that are divided among
             other ranks, this rank's parts are compared.
         optimizer: its optimizer, whose other parameters are compared, too; None for the module's alone.
         communicator: communicator of the ranks that have replicas; None for the current one.
@@ -154,6 +155,7 @@ class ReplicaCheck:
             )
         self._module, self._optimizer, self._communicator = module, optimizer, communicator
         self.were_equal_at = ""
+        self._buffers_before = digests_of(self._buffers())
 
     def compare(self, at: str) -> None:
         """Compare the replicas now. Collective.
@@ -165,18 +167,22 @@ class ReplicaCheck:
             at: text that names this moment in errors, such as ``"the end of epoch 3"``.
 
         Raises:
-            ReplicasDifferError: on all ranks, if a parameter differs by more than rounding.
+            ReplicasDifferError: on all ranks, if a parameter or a buffer differs by more than rounding.
         """
-        tensors = self._tensors()
-        digests = digests_of(tensors)
-        summary = hashlib.blake2b(repr(digests).encode(), digest_size=8).digest()
-        all_summaries = np.empty(self._communicator.world_size, np.int64)
-        self._communicator.allgather(
-            np.frombuffer(summary, np.int64), all_summaries, name="digest of the replicas"
-        )
-        if (all_summaries != all_summaries[0]).any():
+        tensors, buffers = self._tensors(), self._buffers()
+        digests, of_buffers = digests_of(tensors), digests_of(buffers)
+        unchanged = {
+            name: number for name, number in of_buffers.items() if self._buffers_before.get(name) == number
+        }
+        summaries = np.array([_summary(digests), _summary(unchanged)])
+        all_summaries = np.empty(2 * self._communicator.world_size, np.int64)
+        self._communicator.allgather(summaries, all_summaries, name="digest of the replicas")
+        if (all_summaries[::2] != all_summaries[0]).any():
             self._compare_each(tensors, digests, at)
+        if (all_summaries[1::2] != all_summaries[1]).any():
+            self._compare_each(buffers, unchanged, at, kind="buffer")
         self.were_equal_at = at
+        self._buffers_before = of_buffers
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = dict(self._module.named_parameters())
@@ -188,30 +194,44 @@ class ReplicaCheck:
                         tensors[f"parameter {number} of the optimizer's group {group_number}"] = parameter
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
-    def _compare_each(self, tensors: dict[str, Tensor], digests: _Digests, at: str) -> None:
+    def _buffers(self) -> dict[str, Tensor]:
+        return {name: buffer.detach() for name, buffer in self._module.named_buffers() if not buffer.is_meta}
+
+    def _compare_each(
+        self, tensors: dict[str, Tensor], digests: _Digests, at: str, *, kind: str = "parameter"
+    ) -> None:
+        """Compare tensors one by one; of buffers those that all ranks have in ``digests``, in one form."""
         replies = allgather_bytes(
-            self._communicator, json.dumps(digests).encode(), name="digests of all parameters"
+            self._communicator, json.dumps(digests).encode(), name=f"digests of all {kind}s"
         )
         per_rank: list[_Digests] = [json.loads(reply) for reply in replies]
         kinds = {
             name: [digests_of_rank.get(name, ("missing", []))[0] for digests_of_rank in per_rank]
             for name in chain.from_iterable(per_rank)
         }
+        if kind == "buffer":  # a rank may have changed it, and a cache may have grown with a rank's rows
+            kinds = {name: of_ranks for name, of_ranks in kinds.items() if len(set(of_ranks)) == 1}
         unlike = {name: of_ranks for name, of_ranks in kinds.items() if len(set(of_ranks)) > 1}
         for name, of_ranks in unlike.items():
             other = next(rank for rank, kind in enumerate(of_ranks) if kind != of_ranks[0])
             self._raise(
-                at, f"{name!r} is {of_ranks[0]} on rank 0 and {of_ranks[other]} on rank {other}", unlike
+                at,
+                kind,
+                f"{name!r} is {of_ranks[0]} on rank 0 and {of_ranks[other]} on rank {other}",
+                unlike,
             )
-        names = [name for name in tensors if any(other[name] != per_rank[0][name] for other in per_rank)]
+        names = [name for name in kinds if any(other[name] != per_rank[0][name] for other in per_rank)]
+        if not names:
+            return
         differences = {name: self._differences(tensors[name]) for name in names}
         failures = {name: difference for name, difference in differences.items() if difference.any()}
         for name, difference in failures.items():
             most = f" by up to {difference.max():.3g}" if np.isfinite(difference.max()) else ""
-            self._raise(at, f"{name!r} on {_ranks(difference)} differs from rank 0's{most}", failures)
+            self._raise(at, kind, f"{name!r} on {_ranks(difference)} differs from rank 0's{most}", failures)
         logger.warning(
-            "Rounding made %d parameters of the replicas differ at %s, such as %r; all ranks go on with rank 0's.",
+            "Rounding made %d %ss of the replicas differ at %s, such as %r; all ranks go on with rank 0's.",
             len(names),
+            kind,
             at,
             names[0],
         )
@@ -221,23 +241,23 @@ class ReplicaCheck:
         largest = 0.0
         for part in plain_parts(tensor):
             content = as_bytes(part.to("cpu", copy=True))
-            self._communicator.broadcast(content.numpy(), root=0, name="a parameter of rank 0")
+            self._communicator.broadcast(content.numpy(), root=0, name="a tensor of rank 0")
             theirs = content.view(part.dtype).view(part.shape)
             largest = max(largest, _difference(part.cpu(), theirs))
             part.copy_(theirs)
         gathered = np.empty(self._communicator.world_size, np.float64)
-        self._communicator.allgather(np.array([largest]), gathered, name="differences of a parameter")
+        self._communicator.allgather(np.array([largest]), gathered, name="differences of a tensor")
         return gathered
 
-    def _raise(self, at: str, what: str, names: Collection[str]) -> NoReturn:
-        more = f", and {len(names) - 1} other parameters differ" if len(names) > 1 else ""
+    def _raise(self, at: str, kind: str, what: str, names: Collection[str]) -> NoReturn:
+        more = f", and {len(names) - 1} other {kind}s differ" if len(names) > 1 else ""
         since = (
             f"They were equal at {self.were_equal_at}."
             if self.were_equal_at
             else "They have not been compared before."
         )
         raise ReplicasDifferError(
-            f"The ranks do not train the same model any more: at {at} the parameter {what}{more}. {since} Look for "
+            f"The ranks do not train the same model any more: at {at} the {kind} {what}{more}. {since} Look for "
             "code that changes weights on some ranks only, or from a rank's own rows or random numbers, such as a "
             "callback or a trainStep."
         ).at(at)
@@ -245,6 +265,12 @@ class ReplicaCheck:
 
 _Digests = dict[str, tuple[str, list[int]]]
 """For each tensor its dtype and shape, and the digests of its parts."""
+
+
+def _summary(digests: _Digests) -> int:
+    return int.from_bytes(
+        hashlib.blake2b(repr(digests).encode(), digest_size=8).digest(), "little", signed=True
+    )
 
 
 def digests_of(tensors: dict[str, Tensor]) -> _Digests:

@@ -259,6 +259,35 @@ def check_tensors_of_every_kind_are_sent_and_compared() -> None:
     assert "They have not been compared before." in str(caught.value)
 
 
+def check_buffers_that_hold_still_are_compared() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    for parameter in module.parameters():
+        nn.init.ones_(parameter)
+    module.register_buffer("table", torch.arange(4.0))
+    module.register_buffer("cache", torch.zeros(1 + rank()), persistent=False)  # grows with a rank's rows
+    check = ReplicaCheck(module)
+    check.compare("the beginning")
+    module(torch.randn(8, 3))  # statistics of each rank's own rows
+    check.compare("the first step")
+    with torch.no_grad():
+        module.table[2] = 7.0 + rank()
+    check.compare("the second step")  # changed since the first one
+    with pytest.raises(
+        ReplicasDifferError, match=r"the buffer 'table' on ranks? 1.* differs .* by up to"
+    ) as caught:
+        check.compare("the third step")
+    assert "They were equal at the second step." in str(caught.value)
+    apart = nn.BatchNorm1d(2).requires_grad_(False)
+    apart.running_mean.fill_(rank())
+    with pytest.raises(ReplicasDifferError, match="the buffer 'running_mean' on"):
+        ReplicaCheck(apart).compare("the end")
+    with torch.no_grad():
+        apart.running_mean.fill_(1 + rank() * 1e-7)
+    healed = ReplicaCheck(apart)
+    healed.compare("the end")
+    assert apart.running_mean.tolist() == [1.0, 1.0]
+
+
 def check_other_shapes_and_missing_parameters_are_named() -> None:
     for number, what in (
         (3 + rank(), r"'weight' is torch.float32 \(2, 3\) on rank 0 and torch.float32 \(2, 4\) on rank 1"),

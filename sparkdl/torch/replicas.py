@@ -123,9 +123,8 @@ def _odd_numbers(count: int, device: torch.device) -> Tensor:
 class ReplicaCheck:
     """Compares a module's parameters and buffers between ranks that each have a replica of it.
 
-    The ranks exchange 16 bytes while they are equal. A buffer is compared if no rank has changed it since the last
-    comparison, or since this object was made: what changes with each rank's own rows, such as the statistics of a
-    BatchNorm, differs by right.
+    The ranks exchange 16 bytes while they are equal. A buffer is compared if no rank has changed it since this object
+    was made: what changes with each rank's own rows, such as the statistics of a BatchNorm, differs by right.
 
     Args:
         module: module that is trained, the same on all ranks of the communicator. Of tensors that are divided among
@@ -155,7 +154,7 @@ class ReplicaCheck:
             )
         self._module, self._optimizer, self._communicator = module, optimizer, communicator
         self.were_equal_at = ""
-        self._buffers_before = digests_of(self._buffers())
+        self._first_buffers = digests_of(self._buffers())
 
     def compare(self, at: str) -> None:
         """Compare the replicas now. Collective.
@@ -172,7 +171,7 @@ class ReplicaCheck:
         tensors, buffers = self._tensors(), self._buffers()
         digests, of_buffers = digests_of(tensors), digests_of(buffers)
         unchanged = {
-            name: number for name, number in of_buffers.items() if self._buffers_before.get(name) == number
+            name: number for name, number in of_buffers.items() if self._first_buffers.get(name) == number
         }
         summaries = np.array([_summary(digests), _summary(unchanged)])
         all_summaries = np.empty(2 * self._communicator.world_size, np.int64)
@@ -182,7 +181,6 @@ class ReplicaCheck:
         if (all_summaries[1::2] != all_summaries[1]).any():
             self._compare_each(buffers, unchanged, at, kind="buffer")
         self.were_equal_at = at
-        self._buffers_before = of_buffers
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = dict(self._module.named_parameters())

@@ -269,14 +269,18 @@ def check_buffers_that_hold_still_are_compared() -> None:
     check.compare("the beginning")
     module(torch.randn(8, 3))  # statistics of each rank's own rows
     check.compare("the first step")
-    with torch.no_grad():
-        module.table[2] = 7.0 + rank()
-    check.compare("the second step")  # changed since the first one
+    check.compare("the first step, once more")
+    module.eval()  # frozen with what it has
+    check.compare("the second step")
+    table = nn.Sequential(nn.Linear(3, 3), nn.Identity())
+    for parameter in table.parameters():
+        nn.init.ones_(parameter)
+    table[1].register_buffer("table", torch.arange(4.0) * (1 + rank()))
     with pytest.raises(
-        ReplicasDifferError, match=r"the buffer 'table' on ranks? 1.* differs .* by up to"
+        ReplicasDifferError, match=r"the buffer '1\.table' on ranks? 1.* differs .* by up to"
     ) as caught:
-        check.compare("the third step")
-    assert "They were equal at the second step." in str(caught.value)
+        ReplicaCheck(table).compare("the first step")
+    assert "They have not been compared before." in str(caught.value)
     apart = nn.BatchNorm1d(2).requires_grad_(False)
     apart.running_mean.fill_(rank())
     with pytest.raises(ReplicasDifferError, match="the buffer 'running_mean' on"):

@@ -1,4 +1,4 @@
-"""A checkpoint in the memory of a process, with which training continues when the ranks form another world."""
+"""A checkpoint in the memory of a process. Training continues from it when the ranks form another world."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _numbers = count()
 
 _states: dict[int, TrainingState] = {}
-"""The states of this world by number; in an elastic run, at first those of the world before."""
+"""The states of an elastic run by number: those of this world or, until they are made anew, of the one before."""
 
 
 def begin_world() -> None:
@@ -137,9 +137,11 @@ class TrainingState:
 
     def _take_up_state(self) -> bool:
         """Take up the last commit of this number in this process, of the world before; return whether there is one."""
-        before, _states[self._number] = _states.get(self._number), self
         worlds = current_worlds()
-        if worlds is None or not worlds.has_state() or self._sharded_parts():
+        if worlds is None:
+            return False
+        before, _states[self._number] = _states.get(self._number), self
+        if not worlds.has_state() or self._sharded_parts():
             return False
         if before is not None and before._num_commits:
             self._num_commits = before._num_commits

@@ -63,7 +63,8 @@ class Runner:
         max_restarts: maximum number of restarts of the ranks after a loss: a process that was killed, an executor or a
             host that went away, a rank that hung, or a connection that was cut.
         max_retries: maximum number of restarts of the ranks after code on one of them raised, or a connection was cut
-            when no ``max_restarts`` are left.
+            when no ``max_restarts`` are left. In an elastic run: how often in succession ranks meet again after a
+            connection was cut, 3 times when 0; code that raises ends the run.
         min_workers: minimum number of ranks after a restart, if slots are gone; ``num_workers`` when None, or 1 if the
             run is elastic.
         elastic: whether the run continues with the ranks that are left when others are lost, and takes in new ones, up

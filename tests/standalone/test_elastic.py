@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def train(folder):
             break
         Path(folder, f"pid-{os.getpid()}").touch()
         Path(folder, f"size-{size}").touch()
-        time.sleep(0.05)
+        time.sleep(0.05)  # a step
         state.sizes = [*state.sizes, size]
         state.epoch += 1
         state.commit()
@@ -126,5 +127,5 @@ def wait_for_size(folder: Path, size: int, after: float) -> None:
         words = (folder / "epoch").read_text().split()
         if len(words) == 3 and int(words[1]) == size and float(words[2]) > after:
             return
-        time.sleep(0.05)
+        threading.Event().wait(0.05)
     raise AssertionError(f"{size} ranks have not finished a step")

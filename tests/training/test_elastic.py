@@ -22,6 +22,7 @@ from sparkdl.launch import run_on_local_ranks
 from sparkdl.launch.elastic.roster import ElasticLimits
 from sparkdl.training.remote.fit_on_rank import IMPORTED_FIRST, fit_on_rank
 from sparkdl.training.remote.transfer import fetch_module, store_spec
+from sparkdl.training.spec import CheckpointPlan
 from tests.processes import wait_until_gone
 from tests.training.scenes.training_scenes import (
     assert_same_weights,
@@ -206,10 +207,40 @@ def test_ranks_join_while_a_fit_runs_and_every_row_still_counts_once(dataset, tm
 
 
 def test_batches_of_ranks_keep_their_size_whoever_is_there(dataset, tmp_path):
-    fit = Fit(kill_in_turn(1), tmp_path, PLANNED + 1)
-    _, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path), dataset, planned_ranks=None)
-    assert all(NUM_ROWS - 8 <= record.rows <= NUM_ROWS for record in outcome.history)
+    num_steps = set()
+
+    def act(fit: Fit, member: int, event: dict[str, Any]) -> None:
+        kill(fit, member, event)
+        if event["kind"] == "step":
+            num_steps.add(event["steps"])
+
+    kill = kill_in_turn(1)
+    fit = Fit(act, tmp_path, PLANNED)
+    _, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path), dataset, planned_ranks=None, max_restarts=0)
+    assert num_steps == {17, 26}  # of 3 and of 2 ranks with 8 rows each
+    assert [record.rows for record in outcome.history[1:]] == [NUM_ROWS] * 2
     assert outcome.history[-1].loss < outcome.history[0].loss
+
+
+def test_a_fit_that_loses_all_ranks_continues_from_its_last_checkpoint(dataset, tmp_path):
+    expected = train_in_one_process(slow_spec(tmp_path), dataset, PLANNED)
+    plan = CheckpointPlan(url=str(tmp_path / "checkpoints"), every_updates=4, num_kept=2)
+    epochs: list[int] = []
+
+    def act(fit: Fit, member: int, event: dict[str, Any]) -> None:
+        if event["kind"] == "resumed":
+            epochs.append(event["epoch"])
+        elif event["kind"] == "step" and event["epoch"] == 2 and len(fit.pids) == PLANNED:
+            for pid in fit.pids.values():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    fit = Fit(act, tmp_path, PLANNED)
+    module, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path, checkpoints=plan), dataset)
+    assert epochs
+    assert set(epochs) == {2}
+    assert [record.rows for record in outcome.history] == [NUM_ROWS] * 3
+    assert_same_weights(state_of(module), expected, atol=TOLERANCE)
 
 
 def test_code_that_raises_ends_all_ranks_and_losses_have_a_limit(dataset, tmp_path):

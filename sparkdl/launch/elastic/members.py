@@ -79,7 +79,7 @@ def run_members(
 
     Args:
         make_stage: function that starts the task of a member by its spec and the number of its slot.
-        spec: spec of the launch; ``num_ranks`` is the number of ranks with which it is to begin.
+        spec: spec of the launch; it begins with ``num_ranks`` ranks, if they come in time.
         limits: limits of the launch.
         host: address or addresses of this machine at which the tasks reach it.
         on_log: called with the number of a member and a line that it has printed; prints them when None.

@@ -60,7 +60,7 @@ class Roster:
 
     Args:
         rendezvous: rendezvous that the members use.
-        wanted: number of members with which the first world begins, if they come in time.
+        wanted: number of members that the first world waits for.
         limits: limits of the launch.
         leases: names under which successive worlds use a folder.
 

@@ -60,14 +60,14 @@ class Border:
         has_steps: whether steps of the epoch are left.
         meter: returns the state of this rank's meter of the epoch; an empty dict at the end of the epoch.
         random: states of the generators of random numbers.
-        buffers: copies of the buffers of the module and of the losses, which a step changes before its update.
+        buffers: buffers of the module and of the losses, which a step changes before its update, each with a copy.
     """
 
     where: dict[str, Any]
     has_steps: bool
     meter: Callable[[], dict[str, Any]]
     random: dict[str, Any]
-    buffers: list[torch.Tensor]
+    buffers: list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Handover:
@@ -158,7 +158,7 @@ class Handover:
     def _note(self, trainer: Trainer, where: dict[str, Any], meter: Callable[[], dict[str, Any]]) -> None:
         self.progress += 1
         with torch.no_grad():
-            buffers = [buffer.clone() for buffer in _buffers(trainer)]
+            buffers = [(buffer, buffer.clone()) for buffer in _buffers(trainer)]
         self._border = Border(
             where={**where, "finished": False},
             has_steps=where["step"] < trainer.plan.num_steps,
@@ -188,13 +188,13 @@ class Handover:
     def hold(self, trainer: Trainer) -> None:
         """Copy the state at the last border into memory, to take it along.
 
-        A training that has passed no border in this world keeps the state with which it has begun.
+        If no border was passed in this world, the state from its beginning is kept.
         """
         border = self._border
         if border is None:
             return
         with torch.no_grad():
-            for buffer, copy in zip(_buffers(trainer), border.buffers, strict=True):
+            for buffer, copy in border.buffers:
                 buffer.copy_(copy)
         set_random_state(border.random, trainer.device)
         own = {

@@ -1,9 +1,9 @@
-"""A checkpoint in the memory of a process. Training continues from it when the ranks form another world."""
+"""A checkpoint in the memory of a process: training continues from it when the ranks form another world."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -19,22 +19,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeldCheckpoint:
-    """What a checkpoint in a folder would hold, of a model that is not divided among ranks.
+    """What a checkpoint in a folder would hold of this rank, for ranks that have the same part of the model.
 
     Attributes:
-        content: the content.
+        content: the content; of a tensor that is divided among ranks, this rank's part.
+        shapes: shapes of the whole tensors, by name.
         url: name of the place in messages.
     """
 
     content: Content
+    shapes: Mapping[str, list[int]]
     url: str = "in memory"
+
+    @classmethod
+    def of(cls, content: Content) -> HeldCheckpoint:
+        """Hold the content of a checkpoint, which training no longer changes."""
+        parts = {name: _part_of(tensor) for name, tensor in content.tensors.items()}
+        shapes = {name: list(tensor.shape) for name, tensor in content.tensors.items()}
+        return cls(replace(content, tensors=parts), shapes)
 
     @property
     def manifest(self) -> Manifest:
         """The manifest that a checkpoint in a folder would have, without files."""
         content = self.content
         tensors = {
-            name: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+            name: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": self.shapes[name]}
             for name, tensor in content.tensors.items()
         }
         return Manifest(about=content.about, groups=content.groups, tensors=tensors)
@@ -47,4 +56,10 @@ class HeldCheckpoint:
         """Overwrite tensors with those of the same names."""
         with torch.no_grad():
             for name, tensor in tensors.items():
-                tensor.copy_(self.content.tensors[name])
+                _part_of(tensor).copy_(self.content.tensors[name])
+
+
+def _part_of(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor; any other tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else cast("Tensor", to_local())

@@ -164,6 +164,11 @@ class LocalStage:
     def check_start(self, num_started: int) -> None:
         """Do nothing: the tasks start at once."""
 
+    @property
+    def is_to_leave(self) -> bool:
+        """Whether the machine is to go soon: False, as nothing says so."""
+        return False
+
     def was_cancelled_elsewhere(self, error: Exception | None) -> bool:  # noqa: ARG002 - for a stage of Spark
         """Whether the tasks were cancelled by something else: False."""
         return False

@@ -80,6 +80,11 @@ def _check_elastic(elastic: ElasticLimits, num_ranks: int, transport: str) -> No
             f"An elastic launch begins with {num_ranks} ranks, which have to be between its minimum, {elastic.least}, "
             f"and its maximum, {elastic.most}; the minimum is at least 1."
         )
+    if any(number % elastic.group_size for number in (elastic.least, num_ranks, elastic.most)):
+        raise ParamError(
+            f"An elastic launch has a minimum of {elastic.least}, begins with {num_ranks}, and has a maximum of "
+            f"{elastic.most} ranks: all have to be multiples of {elastic.group_size}, the ranks that share a model."
+        )
     if uses_mpi(transport):
         raise ParamError(
             f"transport={transport!r} cannot be elastic: no rank can leave or join an MPI world. Use 'auto'."

@@ -81,7 +81,7 @@ def check_cluster(
         raise LaunchError(
             "Ranks start together in a barrier stage, which Spark does not run with dynamic allocation. "
             "Set spark.dynamicAllocation.enabled=false and spark.executor.instances for this application, or make "
-            "the fit elastic (elastic=True)."
+            "the fit elastic (elastic=True), each rank with a model of its own."
         )
     check_memory(lambda name: setting(spark, name))
     if resources is not None:

@@ -170,7 +170,7 @@ FETCH_CHUNKS = 12
 
 def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Make the function that Spark pickles; it holds the spec and nothing else."""
-    is_plain = spec.roster is not None
+    is_plain = spec.is_alone
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -216,6 +216,7 @@ class SparkJob:
         # Passed only if there is one: Spark before 4.0 has no such argument.
         self._profile = {} if resources is None else {"profile": resources}
         self._is_small = False
+        self._executors: list[str] = []
         self._fetched: list[Row] | None = None
         self._tasks_seen = threading.Event()
         self._start_by = time.monotonic() + spec.start_timeout_s
@@ -277,6 +278,30 @@ class SparkJob:
     def _release_slots(self) -> None:
         with _slot_holders_lock:
             _slot_holders.discard(self)
+
+    @property
+    def is_to_leave(self) -> bool:
+        """Whether Spark decommissions the executor of a task; with Spark Connect False, as it does not tell."""
+        if is_connect(self.spark) or not self._call.running:
+            return False
+        if len(self._executors) < self.num_ranks:
+            self._executors = self._find_executors()
+        context: Any = self.spark.sparkContext
+        scheduler = context._jsc.sc().taskScheduler()
+        return any(
+            scheduler.getExecutorDecommissionState(executor).isDefined() for executor in self._executors
+        )
+
+    def _find_executors(self) -> list[str]:
+        """The executors of the running tasks, by task."""
+        context: Any = self.spark.sparkContext
+        store, tracker = context._jsc.sc().statusStore(), context.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in self._job_ids()]
+        executors = []
+        for stage in {stage for job in jobs if job is not None for stage in job.stageIds}:
+            tasks = store.taskList(stage, 0, self.num_ranks)
+            executors += [tasks.apply(index).executorId() for index in range(tasks.size())]
+        return executors
 
     def was_cancelled_elsewhere(self, error: Exception | None) -> bool:
         """Whether ``error`` says that the stage was cancelled, and not by :meth:`cancel`."""
@@ -347,8 +372,8 @@ class SparkJob:
             spark.registerProgressHandler(note_progress)
         try:
             tasks = spark.range(0, spec.num_ranks, 1, spec.num_ranks)
-            # A member of an elastic launch needs no other task, and may so run with dynamic allocation.
-            is_barrier = spec.roster is None
+            # A plain task may run with dynamic allocation.
+            is_barrier = not spec.is_alone
             rows = tasks.mapInArrow(barrier_function(spec), ROW_SCHEMA, barrier=is_barrier, **self._profile)
             # This runs the stage once and keeps its rows on the executors, from which they are fetched in parts: no
             # limit on the size of a result applies to all rows together, and no fetch can run the ranks again.

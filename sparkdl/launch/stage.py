@@ -35,6 +35,10 @@ class Stage(Protocol):
             SlotsMissingError: if Spark has not started the tasks in time.
         """
 
+    @property
+    def is_to_leave(self) -> bool:
+        """Whether the machine of a task is to go soon, as an executor that Spark decommissions."""
+
     def was_cancelled_elsewhere(self, error: Exception | None) -> bool:
         """Whether ``error`` says that the stage was cancelled, and not by :meth:`cancel`."""
 

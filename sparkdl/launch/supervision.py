@@ -131,6 +131,11 @@ class Supervision:
         return bool(self._channel.lost)
 
     @property
+    def is_to_leave(self) -> bool:
+        """Whether the machine of a task is to go soon."""
+        return self._stage.is_to_leave
+
+    @property
     def error(self) -> Exception | None:
         """The exception that ended the tasks; None without one."""
         return self._stage.error

@@ -161,7 +161,28 @@ class Parallelism:
             )
         return replace(self, **sizes)
 
-    def lay_out(self, *, device_type: str = "cpu", host_of_rank: Sequence[int] | None = None) -> RankLayout:
+    @property
+    def num_ranks_of_replica(self) -> int:
+        """Number of ranks among which each copy of the model is divided.
+
+        Raises:
+            ParamError: if it depends on the number of ranks, because a size other than ``data`` is -1.
+        """
+        sizes = {name: getattr(self, name) for name in DIMENSIONS if name != "data"}
+        for name, size in sizes.items():
+            if size == -1:
+                raise ParamError(
+                    f"Parallelism: {name} is -1, so that all ranks share one copy of the model. Give {name} a number."
+                )
+        return math.prod(sizes.values())
+
+    def lay_out(
+        self,
+        *,
+        device_type: str = "cpu",
+        host_of_rank: Sequence[int] | None = None,
+        by_replica: bool = False,
+    ) -> RankLayout:
         """Arrange the ranks of the open process group by these sizes and open a group per dimension. Collective.
 
         Tensor, then context, then shard neighbors are placed on one host as far as it has room for them; data and
@@ -172,6 +193,8 @@ class Parallelism:
             device_type: device type of the tensors, ``"cpu"`` or ``"cuda"``.
             host_of_rank: index of each rank's host. None for the hosts in the topology of the process group's
                 communicator, or for a single host if the process group has a backend of torch.
+            by_replica: whether ranks that follow each other have a copy of the model, wherever they are, so that they
+                can live and end together.
 
         Raises:
             ParamError: if the sizes do not fit the number of ranks, or torch.distributed is not initialized.
@@ -187,7 +210,7 @@ class Parallelism:
         if host_of_rank is None and isinstance(world, SparkdlProcessGroup):
             host_of_rank = world.communicator.topology.host_of_rank
         hosts = number_hosts(host_of_rank or [0] * dist.get_world_size())
-        ranks = place_ranks(sizes, hosts)
+        ranks = place_replicas(sizes, hosts) if by_replica else place_ranks(sizes, hosts)
         for name in _INSIDE_A_HOST:
             dim = DIMENSIONS.index(name)
             groups = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
@@ -216,6 +239,17 @@ def place_ranks(sizes: Parallelism, hosts: Sequence[int]) -> torch.Tensor:
     """
     by_host = sorted(range(len(hosts)), key=lambda rank: (hosts[rank], rank))
     return torch.tensor(by_host, device="cpu").view([getattr(sizes, name) for name in DIMENSIONS])
+
+
+def place_replicas(sizes: Parallelism, hosts: Sequence[int]) -> torch.Tensor:
+    """Assign ranks to the places of a mesh as :func:`place_ranks` does, but apart for each replica.
+
+    Each replica has ranks that follow each other. Their places in it depend only on the hosts of its own ranks.
+    """
+    length, one = len(hosts) // (sizes.data or 1), replace(sizes, data=1)
+    starts = range(0, len(hosts), length)
+    replicas = [place_ranks(one, number_hosts(hosts[start : start + length])) + start for start in starts]
+    return torch.cat(replicas, dim=DIMENSIONS.index("data"))
 
 
 def _what_fits(product: int, world_size: int, open_name: str | None) -> str:

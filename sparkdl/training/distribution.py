@@ -120,6 +120,11 @@ class ModelDistribution(ABC):
         return nullcontext()
 
     @property
+    @abstractmethod
+    def sharers(self) -> tuple[Communicator, list[int]]:
+        """The communicator of the ranks that have the same part of the module as this one, and their global ranks."""
+
+    @property
     def parts(self) -> nn.Module | list[nn.Module]:
         """This rank's part of the module; with a pipeline, the stages of this rank."""
         return self.module
@@ -218,6 +223,11 @@ class Replicas(ModelDistribution):
             self.called.take_up_changes()
         if isinstance(self.called, DistributedDataParallel) and self._live.look():
             self.called = self._wrap_by_ddp(self.called.module)
+
+    @property
+    def sharers(self) -> tuple[Communicator, list[int]]:
+        """The communicator of all ranks, and all ranks."""
+        return self._communicator, list(range(self.num_ranks))
 
     def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
         """The comparison of the modules of all ranks; None on one rank."""
@@ -323,6 +333,11 @@ class DividedModel(ModelDistribution):
         from sparkdl.parallel import accumulated
 
         return accumulated(self.module) if self.num_averaged > 1 else nullcontext()
+
+    @property
+    def sharers(self) -> tuple[Communicator, list[int]]:
+        """The communicator of the ranks at this place of all replicas, and these ranks. Collective at the first call."""
+        return self._layout.communicator("data"), self._layout.ranks("data")
 
     def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
         """The comparison of the ranks that have the same part of the module; None if there are none. Collective."""

@@ -146,10 +146,13 @@ class TrainingStep:
         self._weight_of_update = 0.0
         self._weight_per_row = 1.0
         """Predicted weight per row; the same on every rank."""
+        self._next_weight_per_row = 1.0
         self.last_batch: Batch | None = None
 
     def run(self, batch: Batch, *, epoch: int, step: int, metrics: EpochMetrics | None = None) -> StepResult:
-        """Take one step together with all other ranks.
+        """Compute the gradients of one step together with all other ranks.
+
+        After the last step of an update, :meth:`update` applies them; it needs no other rank.
 
         Args:
             batch: this rank's columns; may hold 0 rows while other ranks have some.
@@ -180,10 +183,15 @@ class TrainingStep:
                 term, weight = self._pass_without_rows(), 0.0
         self._weight_of_update += weight
         if updates:
-            self._update.apply(self._divisor(self._plan.rows_of_update(step)))
+            self._update.prepare(self._divisor(self._plan.rows_of_update(step)))
             self._weight_of_update = 0.0
         self._finite.compare_records(epoch=epoch, step=step, steps=self._plan.num_steps)
         return StepResult(term.mean.detach(), weight, rows if self._distribution.counts_rows else 0)
+
+    def update(self) -> None:
+        """Update the weights of this rank by the gradients. No communication."""
+        self._update.apply()
+        self._weight_per_row = self._next_weight_per_row
 
     def state_dict(self) -> dict[str, float]:
         """Return the state that an update leaves for the next one; valid only between two updates."""
@@ -191,7 +199,7 @@ class TrainingStep:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Continue from a state that :meth:`state_dict` returned."""
-        self._weight_per_row = state["weight_per_row"]
+        self._weight_per_row = self._next_weight_per_row = state["weight_per_row"]
 
     @property
     def has_batch(self) -> bool:
@@ -226,8 +234,7 @@ class TrainingStep:
         if self._communicator.world_size > 1:
             self._communicator.allreduce(total, op="sum")
         predicted, weight = self._weight_per_row * rows_of_update, float(total[0])
-        if weight:
-            self._weight_per_row = weight / rows_of_update
+        self._next_weight_per_row = weight / rows_of_update if weight else self._weight_per_row
         return weight / predicted
 
     def _pass_without_rows(self) -> LossTerm:

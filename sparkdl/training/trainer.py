@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +70,21 @@ def choose_device(kind: str, communicator: Communicator) -> torch.device:
 
 
 def distribute(
-    spec: TrainingSpec, communicator: Communicator, device: torch.device, resources: ExitStack
+    spec: TrainingSpec,
+    communicator: Communicator,
+    device: torch.device,
+    resources: ExitStack,
+    *,
+    by_replica: bool = False,
 ) -> ModelDistribution:
     """Place the module of a fit on the ranks. Collective.
+
+    Args:
+        spec: what to train and how.
+        communicator: communicator of all ranks.
+        device: device of this rank.
+        resources: exit stack that undoes at the end of the fit what is done to the module.
+        by_replica: whether the ranks of each replica of a divided module follow each other, and are lost together.
 
     Raises:
         ParamError: if the sizes of the parallelism do not fit the ranks or the module.
@@ -82,7 +95,7 @@ def distribute(
     if sizes.data == communicator.world_size:
         return Replicas(spec, communicator, device, resources)
     init_process_group(communicator, cuda=device.type == "cuda")
-    layout = sizes.lay_out(device_type=device.type)
+    layout = sizes.lay_out(device_type=device.type, by_replica=by_replica)
     return (DividedModel if sizes.pipeline == 1 else Stages)(layout, spec, device, resources)
 
 
@@ -163,7 +176,7 @@ def train(
                 return trainer.fit(keep)
             except BaseException as error:
                 if handover is not None and handover.can_continue(error):
-                    handover.hold(trainer)
+                    handover.keep(trainer)
                 raise
     except BaseException as error:
         communicator.abort(f"{type(error).__name__}: {error}")
@@ -224,7 +237,9 @@ class Trainer:
         self.device = choose_device(spec.device, communicator)
         meet = agree_on_checkpoint if handover is None else handover.meet
         choice = meet(spec, dataset, communicator)
-        self.distribution = distribute(spec, communicator, self.device, resources)
+        self.distribution = distribute(
+            spec, communicator, self.device, resources, by_replica=handover is not None
+        )
         self.module = self.distribution.module
         seed_rank(spec.seed, self.distribution.generator_index)
         self.feed = resources.enter_context(
@@ -307,7 +322,7 @@ class Trainer:
                     break
                 self.run_epoch(epoch)
             self.on_position("")
-            if self.handover is not None and self.communicator.rank != 0:
+            if self.handover is not None:
                 self.handover.hold(self)  # before the best weights replace the last ones
             model_epoch = self.control.end()
         return TrainingResult(keep(self.distribution), tuple(self.history), model_epoch)
@@ -327,14 +342,10 @@ class Trainer:
             with self._error_context("validation", epoch):
                 record = record.with_validation(*self.validation.run(epoch, self.step.last_batch))
         self.on_position(f"the end of epoch {epoch}")
-        self.update.end_epoch(epoch)
-        with self._error_context("the scheduler", epoch):
-            self.learning_rate.end_epoch(record)
-        self.progress.epoch(record)
-        self.history.append(record)
-        self.control.end_epoch(record)
-        if self.handover is not None:
-            self.handover.note_epoch(self, epoch)
+        if self.handover is None:
+            self._end_epoch(record)
+        else:
+            self.handover.settle(meter, partial(self._end_epoch, record))
         self.control.agree_to_stop()
         self._compare_replicas(f"the end of epoch {epoch}")
         self.checkpoints.after_epoch(
@@ -343,7 +354,18 @@ class Trainer:
             is_best=self.control.best_epoch == epoch,
         )
         if self.handover is not None:
-            self.handover.leave_if_asked(meter)
+            self.handover.leave_if_asked()
+
+    def _end_epoch(self, record: EpochRecord) -> None:
+        """Take in the record of an epoch. No communication, except of callbacks."""
+        self.update.end_epoch(record.epoch)
+        with self._error_context("the scheduler", record.epoch):
+            self.learning_rate.end_epoch(record)
+        self.progress.epoch(record)
+        self.history.append(record)
+        self.control.end_epoch(record)
+        if self.handover is not None:
+            self.handover.note_epoch(self, record.epoch)
 
     def run_step(self, position: StepPosition, batch: Batch, meter: EpochMeter) -> None:
         """Apply one batch, together with all other ranks, and take a checkpoint if one is due."""
@@ -352,9 +374,9 @@ class Trainer:
         self.on_position(text)
         with error_context("training", rank=position.rank, where=text, batch=batch):
             result = self.step.run(batch, epoch=epoch, step=step, metrics=meter.metrics)
-        meter.add(result.loss_mean, result.weight, result.rows)
-        if self.handover is not None and self.plan.is_last_of_update(step):
-            self.handover.note_step(self, epoch, step, meter)
+            meter.add(result.loss_mean, result.weight, result.rows)
+            if self.plan.is_last_of_update(step):
+                self._update(epoch, step, meter)
         self.control.end_step(epoch, step, result.loss_mean)
         if (
             self.replicas is not None
@@ -365,7 +387,20 @@ class Trainer:
         self.progress.step(epoch=epoch, step=step, rows=self.plan.rows_of_step(step), meter=meter)
         self.checkpoints.after_step(epoch, step, meter)
         if self.handover is not None and self.plan.is_last_of_update(step) and step < self.plan.num_steps:
-            self.handover.leave_if_asked(meter)
+            self.handover.leave_if_asked()
+
+    def _update(self, epoch: int, step: int, meter: EpochMeter) -> None:
+        """Update the weights; in an elastic launch, once all ranks can."""
+        handover = self.handover
+        if handover is None:
+            self.step.update()
+            return
+
+        def update() -> None:
+            self.step.update()
+            handover.note_step(self, epoch, step, meter)
+
+        handover.settle(meter, update)
 
     def _run_steps(self, epoch: int, meter: EpochMeter) -> None:
         if not self.plan.has_steps:
@@ -382,7 +417,8 @@ class Trainer:
 
     def _resume(self) -> int:
         """Restore the checkpoint that was chosen, if any, and return the epoch to continue with."""
-        start = self.checkpoints.resume()
+        held = None if self.handover is None else self.handover.share(self.distribution, self.communicator)
+        start = self.checkpoints.resume(held)
         self.progress.resume(
             epoch=start.epoch,
             steps=start.step,

@@ -125,6 +125,7 @@ class WeightUpdate:
         self._learning_rate = learning_rate
         self._scaler = precision.scaler
         self._max_grad_norm = max_grad_norm
+        self._has_gradients = False
         self._num_updates = 0
         self.num_skipped = 0
         self._live = LiveParameters(self._module)
@@ -135,9 +136,12 @@ class WeightUpdate:
         """Optimizer of the module's parameters."""
         return self._optimizer
 
-    def apply(self, divisor: float = 1.0) -> None:
-        """Update the weights by the gradients divided by ``divisor``; if it is 0, only clear the gradients."""
-        self._num_updates += 1
+    def prepare(self, divisor: float = 1.0) -> None:
+        """Divide the gradients by ``divisor``, and clip them. Collective in a divided model.
+
+        If it is 0, as no row has a weight, :meth:`apply` only clears the gradients.
+        """
+        self._has_gradients = bool(divisor)
         if divisor:
             self._scaler.unscale_(self._optimizer)
             if divisor != 1.0:
@@ -146,6 +150,11 @@ class WeightUpdate:
                         parameter.grad.mul_(1 / divisor)
             if self._max_grad_norm is not None:
                 self._distribution.clip_gradients(self._max_grad_norm)
+
+    def apply(self) -> None:
+        """Update the weights by the prepared gradients, and clear them. No communication."""
+        self._num_updates += 1
+        if self._has_gradients:
             self._step()
         self._clear_gradients()
 

@@ -35,6 +35,7 @@ from sparkdl.launch.wire.channel import DriverChannel
 from sparkdl.launch.wire.outcome import StopReason
 
 if TYPE_CHECKING:
+    from sparkdl.launch.failures import Failure
     from sparkdl.launch.ranks import MakeStage
     from sparkdl.launch.supervision import OnEvent, OnLog
     from sparkdl.launch.wire.spec import LaunchSpec
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 60.0
 _POLL_S = 0.05
+_LOOK_EVERY_S = 1.0
 _PATIENT = 1e6
 """Seconds for which a member may wait for a slot: it joins when there is one."""
 
@@ -98,14 +100,17 @@ def run_members(
         client = RendezvousClient.connect(coordinator.address, spec.secret, timeout_s=CONNECT_TIMEOUT_S)
         stack.enter_context(client)
         roster = Roster(
-            client.prefix("members"), wanted=spec.num_ranks, limits=limits, leases=leases or repeat("")
+            client.prefix("members"),
+            wanted=spec.num_ranks // limits.group_size,
+            limits=limits,
+            leases=leases or repeat(""),
         )
         run = _Run(
             make_stage,
-            replace(spec, num_ranks=1, roster=coordinator.address),
+            replace(spec, num_ranks=limits.group_size, roster=coordinator.address),
             limits,
             roster,
-            wanted=spec.num_ranks,
+            wanted=spec.num_ranks // limits.group_size,
             host=host,
             on_log=on_log,
             on_event=on_event,
@@ -138,6 +143,7 @@ class _Run:
         self._last_loss: ProcessesLostError | None = None
         self._too_few_since: float | None = time.monotonic()
         self._watch: tuple[World, HangWatch] | None = None
+        self._next_look = 0.0
         self._stack = ExitStack()
 
     def __enter__(self) -> _Run:
@@ -159,14 +165,11 @@ class _Run:
                     self._end(number, member)
                 elif member.supervision.is_task_lost and not member.is_given_up:
                     (failure, *_) = member.supervision.failures
-                    self._lose(
-                        number,
-                        cast("ProcessesLostError", rank_error(replace(failure, rank=number), were_lost=True)),
-                        is_cause=True,
-                    )
+                    self._lose(number, self._loss(number, failure), is_cause=True)
                     self._give_up(
                         number, StopReason("its task was lost, and the others have continued without it")
                     )
+            self._let_go()
             self._look_for_hangs()
             self._roster.poll(_POLL_S)
             if self._roster.failure:
@@ -178,7 +181,7 @@ class _Run:
 
     def _start_missing(self) -> None:
         """Start members up to the number that is wanted, and up to the maximum once the function runs."""
-        target = self._wanted if self._roster.world is None else self._limits.most
+        target = self._wanted if self._roster.world is None else self._limits.most_members
         active = sum(not member.is_given_up for member in self._members.values())
         for _ in range(target - active):
             if self._num_losses > self._limits.max_restarts:
@@ -186,7 +189,8 @@ class _Run:
             self._start(next(self._numbers))
 
     def _start(self, number: int) -> None:
-        channel = DriverChannel(self._spec.secret, 1, host=self._host)
+        size = self._limits.group_size
+        channel = DriverChannel(self._spec.secret, size, host=self._host)
         spec = replace(
             self._spec,
             job=f"sparkdl-{secrets.token_hex(8)}",
@@ -197,10 +201,10 @@ class _Run:
         taken = {member.slot for member in self._members.values() if not member.is_given_up}
         slot = min(set(range(len(taken) + 1)) - taken)
         supervision = Supervision(
-            lambda: self._make_stage(spec, slot),
+            lambda: self._make_stage(spec, slot * size),
             channel,
             spec.limits,
-            Listener(self._on_log, self._on_event, first_rank=number),
+            Listener(self._on_log, self._on_event, first_rank=number * size),
             watches_hangs=False,
         )
         self._members[number] = _MemberLaunch(self._stack.enter_context(supervision), slot)
@@ -213,17 +217,34 @@ class _Run:
         """
         failures, error = member.supervision.failures, member.supervision.error
         has_ended_well = not failures and error is None and not member.is_given_up
-        if has_ended_well and self._roster.rank_of(number) is not None:
+        world = self._roster.world
+        if has_ended_well and world is not None and number in world.members:
             member.has_returned = True
             return
-        if not member.is_given_up:
+        if self._roster.has_let_go(number):
+            logger.warning("Member %d has left, as it was asked to.", number)
+            self._roster.lose(number)
+        elif not member.is_given_up:
             failure = next(iter(failures), None)
             if failure is None or not (failure.is_loss or failure.is_consequence):
                 self._raise(number, member)
             else:
-                lost = rank_error(replace(failure, rank=number), were_lost=True)
-                self._lose(number, cast("ProcessesLostError", lost), is_cause=failure.is_loss)
+                self._lose(number, self._loss(number, failure), is_cause=failure.is_loss)
         del self._members[number]
+
+    def _loss(self, number: int, failure: Failure) -> ProcessesLostError:
+        """The error of a lost rank; it is counted through all members."""
+        failure = replace(failure, rank=number * self._limits.group_size + failure.rank)
+        return cast("ProcessesLostError", rank_error(failure, were_lost=True))
+
+    def _let_go(self) -> None:
+        """Have the members leave whose executors Spark decommissions."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_EVERY_S
+        for number, member in self._members.items():
+            if member.supervision.is_to_leave:
+                self._roster.let_go(number)
 
     def _raise(self, number: int, member: _MemberLaunch) -> None:
         """Raise the error of a member whose code has raised, or whose task could not run, unless it was only lost.
@@ -238,12 +259,16 @@ class _Run:
                     other.supervision.cancel(StopReason(f"member {number} failed"))
         try:
             member.supervision.values()
-        except (ClusterLostError, SlotsMissingError):
+        except ClusterLostError:
             raise
+        except SlotsMissingError as error:
+            if self._roster.world is None:
+                raise
+            logger.info("Member %d found no slots, and another one takes its place: %s", number, error)
         except ProcessesLostError as error:
             self._lose(number, error, is_cause=True)
         except (RankError, LaunchError) as error:
-            raise _of_member(error, number) from error.__cause__
+            raise self._of_member(error, number) from error.__cause__
 
     def _lose(self, number: int, error: ProcessesLostError, *, is_cause: bool) -> None:
         logger.warning("Member %d was lost: %s", number, _why(error))
@@ -276,30 +301,32 @@ class _Run:
         if self._watch is None or self._watch[0] is not world:
             self._watch = world, HangWatch(self._spec.limits)
         reports = {
-            rank: report
-            for rank, number in enumerate(world.members)
+            world.rank_of(number, place): report
+            for number in world.members
             if number in self._members and not self._members[number].is_given_up
-            for report in self._members[number].supervision.health.values()
+            for place, report in self._members[number].supervision.health.items()
         }
         hang = self._watch[1].observe(time.monotonic(), reports)
         if hang is None:
             return
         hosts = {
-            rank: host
-            for rank, number in enumerate(world.members)
+            world.rank_of(number, place): host
+            for number in world.members
             if number in self._members
-            for host in self._members[number].supervision.hosts.values()
+            for place, host in self._members[number].supervision.hosts.items()
         }
-        if hang.is_in_code or len(hang.culprits) == len(world.members):
+        culprits = {rank // world.group_size: rank for rank in hang.culprits}
+        if hang.is_in_code or len(culprits) == len(world.members):
             health = {rank: report.health for rank, report in reports.items()}
             raise hang_error(hang, (), health, hosts)
-        for rank in hang.culprits:
-            number = world.members[rank]
+        for index, rank in culprits.items():
+            number = world.members[index]
             if number in self._members:
                 logger.warning("Member %d is given up, as %s.", number, hang.why)
+                name = number * world.group_size + rank % world.group_size
                 error = HangError(
-                    f"Rank {number} on {hosts.get(rank, 'an unknown host')} hung: {hang.why}",
-                    rank=number,
+                    f"Rank {name} on {hosts.get(rank, 'an unknown host')} hung: {hang.why}",
+                    rank=name,
                     host=hosts.get(rank, ""),
                 )
                 self._count_loss(error, is_cause=True)
@@ -312,21 +339,21 @@ class _Run:
             SlotsMissingError: if there have not been enough for too long.
             ProcessesLostError: if too few are left and no more are started.
         """
-        if len(self._roster.members) >= self._limits.least or self._roster.world is None:
+        if len(self._roster.members) >= self._limits.least_members or self._roster.world is None:
             if self._roster.world is not None:
                 self._too_few_since = None
         elif self._too_few_since is None:
             self._too_few_since = time.monotonic()
         may_start = self._num_losses <= self._limits.max_restarts
         active = sum(not member.is_given_up for member in self._members.values())
-        if not may_start and active < self._limits.least and self._last_loss is not None:
+        if not may_start and active < self._limits.least_members and self._last_loss is not None:
             raise self._last_loss
         if self._too_few_since is None:
             return
         waited_s = time.monotonic() - self._too_few_since
         if waited_s > self._spec.start_timeout_s:
             raise SlotsMissingError(
-                f"{len(self._roster.members)} ranks run after {waited_s:.0f} s, and at least {self._limits.least} are "
+                f"{len(self._roster.members) * self._limits.group_size} ranks run after {waited_s:.0f} s, and at least {self._limits.least} are "
                 "needed (minWorkers, min_workers): other jobs hold the free slots, or executors are missing. Wait for "
                 "them, or lower the minimum."
             ) from self._last_loss
@@ -347,25 +374,25 @@ class _Run:
             self._roster.end()
             running = {number for number in running if self._members[number].supervision.poll(0.0)}
         values: list[Any] = []
-        for rank, number in enumerate(world.members):
-            value = None
+        for index, number in enumerate(world.members):
+            of_member: list[Any] = [None] * world.group_size
             if number in self._members and number not in running:
                 try:
-                    (value,) = self._members[number].supervision.values()
+                    of_member = self._members[number].supervision.values()
                 except (ProcessesLostError, RankError) as error:
-                    if rank == 0:
-                        raise _of_member(error, number) from error.__cause__
+                    if index == 0:
+                        raise self._of_member(error, number) from error.__cause__
                     logger.warning("Member %d ended after rank 0 had returned: %s", number, _why(error))
-            values.append(value)
+            values += of_member
         return values
 
-
-def _of_member(error: SparkdlError, number: int) -> SparkdlError:
-    """The error of a member's launch, in which it is rank 0, with the number of the member."""
-    if not isinstance(error, RankError):
-        return error
-    text = str(error).replace("Rank 0 ", f"Rank {number} ", 1)
-    return type(error)(text, rank=number, host=error.host, traceback_text=error.traceback_text)
+    def _of_member(self, error: SparkdlError, number: int) -> SparkdlError:
+        """The error of a member's launch, whose ranks count from 0, with the rank counted through all members."""
+        if not isinstance(error, RankError):
+            return error
+        name = number * self._limits.group_size + error.rank
+        text = str(error).replace(f"Rank {error.rank} ", f"Rank {name} ", 1)
+        return type(error)(text, rank=name, host=error.host, traceback_text=error.traceback_text)
 
 
 def _why(error: Exception) -> str:

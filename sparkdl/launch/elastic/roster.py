@@ -46,6 +46,8 @@ class ElasticLimits:
         least: minimum number of ranks.
         most: maximum number of ranks.
         max_restarts: maximum number of members that are started in place of lost ones.
+        group_size: number of ranks of a member, which live and end together, such as those that share one copy of a
+            model.
         max_retries: how often in succession the same members may form a world again without a further update.
     """
 
@@ -53,6 +55,17 @@ class ElasticLimits:
     most: int
     max_restarts: int
     max_retries: int = 3
+    group_size: int = 1
+
+    @property
+    def least_members(self) -> int:
+        """Minimum number of members."""
+        return self.least // self.group_size
+
+    @property
+    def most_members(self) -> int:
+        """Maximum number of members."""
+        return self.most // self.group_size
 
 
 class Roster:
@@ -78,9 +91,12 @@ class Roster:
         self.retries = 0
         self.failure = ""
         self._next = 1
-        self._waiting: dict[int, tuple[int, MemberArrival]] = {}
-        """Number of the arrival, and the arrival, of each member that waits for an answer."""
+        self._arrivals: dict[int, dict[int, tuple[int, MemberArrival]]] = {}
+        """Number of the arrival, and the arrival, of each rank that waits for an answer, by member and place."""
         self._lost: set[int] = set()
+        self._leaving: set[int] = set()
+        self._to_leave: set[int] = set()
+        self._returning: set[int] = set()
         self._last_arrival_at = 0.0
         self._asked_to_leave = 0
         self._progress = -1
@@ -92,41 +108,83 @@ class Roster:
     def members(self) -> set[int]:
         """The members that take part or wait to do so."""
         current = set() if self.world is None else set(self.world.members)
-        return (current | set(self._waiting)) - self._lost
+        return (current | self._waiting) - self._lost
 
-    def rank_of(self, member: int) -> int | None:
-        """The rank of a member in the current world; None if it is not in it."""
-        if self.world is None or member not in self.world.members:
-            return None
-        return self.world.members.index(member)
+    @property
+    def _waiting(self) -> set[int]:
+        """The members whose ranks all wait for the next world."""
+        size = self._limits.group_size
+        return {member for member, places in self._arrivals.items() if len(places) == size}
 
     def poll(self, timeout_s: float) -> None:
         """Take in arrivals and losses, waiting for one at most so long, and begin the next world if it is complete."""
         while (arrival := self._take(timeout_s)) is not None:
             number, content = arrival
-            if content.is_lost:
-                self.lose(content.member)
-            elif content.member in self._lost:
-                self._answer(number, _OF_REPLACED)
-            else:
-                self._waiting[content.member] = number, content
-                self._last_arrival_at = time.monotonic()
+            self._take_in(number, content)
             timeout_s = 0.0
+        self._let_go()
         self._form()
+
+    def _take_in(self, number: int, arrival: MemberArrival) -> None:
+        member = arrival.member
+        if arrival.is_lost:
+            self.lose(member)
+        elif arrival.is_leaving:
+            self.let_go(member)
+        elif arrival.has_left:
+            self._returning.add(member)
+            if member in self._arrivals:
+                self.lose(member)
+        elif member in self._lost:
+            self._answer(number, _OF_GONE if member in self._leaving else _OF_REPLACED)
+        else:
+            self._arrivals.setdefault(member, {})[arrival.place] = number, arrival
+            self._last_arrival_at = time.monotonic()
+            if member in self._returning:  # another of its ranks has ended already
+                self.lose(member)
+            elif member in self._leaving:
+                self._release(member, _OF_GONE)
+
+    def let_go(self, member: int) -> None:
+        """Have a member leave the run: the ranks of its world leave it after the current step, and it is not in the next.
+
+        As long as no other member has a state, it stays.
+        """
+        self._to_leave.add(member)
+
+    def _let_go(self) -> None:
+        for member in sorted(self._to_leave - self._leaving):
+            current = set() if self.world is None else set(self.world.members)
+            if member in current and not current - self._leaving - self._lost - {member}:
+                continue
+            self._leaving.add(member)
+            if member in self._arrivals:
+                self._release(member, _OF_GONE)
+            elif self.world is not None:
+                self._ask_to_leave(self.world)
+
+    def _release(self, member: int, answer: Answer) -> None:
+        """Take a member out of the run, and answer its ranks that wait."""
+        self._lost.add(member)
+        for number, _ in self._arrivals.pop(member, {}).values():
+            self._answer(number, answer)
 
     def lose(self, member: int) -> None:
         """Note that a member is lost, or was given up. Whatever it still asks for is refused."""
-        self._lost.add(member)
-        if self.world is not None and member in self.world.members:
+        if self.world is not None and member in self.world.members and member not in self._lost:
             self._rendezvous.set(broken_key(self.world.number), str(member).encode())
-        if (waiting := self._waiting.pop(member, None)) is not None:
-            self._answer(waiting[0], _OF_REPLACED)
+        self._release(member, _OF_REPLACED)
+
+    def has_let_go(self, member: int) -> bool:
+        """Whether a member has left, or is about to leave, because it was asked to."""
+        return member in self._leaving
 
     def end(self) -> None:
         """Release the members that wait, as the run is over: the function has returned on rank 0."""
-        for number, arrival in self._waiting.values():
-            self._answer(number, Answer() if arrival.is_done else _OF_OVER)
-        self._waiting.clear()
+        for places in self._arrivals.values():
+            for number, arrival in places.values():
+                self._answer(number, Answer() if arrival.is_done else _OF_OVER)
+        self._arrivals.clear()
 
     def _take(self, timeout_s: float) -> tuple[int, MemberArrival] | None:
         try:
@@ -140,31 +198,31 @@ class Roster:
     def _form(self) -> None:
         """Begin the next world if everybody is here whom it has to wait for."""
         if self.world is not None:
-            absent = set(self.world.members) - self._lost - self._waiting.keys()
+            absent = set(self.world.members) - self._lost - self._waiting
             if absent:
-                if any(arrival.after == 0 for _, arrival in self._waiting.values()):
+                if self._waiting - set(self.world.members):
                     self._ask_to_leave(self.world)
                 return
-        if len(self._waiting) < self._limits.least:
+        num_waiting = len(self._waiting)
+        if num_waiting < self._limits.least_members:
             return
         is_settled = time.monotonic() >= self._last_arrival_at + SETTLE_S
-        if self.world is None and len(self._waiting) < self._wanted and not is_settled:
+        if self.world is None and num_waiting < self._wanted and not is_settled:
             return
         self._begin()
 
     def _begin(self) -> None:
         before = self.world
         rank_before = {} if before is None else {member: rank for rank, member in enumerate(before.members)}
-        arrivals = {member: arrival for member, (_, arrival) in self._waiting.items()}
+        progress_of = {
+            member: max(arrival.progress for _, arrival in self._arrivals[member].values())
+            for member in self._waiting
+        }
         members = sorted(
-            arrivals,
-            key=lambda member: (
-                -arrivals[member].progress,
-                rank_before.get(member, len(rank_before)),
-                member,
-            ),
-        )[: self._limits.most]
-        progress = arrivals[members[0]].progress
+            progress_of,
+            key=lambda member: (-progress_of[member], rank_before.get(member, len(rank_before)), member),
+        )[: self._limits.most_members]
+        progress = progress_of[members[0]]
         if (
             before is not None
             and set(members) == set(before.members)
@@ -175,7 +233,8 @@ class Roster:
         self.world = World(
             number=1 if before is None else before.number + 1,
             members=tuple(members),
-            has_state=progress >= 0,
+            group_size=self._limits.group_size,
+            progress=progress,
             lease=next(self._leases),
         )
         if before is not None:
@@ -184,8 +243,8 @@ class Roster:
                 if not self._rendezvous.check([key(before.number)]):
                     self._rendezvous.set(key(before.number), b"")
         for member in members:
-            number, _ = self._waiting.pop(member)
-            self._answer(number, Answer(world=self.world))
+            for number, _ in self._arrivals.pop(member).values():
+                self._answer(number, Answer(world=self.world))
 
     def _may_retry(self, before: World, progress: int) -> bool:
         """Whether the members of a world may form another one now; if they do so too often, refuse them all.
@@ -204,9 +263,8 @@ class Roster:
             f"The ranks have met {self._fruitless} times without losing one and without finishing a step in between. "
             "Look at the network between them."
         )
-        for number, _ in self._waiting.values():
-            self._answer(number, Answer(refusal=self.failure))
-        self._waiting.clear()
+        for member in self._waiting:
+            self._release(member, Answer(refusal=self.failure))
         return False
 
     def _ask_to_leave(self, world: World) -> None:
@@ -223,8 +281,8 @@ class Roster:
         ]
         logger.warning(
             "The run continues with %d rank%s, %s.",
-            len(after.members),
-            "" if len(after.members) == 1 else "s",
+            after.num_ranks,
+            "" if after.num_ranks == 1 else "s",
             " and ".join(filter(None, what)),
         )
 
@@ -232,6 +290,7 @@ class Roster:
         self._rendezvous.set(answer_key(number), answer.to_json())
 
 
+_OF_GONE = Answer(refusal="This rank was asked to leave the run.")
 _OF_OVER = Answer(refusal="The function has returned on rank 0, and the run is over.")
 _OF_REPLACED = Answer(
     refusal="This rank was considered lost, and the others have continued without it. Its work is not needed any more."

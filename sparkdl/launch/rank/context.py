@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -50,7 +52,7 @@ class RankContext:
         self._task = task
         self._heartbeat = heartbeat
         self._stacks = stacks
-        self._membership = None if member is None else Membership(rendezvous, member, self._break)
+        self._membership = None if member is None else Membership(rendezvous, member, job.rank, self._break)
         self._communicator: Communicator | None = None
         self._topology: Topology | None = None
 
@@ -60,7 +62,19 @@ class RankContext:
             world = self._membership.enter()
             assert world is not None, "nobody is done before it has begun"
             self._enter(world)
+            self._leave_on_sigterm(self._membership)
         provide_job(self.job, self.rendezvous)
+
+    def _leave_on_sigterm(self, membership: Membership) -> None:
+        """Have the first SIGTERM make this rank leave after the current step, and the next one end it at once."""
+
+        def handle(number: int, frame: object) -> None:
+            del number, frame
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            # Not here: the interrupted code may hold the lock of the connection.
+            threading.Thread(target=membership.ask_to_leave, name="sparkdl-leave", daemon=True).start()
+
+        signal.signal(signal.SIGTERM, handle)
 
     @property
     def is_elastic(self) -> bool:
@@ -101,12 +115,17 @@ class RankContext:
         provide_job(self.job, self.rendezvous)
 
     def finish(self, *, progress: int = -1) -> bool:
-        """Wait until the value of rank 0 has reached the driver; return at once on rank 0, and if nothing is elastic.
+        """Wait until the value of rank 0 has reached the driver.
+
+        Return at once on rank 0, on ranks that live and end with it, and if nothing is elastic.
 
         Returns:
             Whether the run is over. If not, rank 0 was lost before, and the ranks have formed a new world.
         """
-        if self._membership is None or self.rank == 0:
+        if self._membership is None or self.world is None:
+            return True
+        if self.rank < self.world.group_size:
+            self._membership.leave()
             return True
         self.close()
         world = self._membership.enter(progress=progress, is_done=True)
@@ -118,7 +137,7 @@ class RankContext:
 
     def _enter(self, world: World) -> None:
         assert self._membership is not None
-        self.rank, self.world_size = world.members.index(self._membership.member), len(world.members)
+        self.rank, self.world_size = self._membership.rank, world.num_ranks
         self.rendezvous = self._membership.rendezvous()
         self.job = replace(self.job, rank=self.rank, world_size=self.world_size)
         self._communicator = self._topology = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, RankLostError
 from sparkdl.launch.wire.world import (
@@ -34,23 +34,34 @@ class Membership:
 
     Args:
         rendezvous: rendezvous that the driver serves.
-        member: number of this member.
+        member: number of the member, the ranks that live and end together.
+        place: number of this rank among them.
         on_break: called from a thread when another rank of the current world is lost, with the reason.
 
     Attributes:
-        member: number of this member.
         world: the current world; None before the first.
     """
 
-    def __init__(self, rendezvous: Rendezvous, member: int, on_break: Callable[[str], None]) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, member: int, place: int, on_break: Callable[[str], None]
+    ) -> None:
         self._rendezvous = PrefixRendezvous(rendezvous, "members")
         self._worlds = PrefixRendezvous(rendezvous, "worlds")
         self._on_break = on_break
-        self.member = member
+        self._member, self._place = member, place
         self.world: World | None = None
         self._signals = _Signals()
         # The coordinator notices the end of this process within milliseconds, also of one that was killed.
-        self._rendezvous.post_if_lost(ARRIVALS, MemberArrival(member=member, is_lost=True).to_json())
+        self._rendezvous.post_if_lost(ARRIVALS, self._arrival(is_lost=True).to_json())
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process in the current world."""
+        assert self.world is not None
+        return self.world.rank_of(self._member, self._place)
+
+    def _arrival(self, **fields: Any) -> MemberArrival:
+        return MemberArrival(member=self._member, place=self._place, **fields)
 
     @property
     def is_to_leave(self) -> bool:
@@ -72,7 +83,7 @@ class Membership:
             CommunicatorError: if the driver has no world for this member, as after it was replaced by another one.
         """
         after = 0 if self.world is None else self.world.number
-        arrival = MemberArrival(member=self.member, after=after, progress=progress, is_done=is_done)
+        arrival = self._arrival(after=after, progress=progress, is_done=is_done)
         key = answer_key(self._rendezvous.post(ARRIVALS, arrival.to_json()))
         answer = Answer.from_json(self._wait_for(key))
         self._rendezvous.delete(key)
@@ -86,6 +97,14 @@ class Membership:
                 target=watch, args=(answer.world, self._signals), name="sparkdl-membership", daemon=True
             ).start()
         return answer.world
+
+    def ask_to_leave(self) -> None:
+        """Ask that this rank's member may leave the run after the current step, as its machine is to go."""
+        self._rendezvous.post(ARRIVALS, self._arrival(is_leaving=True).to_json())
+
+    def leave(self) -> None:
+        """Say that this rank returns its value, as the others of its member do, and waits for no answer."""
+        self._rendezvous.post(ARRIVALS, self._arrival(is_done=True, has_left=True).to_json())
 
     def rendezvous(self) -> Rendezvous:
         """The rendezvous of the current world, whose waits end when one of its ranks is lost."""

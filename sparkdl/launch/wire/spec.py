@@ -82,6 +82,11 @@ class LaunchSpec:
     member: int = 0
     """Number of the member in an elastic launch."""
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this launch has one task, which needs no other one to begin: a member of one rank."""
+        return self.roster is not None and self.num_ranks == 1
+
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python and of :data:`COMPARED_PACKAGES` in this process's environment, without importing them."""

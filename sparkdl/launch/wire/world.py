@@ -27,20 +27,26 @@ def broken_key(world: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberArrival:
-    """A member that waits for the next world, or that was lost.
+    """A rank that waits for the next world, or that was lost, is to leave or has returned.
 
     Attributes:
-        member: number of the member.
+        member: number of its member, the ranks that live and end together.
+        place: number of the rank among those of its member.
         after: number of the world that it has left; 0 if it has just started.
         progress: how far its state has come, such as a number of steps; -1 if it has no state.
         is_done: whether its function has returned.
+        has_left: whether it waits for no answer, as its member returns the values of the run.
+        is_leaving: whether its member is to leave the run after the current step; this is no arrival yet.
         is_lost: whether its process has ended.
     """
 
     member: int
+    place: int = 0
     after: int = 0
     progress: int = -1
     is_done: bool = False
+    has_left: bool = False
+    is_leaving: bool = False
     is_lost: bool = False
 
     def to_json(self) -> bytes:
@@ -59,15 +65,31 @@ class World:
 
     Attributes:
         number: number of the world, from 1.
-        members: numbers of the members, in order of rank. Rank 0 has come farthest.
-        has_state: whether rank 0 has a state, which other ranks take over.
+        members: numbers of the members, in order of their ranks. That of rank 0 has come farthest.
+        group_size: number of ranks of each member, which follow each other.
+        progress: how far the state of the farthest rank has come; -1 if none has a state.
         lease: name under which the ranks of this world use the folder of their checkpoints; empty for none.
     """
 
     number: int
     members: tuple[int, ...]
-    has_state: bool = False
+    group_size: int = 1
+    progress: int = -1
     lease: str = ""
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.members) * self.group_size
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a rank has a state, which other ranks take over."""
+        return self.progress >= 0
+
+    def rank_of(self, member: int, place: int = 0) -> int:
+        """The rank at a place of a member."""
+        return self.members.index(member) * self.group_size + place
 
     def to_fields(self) -> dict[str, Any]:
         """All fields, in types that JSON can encode."""

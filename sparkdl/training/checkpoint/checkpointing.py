@@ -120,8 +120,11 @@ class Checkpoints:
         elif self._writer is not None:
             self._writer.__exit__(kind, error, traceback)
 
-    def resume(self) -> ResumePoint:
-        """Load the chosen checkpoint or state, if there is one. Collective; call it last before training.
+    def resume(self, held: HeldCheckpoint | None = None) -> ResumePoint:
+        """Load the chosen checkpoint or the held one, if there is one. Collective; call it last before training.
+
+        Args:
+            held: state of an earlier world of the ranks, from which the fit continues.
 
         Raises:
             CheckpointError: if this rank cannot read the checkpoint.
@@ -129,8 +132,8 @@ class Checkpoints:
         """
         if self._plan is not None:
             self._open_folder(self._plan)
-        if self._choice.held is not None:
-            self._position = self._restore(self._choice.held)
+        if held is not None:
+            self._position = self._restore(held)
         return self._position
 
     def _open_folder(self, plan: CheckpointPlan) -> None:
@@ -215,7 +218,7 @@ class Checkpoints:
     def hold(
         self, where: dict[str, Any], ranks: Sequence[bytes], history: Sequence[EpochRecord], **others: Any
     ) -> HeldCheckpoint:
-        """Copy the state into the memory of this process; a module that is divided among ranks is not supported.
+        """Copy the state into the memory of this process; of a module that is divided among ranks, its part.
 
         Args:
             where: position, in the fields of a :class:`FitManifest`.
@@ -223,7 +226,7 @@ class Checkpoints:
             history: records of all completed epochs.
             others: further values, of types that a checkpoint can hold.
         """
-        return HeldCheckpoint(self._content(where, ranks, history, is_whole=True, **others))
+        return HeldCheckpoint.of(self._content(where, ranks, history, is_whole=True, **others))
 
     def _content(
         self,
@@ -288,7 +291,9 @@ class Checkpoints:
         self._updates.begin(epoch, step, has_steps=has_steps)
         self._num_updates = fit["num_updates"]
         self._state.restore_parts(fit)  # makes room for the best weights
-        tensors, group = self._tensors(), None if self._writer is None else self._writer.group
+        tensors, group = self._tensors(), None
+        if self._writer is not None and not isinstance(checkpoint, HeldCheckpoint):
+            group = self._writer.group
         tensors.check(checkpoint, group)
         tensors.check_optimizer(state["training"], checkpoint.url)
         tensors.load(checkpoint, state["training"], group)

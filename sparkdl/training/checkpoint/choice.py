@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from sparkdl.checkpoint.folder import CheckpointFolder
-    from sparkdl.checkpoint.held import HeldCheckpoint
     from sparkdl.collective import Communicator
     from sparkdl.data import ParquetDataset
     from sparkdl.training.spec import TrainingSpec
@@ -40,14 +39,12 @@ class Choice:
         num_ranks_at_start: number of readers when the fit began, for which the rows are planned.
         damaged: names of later checkpoints that cannot be read, on rank 0; empty on other ranks.
         identity: identity of the fit, on rank 0; empty on other ranks.
-        held: state of the ranks of an earlier world, from which the fit continues; None without one.
     """
 
     name: str | None
     num_ranks_at_start: int
     damaged: tuple[str, ...] = ()
     identity: dict[str, Any] = field(default_factory=dict)
-    held: HeldCheckpoint | None = None
 
 
 def agree_on_checkpoint(

@@ -2,8 +2,10 @@
 
 A *border* is a point between two steps, or at the end of an epoch, to which a rank can return: its weights and the
 optimizer are those of the last update until the next one, and what a step changes before its update is copied at the
-border. When a rank leaves a world, it copies its whole state into memory. In the next world all ranks continue from the
-state of rank 0, which is at the last border that any of them has passed.
+border. Ranks pass a border in two phases, like a commit in a database: first all of them settle that each has the
+gradients of all, then each updates its weights, for which it needs no other. So if a rank is lost, those that are left
+can all pass the border if one of them has, and all return to the one before if none has. When a rank leaves a world, it
+copies its state into memory and continues from it; ranks that join get that of one that has the same part of the model.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from sparkdl.checkpoint.held import HeldCheckpoint
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.collective.byte_exchange import allgather_bytes
 from sparkdl.collective.error_origin import is_consequence
-from sparkdl.errors import WorldLeftError
+from sparkdl.errors import CheckpointError, WorldLeftError
 from sparkdl.random_state import random_state, set_random_state
 from sparkdl.training.checkpoint.choice import Choice, agree_on_checkpoint
 from sparkdl.training.checkpoint.identity import fit_identity
@@ -31,6 +33,7 @@ from sparkdl.training.distribution import num_readers
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
     from sparkdl.data import ParquetDataset
+    from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.history import EpochMeter
     from sparkdl.training.spec import TrainingSpec
     from sparkdl.training.trainer import Trainer
@@ -39,16 +42,13 @@ if TYPE_CHECKING:
 class ElasticContext(Protocol):
     """The part of the launcher's context that is used here; :class:`sparkdl.launch.RankContext` has it."""
 
-    rank: int
-    world_size: int
-
     @property
     def is_to_leave(self) -> bool:
         """Whether ranks wait to join."""
 
     @property
     def world(self) -> Any:
-        """The current world, whose ``has_state`` says whether rank 0 has a state."""
+        """The current world; its ``progress`` is that of the rank that has come farthest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,74 +86,46 @@ class Handover:
         self._context, self._planned_ranks = context, planned_ranks
         self.progress = -1
         self._border: Border | None = None
+        self._change: Callable[[], None] | None = None
+        """What leads to the next border, while the ranks settle that all of them can do it."""
+        self._left: Trainer | None = None
         self._held: HeldCheckpoint | None = None
         self._own = b""
         """State of this rank alone, as :func:`~sparkdl.training.checkpoint.state.read_rank_state` reads it."""
-        self._is_meter_kept = False
         self._place = (0, 0)
         """Rank and number of ranks in the world that this rank has left."""
+        self._places: list[list[int]] = []
+        self._is_asked_to_leave = False
 
     def can_continue(self, error: BaseException) -> bool:
         """Whether the ranks can continue in another world after an error, as another rank is its cause."""
         return isinstance(error, WorldLeftError) or is_consequence(error)
 
-    def meet(self, spec: TrainingSpec, dataset: ParquetDataset, communicator: Communicator) -> Choice:
-        """Choose the state from which the ranks of a new world continue, and give rank 0's to all. Collective.
+    def settle(self, meter: EpochMeter, change: Callable[[], None]) -> None:
+        """Make a change that leads to the next border, once all ranks can make it. Collective.
 
-        Without a state, as in the first world, it is that of the last checkpoint, if there is one.
+        If a rank is lost meanwhile, some ranks may have made the change and others not. Those then make it in
+        :meth:`leave`: it may not need another rank.
         """
-        self._border = None
-        if not self._context.world.has_state:
-            return agree_on_checkpoint(spec, dataset, communicator, planned_ranks=self._planned_ranks)
-        self._share(communicator)
-        assert self._held is not None, "shared"
-        num_ranks = self._held.content.about["num_ranks_at_start"]
-        if self._planned_ranks is None:
-            num_ranks = num_readers(spec, communicator.world_size)
-        identity = {}
-        if communicator.rank == 0 and spec.checkpoints is not None:
-            identity = fit_identity(spec, dataset, read_timeout_s=read_timeout_s(communicator))
-        return Choice(None, num_ranks, identity=identity, held=self._held)
-
-    def _share(self, communicator: Communicator) -> None:
-        """Give all ranks the state of rank 0, and each rank's own. Collective."""
-        from sparkdl.torch.objects import (
-            broadcast_object,  # on ranks only: the driver does without torch's backend
-        )
-
-        content = None if self._held is None else self._held.content
-        head = json.dumps([*self._place, self.progress]).encode()
-        heads, owns = [head], [self._own]
-        if communicator.world_size > 1:
-            heads = allgather_bytes(communicator, head, name="places of ranks")
-            owns = allgather_bytes(communicator, self._own, name="states of ranks")
-            content = broadcast_object(communicator, content, "state of the training")
-        assert content is not None, "rank 0 has a state"
-        places = [json.loads(text) for text in heads]
-        progress = places[0][2]
-        are_alike = places == [[rank, len(places), progress] for rank in range(len(places))]
-        about = content.about if are_alike else {**content.about, "layout": "other ranks"}
-        state = {**content.state, "ranks": [own for own in owns if own]}
-        self._held = HeldCheckpoint(replace(content, about=about, state=state))
-        self.progress = progress
+        self._change = change
+        self._is_asked_to_leave = meter.share(float(self._context.is_to_leave)) > 0
+        self._change = None
+        change()
 
     def note_step(self, trainer: Trainer, epoch: int, step: int, meter: EpochMeter) -> None:
         """Note the border after an update of the weights."""
-        self._note(
-            trainer, {"epoch": epoch, "step": step, "ends_epoch": False}, self._state_of(trainer, meter)
-        )
+        kept = meter.metrics.state_dict() if trainer.spec.metrics else None
+
+        def state() -> dict[str, Any]:
+            # The sums of this rank are those of a step that has not led to a border.
+            state = {**meter.state_dict(), "loss_sum": 0.0, "weight": 0.0, "rows": 0}
+            return state if kept is None else {**state, "metrics": [kept]}
+
+        self._note(trainer, {"epoch": epoch, "step": step, "ends_epoch": False}, state)
 
     def note_epoch(self, trainer: Trainer, epoch: int) -> None:
         """Note the border at the end of an epoch, after validation and callbacks."""
         self._note(trainer, {"epoch": epoch, "step": trainer.plan.num_steps, "ends_epoch": True}, dict)
-
-    def _state_of(self, trainer: Trainer, meter: EpochMeter) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns the meter's state as it is now, until the next border."""
-        self._is_meter_kept = bool(trainer.spec.metrics) or trainer.spec.accumulated_batches > 1
-        if not self._is_meter_kept:
-            return meter.state_dict  # a step adds to it after its update, together with the next border
-        state = meter.state_dict()
-        return lambda: state
 
     def _note(self, trainer: Trainer, where: dict[str, Any], meter: Callable[[], dict[str, Any]]) -> None:
         self.progress += 1
@@ -167,26 +139,34 @@ class Handover:
             buffers=buffers,
         )
 
-    @property
-    def has_state(self) -> bool:
-        """Whether this rank has the state of a training."""
-        return self._held is not None
-
-    def leave_if_asked(self, meter: EpochMeter) -> None:
-        """Share the sums of the meters, and leave the world if ranks wait to join. Collective.
+    def leave_if_asked(self) -> None:
+        """Leave the world if ranks wait to join, or are to leave the run. All ranks do so at the same border.
 
         Raises:
             WorldLeftError: if so.
         """
-        is_asked = meter.share(float(self._context.is_to_leave)) > 0
-        if self._is_meter_kept and self._border is not None and not self._border.where["ends_epoch"]:
-            state = meter.state_dict()
-            self._border = replace(self._border, meter=lambda: state)
-        if is_asked:
-            raise WorldLeftError("other ranks wait to join")
+        if self._is_asked_to_leave:
+            raise WorldLeftError("ranks wait to join, or are to leave")
+
+    def keep(self, trainer: Trainer) -> None:
+        """Keep a training that has failed because of another rank, for :meth:`leave`."""
+        self._left = trainer
+
+    def leave(self) -> None:
+        """Take the state along into the next world, which the ranks are about to enter.
+
+        If another rank has passed a border that this one was about to pass, this one passes it first.
+        """
+        trainer, self._left = self._left, None
+        change, self._change = self._change, None
+        if trainer is None:
+            return
+        if change is not None and self.progress < self._context.world.progress:
+            change()
+        self.hold(trainer)
 
     def hold(self, trainer: Trainer) -> None:
-        """Copy the state at the last border into memory, to take it along.
+        """Copy the state at the last border into memory.
 
         If no border was passed in this world, the state from its beginning is kept.
         """
@@ -208,8 +188,66 @@ class Handover:
         torch.save(copy_to_host(own, "the state of a rank"), file)
         self._own = file.getvalue()
         self._held = trainer.checkpoints.hold(border.where, [], trainer.history, has_steps=border.has_steps)
-        self._place = self._context.rank, self._context.world_size
+        self._place = trainer.communicator.rank, trainer.communicator.world_size
         self._border = None
+
+    def meet(self, spec: TrainingSpec, dataset: ParquetDataset, communicator: Communicator) -> Choice:
+        """Choose the state from which the ranks of a new world continue. Collective.
+
+        Without a state, as in the first world, it is that of the last checkpoint, if there is one. Else it is that of
+        the ranks that have come farthest, which :meth:`share` gives to the others.
+        """
+        self._border = None
+        if not self.has_state:
+            return agree_on_checkpoint(spec, dataset, communicator, planned_ranks=self._planned_ranks)
+        about = {} if self._held is None else self._held.content.about
+        head = json.dumps([*self._place, self.progress, about.get("num_ranks_at_start", 0)]).encode()
+        heads = [head]
+        if communicator.world_size > 1:
+            heads = allgather_bytes(communicator, head, name="places of ranks")
+        self._places = [json.loads(text) for text in heads]
+        num_ranks = self._places[0][3]
+        if self._planned_ranks is None:
+            num_ranks = num_readers(spec, communicator.world_size)
+        identity = {}
+        if communicator.rank == 0 and spec.checkpoints is not None:
+            identity = fit_identity(spec, dataset, read_timeout_s=read_timeout_s(communicator))
+        return Choice(None, num_ranks, identity=identity)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the training continues from the state of a rank in an earlier world."""
+        return bool(self._context.world.has_state)
+
+    def share(self, distribution: ModelDistribution, communicator: Communicator) -> HeldCheckpoint | None:
+        """Give the state of the ranks that have come farthest to the others; None if there is none. Collective."""
+        from sparkdl.torch.objects import (
+            broadcast_object,  # on ranks only: the driver does without torch's backend
+        )
+
+        if not self.has_state:
+            return None
+        owns, progress = [self._own], self._context.world.progress
+        if communicator.world_size > 1:
+            owns = allgather_bytes(communicator, self._own, name="states of ranks")
+        sharers, ranks = distribution.sharers
+        if self._places[ranks[0]][2] != progress:
+            raise CheckpointError(
+                f"No rank that is left has part {distribution.rank} of the model after border {progress}: rank "
+                f"{ranks[0]} has it after border {self._places[ranks[0]][2]}. Fit again; a fit with a checkpointDir "
+                "continues from its last checkpoint."
+            )
+        if any(self._places[rank][2] != progress for rank in ranks):
+            self._held = broadcast_object(sharers, self._held, "state of the training")
+        assert self._held is not None, "shared"
+        content = self._held.content
+        size = len(self._places)
+        are_alike = [place[:3] for place in self._places] == [[rank, size, progress] for rank in range(size)]
+        about = content.about if are_alike else {**content.about, "layout": "other ranks"}
+        state = {**content.state, "ranks": [own for own in owns if own]}
+        self._held = replace(self._held, content=replace(content, about=about, state=state))
+        self.progress = progress
+        return self._held
 
 
 def _buffers(trainer: Trainer) -> list[torch.Tensor]:

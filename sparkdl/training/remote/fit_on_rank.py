@@ -143,6 +143,8 @@ def fit_on_rank(
             )
             if context.finish(progress=-1 if handover is None else handover.progress):
                 return outcome
+            if spec.parallelism is not None:
+                spec = load_spec(stored)  # the module was divided in place
         except Exception as error:
             if handover is None or not handover.can_continue(error):
                 raise
@@ -150,7 +152,10 @@ def fit_on_rank(
             # The frames of a failed step hold its batches and gradients.
             traceback.clear_frames(error.__traceback__)
             context.note_position("")
+            if spec.parallelism is not None:
+                spec = load_spec(stored)
             context.meet_again(reason, progress=handover.progress)
+            handover.leave()
 
 
 def _train(

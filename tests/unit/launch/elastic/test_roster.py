@@ -83,7 +83,7 @@ def test_survivors_wait_for_each_other_and_the_farthest_is_rank_0(client):
     first = driver.arrive(0, after=1, progress=4)
     assert driver.answer(first) is None
     second = driver.arrive(1, after=1, progress=5)
-    expected = World(number=2, members=(1, 0, 2), has_state=True, lease="name")
+    expected = World(number=2, members=(1, 0, 2), progress=5, lease="name")
     assert [driver.world(number) for number in (first, second, third)] == [expected] * 3
 
 
@@ -109,7 +109,7 @@ def test_members_that_are_done_are_released_or_continue_without_rank_0(client):
     assert driver.answer(done) == Answer()
     driver.roster.lose(0)
     again = driver.arrive(1, after=1, progress=9, is_done=True)
-    assert driver.world(again) == World(number=2, members=(1,), has_state=True, lease="name")
+    assert driver.world(again) == World(number=2, members=(1,), progress=9, lease="name")
 
 
 def test_the_same_members_pause_longer_each_time_and_are_refused_in_the_end(client, monkeypatch):
@@ -136,6 +136,53 @@ def test_the_same_members_pause_longer_each_time_and_are_refused_in_the_end(clie
     assert driver.roster.retries == 4
 
 
+def test_members_of_several_ranks_count_when_all_their_ranks_are_there(client):
+    driver = Driver(client, least=2, most=6, group_size=2)
+    numbers = [driver.arrive(member, place=place) for place in (1, 0) for member in (0, 1)]
+    world = driver.world(numbers[0])
+    assert (world.members, world.num_ranks) == ((0, 1), 4)
+    assert [world.rank_of(1, place) for place in (0, 1)] == [2, 3]
+    half = driver.arrive(0, place=1, after=1, progress=4)
+    driver.roster.lose(1)
+    assert driver.answer(half) is None
+    driver.arrive(0, place=0, after=1, progress=5)
+    assert driver.world(half) == World(number=2, members=(0,), group_size=2, progress=5, lease="name")
+
+
+def test_a_member_of_which_some_ranks_have_returned_and_others_have_not_is_lost(client):
+    driver = Driver(client, least=2, most=4, group_size=2)
+    for place in (0, 1):
+        driver.begin(0, 1, place=place)
+    others = [driver.arrive(1, place=place, after=1, progress=9) for place in (0, 1)]
+    driver.client.post(ARRIVALS, MemberArrival(member=0, place=1, is_done=True, has_left=True).to_json())
+    late = driver.answer(driver.arrive(0, place=0, after=1, progress=9))
+    assert late is not None
+    assert late.refusal
+    assert driver.world(others[0]).members == (1,)
+
+
+def test_a_member_that_is_to_leave_does_so_once_another_one_has_the_state(client):
+    driver = Driver(client)
+    driver.roster.poll(0.0)
+    driver.begin(0, 1)
+    driver.roster.let_go(0)
+    driver.roster.poll(0.0)
+    assert client.check([leave_key(1)])
+    first, second = driver.begin(0, 1, after=1, progress=4)
+    gone = driver.answer(first)
+    assert gone is not None
+    assert "asked to leave" in gone.refusal
+    assert driver.world(second).members == (1,)
+    driver.roster.let_go(1)
+    driver.roster.poll(0.0)
+    assert not client.check([leave_key(2)])  # nobody else has its state
+    third = driver.arrive(2)
+    assert driver.world(driver.arrive(1, after=2, progress=5)).members == (1, 2)
+    assert driver.world(third).number == 3
+    driver.roster.poll(0.0)
+    assert client.check([leave_key(3)])
+
+
 def test_no_more_than_the_maximum_run_and_too_few_wait(client):
     driver = Driver(client, least=2, most=2)
     driver.begin(0, 1)
@@ -154,7 +201,7 @@ def test_a_member_learns_of_a_lost_one_while_it_opens_connections(client):
 
     driver = Driver(client.prefix("members"))
     broken: list[str] = []
-    members = [Membership(client, number, broken.append) for number in (0, 1)]
+    members = [Membership(client, number, 0, broken.append) for number in (0, 1)]
     threads = [threading.Thread(target=member.enter) for member in members]
     for thread in threads:
         thread.start()

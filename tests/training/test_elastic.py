@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -20,12 +21,14 @@ from torch import nn
 from sparkdl.errors import ParamError, RankDiedError, RankError
 from sparkdl.launch import run_on_local_ranks
 from sparkdl.launch.elastic.roster import ElasticLimits
+from sparkdl.parallel import Parallelism
 from sparkdl.training.remote.fit_on_rank import IMPORTED_FIRST, fit_on_rank
 from sparkdl.training.remote.transfer import fetch_module, store_spec
 from sparkdl.training.spec import CheckpointPlan
 from tests.processes import wait_until_gone
 from tests.training.scenes.training_scenes import (
     assert_same_weights,
+    make_model,
     make_spec,
     train_in_one_process,
     write_dataset,
@@ -239,6 +242,41 @@ def test_a_fit_that_loses_all_ranks_continues_from_its_last_checkpoint(dataset, 
     module, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path, checkpoints=plan), dataset)
     assert epochs
     assert set(epochs) == {2}
+    assert [record.rows for record in outcome.history] == [NUM_ROWS] * 3
+    assert_same_weights(state_of(module), expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "num_readers"),
+    [
+        pytest.param(Parallelism(tensor=2), 2, id="tensor", marks=pytest.mark.slow),
+        pytest.param(Parallelism(shard=2), 4, id="shard"),
+        pytest.param(Parallelism(pipeline=2), 2, id="pipeline"),
+    ],
+)
+def test_replicas_of_a_divided_model_are_lost_and_replaced_as_a_whole(
+    dataset, tmp_path, parallelism, num_readers
+):
+    """Of two replicas on two ranks each, first the second loses a rank, and then the first."""
+
+    def spec() -> TrainingSpec:
+        model = make_model()
+        model.tensor_plan = {"0": "colwise", "2": "rowwise"}
+        return slow_spec(tmp_path, model=model)
+
+    expected = train_in_one_process(spec(), dataset, num_readers)
+    fit = Fit(kill_in_turn(3, 0), tmp_path, 8)
+    module, outcome = fit.run(
+        tmp_path / "fit",
+        dataclasses.replace(spec(), parallelism=parallelism),
+        dataset,
+        planned_ranks=4,
+        num_ranks=4,
+        least=2,
+        most=4,
+        group_size=2,
+    )
+    assert len(fit.pids) == 8
     assert [record.rows for record in outcome.history] == [NUM_ROWS] * 3
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)
 

@@ -242,8 +242,11 @@ def _elastic_limits(params: _TorchEstimatorParams) -> ElasticLimits | None:
         return None
     from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits  # other fits do without it
 
+    parallelism = params.getParallelism()
+    group_size = 1 if parallelism is None else parallelism.num_ranks_of_replica
     return ElasticLimits(
-        least=params.getMinWorkers(),
+        group_size=group_size,
+        least=params.getMinWorkers() if params.isSet(params.minWorkers) else group_size,
         most=params.getMaxWorkers(),
         max_restarts=params.getMaxRestarts() if params.isSet(params.maxRestarts) else MAX_RESTARTS,
         max_retries=params.getCommunicationRetries(),

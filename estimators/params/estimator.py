@@ -265,17 +265,39 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                 f"Param transport is {self.getTransport()!r}, and the fit is elastic: no rank can leave or join an MPI "
                 "world. Leave transport out, or elastic."
             ).about("transport", "elastic")
-        if self.getParallelism() is not None:
-            raise ParamError(
-                "Param parallelism is set, and the fit is elastic: when a rank is lost, its part of the model is, too. "
-                "Leave parallelism out, or use maxRestarts in place of elastic: the fit then restarts from its last "
-                "checkpoint."
-            ).about("parallelism", "elastic")
+        parallelism = self.getParallelism()
+        if parallelism is not None:
+            self._check_replicas(parallelism)
         if self.getPrecision() == "float8":
             raise ParamError(
                 "Param precision is 'float8', and the fit is elastic, which float8 cannot be. Choose 'bfloat16', or "
                 "leave elastic out."
             ).about("precision", "elastic")
+
+    def _check_replicas(self, parallelism: Parallelism) -> None:
+        """Check that an elastic fit with a divided model has replicas, which come and go as a whole."""
+        if parallelism.data not in (None, -1):
+            raise ParamError(
+                f"Param parallelism has data={parallelism.data}, and the fit is elastic, in which the number of "
+                "replicas changes. Leave data out."
+            ).about("parallelism", "elastic")
+        try:
+            size = parallelism.num_ranks_of_replica
+        except ParamError as error:
+            raise ParamError(
+                f"{error} In an elastic fit, replicas of the model come and go; without them, use maxRestarts in place "
+                "of elastic: the fit then restarts from its last checkpoint."
+            ).about("parallelism", "elastic") from None
+        for param, number in (
+            (self.minWorkers, self.getMinWorkers()),
+            (self.numWorkers, self.getNumWorkers()),
+            (self.maxWorkers, self.getMaxWorkers()),
+        ):
+            if number % size and (param is not self.minWorkers or self.isSet(param)):
+                raise ParamError(
+                    f"Param {param.name} is {number}, and each replica of the model has {size} ranks (parallelism). "
+                    f"In an elastic fit replicas come and go as a whole: set it to a multiple of {size}."
+                ).about(param.name, "parallelism")
 
     def _check_presence(self) -> None:
         needed: list[Param[Any]] = [self.model, self.optimizer]

@@ -206,7 +206,7 @@ class HasCheckpoints(Params):
     minWorkers = Entry(
         TypeConverters.toInt,
         "minimum number of ranks of a restart if slots are missing, from 1 to numWorkers; default: "
-        "numWorkers, or 1 if the fit is elastic",
+        "numWorkers, or the ranks of one replica of the model if the fit is elastic",
     )
     elastic, getElastic, setElastic = param(
         TypeConverters.toBoolean,

@@ -72,6 +72,9 @@ class Runner:
             :class:`~sparkdl.runner.TrainingState` that it makes has the last commit of the ranks that are left.
             ``max_restarts``, if it is not 0, limits how many lost ranks are started again. See docs/elastic.md.
         max_workers: maximum number of ranks of an elastic run; ``num_workers`` when None.
+        group_size: number of ranks that an elastic run loses and starts together, such as those that share one copy of
+            a model; the numbers of ranks are multiples of it. See ``by_replica`` of
+            :meth:`sparkdl.parallel.Parallelism.lay_out`.
         checkpoint_dir: folder or URL, as for a Store, to which rank 0 writes the commits of a state (see
             :class:`~sparkdl.runner.TrainingState`), so that a later run continues from the last commit. When None,
             commits are kept until the run ends, if restarts or retries are possible: in the default Store, which driver
@@ -107,6 +110,7 @@ class Runner:
         min_workers: int | None = None,
         elastic: bool = False,
         max_workers: int | None = None,
+        group_size: int = 1,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         log_level: int | str | None = None,
         on_log: OnLine | None = None,
@@ -130,6 +134,7 @@ class Runner:
         self.min_workers = min_workers
         self.elastic = elastic
         self.max_workers = max_workers
+        self.group_size = group_size
         self.checkpoint_dir = checkpoint_dir
         self.log_level = log_level
         self.on_log = on_log
@@ -293,12 +298,13 @@ class Runner:
             most=self.num_workers if self.max_workers is None else self.max_workers,
             max_restarts=self.max_restarts or MAX_RESTARTS,
             max_retries=self.max_retries or ElasticLimits.max_retries,
+            group_size=self.group_size,
         )
 
     def _least(self) -> int:
         if self.min_workers is not None:
             return self.min_workers
-        return 1 if self.elastic else self.num_workers
+        return self.group_size if self.elastic else self.num_workers
 
     def _session(self) -> SparkSession | None:
         """The session whose cluster runs the ranks; None for processes of this machine."""
@@ -322,6 +328,8 @@ class Runner:
             raise ParamError(
                 f"min_workers={self.min_workers} must be between 1 and num_workers={self.num_workers}."
             )
+        if self.group_size != 1 and (self.group_size < 1 or not self.elastic):
+            raise ParamError(f"group_size={self.group_size} must be at least 1, and needs elastic=True.")
         if self.max_workers is not None and not (self.elastic and self.max_workers >= self.num_workers):
             raise ParamError(
                 f"max_workers={self.max_workers} must be at least num_workers={self.num_workers}, and needs "

@@ -79,6 +79,75 @@ def train_for_horovod(marker: str | None) -> dict[str, Any]:
     return {"pid": os.getpid(), "sizes": state.sizes, "weight": model.weight.detach(), "resets": resets}
 
 
+def train_with_sets(marker: str | None) -> dict[str, Any]:
+    """Sum over process sets: by a rule given to init, by a rule that is added later, by numbers."""
+    last = hvd.ProcessSet(lambda size: [size - 1])
+    numbers = hvd.ProcessSet([0, 1])
+    hvd.init(process_sets=[last, numbers])
+    ends = hvd.add_process_set(hvd.ProcessSet(lambda size: {0, size - 1}))
+    seen: list[tuple[int, int, bool]] = []
+
+    @hvd.elastic.run
+    def run(state: Any) -> None:
+        while state.epoch < NUM_EPOCHS:
+            time.sleep(0.05)
+            die_once(marker, state.epoch, hvd.rank())
+            size = hvd.size()
+            if hvd.rank() == size - 1:
+                hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=last, name="last")
+            if ends.included():
+                total = hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=ends, name="ends")
+                seen.append((size, int(total), last.included()))
+            if hvd.rank() < 2:
+                hvd.allreduce(torch.ones(1), process_set=numbers, name="numbers")
+            hvd.allreduce(torch.ones(1), name="all")
+            state.epoch += 1
+            state.commit()
+
+    run(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=0))
+    return {"seen": seen}
+
+
+def test_process_sets_are_opened_by_their_rules_in_each_world(tmp_path):
+    values = make_runner(num_workers=3, elastic=True).run_all(train_with_sets, str(tmp_path / "killed"))
+    assert (tmp_path / "killed").exists()
+    assert {(size, total) for size, total, _ in values[0]["seen"]} == {(2, 2), (3, 2)}
+    assert {is_last for _, _, is_last in values[2]["seen"]} == {True}
+
+
+def train_with_numbers_that_go(marker: str) -> str:
+    pair = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[pair] if hvd_size() == 3 else [])
+    message = ""
+
+    @hvd.elastic.run
+    def run(state: Any) -> None:
+        nonlocal message
+        while state.epoch < 5:
+            die_once(marker, state.epoch, hvd.rank())
+            if hvd.size() == 2:
+                with pytest.raises(ValueError, match="in a world that") as caught:
+                    hvd.allreduce(torch.ones(1), process_set=pair)
+                message = str(caught.value)
+            hvd.allreduce(torch.ones(1), name="all")
+            state.epoch += 1
+            state.commit()
+
+    run(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=0))
+    return message
+
+
+def hvd_size() -> int:
+    return dist.get_world_size()
+
+
+def test_a_process_set_with_a_number_that_does_not_exist_is_an_error_and_no_sum(tmp_path):
+    runner = make_runner(num_workers=3, elastic=True)
+    runner.max_restarts = 0
+    values = runner.run_all(train_with_numbers_that_go, str(tmp_path / "killed"))
+    assert all("hvd.add_process_set()" in message for message in values)
+
+
 @pytest.mark.parametrize("function", [train, train_for_horovod])
 def test_a_run_that_loses_a_rank_continues_and_takes_in_another(function, tmp_path, caplog):
     undisturbed = make_runner().run(function, None)

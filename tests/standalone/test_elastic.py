@@ -18,7 +18,7 @@ from tests.standalone.submitting import started, wait_for_files
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROGRAM = """\
-import json, logging, os, sys
+import json, logging, os, sys, threading, time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -53,12 +53,22 @@ def train(folder):
     return {"epoch": state.epoch, "sizes": state.sizes}
 
 
+def decommission_when_asked(session, folder):
+    while not Path(folder, "decommission").exists():
+        time.sleep(0.05)
+    context, jvm = session.sparkContext._jsc.sc(), session.sparkContext._jvm
+    executor = context.getExecutorIds().apply(0)
+    info = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("its machine goes", jvm.scala.Option.empty())
+    context.schedulerBackend().decommissionExecutor(executor, info, False, False)
+
+
 if __name__ == "__main__":
     logging.basicConfig()
     builder = SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false")
     for setting in sys.argv[3:]:
         builder = builder.config(*setting.split("=", 1))
     session = builder.getOrCreate()
+    threading.Thread(target=decommission_when_asked, args=(session, sys.argv[2]), daemon=True).start()
     value = Runner(num_workers=1, max_workers=3, elastic=True).run(train, sys.argv[2])
     Path(sys.argv[2], "value.json").write_text(json.dumps(value))
     session.stop()
@@ -99,6 +109,29 @@ def test_a_run_grows_with_its_cluster_and_loses_a_machine(tmp_path, settings):
     assert sorted(set(value["sizes"])) == [1, 2, 3]
     assert value["sizes"][-1] == 2
     assert wait_until_gone(pids(tmp_path), 10) == []
+
+
+def test_a_rank_leaves_an_executor_that_is_decommissioned_without_a_lost_step(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    with (
+        StandaloneCluster(tmp_path / "cluster", num_workers=2) as cluster,
+        started(
+            [sys.executable, "program.py", cluster.url, str(tmp_path), "spark.decommission.enabled=true"],
+            tmp_path,
+            SPARKDL_STORE=str(tmp_path / "store"),
+        ) as process,
+    ):
+        wait_for_files(process, tmp_path / "size-2")
+        asked_at = time.time()
+        (tmp_path / "decommission").touch()
+        wait_for_size(tmp_path, 1, asked_at)
+        (tmp_path / "stop").touch()
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "The run continues with 1 rank, without member 0, as asked." in said
+    assert "was lost" not in said
+    value = json.loads((tmp_path / "value.json").read_text())
+    assert value["epoch"] == len(value["sizes"])
 
 
 def test_a_killed_driver_leaves_no_rank(tmp_path):

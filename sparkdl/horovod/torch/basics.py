@@ -20,11 +20,18 @@ import torch
 import sparkdl.torch  # noqa: F401  # makes current_communicator understand torchrun's variables
 from sparkdl.collective import Communicator, StallCheck, current_communicator
 from sparkdl.collective.byte_exchange import allgather_bytes, broadcast_bytes
-from sparkdl.collective.current import Worlds, at_end, cancel_at_end, current_worlds
+from sparkdl.collective.current import at_end, cancel_at_end, current_worlds
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.horovod.torch.current_session import begin_session, end_session, has_session, session
 from sparkdl.horovod.torch.handles import forget_handles
-from sparkdl.horovod.torch.process_sets import ProcessSet, bind, global_process_set, ranks_of_comm
+from sparkdl.horovod.torch.process_sets import (
+    ProcessSet,
+    add_process_set,
+    added_by_rule,
+    bind,
+    global_process_set,
+    ranks_of_comm,
+)
 from sparkdl.horovod.torch.session import Session, problem_with
 from sparkdl.topology import name_ranks
 
@@ -120,6 +127,7 @@ def shutdown() -> None:
     Process sets other than the global one cannot be used until they are given to ``init`` or ``add_process_set`` again.
     """
     _static_sets.clear()
+    added_by_rule.clear()
     cancel_at_end(shutdown)
     end_session()
     forget_handles()
@@ -128,8 +136,9 @@ def shutdown() -> None:
 def begin_again(reason: str = "", *, progress: int = -1) -> None:
     """Shut down and initialize again on the same ranks, with the process sets given to ``init`` and not removed since.
 
-    The same process set objects are usable again. If ``init`` has not been called before, this calls it. In an elastic
-    run, the ranks form another world, in which only the global process set exists.
+    The same process set objects are usable again, and those that were added as rules. If ``init`` has not been called
+    before, this calls it. In an elastic run the ranks form another world: the sets given to ``init`` then have the
+    ranks of the same numbers there, or those of their rule; a set with a number that does not exist stays closed.
 
     Args:
         reason: why the ranks begin again, for ranks that still wait for this one.
@@ -138,24 +147,26 @@ def begin_again(reason: str = "", *, progress: int = -1) -> None:
     if not has_session():
         init()
         return
-    if (worlds := current_worlds()) is not None:
-        _meet_in_another_world(worlds, reason, progress)
-        return
-    old = session()
-    again = old.static_sets()
-    objects = [ps for ps in _static_sets if ps._world_id == old.world_id and ps.ranks in again]
+    old, worlds = session(), current_worlds()
+    again, by_rule = old.static_sets(), list(added_by_rule)
+    objects = [
+        process_set
+        for process_set in _static_sets
+        if (worlds is not None and (process_set.rule or process_set.process_set_id is not None))
+        or (process_set._world_id == old.world_id and process_set.ranks in again)
+    ]
     shutdown()
-    _begin(_launched(), _members, lambda world: _exchange(world, again, [], None))
+    if worlds is None:
+        _begin(_launched(), _members, lambda world: _exchange(world, again, [], None))
+    else:
+        worlds.meet_again(reason, progress)
+        launched = _launched()
+        _begin(launched, list(range(launched.world_size)), lambda world: _agree(world, objects))
     for process_set in objects:
         _bind(process_set)
     _static_sets.extend(objects)
-
-
-def _meet_in_another_world(worlds: Worlds, reason: str, progress: int) -> None:
-    shutdown()
-    worlds.meet_again(reason, progress)
-    launched = _launched()
-    _begin(launched, list(range(launched.world_size)), lambda world: _exchange(world, [], [], None))
+    for process_set in by_rule:
+        add_process_set(process_set)
 
 
 def is_initialized() -> bool:
@@ -240,7 +251,10 @@ def _begin(
 
 
 def _bind(process_set: ProcessSet) -> None:
+    process_set.take_up_rule(session().world.world_size)
     number = session().id_of(process_set.ranks or [])
+    if number is None and (process_set.rule or current_worlds() is not None):
+        return  # it has no members in this world
     if number is None:
         raise ValueError(
             f"Horovod runs without {process_set}; use hvd.add_process_set, or hvd.shutdown first."
@@ -291,8 +305,12 @@ def _agree(world: Communicator, process_sets: Any) -> tuple[str, list[list[int]]
         for process_set in wanted:
             if process_set.mpi_comm is not None:
                 process_set.ranks = ranks_of_comm(process_set.mpi_comm, world.rank)
+            process_set.take_up_rule(world.world_size)
             (by_ranks if process_set.mpi_comm is None else by_comm).append(process_set.ranks or [])
-        problem = _problem_among(wanted, world.world_size)
+        if current_worlds() is not None or any(ps.rule for ps in wanted):
+            by_ranks = _distinct(by_ranks, world.world_size)  # others may be meant for other worlds
+        else:
+            problem = _problem_among(wanted, world.world_size)
     except Exception as error:
         problem = str(error) if isinstance(error, ParamError) else f"{type(error).__name__}: {error}"
     return _exchange(world, by_ranks, by_comm, problem)
@@ -321,6 +339,15 @@ def _exchange(
         )
     from_comms = sorted({tuple(ranks) for _, _, _, sets in reported for ranks in sets})
     return reported[0][0], [*map(list, from_comms), *by_ranks]
+
+
+def _distinct(sets: Sequence[list[int]], world_size: int) -> list[list[int]]:
+    """Those process sets that can be opened besides the global one, each once."""
+    distinct: list[list[int]] = []
+    for ranks in sets:
+        if len(ranks) < world_size and ranks not in distinct and problem_with(ranks, world_size) is None:
+            distinct.append(ranks)
+    return distinct
 
 
 def _by_ranks(said: Mapping[int, str]) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,10 @@ from sparkdl.horovod.torch.engine.engine import Engine
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_NEEDS_RANKS = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
+_NEEDS_RANKS = (
+    "ProcessSet should be initialized with a list of process ranks, a function that returns them for a number of ranks,"
+    " or an mpi4py Comm object"
+)
 
 
 class ProcessSet:
@@ -23,18 +26,23 @@ class ProcessSet:
     After ``shutdown`` it belongs to an earlier world, and using it raises a ``ValueError`` until it is given to
     ``init`` or ``add_process_set`` again. :func:`sparkdl.horovod.torch.elastic.run` reopens the sets given to ``init``.
 
+    A set that is given as a rule, a function of the number of ranks, is opened again in every world of an elastic run,
+    with the members that the rule has there. If these are all ranks, it is the global process set; if there are none,
+    it is not usable in that world.
+
     Attributes:
         process_set_id: number of the process set; None while it is not usable.
-        ranks: numbers of its members in ascending order; None if it was made from an mpi4py communicator and is not yet
-            usable.
+        ranks: numbers of its members in ascending order; None if it was made from an mpi4py communicator or a rule, and
+            is not yet usable.
         mpi_comm: mpi4py communicator that it was made from, or None.
     """
 
-    def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
+    def __init__(self, ranks_or_comm: Iterable[int] | Callable[[int], Iterable[int]] | Any) -> None:
         """Describe a process set.
 
         Args:
-            ranks_or_comm: numbers of the members, or an mpi4py communicator of them.
+            ranks_or_comm: numbers of the members; a function that returns them for a number of ranks, such as
+                ``lambda size: range(0, size, 2)``; or an mpi4py communicator of the members.
 
         Raises:
             ValueError: if it is neither.
@@ -46,15 +54,24 @@ class ProcessSet:
         """The world that ``process_set_id`` belongs to; None for the global process set, which every world has."""
         self._groups: dict[str, dist.ProcessGroup] = {}
         """The process group of torch.distributed, by the id of the world in which it was made."""
+        self.rule: Callable[[int], Iterable[int]] | None = None
         if isinstance(ranks_or_comm, Iterable):
-            ranks = sorted(ranks_or_comm)
-            if any(not isinstance(rank, int) for rank in ranks):
-                raise ValueError(_NEEDS_RANKS)
-            self.ranks = ranks
+            self.ranks = _checked(ranks_or_comm)
+        elif callable(ranks_or_comm):
+            self.rule = ranks_or_comm
         elif hasattr(ranks_or_comm, "allgather"):
             self.mpi_comm = ranks_or_comm
         else:
             raise ValueError(_NEEDS_RANKS)
+
+    def take_up_rule(self, world_size: int) -> None:
+        """Set the members to those that the rule, if there is one, has for a number of ranks.
+
+        Raises:
+            ValueError: if it does not return numbers of ranks.
+        """
+        if self.rule is not None:
+            self.process_set_id, self.ranks = None, _checked(self.rule(world_size))
 
     def size(self) -> int | None:
         """Number of members; None if the set was not given to ``init`` or ``add_process_set``, or was removed.
@@ -141,6 +158,16 @@ class ProcessSet:
         return members
 
 
+def _checked(ranks: Iterable[int]) -> list[int]:
+    listed = list(ranks) if isinstance(ranks, Iterable) else [None]
+    if any(not isinstance(rank, int) for rank in listed):
+        raise ValueError(_NEEDS_RANKS)
+    return sorted(listed)
+
+
+added_by_rule: list[ProcessSet] = []
+"""The process sets that :func:`add_process_set` was given as rules for the current world."""
+
 global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 
@@ -166,11 +193,21 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
             process_set = ProcessSet(process_set)
         if process_set.mpi_comm is not None:
             process_set.ranks = ranks_of_comm(process_set.mpi_comm, current.world.rank)
+        process_set.take_up_rule(current.world.world_size)
     except Exception as error:
         # The other ranks may have given a valid set, and wait for this rank.
         current.add_nothing(f"{type(error).__name__}: {error}")
         raise
     assert process_set.ranks is not None
+    if process_set.rule is not None:
+        added_by_rule.append(process_set)
+        if not process_set.ranks:
+            current.add_nothing("its rule has no members")
+            return process_set
+        if (number := current.id_of(process_set.ranks)) is not None:
+            current.add_nothing("its rule has the members of another one")
+            bind(process_set, number, current.world_id)
+            return process_set
     number = current.add(process_set.ranks)
     if number is None:
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
@@ -226,6 +263,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if number is None or number == 0:
         return False
     process_set._check_world("remove_process_set")
+    if process_set in added_by_rule:
+        added_by_rule.remove(process_set)
     is_removed = session().remove(number)
     process_set.process_set_id = None
     return is_removed

@@ -222,7 +222,6 @@ class _Run:
             member.has_returned = True
             return
         if self._roster.has_let_go(number):
-            logger.warning("Member %d has left, as it was asked to.", number)
             self._roster.lose(number)
         elif not member.is_given_up:
             failure = next(iter(failures), None)

@@ -274,8 +274,10 @@ class Roster:
 
     def _log(self, before: World, after: World) -> None:
         gone, new = set(before.members) - set(after.members), set(after.members) - set(before.members)
+        left = gone & self._leaving
         what = [
-            f"without {_name(gone)}" if gone else "",
+            f"without {_name(gone - left)}" if gone - left else "",
+            f"without {_name(left)}, as asked" if left else "",
             f"with {_name(new)} in addition" if new else "",
             "" if gone or new else "with the same ranks, as a connection between them failed",
         ]

@@ -93,11 +93,12 @@ def fit_on_rows(
     """
     check_columns(params, rows.available)
     check_picklable(params)
+    elastic = _elastic_limits(params)
     check_cluster(
         spark,
-        num_ranks=params.getMinWorkers() if params.getElastic() else params.getNumWorkers(),
+        num_ranks=params.getNumWorkers() if elastic is None else elastic.least,
         gpus_per_rank=params.getGpusPerWorker(),
-        is_barrier=not params.getElastic(),
+        is_barrier=elastic is None or elastic.is_barrier,
     )
     if params.getGpusPerWorker():
         check_gpus(spark)
@@ -147,6 +148,7 @@ def fit_on_rows(
                     params,
                     model,
                     communication,
+                    worlds=listener.worlds,
                     example=first_input or partial(dict, inputs.example),
                     folder=Path(folder),
                     checkpoints=params.getCheckpointDir(),

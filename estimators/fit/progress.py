@@ -207,6 +207,8 @@ class FitListener:
 
     Attributes:
         progress: progress line of the fit.
+        worlds: the worlds that the ranks of an elastic fit have formed so far: number, ranks, and how many ranks were
+            lost and how often the same ranks have met again until then; and the seconds since the first one began.
     """
 
     def __init__(self, run: FitRun, progress: ProgressLine, check: Callable[[], object]) -> None:
@@ -215,6 +217,8 @@ class FitListener:
         self._sampler = StepSampler()
         self._num_samples: dict[str, int] = {}
         self.progress = progress
+        self.worlds: list[dict[str, float]] = []
+        self._first_world_at = 0.0
 
     def handle_event(self, rank: int, event: Mapping[str, Any]) -> None:
         """Handle an event of :class:`~sparkdl.training.history.ProgressReporter` or of a host watch."""
@@ -228,6 +232,8 @@ class FitListener:
             self._track_step(event)
         elif kind == "system":
             self._track_host(event["metrics"])
+        elif kind == "world":
+            self._track_world(event)
 
     def track(self, record: Mapping[str, Any]) -> None:
         """Log the fields of an epoch's record to the run, unless they are logged already."""
@@ -255,6 +261,14 @@ class FitListener:
         host = next(iter(metrics), "").rpartition("/")[0]
         number = self._num_samples[host] = self._num_samples.get(host, 0) + 1
         self._run.log_metrics(number, metrics)
+
+    def _track_world(self, event: Mapping[str, Any]) -> None:
+        if not self.worlds:
+            self._first_world_at = time.monotonic()
+        counts = {name: event[name] for name in ("ranks", "losses", "retries")}
+        after_s = round(time.monotonic() - self._first_world_at, 3)
+        self.worlds.append({"number": event["number"], "after_s": after_s, **counts})
+        self._run.log_metrics(event["number"], {f"elastic/{name}": count for name, count in counts.items()})
 
     def _track_step(self, event: Mapping[str, Any]) -> None:
         step = (int(event["epoch"]) - 1) * int(event["steps"]) + int(event["step"])

@@ -216,8 +216,15 @@ def log_values(run: FitRun, summary: TrainingSummary, *, is_best: bool) -> None:
         run.log_metrics(record.epoch, {"model_epoch": record.epoch, **best})
 
 
-def log_reports(run: FitRun, history: Sequence[EpochRecord], communication: WorldReport | None) -> None:
-    """Log reports on communication, feed and history; ``communication`` is None if the fit did not train."""
+def log_reports(
+    run: FitRun,
+    history: Sequence[EpochRecord],
+    communication: WorldReport | None,
+    worlds: Sequence[Mapping[str, float]],
+) -> None:
+    """Log reports on communication, worlds, feed and history; ``communication`` is None if the fit did not train."""
+    if worlds:
+        run.log_file("reports/worlds.json", _as_json(worlds))
     if communication is not None:
         run.log_metrics(len(history), communication.reports[0].as_metrics())
         run.log_file("reports/communication.txt", f"{communication}\n".encode())
@@ -255,6 +262,7 @@ def log_outcome(
     model: TorchModel,
     communication: WorldReport | None,
     *,
+    worlds: Sequence[Mapping[str, float]],
     example: Callable[[], Mapping[str, Any]],
     folder: Path,
     checkpoints: str | None,
@@ -266,6 +274,7 @@ def log_outcome(
         params: Params of the fit.
         model: model of the fit.
         communication: communication report of the ranks; None if the fit did not train.
+        worlds: the worlds that the ranks of an elastic fit have formed; none for any other fit.
         example: function that returns one row as input example, columns of shape ``(1, *shape)``.
         folder: local folder that exists until the run is closed.
         checkpoints: URL of the checkpoints; None for no checkpointDir.
@@ -274,7 +283,7 @@ def log_outcome(
         return
     try:
         log_values(run, model.summary, is_best=params.getBestMetric() is not None)
-        log_reports(run, model.history, communication)
+        log_reports(run, model.history, communication, worlds)
         log_picture(run, model)
         if params.getLogCheckpoints() and checkpoints is not None:
             run.log_folder("checkpoints", _fetched(checkpoints, folder / "checkpoints"))

@@ -135,7 +135,7 @@ def run_on_ranks(
         resources=resources,
         start_timeout_s=start_timeout_s,
         on_wait=on_wait,
-        is_barrier=elastic is None or elastic.group_size > 1,
+        is_barrier=elastic is None or elastic.is_barrier,
     )
     spec = replace(spec, num_threads=threads_per_rank or threads_by_settings(session))
     _logger.info(

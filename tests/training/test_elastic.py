@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import random
 import signal
@@ -86,6 +87,7 @@ class Fit:
         self.act, self.folder, self.expected = act, folder, expected
         self.pids: dict[int, int] = {}
         self.steps: list[tuple[int, int]] = []
+        self.worlds: list[tuple[int, int, int]] = []
 
     def run(
         self,
@@ -122,6 +124,8 @@ class Fit:
                 (self.folder / "all came").touch()
         elif event["kind"] == "step":
             self.steps.append((event["epoch"], event["step"]))
+        elif event["kind"] == "world":
+            self.worlds.append((event["ranks"], event["losses"], event["retries"]))
         self.act(self, member, event)
 
 
@@ -176,6 +180,52 @@ def test_a_fit_that_loses_ranks_makes_the_updates_of_one_that_does_not(dataset, 
     assert len(fit.pids) == PLANNED + len(members)
     assert [record.rows for record in outcome.history] == [NUM_ROWS] * 3
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)
+
+
+def test_a_rank_that_gets_sigterm_leaves_after_a_step_and_is_replaced(dataset, tmp_path, caplog):
+    expected = train_in_one_process(slow_spec(tmp_path), dataset, PLANNED)
+    asked: list[int] = []
+
+    def act(fit: Fit, member: int, event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and not asked:
+            asked.append(1)
+            fit.kill(1, signal.SIGTERM)
+
+    fit = Fit(act, tmp_path, PLANNED + 1)
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        module, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path), dataset)
+    assert "without member 1, as asked" in caplog.text
+    assert "was lost" not in caplog.text
+    assert fit.worlds[-1] == (PLANNED, 0, 0)
+    assert [record.rows for record in outcome.history] == [NUM_ROWS] * 3
+    assert_same_weights(state_of(module), expected, atol=TOLERANCE)
+
+
+def test_a_connection_that_is_cut_makes_the_same_ranks_meet_again(dataset, tmp_path):
+    expected = train_in_one_process(slow_spec(tmp_path), dataset, PLANNED)
+    plan = partial(abort_once, str(tmp_path / "cut"))
+    fit = Fit(lambda fit, member, event: None, tmp_path, PLANNED)
+    module, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path, augment=plan), dataset)
+    assert (tmp_path / "cut").exists()
+    assert fit.worlds == [(PLANNED, 0, 0), (PLANNED, 0, 1)]
+    assert [record.rows for record in outcome.history] == [NUM_ROWS] * 3
+    assert_same_weights(state_of(module), expected, atol=TOLERANCE)
+
+
+def abort_once(marker: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Break this rank's connections in its fourth step, as a link that is cut does."""
+    from sparkdl.collective.current import provided_communicator
+
+    communicator = provided_communicator()
+    path = Path(marker)
+    calls.append(1)
+    if communicator is not None and communicator.rank == 1 and len(calls) == 4 and not path.exists():
+        path.touch()
+        communicator.abort("a link was cut")
+    return arrays
+
+
+calls: list[int] = []
 
 
 def test_a_frozen_rank_is_replaced_and_leaves_without_a_trace_when_it_runs_on(dataset, tmp_path):

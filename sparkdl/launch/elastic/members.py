@@ -144,6 +144,7 @@ class _Run:
         self._too_few_since: float | None = time.monotonic()
         self._watch: tuple[World, HangWatch] | None = None
         self._next_look = 0.0
+        self._reported: World | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> _Run:
@@ -172,12 +173,28 @@ class _Run:
             self._let_go()
             self._look_for_hangs()
             self._roster.poll(_POLL_S)
+            self._report_world()
             if self._roster.failure:
                 raise LinkLostError(self._roster.failure, rank=0, host="")
             self._check_size()
             world = self._roster.world
             if world is not None and self._has_returned(world.members[0]):
                 return self._last_values(world)
+
+    def _report_world(self) -> None:
+        """Report each new world as an event of its rank 0."""
+        world = self._roster.world
+        if world is None or world is self._reported or self._on_event is None:
+            return
+        self._reported = world
+        event = {
+            "kind": "world",
+            "number": world.number,
+            "ranks": world.num_ranks,
+            "losses": self._num_losses,
+            "retries": self._roster.retries,
+        }
+        self._on_event(world.members[0] * world.group_size, event)
 
     def _start_missing(self) -> None:
         """Start members up to the number that is wanted, and up to the maximum once the function runs."""

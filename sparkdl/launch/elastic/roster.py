@@ -58,6 +58,11 @@ class ElasticLimits:
     group_size: int = 1
 
     @property
+    def is_barrier(self) -> bool:
+        """Whether the ranks of a member start together, in a barrier stage."""
+        return self.group_size > 1
+
+    @property
     def least_members(self) -> int:
         """Minimum number of members."""
         return self.least // self.group_size

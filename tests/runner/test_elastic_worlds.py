@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import sparkdl.horovod.torch as hvd
 from sparkdl.errors import ParamError
+from sparkdl.parallel import Parallelism
 from sparkdl.runner import TrainingState
 from tests.runner.local_runner import make_runner
 
@@ -191,7 +192,32 @@ def test_a_function_without_a_state_is_called_again(tmp_path):
     assert len(set(values)) == 1
 
 
+def in_pairs(marker: str) -> dict[str, list[int]]:
+    """Lay out a mesh in which pairs of ranks have a copy of a model."""
+    layout = Parallelism(tensor=2).lay_out(by_replica=True)
+    die_once(marker, 3, dist.get_rank())
+    total = torch.ones(1)
+    dist.all_reduce(total, group=layout.group("data"))
+    return {"pair": layout.ranks("tensor"), "copies": [int(total)]}
+
+
+def test_ranks_of_a_group_are_lost_and_replaced_together_and_meshes_are_made_anew(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        values = make_runner(num_workers=4, elastic=True, group_size=2).run_all(
+            in_pairs, str(tmp_path / "killed")
+        )
+    assert (tmp_path / "killed").exists()
+    assert "The run continues with 2 ranks, without member 0." in caplog.text
+    pairs = [value["pair"] for value in values if value is not None]
+    assert pairs in ([[0, 1]] * 2, [[0, 1], [0, 1], [2, 3], [2, 3]])
+    assert {tuple(value["copies"]) for value in values if value is not None} == {(len(pairs) // 2,)}
+
+
 def test_bounds_of_a_run_are_checked():
+    with pytest.raises(ParamError, match="group_size=2 must be at least 1, and needs elastic=True"):
+        make_runner(group_size=2).run(plain, "")
+    with pytest.raises(ParamError, match="have to be multiples of 2, the ranks that share a model"):
+        make_runner(num_workers=3, elastic=True, group_size=2).run(plain, "")
     with pytest.raises(ParamError, match="max_workers=3 .* needs elastic=True"):
         make_runner(max_workers=3).run(plain, "")
     with pytest.raises(ParamError, match="max_workers=1 must be at least num_workers=2"):

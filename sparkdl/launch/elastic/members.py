@@ -191,7 +191,7 @@ class _Run:
             "kind": "world",
             "number": world.number,
             "ranks": world.num_ranks,
-            "losses": self._num_losses,
+            "losses": self._roster.num_lost * world.group_size,
             "retries": self._roster.retries,
         }
         self._on_event(world.members[0] * world.group_size, event)

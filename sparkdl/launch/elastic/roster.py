@@ -116,6 +116,11 @@ class Roster:
         return (current | self._waiting) - self._lost
 
     @property
+    def num_lost(self) -> int:
+        """Number of members that were lost, and had not been asked to leave."""
+        return len(self._lost - self._leaving)
+
+    @property
     def _waiting(self) -> set[int]:
         """The members whose ranks all wait for the next world."""
         size = self._limits.group_size

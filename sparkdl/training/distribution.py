@@ -336,7 +336,7 @@ class DividedModel(ModelDistribution):
 
     @property
     def sharers(self) -> tuple[Communicator, list[int]]:
-        """The communicator of the ranks at this place of all replicas, and these ranks. Collective at the first call."""
+        """The communicator of the ranks that have this part, and these ranks. Collective at the first call."""
         return self._layout.communicator("data"), self._layout.ranks("data")
 
     def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:

@@ -55,7 +55,8 @@ def fit(frame, folder, **params):
     model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
     estimator = TorchEstimator(
         model=model, loss=Loss(str(folder)), optimizer=lambda ps: torch.optim.AdamW(ps, lr=0.02),
-        featuresCol=["a", "b"], passFeaturesBy="matrix", labelCol="y", numWorkers=3, globalBatchSize=24, epochs=NUM_EPOCHS, seed=3,
+        featuresCol=["a", "b"], passFeaturesBy="matrix", labelCol="y", numWorkers=3,
+        globalBatchSize=24, epochs=NUM_EPOCHS, seed=3,
         validationFraction=0.2, checkpointDir=str(folder / "checkpoints"),
         checkpointEverySteps=4,
         showProgress=False, **params,

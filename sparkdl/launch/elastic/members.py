@@ -32,10 +32,9 @@ from sparkdl.launch.hangs.report import hang_error
 from sparkdl.launch.hangs.watch import HangWatch
 from sparkdl.launch.supervision import END_TIMEOUT_S, Listener, Supervision
 from sparkdl.launch.wire.channel import DriverChannel
-from sparkdl.launch.wire.outcome import StopReason
+from sparkdl.launch.wire.outcome import Failure, StopReason
 
 if TYPE_CHECKING:
-    from sparkdl.launch.failures import Failure
     from sparkdl.launch.ranks import MakeStage
     from sparkdl.launch.supervision import OnEvent, OnLog
     from sparkdl.launch.wire.spec import LaunchSpec
@@ -369,8 +368,8 @@ class _Run:
         waited_s = time.monotonic() - self._too_few_since
         if waited_s > self._spec.start_timeout_s:
             raise SlotsMissingError(
-                f"{len(self._roster.members) * self._limits.group_size} ranks run after {waited_s:.0f} s, and at least {self._limits.least} are "
-                "needed (minWorkers, min_workers): other jobs hold the free slots, or executors are missing. Wait for "
+                f"{len(self._roster.members) * self._limits.group_size} ranks run after {waited_s:.0f} s, and at "
+                f"least {self._limits.least} are needed (minWorkers, min_workers): other jobs hold the free slots, or executors are missing. Wait for "
                 "them, or lower the minimum."
             ) from self._last_loss
 

@@ -156,7 +156,7 @@ class Roster:
                 self._release(member, _OF_GONE)
 
     def let_go(self, member: int) -> None:
-        """Have a member leave the run: the ranks of its world leave it after the current step, and it is not in the next.
+        """Have a member leave the run: it is not in the world that begins after the current step.
 
         As long as no other member has a state, it stays.
         """

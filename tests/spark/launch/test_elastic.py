@@ -114,7 +114,10 @@ def test_a_replica_of_a_divided_model_is_started_again_as_a_whole(frame, undistu
         ({"elastic": True, "transport": "mpi"}, "no rank can leave or join an MPI world"),
         ({"elastic": True, "parallelism": {"shard": -1}}, "all ranks share one copy of the model"),
         ({"elastic": True, "parallelism": {"tensor": 2, "data": 1}}, "Leave data out"),
-        ({"elastic": True, "parallelism": {"shard": 2}, "maxWorkers": 3}, "maxWorkers is 3, and each replica"),
+        (
+            {"elastic": True, "parallelism": {"shard": 2}, "maxWorkers": 3},
+            "maxWorkers is 3, and each replica",
+        ),
         ({"elastic": True, "precision": "float8"}, "which float8 cannot be"),
         ({"globalBatchSize": 33}, "globalBatchSize is 33, which numWorkers, 2, does not divide"),
         ({"globalBatchSize": 32, "batchSize": 16}, "batchSize and globalBatchSize are both set"),

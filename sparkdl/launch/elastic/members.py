@@ -369,8 +369,8 @@ class _Run:
         if waited_s > self._spec.start_timeout_s:
             raise SlotsMissingError(
                 f"{len(self._roster.members) * self._limits.group_size} ranks run after {waited_s:.0f} s, and at "
-                f"least {self._limits.least} are needed (minWorkers, min_workers): other jobs hold the free slots, or executors are missing. Wait for "
-                "them, or lower the minimum."
+                f"least {self._limits.least} are needed (minWorkers, min_workers): other jobs hold the free slots, or "
+                "executors are missing. Wait for them, or lower the minimum."
             ) from self._last_loss
 
     def _has_returned(self, number: int) -> bool:

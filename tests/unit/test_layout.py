@@ -53,6 +53,7 @@ LAYERS = {
     "launch": "programs, run | local_launch, ranks, elastic, spark_job | supervision, collect, failures, stage, task, "
     "forkserver | hangs, rank | restarts, slots | wire",
     "loaders": "converter, feed_dataset",
+    "horovod": "spark | runner | torch",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",
     "model": "served_model, predictor, independent_rows | saved_model, heads, losses | served_columns | signature, "

@@ -2,7 +2,8 @@
 
 A world ends when one of its members is lost or cannot reach the others, or when others wait to join. Its members then
 arrive here, one after the other, as each notices it; the next world begins when all that are left have arrived, with
-those that wait to join. Nobody is waited for who is not in the current world.
+those that wait to join. Nobody is waited for who is not in the current world. If none of its members is left, the
+members that are started in their place begin together, as those of the first world do.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ MAX_RESTARTS = 100
 """How many lost ranks of an elastic fit or run are started again if the user has set no limit."""
 
 SETTLE_S = 10.0
-"""How long the first world waits for more members once it has enough."""
+"""How long the first world, and one without any member of the world before, wait for more members once they have
+enough."""
 
 _LONGEST_PAUSE_S = 30.0
 
@@ -47,12 +49,14 @@ class ElasticLimits:
         most: maximum number of ranks.
         max_restarts: maximum number of members that are started in place of lost ones.
         max_retries: how often in succession the same members may form a world again without a further update.
+        own: maximum number of members in slots of the launch's own, if others may offer slots; ``most`` when None.
     """
 
     least: int
     most: int
     max_restarts: int
     max_retries: int = 3
+    own: int | None = None
 
 
 class Roster:
@@ -68,6 +72,7 @@ class Roster:
         world: the current world; None before the first.
         retries: number of worlds that the same members have formed again.
         failure: why no further world is formed; empty if nothing speaks against it.
+        released: members that have left the launch, and are to be ended.
     """
 
     def __init__(
@@ -80,6 +85,8 @@ class Roster:
         self._next = 1
         self._waiting: dict[int, tuple[int, MemberArrival]] = {}
         """Number of the arrival, and the arrival, of each member that waits for an answer."""
+        self.released: set[int] = set()
+        self._leaving: set[int] = set()
         self._lost: set[int] = set()
         self._last_arrival_at = 0.0
         self._asked_to_leave = 0
@@ -108,6 +115,9 @@ class Roster:
                 self.lose(content.member)
             elif content.member in self._lost:
                 self._answer(number, _OF_REPLACED)
+            elif content.member in self._leaving:
+                self._answer(number, _OF_LEAVING)
+                self._let_go(content.member)
             else:
                 self._waiting[content.member] = number, content
                 self._last_arrival_at = time.monotonic()
@@ -116,11 +126,29 @@ class Roster:
 
     def lose(self, member: int) -> None:
         """Note that a member is lost, or was given up. Whatever it still asks for is refused."""
+        if member in self.released:  # and the others have not waited for it
+            return
         self._lost.add(member)
         if self.world is not None and member in self.world.members:
             self._rendezvous.set(broken_key(self.world.number), str(member).encode())
         if (waiting := self._waiting.pop(member, None)) is not None:
             self._answer(waiting[0], _OF_REPLACED)
+
+    def release(self, member: int) -> None:
+        """Let a member go after its current step, and have the others continue without it."""
+        if member in self._lost | self._leaving:
+            return
+        if self.world is None or member not in self.world.members or member in self._waiting:
+            self._let_go(member)
+        else:
+            self._leaving.add(member)
+            self._ask_to_leave(self.world)
+
+    def _let_go(self, member: int) -> None:
+        if (waiting := self._waiting.pop(member, None)) is not None:
+            self._answer(waiting[0], _OF_LEAVING)
+        self._lost.add(member)
+        self.released.add(member)
 
     def end(self) -> None:
         """Release the members that wait, as the run is over: the function has returned on rank 0."""
@@ -148,7 +176,8 @@ class Roster:
         if len(self._waiting) < self._limits.least:
             return
         is_settled = time.monotonic() >= self._last_arrival_at + SETTLE_S
-        if self.world is None and len(self._waiting) < self._wanted and not is_settled:
+        is_first = self.world is None or not (set(self.world.members) & self._waiting.keys())
+        if is_first and len(self._waiting) < self._wanted and not is_settled:
             return
         self._begin()
 
@@ -233,6 +262,7 @@ class Roster:
 
 
 _OF_OVER = Answer(refusal="The function has returned on rank 0, and the run is over.")
+_OF_LEAVING = Answer(refusal="This rank was to leave the run, and the others continue without it.")
 _OF_REPLACED = Answer(
     refusal="This rank was considered lost, and the others have continued without it. Its work is not needed any more."
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from sparkdl.errors import ParamError, RankError
 from sparkdl.launch.elastic.offers import LEAVE_TIMEOUT_S, Invitation
 from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits
-from sparkdl.launch.local_launch import offer_local_slots, run_on_local_ranks
+from sparkdl.launch.local_launch import has_gpus, offer_local_slots, run_on_local_ranks
 from sparkdl.launch.rank.environment import variables_of_programs
 from sparkdl.rendezvous.addresses import LISTEN, LOOPBACK, reachable_hosts
 from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_rank
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> tuple[int, int]:
                 wire=options.wire,
                 threads_per_rank=options.threads,
                 environment=variables_of_programs(),
-                modules=IMPORTED_FIRST,
+                modules=() if has_gpus() else IMPORTED_FIRST,
                 operation_timeout_s=options.timeout,
                 on_log=LineReader(_print_line, only_for_driver=False),
                 elastic=limits,
@@ -154,7 +154,8 @@ def _script(command: Sequence[str]) -> Script:
         ParamError: if the command is anything else, or the script cannot be read.
     """
     words = list(command[1:] if command[:1] == ["--"] else command)
-    if words and shutil.which(words[0]) == sys.executable:
+    program = Path(shutil.which(words[0]) or "") if words else Path()
+    if program.parent == Path(sys.executable).parent and program.name.startswith("python"):
         words = words[1:]
     if not words or not words[0].endswith(".py"):
         raise ParamError(

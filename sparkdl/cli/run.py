@@ -119,8 +119,17 @@ def run(options: argparse.Namespace) -> int:
     """
     # SIGTERM also ends the ranks by SIGTERM.
     signal.signal(signal.SIGTERM, _leave)
-    if options.join is not None or options.least is not None or options.most is not None:
-        return _run_elastically(options)
+    try:
+        if options.join is not None or options.least is not None or options.most is not None:
+            return _run_elastically(options)
+        return _run_together(options)
+    except BrokenPipeError:
+        # Otherwise the interpreter would report an error when it flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+
+
+def _run_together(options: argparse.Namespace) -> int:
     if options.max_restarts is not None:
         raise ParamError("--max-restarts is for ranks that come and go: give --min or --max as well.")
     num_ranks = 2 if options.ranks is None else options.ranks
@@ -141,14 +150,9 @@ def run(options: argparse.Namespace) -> int:
         threads_per_rank=options.threads,
         on_line=_Printer().print_line,
     )
-    try:
-        with ranks:
-            failed = ranks.wait()
-            have_met = ranks.have_met()
-    except BrokenPipeError:
-        # Otherwise the interpreter would report an error when it flushes standard output at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
+    with ranks:
+        failed = ranks.wait()
+        have_met = ranks.have_met()
     if failed is None:
         if num_ranks > 1 and not have_met:
             print(_UNCONNECTED.format(num_ranks), file=sys.stderr)

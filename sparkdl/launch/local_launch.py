@@ -144,12 +144,22 @@ def offer_local_slots(
     check_threads(threads_per_rank)
     num_threads = threads_per_rank or threads_of_local_rank(num_ranks)
     variables = tuple((environment or {}).items())
-    return SlotOffer(
-        invitation,
-        lambda spec, _slot: LocalStage(replace(spec, num_threads=num_threads, environment=variables), [None]),
-        num_slots=num_ranks,
-        max_restarts=max_restarts,
-    )
+
+    def make_stage(spec: LaunchSpec, _slot: int) -> LocalStage:
+        modules = () if has_gpus() else spec.modules
+        own = replace(spec, num_threads=num_threads, environment=variables, modules=modules)
+        return LocalStage(own, [None])
+
+    return SlotOffer(invitation, make_stage, num_slots=num_ranks, max_restarts=max_restarts)
+
+
+def has_gpus() -> bool:
+    """Whether this machine has GPUs of NVIDIA.
+
+    Programs that choose theirs themselves may then not be forked from a process that has imported libraries: an import
+    could have initialized CUDA.
+    """
+    return _GPUS.is_dir()
 
 
 def check_loopback() -> None:

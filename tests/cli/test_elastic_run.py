@@ -2,131 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from sparkdl.cli import main
+from tests.cli.elastic_scripts import (
+    FOR_HOROVOD,
+    PLAIN,
+    SPARKDL,
+    WITH_A_STATE,
+    invitation,
+    running,
+    sizes,
+    told,
+)
 from tests.collective.eventually import eventually
-from tests.launchers import environment, run, write_script
+from tests.launchers import run, write_script
 from tests.processes import wait_until_gone
-
-SPARKDL = (sys.executable, "-m", "sparkdl.cli", "run")
-
-BEGINNING = """
-import os, signal, sys, time
-import torch
-import torch.distributed as dist
-folder = pathlib.Path(sys.argv[1])
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-def step(optimizer, epoch, rank, size):
-    "Train, note the number of ranks, and kill rank 1 once if it is to be killed; return whether to go on."
-    if epoch == 3 and rank == 1 and (folder / "kill").exists():
-        (folder / "kill").unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.05)  # so that ranks can come while others train
-    optimizer.zero_grad()
-    model(torch.ones(3, 4)).square().mean().backward()
-    optimizer.step()
-    if rank == 0:
-        with open(folder / "sizes", "a") as file:
-            file.write(f"{epoch} {size}\\n")
-    return not (folder / "stop").exists()
-"""
-
-WITH_A_STATE = (
-    BEGINNING
-    + """
-from sparkdl.runner import TrainingState
-dist.init_process_group(BACKEND)
-model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-state = TrainingState(model=model, optimizer=optimizer, epoch=0, goes_on=True)
-while state.goes_on:
-    goes_on = torch.tensor(step(optimizer, state.epoch, dist.get_rank(), dist.get_world_size()) + 0.0)
-    dist.broadcast(goes_on, 0)
-    state.goes_on = bool(goes_on)
-    state.epoch += 1
-    state.commit()
-tell(dist.get_rank(), [os.getpid(), state.epoch, model.module.weight.sum().item()])
-"""
-)
-
-FOR_HOROVOD = (
-    BEGINNING
-    + """
-import sparkdl.horovod.torch as hvd
-hvd.init()
-optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-
-@hvd.elastic.run
-def train(state):
-    while state.goes_on:
-        goes_on = step(optimizer, state.epoch, hvd.rank(), hvd.size())
-        state.goes_on = hvd.broadcast_object(goes_on, root_rank=0)
-        state.epoch += 1
-        state.commit()
-
-state = hvd.elastic.TorchState(model, optimizer, epoch=0, goes_on=True)
-train(state)
-tell(hvd.rank(), [os.getpid(), state.epoch, model.weight.sum().item()])
-"""
-)
-
-PLAIN = (
-    BEGINNING
-    + """
-dist.init_process_group()
-with open(folder / "begun", "a") as file:
-    file.write(f"{os.getpid()}\\n")
-for epoch in range(6):
-    step(optimizer, epoch, dist.get_rank(), dist.get_world_size())
-    dist.barrier()
-tell(dist.get_rank(), os.getpid())
-"""
-)
-
-
-@contextmanager
-def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A command with its output in files; it is killed at the end."""
-    with open(folder / f"out-{len(words)}", "w") as out, open(folder / f"err-{len(words)}", "w") as err:
-        process = subprocess.Popen(
-            [*SPARKDL, *words], cwd=folder, env=environment(), stdout=out, stderr=err, text=True
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-
-
-def sizes(folder: Path) -> list[int]:
-    """The number of ranks in each step that has been made."""
-    path = folder / "sizes"
-    return [int(line.split()[1]) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def told(folder: Path) -> dict[int, list[float]]:
-    return {
-        int(path.stem.removeprefix("rank-")): json.loads(path.read_text()) for path in folder.glob("rank-*")
-    }
-
-
-def invitation(folder: Path) -> str | None:
-    """The file that the run of five words has named to those who want to join."""
-    found = re.search(r"sparkdl run --join (\S+) -n 1", (folder / "err-5").read_text())
-    return None if found is None else found[1]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +41,7 @@ def test_a_script_that_loses_a_rank_continues_and_takes_in_another(tmp_path: Pat
         assert eventually(lambda: sizes(tmp_path)[-1:] == [2] and 1 in sizes(tmp_path), timeout_s=120)
         (tmp_path / "stop").touch()
         assert process.wait(120) == 0
-    errors = (tmp_path / "err-4").read_text()
+    errors = (tmp_path / "run").read_text()
     assert "The run continues with 1 rank, without member 1." in errors
     assert "The run continues with 2 ranks, with member 2 in addition." in errors
     (_, epochs, weight), other = told(tmp_path).values()
@@ -155,11 +52,10 @@ def test_a_script_that_loses_a_rank_continues_and_takes_in_another(tmp_path: Pat
 def test_ranks_are_added_from_another_terminal_and_leave_after_a_step(tmp_path: Path) -> None:
     script = str(write_script(tmp_path, WITH_A_STATE.replace("BACKEND", '"sparkdl"')))
     with running(tmp_path, "-n1", "--max", "3", script, str(tmp_path)) as process:
-        assert eventually(lambda: invitation(tmp_path) is not None, timeout_s=60)
-        file = Path(invitation(tmp_path) or "")
+        file = invitation(tmp_path)
         assert file.stat().st_mode & 0o777 == 0o600
         assert file.parent.stat().st_mode & 0o777 == 0o700
-        with running(tmp_path, "--join", str(file)) as joined:
+        with running(tmp_path, "--join", str(file), name="join") as joined:
             assert eventually(lambda: sizes(tmp_path)[-1:] == [3], timeout_s=120)
             joined.send_signal(signal.SIGINT)
             assert eventually(lambda: sizes(tmp_path)[-1:] == [1], timeout_s=60)
@@ -167,7 +63,7 @@ def test_ranks_are_added_from_another_terminal_and_leave_after_a_step(tmp_path: 
         (tmp_path / "stop").touch()
         assert process.wait(120) == 0
     assert not file.exists()
-    errors = (tmp_path / "err-5").read_text()
+    errors = (tmp_path / "run").read_text()
     assert "The run continues with 1 rank, without members 1, 2." in errors
     assert "lost" not in errors
     _, epochs, _ = told(tmp_path)[0]
@@ -187,10 +83,13 @@ def test_a_script_without_a_state_begins_anew_in_new_processes(tmp_path: Path) -
 
 
 def test_exit_status_is_that_of_the_script(tmp_path: Path) -> None:
-    done = run(
-        [*SPARKDL, "--max", "2", write_script(tmp_path, "raise SystemExit(3)")], cwd=tmp_path, variables={}
+    script = write_script(
+        tmp_path, "import os\nprint(os.environ['MLFLOW_TRACKING_TOKEN'])\nraise SystemExit(3)"
     )
+    command = [*SPARKDL, "--max", "2", "-n1", "--", sys.executable, script]
+    done = run(command, cwd=tmp_path, variables={"MLFLOW_TRACKING_TOKEN": "token"})
     assert done.returncode == 3
+    assert done.stdout == "[member 0] token\n"  # which ranks of a Runner do not get
     assert "SystemExit: 3" in done.stderr
 
 
@@ -249,12 +148,12 @@ def test_what_cannot_work_is_refused_before_ranks_start(
 def test_ranks_whose_terminal_is_killed_are_lost_and_others_join_until_the_run_ends(tmp_path: Path) -> None:
     script = str(write_script(tmp_path, WITH_A_STATE.replace("BACKEND", '"sparkdl"')))
     with running(tmp_path, "-n1", "--max", "2", script, str(tmp_path)) as process:
-        assert eventually(lambda: invitation(tmp_path) is not None, timeout_s=60)
-        with running(tmp_path, "--join", str(invitation(tmp_path))) as joined:
+        file = str(invitation(tmp_path))
+        with running(tmp_path, "--join", file, name="join") as joined:
             assert eventually(lambda: sizes(tmp_path)[-1:] == [2], timeout_s=120)
             os.kill(joined.pid, signal.SIGKILL)
             assert eventually(lambda: sizes(tmp_path)[-1:] == [1], timeout_s=60)
-        with running(tmp_path, "--join", str(invitation(tmp_path)), "-n2") as joined:
+        with running(tmp_path, "--join", file, "-n2", name="join") as joined:
             assert eventually(
                 lambda: sizes(tmp_path)[-1:] == [2], timeout_s=120
             )  # the second slot stays free

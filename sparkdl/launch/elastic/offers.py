@@ -187,8 +187,9 @@ class OfferedSlots:
         offer = self.offer_of[slot]
         stage = _OfferedStage(channel)
         self._stages[spec.member] = offer, stage
-        # What is in the driver's environment is not sent to other machines.
-        self._rendezvous.post(_starts(offer), pickle.dumps((slot, replace(spec, environment=()))))
+        # Connections are not encrypted: the other end has the secret, and needs nothing of the driver's environment.
+        public = replace(spec, environment=(), secret=b"")
+        self._rendezvous.post(_starts(offer), pickle.dumps((slot, public)))
         return stage
 
     def discard(self, slot: int) -> None:
@@ -301,8 +302,8 @@ class SlotOffer:
             client = RendezvousClient.connect(address, self._invitation.secret, timeout_s=CONNECT_TIMEOUT_S)
         except OSError as error:
             raise LaunchError(
-                f"The run at {address} cannot be reached: {error}. To join from another machine, begin the run with "
-                "--listen and an address that this machine reaches."
+                f"The run at {address} cannot be reached: {error}. It may have ended. To join from another "
+                "machine, begin it with SPARKDL_LISTEN and an address, network or interface that this machine reaches."
             ) from error
         with client:
             try:
@@ -344,7 +345,8 @@ class SlotOffer:
                 "raise --max-restarts."
             )
         self._starts_left -= 1
-        self._stages[spec.member] = self._make_stage(spec, slot)
+        complete = replace(spec, secret=self._invitation.secret)
+        self._stages[spec.member] = self._make_stage(complete, slot)
 
     def _report_ended(self, rendezvous: Rendezvous) -> None:
         for member, stage in list(self._stages.items()):

@@ -42,6 +42,11 @@ def progress() -> int:
     return sum(state._num_commits for state in _states.values()) or -1
 
 
+def has_states() -> bool:
+    """Whether this process has made states that the next world takes up."""
+    return bool(_states)
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The ranks that share a state.

@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 from sparkdl.collective import TRANSPORTS, WIRES
 from sparkdl.collective.job import TIMEOUT_S, TRANSPORT, WIRE
+from sparkdl.errors import ParamError
 from sparkdl.launch.programs import LocalRanks
 
 _DESCRIPTION = """\
@@ -21,6 +23,13 @@ these, a warning says so at the end.
 A COMMAND that begins with a file *.py is run by the Python of this command. OMP_NUM_THREADS is set to --threads, or to
 each rank's share of the cores unless it is set already.
 When a rank fails, all are ended, and its exit status is that of this command.
+
+With --min or --max the run is elastic: it continues without ranks that are lost, as long as --min are left, and starts
+others in their place. COMMAND is then a Python script. A script that has a sparkdl.runner.TrainingState, or whose
+training is decorated with hvd.elastic.run, continues with its last commit on the ranks that are left; any other script
+begins anew on all ranks. The command prints how other terminals and machines add ranks by --join, up to --max. They
+come after a commit, and leave after one when their `sparkdl run --join` gets Ctrl-C or SIGTERM. Only this machine can
+add ranks unless SPARKDL_LISTEN says where others reach it: addresses, networks or interfaces, or all.
 """
 
 _UNCONNECTED = (
@@ -45,9 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     parser.usage = (
         "sparkdl run [-h] [-n RANKS] [--threads THREADS] [--transport ...] [--wire ...] [--timeout SECONDS] "
-        "[--] COMMAND ..."
+        "[--min RANKS] [--max RANKS] [--max-restarts N] [--] COMMAND ...\n"
+        "       sparkdl run --join FILE [-n RANKS] [--threads THREADS] [--max-restarts N]"
     )
-    parser.add_argument("-n", "--ranks", type=int, default=2, help="how many ranks (default: %(default)s)")
+    parser.add_argument(
+        "-n", "--ranks", type=int, help="how many ranks on this machine (default: 2, within --min and --max)"
+    )
     parser.add_argument(
         "--threads",
         type=int,
@@ -72,6 +84,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"for connecting the ranks, and default deadline of a collective (default: ${TIMEOUT_S} or 300)",
     )
+    elastic = parser.add_argument_group("ranks that come and go")
+    elastic.add_argument("--min", type=int, dest="least", metavar="RANKS", help="least number (default: 1)")
+    elastic.add_argument(
+        "--max",
+        type=int,
+        dest="most",
+        metavar="RANKS",
+        help="greatest number, with those that join (default: -n)",
+    )
+    elastic.add_argument(
+        "--max-restarts",
+        type=int,
+        metavar="N",
+        help="how many ranks are started on this machine in place of others (default: 100)",
+    )
+    elastic.add_argument(
+        "--join", type=Path, metavar="FILE", help="add ranks to the run that has printed this name of a file"
+    )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="such as: python script.py"
     )
@@ -85,7 +115,24 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ParamError: if the number of ranks is less than 1, or no communicator can be opened with these options.
         LaunchError: if the program does not exist.
+        RankError: if code on a rank of an elastic run raises.
     """
+    # SIGTERM also ends the ranks by SIGTERM.
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        if options.join is not None or options.least is not None or options.most is not None:
+            return _run_elastically(options)
+        return _run_together(options)
+    except BrokenPipeError:
+        # Otherwise the interpreter would report an error when it flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+
+
+def _run_together(options: argparse.Namespace) -> int:
+    if options.max_restarts is not None:
+        raise ParamError("--max-restarts is for ranks that come and go: give --min or --max as well.")
+    num_ranks = 2 if options.ranks is None else options.ranks
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         print(
@@ -94,28 +141,21 @@ def run(options: argparse.Namespace) -> int:
         return 2
     if command[0].endswith(".py"):
         command = [sys.executable, *command]
-    # SIGTERM also ends the ranks by SIGTERM.
-    signal.signal(signal.SIGTERM, _leave)
     ranks = LocalRanks(
         command,
-        num_ranks=options.ranks,
+        num_ranks=num_ranks,
         transport=options.transport,
         wire=options.wire,
         timeout_s=options.timeout,
         threads_per_rank=options.threads,
         on_line=_Printer().print_line,
     )
-    try:
-        with ranks:
-            failed = ranks.wait()
-            have_met = ranks.have_met()
-    except BrokenPipeError:
-        # Otherwise the interpreter would report an error when it flushes standard output at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
+    with ranks:
+        failed = ranks.wait()
+        have_met = ranks.have_met()
     if failed is None:
-        if options.ranks > 1 and not have_met:
-            print(_UNCONNECTED.format(options.ranks), file=sys.stderr)
+        if num_ranks > 1 and not have_met:
+            print(_UNCONNECTED.format(num_ranks), file=sys.stderr)
         return 0
     if not have_met and os.environ.get(_AUTOLOAD, "1") != "1":
         print(_NOT_LOADED, file=sys.stderr)
@@ -135,6 +175,17 @@ class _Printer:
         with self._lock:
             self._streams[stream].write(f"[rank {rank}] ".encode() + text)
             self._streams[stream].flush()
+
+
+def _run_elastically(options: argparse.Namespace) -> int:
+    from sparkdl.cli import elastic_run  # imports what a plain run does not need
+
+    if options.join is not None:
+        return elastic_run.join(options)
+    status, num_unconnected = elastic_run.run(options)
+    if num_unconnected:
+        print(_UNCONNECTED.format(num_unconnected), file=sys.stderr)
+    return status
 
 
 def _leave(number: int, _frame: object) -> None:

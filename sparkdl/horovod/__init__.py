@@ -1,14 +1,20 @@
 """Horovod's API on sparkdl's communicators, for programs that were written against ``horovod.torch``.
 
 :mod:`sparkdl.horovod.torch` is the API: begin there. ``log_to_driver``, the function of Databricks'
-``sparkdl.horovod``, prints a message of a rank on the driver. Runs on the *rank*.
+``sparkdl.horovod``, prints a message of a rank on the driver. Both run on the *rank*. :func:`run` and
+:mod:`sparkdl.horovod.spark` are Horovod's entries, by which the *driver* runs a function on ranks.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from sparkdl.collective.current import log_on_driver
 
-__all__ = ["log_to_driver"]
+if TYPE_CHECKING:
+    from sparkdl.horovod.runner import run
+
+__all__ = ["log_to_driver", "run"]
 
 _MAX_CHARS = 4000
 
@@ -20,3 +26,12 @@ def log_to_driver(message: str) -> None:
         message: message to print; it is cut off after 4000 characters.
     """
     log_on_driver(str(message)[:_MAX_CHARS])
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: ranks do not start ranks.
+    if name == "run":
+        from sparkdl.horovod.runner import run
+
+        return run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -149,7 +149,7 @@ def run_job(
 
     Args:
         job: the job.
-        open_session: function that opens the session for a number of ranks.
+        open_session: function that opens the session for the greatest number of ranks.
         say: function that is called with lines that report progress.
         is_again: whether to train even if the output has a result, which is then replaced.
         is_dry_run: whether to report the plan instead; ranks are started without training.
@@ -168,7 +168,7 @@ def run_job(
             checked.output.check_writable()
         if job.tracking_uri is not None:
             use_tracking_uri(job.tracking_uri)
-        with _session(open_session, checked.estimator.getNumWorkers()) as spark:
+        with _session(open_session, checked.estimator.getMaxWorkers()) as spark:
             ship(code, spark)
             with jobs_of(f"train {job.file.stem}"):
                 frame = open_rows(job, spark)

@@ -11,18 +11,21 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.collective import Deadline
-from sparkdl.cores import in_threads, threads_of_local_rank
-from sparkdl.errors import LaunchError
+from sparkdl.cores import check_threads, in_threads, threads_of_local_rank
+from sparkdl.errors import LaunchError, ParamError
+from sparkdl.launch.elastic.offers import SlotOffer
 from sparkdl.launch.forkserver.reuse import end_idle_forkservers
 from sparkdl.launch.ranks import make_spec, run_spec
 from sparkdl.launch.task.barrier_task import RankTask, run_barrier_task
 from sparkdl.rendezvous.addresses import LOOPBACK
 
 if TYPE_CHECKING:
+    from sparkdl.launch.elastic.offers import Invitation
     from sparkdl.launch.elastic.roster import ElasticLimits
     from sparkdl.launch.supervision import OnEvent, OnLog
     from sparkdl.launch.wire.spec import LaunchSpec
@@ -59,6 +62,8 @@ def run_on_local_ranks(
     on_event: OnEvent | None = None,
     elastic: ElasticLimits | None = None,
     leases: Iterator[str] | None = None,
+    hosts: Sequence[str] = (LOOPBACK,),
+    on_open: Callable[[Invitation], None] | None = None,
     **kwargs: Any,
 ) -> list[Any]:
     """Run ``function(context, *args, **kwargs)`` in one process of this machine per rank, and return all values.
@@ -67,6 +72,9 @@ def run_on_local_ranks(
     (``spark``, ``resources``, ``start_timeout_s``, ``on_wait``) do not exist here. Each rank gets the next
     ``gpus_per_rank`` GPUs and, unless ``threads_per_rank`` or ``OMP_NUM_THREADS`` is set, a thread per core of its
     share of the machine, which is less where a container has a quota.
+
+    To an elastic launch other processes can add ranks; see :func:`offer_local_slots`. ``on_open`` is called with the
+    invitation that they need, and ``hosts`` are the addresses of this machine at which they reach it.
 
     Raises:
         ParamError: if an argument has a value that cannot work.
@@ -100,14 +108,58 @@ def run_on_local_ranks(
         return run_spec(
             lambda spec, slot: LocalStage(spec, gpus[slot:]),
             spec,
-            host=LOOPBACK,
+            host=hosts,
             on_log=on_log,
             on_event=on_event,
             elastic=elastic,
             leases=leases,
+            on_open=on_open,
         )
     finally:
         end_idle_forkservers(_IDLE_S)
+
+
+def offer_local_slots(
+    invitation: Invitation,
+    *,
+    num_ranks: int,
+    threads_per_rank: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    max_restarts: int,
+) -> SlotOffer:
+    """Make an offer of slots on this machine to an elastic launch of another process; its ``run`` runs their ranks.
+
+    Args:
+        invitation: invitation of the launch.
+        num_ranks: number of ranks that may run here.
+        threads_per_rank: as for :func:`run_on_local_ranks`.
+        environment: environment variables for the ranks here.
+        max_restarts: how many ranks are started here in place of those that have ended.
+
+    Raises:
+        ParamError: if an argument has a value that cannot work.
+    """
+    if num_ranks < 1:
+        raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
+    check_threads(threads_per_rank)
+    num_threads = threads_per_rank or threads_of_local_rank(num_ranks)
+    variables = tuple((environment or {}).items())
+
+    def make_stage(spec: LaunchSpec, _slot: int) -> LocalStage:
+        modules = () if has_gpus() else spec.modules
+        own = replace(spec, num_threads=num_threads, environment=variables, modules=modules)
+        return LocalStage(own, [None])
+
+    return SlotOffer(invitation, make_stage, num_slots=num_ranks, max_restarts=max_restarts)
+
+
+def has_gpus() -> bool:
+    """Whether this machine has GPUs of NVIDIA.
+
+    Programs that choose theirs themselves may then not be forked from a process that has imported libraries: an import
+    could have initialized CUDA.
+    """
+    return _GPUS.is_dir()
 
 
 def check_loopback() -> None:

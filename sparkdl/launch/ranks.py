@@ -16,6 +16,7 @@ from sparkdl.launch.wire.messages import pickle_call
 from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
 
 if TYPE_CHECKING:
+    from sparkdl.launch.elastic.offers import Invitation
     from sparkdl.launch.elastic.roster import ElasticLimits
     from sparkdl.launch.stage import Stage
 
@@ -100,6 +101,7 @@ def run_spec(
     on_event: OnEvent | None,
     elastic: ElasticLimits | None,
     leases: Iterator[str] | None,
+    on_open: Callable[[Invitation], None] | None = None,
 ) -> list[Any]:
     """Run the ranks of a launch, and return their values in order of rank.
 
@@ -111,6 +113,7 @@ def run_spec(
         on_event: called with rank and event; events are dropped when None.
         elastic: limits of an elastic launch; None for one whose ranks start and end together.
         leases: names under which successive worlds of an elastic launch use a folder.
+        on_open: called with the invitation by which other processes offer slots to an elastic launch; None for none.
 
     Raises:
         SparkdlError: as :func:`~sparkdl.launch.run_on_ranks`.
@@ -119,7 +122,14 @@ def run_spec(
         from sparkdl.launch.elastic.members import run_members
 
         return run_members(
-            make_stage, spec, elastic, host=host, on_log=on_log, on_event=on_event, leases=leases
+            make_stage,
+            spec,
+            elastic,
+            host=host,
+            on_log=on_log,
+            on_event=on_event,
+            leases=leases,
+            on_open=on_open,
         )
     channel = DriverChannel(spec.secret, spec.num_ranks, host=host)
     complete = replace(spec, driver=channel.address)

@@ -60,19 +60,15 @@ class HorovodRunner:
         """
         self._check(main)
         on_driver = self.num_processor < 0
-        runner = Runner(
-            num_workers=abs(self.num_processor),
-            local=on_driver,
-            start_timeout_s=SLOT_TIMEOUT_S,
-            operation_timeout_s=OPERATION_TIMEOUT_S,
-        )
-        return runner._run(
+        return run_for_horovod(
             main,
             (),
             kwargs,
-            sees_gpus_of_host=not on_driver,
-            silence_timeout_s=SILENCE_TIMEOUT_S,
+            returns_all=False,
             only_for_driver=not on_driver and self.driver_log_verbosity != "all",
+            num_workers=abs(self.num_processor),
+            local=on_driver,
+            start_timeout_s=SLOT_TIMEOUT_S,
         )[0]
 
     def _check(self, main: Any) -> None:
@@ -97,3 +93,37 @@ class HorovodRunner:
                     f"HorovodRunner(np={self.num_processor}) runs on a cluster, and there is no active Spark session. "
                     f"Create it first, or use np=-{self.num_processor} for processes of this machine."
                 ) from error
+
+
+def run_for_horovod(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    returns_all: bool = True,
+    only_for_driver: bool = False,
+    **options: Any,
+) -> list[Any]:
+    """Run a function that was written for Horovod on ranks, and return their values in order of rank.
+
+    Ranks wait for each other as long as under Horovod. Unless ranks come and go, each rank on a cluster sees the GPUs
+    of all ranks of its host, as the function chooses its own by ``hvd.local_rank()``.
+
+    Args:
+        function: function to run on the ranks.
+        args: positional arguments of the function.
+        kwargs: keyword arguments of the function.
+        returns_all: whether the values of all ranks are wanted, or only rank 0's; others are then None.
+        only_for_driver: whether to show only messages of :func:`sparkdl.horovod.log_to_driver`.
+        options: arguments of :class:`Runner`.
+    """
+    runner = Runner(operation_timeout_s=OPERATION_TIMEOUT_S, **options)
+    return runner._run(
+        function,
+        args,
+        kwargs,
+        returns_all=returns_all,
+        sees_gpus_of_host=not (runner.local or runner.elastic),
+        silence_timeout_s=SILENCE_TIMEOUT_S,
+        only_for_driver=only_for_driver,
+    )

@@ -19,7 +19,7 @@ from sparkdl.collective import all_gather_bytes
 from sparkdl.collective.current import Worlds, end_program, provide_worlds
 from sparkdl.collective.error_origin import is_consequence
 from sparkdl.collective.torchrun_variables import export_torchrun_variables
-from sparkdl.errors import ParamError, WorldLeftError
+from sparkdl.errors import ParamError, RankLostError, WorldLeftError
 from sparkdl.patches.accelerate import teach_accelerate
 from sparkdl.runner.rank_logging import provide_progress, set_up_logging
 
@@ -123,11 +123,13 @@ def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> 
     """Prepare the rank, run the call, and return its value if it is wanted.
 
     In an elastic launch the call is made again, in the same process, when the ranks form another world: if one of them
-    was lost, or if others join.
+    was lost, or if others join. A script without a state begins in a new process instead: what it has left in its
+    modules belongs to a training that nobody continues.
     """
     if not context.is_elastic:
         return _run_once(context, setup, call)
-    from sparkdl.checkpoint.training_state import begin_world, progress
+    from sparkdl.checkpoint.training_state import begin_world, has_states, progress
+    from sparkdl.runner.script import Script
     from sparkdl.torch import destroy_process_group
 
     while True:
@@ -136,9 +138,14 @@ def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> 
             returned = _run_once(context, setup, call)
             if context.finish(progress=progress()):
                 return returned
+            if isinstance(call, Script) and not has_states():
+                raise RankLostError("rank 0 was lost before the run was over")
         except Exception as error:
-            if not (isinstance(error, WorldLeftError) or is_consequence(error)):
+            if not (isinstance(error, WorldLeftError) or context.is_consequence(error)):
                 raise
+            if isinstance(call, Script) and not has_states():
+                # The driver starts another rank in place of this one.
+                raise RankLostError("another rank was lost, and this script has no state") from error
             end_program()
             destroy_process_group()
             reason = f"{type(error).__name__}: {error}"

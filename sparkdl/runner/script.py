@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,19 @@ class Script:
         Raises:
             SystemExit: if it exits with anything else.
         """
-        path = self._put()
-        sys.argv = [path, *self.arguments]
-        sys.path[:0] = list(dict.fromkeys((os.path.dirname(path), os.path.dirname(self.path))))
+        sys.argv = [self._path, *self.arguments]
+        folders = list(dict.fromkeys((os.path.dirname(self._path), os.path.dirname(self.path))))
+        if sys.path[: len(folders)] != folders:  # an elastic run may run it again
+            sys.path[:0] = folders
         try:
-            runpy.run_path(path, run_name="__main__")
+            runpy.run_path(self._path, run_name="__main__")
         except SystemExit as exit_:
             if exit_.code not in (None, 0):
                 raise
 
-    def _put(self) -> str:
-        """Return the path of the file here: the driver's path if it has the same content, else a temporary copy."""
+    @cached_property
+    def _path(self) -> str:
+        """The path of the file here: the driver's path if it has the same content, else that of a temporary copy."""
         try:
             if Path(self.path).read_bytes() == self.source:
                 return self.path

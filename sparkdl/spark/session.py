@@ -72,6 +72,14 @@ def task_cpus(spark: SparkSession, resources: ResourceProfile | None = None) -> 
     return int(setting(spark, "spark.task.cpus") or 1) if asked is None else int(asked.amount)
 
 
+def default_parallelism(spark: SparkSession) -> int | None:
+    """Return ``spark.default.parallelism``, by default the number of cores; None if a Connect server does not tell."""
+    if not is_connect(spark):
+        return int(spark.sparkContext.defaultParallelism)
+    number = setting(spark, "spark.default.parallelism")
+    return int(number) if number else None
+
+
 def threads_by_settings(spark: SparkSession) -> int | None:
     """Return the number of threads that the user chose for all tasks by ``OMP_NUM_THREADS``; None if there is none.
 

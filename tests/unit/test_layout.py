@@ -53,6 +53,7 @@ LAYERS = {
     "launch": "programs, run | local_launch, ranks, elastic, spark_job | supervision, collect, failures, stage, task, "
     "forkserver | hangs, rank | restarts, slots | wire",
     "loaders": "converter, feed_dataset",
+    "horovod": "spark, runner, torch",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",
     "model": "served_model, predictor, independent_rows | saved_model, heads, losses | served_columns | signature, "
@@ -65,7 +66,7 @@ LAYERS = {
     "runner": "horovod_runner, runner, on_rank | packed_call, rank_logging | script",
     "jobs": "command, run_job, make_estimator, imports, job, identity | output | plan | yaml_tree",
     "doctor": "command, examination, network, cluster_facts | machine_checks, finding | machine_facts",
-    "cli": "demo, __main__ | local_session | run",
+    "cli": "demo, __main__ | local_session | run, elastic_run",
     "bench": "allreduce | feed | fit | parallel | step, contest, plot | rank_group | transform, "
     "contenders | libraries | options | report",
     "estimators": "ready_made, torch_estimator, torch_model, fit | persistence, params | summary, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count, repeat
@@ -26,6 +26,7 @@ from sparkdl.errors import (
     SlotsMissingError,
     SparkdlError,
 )
+from sparkdl.launch.elastic.offers import PREFIX, Invitation, OfferedSlots
 from sparkdl.launch.elastic.roster import ElasticLimits, Roster
 from sparkdl.launch.failures import rank_error
 from sparkdl.launch.hangs.report import hang_error
@@ -36,6 +37,7 @@ from sparkdl.launch.wire.outcome import Failure, StopReason
 
 if TYPE_CHECKING:
     from sparkdl.launch.ranks import MakeStage
+    from sparkdl.launch.stage import Stage
     from sparkdl.launch.supervision import OnEvent, OnLog
     from sparkdl.launch.wire.spec import LaunchSpec
     from sparkdl.launch.wire.world import World
@@ -75,6 +77,7 @@ def run_members(
     on_log: OnLog | None,
     on_event: OnEvent | None,
     leases: Iterator[str] | None = None,
+    on_open: Callable[[Invitation], None] | None = None,
 ) -> list[Any]:
     """Run the function of a launch on ranks that come and go, and return the values of the last world's ranks.
 
@@ -86,6 +89,7 @@ def run_members(
         on_log: called with the number of a member and a line that it has printed; prints them when None.
         on_event: called with the number of a member and an event that it has reported.
         leases: names under which successive worlds use the folder of their checkpoints; empty names when None.
+        on_open: called with the invitation, by which other processes offer slots, before the members are started.
 
     Raises:
         SlotsMissingError: if there are not enough slots for ``limits.least`` ranks in time.
@@ -98,24 +102,30 @@ def run_members(
         coordinator = stack.enter_context(Coordinator(secret=spec.secret, world_size=limits.most, host=host))
         client = RendezvousClient.connect(coordinator.address, spec.secret, timeout_s=CONNECT_TIMEOUT_S)
         stack.enter_context(client)
-        roster = Roster(
-            client.prefix("members"),
-            wanted=spec.num_ranks // limits.group_size,
-            limits=limits,
-            leases=leases or repeat(""),
-        )
+        rendezvous = client.prefix(PREFIX)
+        wanted = spec.num_ranks // limits.group_size
+        roster = Roster(rendezvous, wanted=wanted, limits=limits, leases=leases or repeat(""))
+        offers = OfferedSlots(rendezvous, first=_own_slots(limits), versions=spec.versions)
+        if on_open is not None:
+            on_open(Invitation(coordinator=coordinator.address, secret=spec.secret))
         run = _Run(
             make_stage,
             replace(spec, num_ranks=limits.group_size, roster=coordinator.address),
             limits,
             roster,
-            wanted=spec.num_ranks // limits.group_size,
+            offers,
+            wanted=wanted,
             host=host,
             on_log=on_log,
             on_event=on_event,
         )
         with run:
             return run.values()
+
+
+def _own_slots(limits: ElasticLimits) -> int:
+    """The number of slots in which the launch itself starts members."""
+    return limits.most if limits.own is None else limits.own
 
 
 class _Run:
@@ -127,6 +137,7 @@ class _Run:
         spec: LaunchSpec,
         limits: ElasticLimits,
         roster: Roster,
+        offers: OfferedSlots,
         *,
         wanted: int,
         host: str | Sequence[str],
@@ -134,6 +145,7 @@ class _Run:
         on_event: OnEvent | None,
     ) -> None:
         self._make_stage, self._spec, self._limits, self._roster = make_stage, spec, limits, roster
+        self._offers, self._own = offers, _own_slots(limits)
         self._wanted, self._host, self._on_log, self._on_event = wanted, host, on_log, on_event
         self._members: dict[int, _MemberLaunch] = {}
         self._numbers = count()
@@ -152,11 +164,14 @@ class _Run:
     def __exit__(self, *exception: object) -> None:
         for member in self._members.values():
             member.supervision.cancel(StopReason("the run has ended"))
+        self._offers.end()
         self._stack.close()
 
     def values(self) -> list[Any]:
         """Supervise the members until the function has returned on rank 0, and return the values by rank."""
         while True:
+            self._offers.poll()
+            self._let_go()
             self._start_missing()
             for number, member in list(self._members.items()):
                 if member.has_returned:
@@ -169,7 +184,6 @@ class _Run:
                     self._give_up(
                         number, StopReason("its task was lost, and the others have continued without it")
                     )
-            self._let_go()
             self._look_for_hangs()
             self._roster.poll(_POLL_S)
             self._report_world()
@@ -198,13 +212,30 @@ class _Run:
     def _start_missing(self) -> None:
         """Start members up to the number that is wanted, and up to the maximum once the function runs."""
         target = self._wanted if self._roster.world is None else self._limits.most_members
-        active = sum(not member.is_given_up for member in self._members.values())
-        for _ in range(target - active):
-            if self._num_losses > self._limits.max_restarts:
-                return
-            self._start(next(self._numbers))
+        taken = {member.slot for member in self._members.values() if not member.is_given_up}
+        free = [slot for slot in self._slots() if slot not in taken]
+        for slot in free[: max(0, target - len(taken))]:
+            self._start(next(self._numbers), slot)
 
-    def _start(self, number: int) -> None:
+    def _slots(self) -> list[int]:
+        """The slots in which members may be started: first those of the launch's own, then those that others offer."""
+        may_start = self._num_losses <= self._limits.max_restarts
+        return [*(range(self._own) if may_start else ()), *self._offers.offer_of]
+
+    def _let_go(self) -> None:
+        """Have the members leave whose slots are to go: those that others offered, or Spark decommissions."""
+        if is_time := time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_EVERY_S
+        for number, member in self._members.items():
+            if member.is_given_up:
+                continue
+            if number in self._roster.released:
+                member.is_given_up = True
+                member.supervision.cancel(StopReason("it leaves the run"))
+            elif is_time and member.supervision.is_to_leave:
+                self._roster.let_go(number)
+
+    def _start(self, number: int, slot: int) -> None:
         size = self._limits.group_size
         channel = DriverChannel(self._spec.secret, size, host=self._host)
         spec = replace(
@@ -214,16 +245,19 @@ class _Run:
             member=number,
             start_timeout_s=_PATIENT,
         )
-        taken = {member.slot for member in self._members.values() if not member.is_given_up}
-        slot = min(set(range(len(taken) + 1)) - taken)
         supervision = Supervision(
-            lambda: self._make_stage(spec, slot * size),
+            lambda: self._stage(spec, slot, channel),
             channel,
             spec.limits,
             Listener(self._on_log, self._on_event, first_rank=number * size),
             watches_hangs=False,
         )
         self._members[number] = _MemberLaunch(self._stack.enter_context(supervision), slot)
+
+    def _stage(self, spec: LaunchSpec, slot: int, channel: DriverChannel) -> Stage:
+        if slot < self._own:
+            return self._make_stage(spec, slot)
+        return self._offers.start(slot, spec, channel)
 
     def _end(self, number: int, member: _MemberLaunch) -> None:
         """Take in how a member has ended: with its value, as lost, or by an error that ends all.
@@ -237,9 +271,7 @@ class _Run:
         if has_ended_well and world is not None and number in world.members:
             member.has_returned = True
             return
-        if self._roster.has_let_go(number):
-            self._roster.lose(number)
-        elif not member.is_given_up:
+        if not member.is_given_up and number not in self._roster.released:
             failure = next(iter(failures), None)
             if failure is None or not (failure.is_loss or failure.is_consequence):
                 self._raise(number, member)
@@ -251,15 +283,6 @@ class _Run:
         """The error of a lost rank; it is counted through all members."""
         failure = replace(failure, rank=number * self._limits.group_size + failure.rank)
         return cast("ProcessesLostError", rank_error(failure, were_lost=True))
-
-    def _let_go(self) -> None:
-        """Have the members leave whose executors Spark decommissions."""
-        if time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + _LOOK_EVERY_S
-        for number, member in self._members.items():
-            if member.supervision.is_to_leave:
-                self._roster.let_go(number)
 
     def _raise(self, number: int, member: _MemberLaunch) -> None:
         """Raise the error of a member whose code has raised, or whose task could not run, unless it was only lost.
@@ -287,12 +310,17 @@ class _Run:
 
     def _lose(self, number: int, error: ProcessesLostError, *, is_cause: bool) -> None:
         logger.warning("Member %d was lost: %s", number, _why(error))
-        self._count_loss(error, is_cause=is_cause)
+        self._count_loss(number, error, is_cause=is_cause)
         self._roster.lose(number)
 
-    def _count_loss(self, error: ProcessesLostError, *, is_cause: bool) -> None:
-        """Count a lost member; of those that ended because another one was lost, one for each world."""
+    def _count_loss(self, number: int, error: ProcessesLostError, *, is_cause: bool) -> None:
+        """Count a lost member; of those that ended because another one was lost, one for each world.
+
+        Members in slots that others offer are not counted: these may come and go as often as they like.
+        """
         self._last_loss = error
+        if self._members[number].slot >= self._own:
+            return
         world = 0 if self._roster.world is None else self._roster.world.number
         if is_cause or self._world_of_loss != world:
             self._num_losses += 1
@@ -300,8 +328,11 @@ class _Run:
 
     def _give_up(self, number: int, reason: StopReason) -> None:
         """Continue without a member, and have it ended."""
-        self._members[number].is_given_up = True
-        self._members[number].supervision.cancel(reason)
+        member = self._members[number]
+        member.is_given_up = True
+        member.supervision.cancel(reason)
+        if reason.is_hang:
+            self._offers.discard(member.slot)
         self._roster.lose(number)
 
     def _look_for_hangs(self) -> None:
@@ -344,7 +375,7 @@ class _Run:
                     rank=name,
                     host=hosts.get(rank, ""),
                 )
-                self._count_loss(error, is_cause=True)
+                self._count_loss(number, error, is_cause=True)
                 self._give_up(number, StopReason(hang.why, is_hang=True))
 
     def _check_size(self) -> None:

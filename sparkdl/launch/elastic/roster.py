@@ -2,7 +2,8 @@
 
 A world ends when one of its members is lost or cannot reach the others, or when others wait to join. Its members then
 arrive here, one after the other, as each notices it; the next world begins when all that are left have arrived, with
-those that wait to join. Nobody is waited for who is not in the current world.
+those that wait to join. Nobody is waited for who is not in the current world. If none of its members is left, the
+members that are started in their place begin together, as those of the first world do.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ MAX_RESTARTS = 100
 """How many lost ranks of an elastic fit or run are started again if the user has set no limit."""
 
 SETTLE_S = 10.0
-"""How long the first world waits for more members once it has enough."""
+"""How long the first world, and one without any member of the world before, wait for more members once they have
+enough."""
 
 _LONGEST_PAUSE_S = 30.0
 
@@ -49,6 +51,7 @@ class ElasticLimits:
         group_size: number of ranks of a member, which live and end together, such as those that share one copy of a
             model.
         max_retries: how often in succession the same members may form a world again without a further update.
+        own: maximum number of members in slots of the launch's own, if others may offer slots; ``most`` when None.
     """
 
     least: int
@@ -56,6 +59,7 @@ class ElasticLimits:
     max_restarts: int
     max_retries: int = 3
     group_size: int = 1
+    own: int | None = None
 
     @property
     def is_barrier(self) -> bool:
@@ -168,9 +172,9 @@ class Roster:
             if member in current and not current - self._leaving - self._lost - {member}:
                 continue
             self._leaving.add(member)
-            if member in self._arrivals:
+            if self.world is None or member not in current or member in self._arrivals:
                 self._release(member, _OF_GONE)
-            elif self.world is not None:
+            else:
                 self._ask_to_leave(self.world)
 
     def _release(self, member: int, answer: Answer) -> None:
@@ -181,13 +185,16 @@ class Roster:
 
     def lose(self, member: int) -> None:
         """Note that a member is lost, or was given up. Whatever it still asks for is refused."""
+        if member in self.released:  # and the others have not waited for it
+            return
         if self.world is not None and member in self.world.members and member not in self._lost:
             self._rendezvous.set(broken_key(self.world.number), str(member).encode())
         self._release(member, _OF_REPLACED)
 
-    def has_let_go(self, member: int) -> bool:
-        """Whether a member has left, or is about to leave, because it was asked to."""
-        return member in self._leaving
+    @property
+    def released(self) -> set[int]:
+        """The members that have left the run because they were asked to, and that are to be ended."""
+        return self._leaving & self._lost
 
     def end(self) -> None:
         """Release the members that wait, as the run is over: the function has returned on rank 0."""
@@ -217,7 +224,8 @@ class Roster:
         if num_waiting < self._limits.least_members:
             return
         is_settled = time.monotonic() >= self._last_arrival_at + SETTLE_S
-        if self.world is None and num_waiting < self._wanted and not is_settled:
+        is_first = self.world is None or not (set(self.world.members) & self._waiting)
+        if is_first and num_waiting < self._wanted and not is_settled:
             return
         self._begin()
 
@@ -302,7 +310,7 @@ class Roster:
         self._rendezvous.set(answer_key(number), answer.to_json())
 
 
-_OF_GONE = Answer(refusal="This rank was asked to leave the run.")
+_OF_GONE = Answer(refusal="This rank was asked to leave the run, and the others continue without it.")
 _OF_OVER = Answer(refusal="The function has returned on rank 0, and the run is over.")
 _OF_REPLACED = Answer(
     refusal="This rank was considered lost, and the others have continued without it. Its work is not needed any more."

@@ -11,6 +11,7 @@ from typing import Any
 
 from sparkdl.collective import Communicator, PrefixRendezvous, Rendezvous, find_hosts, open_communicator
 from sparkdl.collective.current import provide_job
+from sparkdl.collective.error_origin import is_consequence
 from sparkdl.collective.job import RankJob
 from sparkdl.collective.telemetry.stalls import NotedWait
 from sparkdl.errors import CommunicatorError
@@ -20,6 +21,9 @@ from sparkdl.launch.rank.stacks import RankStacks
 from sparkdl.launch.wire.messages import MessageConnection
 from sparkdl.launch.wire.world import World
 from sparkdl.topology import Topology
+
+_NOTICE_S = 2.0
+"""How long after an error to wait for the news that another rank is lost, which takes milliseconds."""
 
 
 class RankContext:
@@ -93,6 +97,15 @@ class RankContext:
     def world(self) -> World | None:
         """The current world of an elastic launch; None in any other launch."""
         return None if self._membership is None else self._membership.world
+
+    def is_consequence(self, error: BaseException) -> bool:
+        """Whether another rank's failure has caused an error; in an elastic launch also one of another library.
+
+        That of Gloo, for example, says only that a connection was cut. It is a consequence if a rank is lost.
+        """
+        return is_consequence(error) or (
+            self._membership is not None and self._membership.is_broken(timeout_s=_NOTICE_S)
+        )
 
     def meet_again(self, reason: str, *, progress: int = -1) -> None:
         """Leave the world, and wait for the next one. Only for an elastic launch.

@@ -79,6 +79,11 @@ def rank_environment(
     return variables
 
 
+def variables_of_programs(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that :func:`rank_environment` leaves out and that a program needs which its user starts here."""
+    return {name: value for name, value in inherited.items() if _may_be_secret(name, value)}
+
+
 def _may_be_secret(name: str, value: str) -> bool:
     if name in _NO_SECRET:
         return "@" in value or re.search(r"[?&](password|passwd|token)=", value, re.IGNORECASE) is not None

@@ -136,6 +136,10 @@ class Membership:
         if self._signals.broken.is_set():
             raise RankLostError("a rank of this world was lost while its ranks met")
 
+    def is_broken(self, *, timeout_s: float) -> bool:
+        """Whether a rank of the current world is lost, or is noticed to be within this time."""
+        return self._signals.broken.wait(timeout_s)
+
     def _wait_for(self, key: str) -> bytes:
         while True:
             try:

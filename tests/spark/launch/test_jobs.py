@@ -88,6 +88,26 @@ def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path
         run("data.sql=SELECT no_such_column FROM rows_of_jobs", f"output={tmp_path / 'other'}")
 
 
+@pytest.mark.slow  # tests/spark/launch/test_elastic.py has such fits daily
+@pytest.mark.any_spark_will_do
+def test_job_says_that_its_ranks_come_and_go_and_its_own_session_has_a_slot_for_each(spark, frame, tmp_path):
+    runs_of(spark, frame, tmp_path)
+    changes = ("elastic=true", "numWorkers=1", "minWorkers=1", "maxWorkers=2", "tracking=off")
+    job = read_job(tmp_path / "job.yaml", [read_override(each) for each in changes])
+    said, slots = [], []
+
+    def open_session(num_slots: int) -> Any:
+        slots.append(num_slots)
+        return nullcontext(spark)
+
+    run_job(job, open_session, say=said.append)
+    assert slots == [2]
+    assert "Done: 2 epochs, loss " in "\n".join(said)
+    refused = read_job(tmp_path / "job.yaml", [read_override("maxWorkers=3")])
+    with pytest.raises(JobFileError, match=r"maxWorkers is 3, and the fit is not elastic"):
+        run_job(refused, open_session, say=said.append)
+
+
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_job_is_run_on_a_table_as_on_a_query(spark, frame, tmp_path):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,10 +22,14 @@ def test_source_of_a_script_is_in_a_folder_that_spark_removes(tmp_path, monkeypa
     )
     for folders in (f"{local}", f"{unseen},{local}"):
         monkeypatch.setenv("SPARK_LOCAL_DIRS", folders)
-        script.run()
-        assert (tmp_path / "place").read_text().startswith(f"{local}/sparkdl-script-")
+        on_rank = replace(script)
+        on_rank.run()
+        place = (tmp_path / "place").read_text()
+        assert place.startswith(f"{local}/sparkdl-script-")
+        on_rank.run()
+        assert (tmp_path / "place").read_text() == place
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(unseen))
-    script.run()
+    replace(script).run()
     assert not (tmp_path / "place").read_text().startswith(str(tmp_path))
 
 

@@ -100,6 +100,40 @@ def test_a_lost_member_is_not_waited_for_and_breaks_its_world(client):
     assert "considered lost" in late.refusal
 
 
+def test_members_in_place_of_all_begin_together(client, monkeypatch):
+    driver = Driver(client)
+    driver.begin(0, 1)
+    driver.roster.lose(0)
+    driver.roster.lose(1)
+    first = driver.arrive(2)
+    assert driver.answer(first) is None
+    second = driver.arrive(3)
+    assert driver.world(first).members == driver.world(second).members == (2, 3)
+    monkeypatch.setattr(module, "SETTLE_S", 0.0)
+    driver.roster.lose(2)
+    driver.roster.lose(3)
+    assert driver.world(driver.arrive(4)).members == (4,)
+
+
+def test_a_member_that_is_released_leaves_after_its_step_and_breaks_nothing(client):
+    driver = Driver(client)
+    driver.begin(0, 1)
+    driver.roster.let_go(1)
+    driver.roster.poll(0.0)
+    assert client.check([leave_key(1)])
+    first = driver.arrive(0, after=1, progress=3)
+    assert driver.answer(first) is None
+    assert driver.roster.released == set()
+    leaving = driver.answer(driver.arrive(1, after=1, progress=3))
+    assert leaving is not None
+    assert "leave the run" in leaving.refusal
+    assert driver.roster.released == {1}
+    driver.client.post(ARRIVALS, MemberArrival(member=1, is_lost=True).to_json())
+    driver.roster.poll(0.0)
+    assert driver.world(first).members == (0,)
+    assert client.get(broken_key(1), 0.0) == b""
+
+
 def test_members_that_are_done_are_released_or_continue_without_rank_0(client):
     driver = Driver(client)
     driver.begin(0, 1)

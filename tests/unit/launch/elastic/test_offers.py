@@ -1,0 +1,125 @@
+"""Slots that others offer: what is sent to them, and whom the driver refuses."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkdl.collective import Coordinator, RendezvousClient, new_secret
+from sparkdl.errors import LaunchError
+from sparkdl.launch.elastic import offers as module
+from sparkdl.launch.elastic.offers import PREFIX, Invitation, OfferedSlots, SlotOffer
+from sparkdl.launch.local_launch import offer_local_slots
+from sparkdl.launch.ranks import make_spec
+from sparkdl.launch.wire.channel import DriverChannel
+from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
+
+SECRET = new_secret()
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Coordinator]:
+    with Coordinator(secret=SECRET, world_size=4, host="127.0.0.1") as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def slots(coordinator: Coordinator) -> Iterator[OfferedSlots]:
+    with RendezvousClient.connect(coordinator.address, SECRET, timeout_s=10.0) as client:
+        yield OfferedSlots(client.prefix(PREFIX), first=2, versions=installed_versions())
+
+
+def make_offer(coordinator: Coordinator, secret: bytes = SECRET) -> SlotOffer:
+    invitation = Invitation(coordinator=coordinator.address, secret=secret)
+    return offer_local_slots(invitation, num_ranks=2, max_restarts=0)
+
+
+def spec_of_launch() -> LaunchSpec:
+    return make_spec(
+        (len, (), {}),
+        num_ranks=1,
+        transport="auto",
+        wire="float32",
+        gpus_per_rank=0,
+        threads_per_rank=1,
+        mpi=False,
+        environment={"TOKEN": "of the driver"},
+        modules=(),
+        start_timeout_s=1.0,
+        operation_timeout_s=1.0,
+        hang_timeout_s=None,
+        silence_timeout_s=None,
+        elastic=None,
+    )
+
+
+def test_neither_the_secret_nor_the_drivers_variables_are_sent_to_another_machine(
+    coordinator: Coordinator, slots: OfferedSlots
+) -> None:
+    spec = spec_of_launch()
+    with (
+        RendezvousClient.connect(coordinator.address, SECRET, timeout_s=10.0) as client,
+        DriverChannel(SECRET, 1, host="127.0.0.1") as channel,
+    ):
+        offer = module._Message(kind="offer", num_slots=2, versions=installed_versions())
+        client.prefix(PREFIX).post("offers", offer.to_json())
+        slots.poll()
+        assert set(slots.offer_of) == {2, 3}
+        slots.start(2, spec, channel)
+        sent = client.prefix(PREFIX).get("starts/1/1", 10.0)
+    assert spec.secret not in sent
+    assert b"of the driver" not in sent
+    assert pickle.loads(sent)[1].payload == spec.payload
+
+
+def test_slots_are_withdrawn_when_their_process_ends(coordinator: Coordinator, slots: OfferedSlots) -> None:
+    offer = make_offer(coordinator)
+    thread = threading.Thread(target=offer.run)
+    thread.start()
+    while not slots.offer_of:
+        slots.poll()
+    offer.leave()
+    while slots.offer_of:
+        slots.poll()
+    thread.join()
+
+
+def test_an_offer_with_other_versions_or_another_secret_is_refused(
+    coordinator: Coordinator, slots: OfferedSlots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(LaunchError, match="another secret"):
+        make_offer(coordinator, new_secret()).run()
+    monkeypatch.setattr(module, "installed_versions", lambda: {**installed_versions(), "sparkdl": "0.0"})
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            make_offer(coordinator).run()
+        except LaunchError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while thread.is_alive():
+        slots.poll()
+    assert "sparkdl is 0.1.0 on the driver and 0.0 on the executor. Install the same versions." in str(
+        errors[0]
+    )
+    assert slots.offer_of == {}
+
+
+def test_an_invitation_is_read_as_it_was_written_and_never_over_another_file(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    invitation = Invitation(coordinator=coordinator.address, secret=SECRET)
+    invitation.write(tmp_path / "join")
+    assert os.stat(tmp_path / "join").st_mode & 0o777 == 0o600
+    assert Invitation.read(tmp_path / "join") == invitation
+    assert SECRET.hex() not in repr(invitation)
+    with pytest.raises(FileExistsError):
+        invitation.write(tmp_path / "join")

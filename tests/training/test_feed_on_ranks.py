@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,21 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-from torch import nn
 
-from sparkdl.data import ParquetDataset, scan_dataset
-from sparkdl.training.spec import CheckpointPlan, TrainingSpec
-from tests.run_ranks import RankEnvironment, run_ranks
+from sparkdl.data import scan_dataset
+from sparkdl.training.spec import CheckpointPlan
+from tests.run_ranks import run_ranks
 from tests.training.scenes.feed_scenes import fail_to_count, read_filtered
 from tests.training.scenes.training_scenes import (
-    Outcome,
     assert_same_weights,
-    make_model,
     make_spec,
     train_all,
     write_dataset,
 )
+from tests.training.scenes.unequal_ranks import SlowModel, fit_with_equal_rows_and_by_speed, share_reached
 
 SECONDS_PER_ROW = (0.002, 0.004)
 
@@ -73,19 +65,6 @@ def test_every_rank_reports_why_one_could_not_count_in_time(
     assert told.endswith(f"could not be counted on rank 1: {said}")
 
 
-class SlowModel(nn.Module):
-    """A model that takes seconds for each row, others on each rank."""
-
-    def __init__(self, seconds_per_row: tuple[float, ...]) -> None:
-        super().__init__()
-        self.body, self.seconds_per_row = make_model(), seconds_per_row
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        time.sleep(len(rows) * self.seconds_per_row[torch.distributed.get_rank()])
-        outputs: torch.Tensor = self.body(rows)
-        return outputs
-
-
 def test_rows_follow_the_speed_of_the_ranks_and_the_weights_are_those_of_equal_rows(tmp_path: Path) -> None:
     """The slower one of two ranks is left a third of the rows; row weights do not depend on who has a row."""
     dataset = write_dataset(tmp_path / "data", 1000, rows_per_group=50)
@@ -108,65 +87,9 @@ def test_rows_follow_the_speed_of_the_ranks_and_the_weights_are_those_of_equal_r
         assert one.loss == pytest.approx(other.loss, abs=1e-5)
 
 
-class BusyModel(nn.Module):
-    """A model that takes the processor for milliseconds per batch, on a core for each rank."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.body = nn.Sequential(
-            nn.Linear(4, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 3)
-        )
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.body(rows)
-        return outputs
-
-
-def train_on_own_core(
-    environment: RankEnvironment, cases: list[tuple[TrainingSpec, ParquetDataset]]
-) -> list[Outcome]:
-    """Train on a core of this rank alone, of which rank 1 has half, as a busy loop has the other half."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[environment.rank]})
-    with ExitStack() as stack:
-        if environment.rank == 1:
-            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-            stack.callback(busy.kill)
-        return train_all(environment, cases)
-
-
-def share_reached(outcome: Outcome) -> float:
-    """Rows per second of the last epoch, as a share of what the ranks would have together if none waited."""
-    last = outcome.history[-1]
-    shares = last.rank_rows or (1,) * len(last.rank_seconds)
-    possible = sum(
-        last.rows * share / sum(shares) / rank.computing
-        for share, rank in zip(shares, last.rank_seconds, strict=True)
-    )
-    return last.rows_per_s / possible
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("half", ["of the speed", "of the processor"])
-def test_two_ranks_of_which_one_has_half_reach_nine_tenths_of_what_they_can(
-    tmp_path: Path, half: str
-) -> None:
+def test_two_ranks_of_which_one_has_half_the_speed_reach_nine_tenths_of_what_they_can(tmp_path: Path) -> None:
     """With equal rows the faster one waits, and they reach two thirds."""
-    if half == "of the processor" and len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("it needs a core for each rank")
-    if half == "of the speed":
-        model, size, num_rows, run = SlowModel((0.004, 0.008)), 48, 1200, train_all
-    else:
-        model, size, num_rows, run = BusyModel(), 256, 60_000, train_on_own_core
-    dataset = write_dataset(tmp_path / "data", num_rows, rows_per_group=num_rows // 10)
-    spec = make_spec(model=model, batch_size=size, epochs=4, cache="memory")
-    equal, balanced = run_ranks(2, run, [(spec, dataset), (replace(spec, balance="speed"), dataset)])[0]
-    for name, outcome in (("equal", equal), ("speed", balanced)):
-        last = outcome.history[-1]
-        print(
-            f"half {half}, {name}: {last.rows_per_s:.0f} rows/s, {share_reached(outcome):.2f}", last.rank_rows
-        )
-    assert share_reached(equal) < 0.8
-    assert share_reached(balanced) > 0.9
+    equal, by_speed = fit_with_equal_rows_and_by_speed(tmp_path / "data", "speed")
+    assert share_reached(equal) < 0.7
+    assert share_reached(by_speed) > 0.9
